@@ -1,0 +1,37 @@
+# Every target makes its own .venv, and renews it when pyproject.toml or constraints.txt changed.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: .venv/.ready
+	$(BIN)/difflm generate e2e -n 4 --seed 0
+
+# Two workers with one thread each: more threads than cores make torch slower, not faster.
+test: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-slow: .venv/.ready
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.ready
+	$(BIN)/python -m benchmarks.sampling
+
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "difflm needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
+	@echo "Installing difflm and its requirements into .venv (once; a few minutes) ..."
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	@$(PIP) install -e '.[dev]' -c constraints.txt
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

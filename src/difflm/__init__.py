@@ -1,0 +1,25 @@
+"""Diffusion language models: text that forms all at once and can be steered while it does."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from difflm.pipeline import Generation, TextDiffusion
+
+__version__ = "0.1.0"
+__all__ = ["Generation", "TextDiffusion", "__version__"]
+
+# Loaded on first use: `import difflm` and `difflm --help` must not wait for torch.
+_HOMES = {"Generation": "difflm.pipeline", "TextDiffusion": "difflm.pipeline"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'difflm' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

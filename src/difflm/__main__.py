@@ -1,0 +1,8 @@
+"""`python -m difflm` is the command `difflm`."""
+
+import sys
+
+from difflm.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
