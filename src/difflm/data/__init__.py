@@ -1,0 +1,1 @@
+"""Texts, words and ids: everything between a file and a batch."""

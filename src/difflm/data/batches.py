@@ -1,0 +1,174 @@
+"""Batches as a function of the seed and the step: nothing to save, nothing to restore."""
+
+import hashlib
+import math
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from difflm.data.tokenfile import Ints, TokenFile
+from difflm.errors import UsageError
+
+_GROUP = 32  # batches that are sorted together: enough that padding is a few per cent
+_ROUNDS = 6
+
+
+class Permutation:
+    """A seeded bijection of range(n) that is computed, not stored.
+
+    A Feistel network shuffles the smallest even power of two that holds n; what falls outside range(n) is
+    shuffled again until it falls inside (Black and Rogaway, 2002).
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.n = n
+        self._half = np.uint64(max(3, (max(n - 1, 1).bit_length() + 1) // 2))
+        self._mask = np.uint64((1 << int(self._half)) - 1)
+        self._keys = [np.uint64(fold(seed, i)) for i in range(_ROUNDS)]
+
+    def __call__(self, positions: NDArray[Any]) -> Ints:
+        values = self._shuffle(np.asarray(positions).astype(np.uint64))
+        outside = np.flatnonzero(values >= self.n)
+        while len(outside):
+            values[outside] = self._shuffle(values[outside])
+            outside = outside[values[outside] >= self.n]
+        return values.astype(np.int64)
+
+    def _shuffle(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = values >> self._half, values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right + key) & self._mask)
+        return (left << self._half) | right
+
+
+def fold(seed: int, number: int) -> int:
+    """A new seed for each number."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest(), "little")
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's step (Steele et al., 2014): each bit in changes about half of the bits out."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class Subset:
+    """`count` of n texts, from place `start` of a shuffled order. Calling it turns 0 … count−1 into their indices."""
+
+    n: int
+    seed: int
+    start: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __call__(self, positions: NDArray[Any]) -> Ints:
+        return Permutation(self.n, self.seed)(np.asarray(positions) + self.start)
+
+
+def split_holdout(
+    n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most: int = 5000
+) -> tuple[Subset, Subset]:
+    """Texts to train on, and texts held out: a share of n, within the limits, leaving at least one to train on."""
+    if n < 2:
+        raise UsageError(f"{n} text is too few: one is held out to measure, so at least two are needed.")
+    held_out = min(max(round(n * share), at_least), at_most, n - 1)
+    return Subset(n, seed, 0, n - held_out), Subset(n, seed, n - held_out, held_out)
+
+
+@dataclass(frozen=True)
+class Batch:
+    ids: Ints  # [B, W], PAD after each text
+    lengths: Ints  # [B]
+
+
+class Batches:
+    """An endless stream of texts, shuffled anew each epoch, cut into batches of about equal lengths.
+
+    `batch(step)` depends on nothing but the arguments here and `step`. Texts that are close in the stream are sorted
+    by length and cut, and these batches come in shuffled order, so that little is padding. Each epoch has each text
+    once; the next one flows into the batches of its end, and where texts are fewer than a batch holds, so do more.
+    """
+
+    def __init__(
+        self, tokens: TokenFile, batch_size: int, seed: int, widths: tuple[int, ...], indices: Subset | None = None
+    ) -> None:
+        self.tokens, self.batch_size, self.seed = tokens, batch_size, seed
+        self.indices = Subset(len(tokens), fold(seed, -1), 0, len(tokens)) if indices is None else indices
+        self.widths = np.array(sorted(widths))
+        if tokens.max_length > self.widths[-1]:
+            raise UsageError(
+                f"texts of {tokens.max_length} tokens do not fit in {self.widths[-1]}: allow wider batches."
+            )
+        # A group is no longer than an epoch: else copies of one text, of equal length, would meet in one batch.
+        self._group_size = min(_GROUP, max(1, len(self.indices) // batch_size))
+        self._cached: tuple[int, Ints] | None = None
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return len(self.indices) / self.batch_size
+
+    def batch(self, step: int) -> Batch:
+        group, place = divmod(step, self._group_size)
+        cached = self._cached
+        if cached is None or cached[0] != group:
+            cached = self._cached = (group, self._group(group))
+        chosen = cached[1][place]
+        width = self.widths[np.searchsorted(self.widths, self.tokens.lengths[chosen].max())]
+        return Batch(*self.tokens.rows(chosen, int(width)))
+
+    def _group(self, group: int) -> Ints:
+        """Indices of the texts of a group's batches, [batches, batch_size]."""
+        size = self._group_size * self.batch_size
+        texts = self._stream(group * size, size)
+        texts = texts[np.argsort(self.tokens.lengths[texts], kind="stable")]
+        order = Permutation(self._group_size, fold(fold(self.seed, -2), group))(np.arange(self._group_size))
+        return texts.reshape(self._group_size, self.batch_size)[order]
+
+    def _stream(self, start: int, count: int) -> Ints:
+        """Texts `start` … `start + count − 1` of all epochs, one epoch after the other."""
+        n = len(self.indices)
+        places = start + np.arange(count)
+        shuffled = np.empty(count, np.int64)
+        for epoch in range(start // n, math.ceil((start + count) / n)):
+            here = places // n == epoch
+            shuffled[here] = Permutation(n, fold(self.seed, epoch))(places[here] % n)
+        return self.indices(shuffled)
+
+
+def prefetch(batches: Batches, start_step: int, depth: int = 4) -> Iterator[tuple[int, Batch]]:
+    """Steps and batches from `start_step` on, at most `depth` made ahead by a thread. Closing the iterator ends it."""
+    made: queue.SimpleQueue[tuple[int, Batch] | BaseException] = queue.SimpleQueue()
+    room, stop = threading.Semaphore(depth), threading.Event()
+
+    def work() -> None:
+        step = start_step
+        try:
+            while room.acquire() and not stop.is_set():
+                made.put((step, batches.batch(step)))
+                step += 1
+        except BaseException as error:  # for the one who waits for it
+            made.put(error)
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item = made.get()
+            if isinstance(item, BaseException):
+                raise item
+            room.release()
+            yield item
+    finally:
+        stop.set()
+        room.release()
+        thread.join()

@@ -1,0 +1,34 @@
+"""Texts by the name of a corpus or by the path of a file."""
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+
+from difflm.data.e2e import Split, e2e_path, read_e2e
+from difflm.data.texts import FORMATS, check_readable, read_texts
+from difflm.errors import UsageError
+
+NAMES = ("e2e",)
+
+
+def corpus(
+    name_or_path: str | Path, root: Path | None, split: Split = "train", column: str | None = None
+) -> Iterator[str]:
+    """The texts of a split of a known corpus, or all texts of a file, which has no splits."""
+    path = corpus_path(name_or_path, root, split)
+    if str(name_or_path) in NAMES:
+        return (pair.text for pair in read_e2e(path))
+    return read_texts(path, column)
+
+
+def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "train") -> Path:
+    """The file that `corpus` reads."""
+    if str(name_or_path) in NAMES:
+        return e2e_path(root, split)
+    path = Path(name_or_path)
+    if path.suffix or path.exists():
+        check_readable(path)
+        return path
+    near = difflib.get_close_matches(str(name_or_path), NAMES, n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    raise UsageError(f"no corpus {str(name_or_path)!r}. {hint}Known: {', '.join(NAMES)}; or the path of a {FORMATS}.")

@@ -1,0 +1,56 @@
+"""The E2E restaurant corpus in the layout of Diffusion-LM: `field : value | field : value||reference` a line."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from difflm.data.texts import check_readable, read_lines
+from difflm.errors import DifflmError, UsageError
+
+Split = Literal["train", "valid"]
+
+
+@dataclass(frozen=True)
+class E2EPair:
+    fields: dict[str, str]
+    text: str  # as in the file: words apart, "£ 30 ."
+
+
+def read_e2e(path: Path) -> Iterator[E2EPair]:
+    check_readable(path)
+    return _pairs(path)
+
+
+def e2e_path(root: Path | None, split: Split) -> Path:
+    """The file of a split under `root` ($DIFFLM_DATA where None), under one of the names it is known by."""
+    if split not in ("train", "valid"):
+        raise UsageError(f"E2E has no split {split!r} here: train or valid.")
+    if root is None and "DIFFLM_DATA" not in os.environ:
+        raise UsageError("where is E2E? Set DIFFLM_DATA, or give --data, to the directory that holds e2e/.")
+    root = root or Path(os.environ["DIFFLM_DATA"])
+    stems = (f"e2e/{split}", f"e2e/src1_{split}", f"e2e_data/src1_{split}")
+    places = [root / f"{stem}.txt{packed}" for stem in stems for packed in (".gz", "")]
+    for place in places:
+        if place.is_file():
+            return place
+    raise UsageError(
+        f"no E2E in {root}: neither e2e/{split}.txt[.gz] nor e2e_data/src1_{split}.txt is there.\n"
+        "Point --data or DIFFLM_DATA at the directory that holds e2e/."
+    )
+
+
+def _pairs(path: Path) -> Iterator[E2EPair]:
+    empty = True
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        left, bar, text = line.partition("||")
+        cells = [cell.partition(":") for cell in left.split("|")]
+        if not bar or not text.strip() or not all(colon for _, colon, _ in cells):
+            raise DifflmError(f"line {number} of {path} is not 'field : value | field : value||reference'.")
+        empty = False
+        yield E2EPair({name.strip(): value.strip() for name, _, value in cells}, text.strip())
+    if empty:
+        raise DifflmError(f"there is no text in {path}.")

@@ -1,0 +1,164 @@
+"""A corpus as ids on disk: made in one pass, read through the page cache, larger than memory if need be."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from difflm.data.tokenizers import PAD, Tokenizer
+from difflm.errors import DifflmError
+from difflm.files import explain, read_json
+
+Ints = NDArray[np.int64]
+_OFFSET = np.dtype("<u8")
+
+
+def source_fingerprint(path: Path) -> dict[str, Any]:
+    """Tells whether a file changed without reading all of it: size, time, and its two ends."""
+    try:
+        stat = path.stat()
+        with path.open("rb") as file:
+            ends = file.read(1 << 16)
+            file.seek(max(0, stat.st_size - (1 << 16)))
+            ends += file.read(1 << 16)
+    except OSError as error:
+        raise DifflmError(f"cannot read {path}: {error.strerror}.") from None
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "ends": hashlib.sha256(ends).hexdigest()}
+
+
+class TokenFile:
+    """A directory: `ids.bin` (all texts, end to end), `offsets.bin` (where each begins, and the end), `meta.json`."""
+
+    def __init__(self, ids: NDArray[Any], offsets: NDArray[Any], meta: dict[str, Any]) -> None:
+        self._ids, self._offsets, self.meta = ids, offsets, meta
+
+    @classmethod
+    def build(
+        cls,
+        directory: Path,
+        texts: Iterable[str],
+        tokenizer: Tokenizer,
+        max_length: int,
+        source: dict[str, Any],
+        on_progress: Callable[[int], None] | None = None,
+    ) -> "TokenFile":
+        """Write all texts of at most `max_length` tokens; longer ones are left out and counted, never cut.
+
+        `on_progress` is told how many texts have been read. The directory appears whole or not at all.
+        """
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
+        except OSError as error:
+            raise explain(error, directory) from None
+        try:
+            fresh = temporary / "new"
+            fresh.mkdir()
+            meta = _write(fresh, texts, tokenizer, max_length, on_progress)
+            meta |= {"limit": max_length, "tokenizer": tokenizer.fingerprint(), "source": source}
+            (fresh / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+            if directory.exists():
+                directory.rename(temporary / "old")
+            fresh.rename(directory)
+        except OSError as error:
+            raise explain(error, directory) from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return cls.open(directory)
+
+    @classmethod
+    def open(cls, directory: Path) -> "TokenFile":
+        meta = read_json(directory / "meta.json")
+        try:
+            dtype, total, count = np.dtype(meta["dtype"]), meta["tokens"], meta["count"]
+            ids, offsets = _mapped(directory / "ids.bin", dtype), _mapped(directory / "offsets.bin", _OFFSET)
+            whole = len(ids) == total and len(offsets) == count + 1 and int(offsets[-1]) == total
+        except (KeyError, TypeError, ValueError, OSError):
+            whole = False
+        if not whole:
+            raise DifflmError(f"the tokens in {directory} are damaged. Delete the directory; it will be made again.")
+        return cls(ids, offsets, meta)
+
+    def matches(self, tokenizer: Tokenizer, max_length: int, source: dict[str, Any]) -> bool:
+        """Whether building again would give the same."""
+        made_from = (self.meta.get("tokenizer"), self.meta.get("limit"), self.meta.get("source"))
+        return made_from == (tokenizer.fingerprint(), max_length, source)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @property
+    def too_long(self) -> int:
+        return int(self.meta["too_long"])
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest text."""
+        return int(self.meta["max_length"])
+
+    @cached_property
+    def lengths(self) -> NDArray[np.uint32]:
+        return np.diff(self._offsets).astype(np.uint32)
+
+    def rows(self, indices: NDArray[Any], width: int) -> tuple[Ints, Ints]:
+        """The texts `indices` [B] as ids [B, width], padded with PAD, and their lengths [B]."""
+        begin = self._offsets[indices].astype(np.int64)
+        lengths = self._offsets[np.asarray(indices) + 1].astype(np.int64) - begin
+        if len(lengths) and lengths.max() > width:
+            raise ValueError(f"a text of {lengths.max()} tokens does not fit in {width}")
+        columns = np.arange(width)
+        places = np.minimum(begin[:, None] + columns, len(self._ids) - 1)
+        ids = np.where(columns < lengths[:, None], self._ids[places].astype(np.int64), PAD)
+        return ids, lengths
+
+
+def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    # Plain array over the map: np.memmap costs more at every index than the index itself.
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+def _write(
+    directory: Path,
+    texts: Iterable[str],
+    tokenizer: Tokenizer,
+    max_length: int,
+    on_progress: Callable[[int], None] | None,
+) -> dict[str, Any]:
+    dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
+    read = count = total = longest = 0
+    with (directory / "ids.bin").open("wb") as ids, (directory / "offsets.bin").open("wb") as offsets:
+        offsets.write(np.zeros(1, _OFFSET).tobytes())
+        for encoded in _encoded(texts, tokenizer):
+            read += len(encoded)
+            kept = [one for one in encoded if 0 < len(one) <= max_length]
+            if kept:
+                lengths = np.fromiter(map(len, kept), np.int64, len(kept))
+                flat = np.fromiter((i for one in kept for i in one), dtype, int(lengths.sum()))
+                ids.write(flat.tobytes())
+                offsets.write((total + lengths.cumsum()).astype(_OFFSET).tobytes())
+                count, total, longest = count + len(kept), total + len(flat), max(longest, int(lengths.max()))
+            if on_progress:
+                on_progress(read)
+        for file in (ids, offsets):
+            file.flush()
+            os.fsync(file.fileno())
+    if not read:
+        raise DifflmError("there are no texts to train on.")
+    if not count:
+        raise DifflmError(f"all {read:,} texts have more than {max_length} tokens. Raise max_length.")
+    return {"count": count, "tokens": total, "dtype": dtype.str, "max_length": longest, "too_long": read - count}
+
+
+def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
+    texts = iter(texts)
+    while some := list(islice(texts, 1024)):
+        yield tokenizer.encode_batch(some)

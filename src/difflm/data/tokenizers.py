@@ -1,0 +1,216 @@
+"""Words or byte pairs: text to ids and back. Ids 0 to 3 are START, END, UNK and PAD in both."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from difflm.data.words import join_words, split_words
+from difflm.errors import DifflmError, UsageError
+from difflm.files import read_json, write_atomic
+
+if TYPE_CHECKING:
+    import tokenizers
+
+SPECIALS = ("START", "END", "UNK", "PAD")
+START, END, UNK, PAD = range(4)
+
+__all__ = ["END", "PAD", "SPECIALS", "START", "UNK", "Bpe", "Tokenizer", "Words", "join_words", "split_words"]
+
+
+class Tokenizer(ABC):
+    """Text ⇄ ids. `encode` adds no specials; `decode` and `tokens` drop them."""
+
+    kind: str
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of ids, specials included."""
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+    @abstractmethod
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """The readable pieces of the text, in order."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]: ...
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def fingerprint(self) -> str:
+        """Equal for equal tokenizers, on any machine."""
+        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def save(self, path: Path) -> None:
+        write_atomic(path, json.dumps(self.to_json(), ensure_ascii=False) + "\n")
+
+    @staticmethod
+    def load(path: Path) -> "Tokenizer":
+        try:
+            return Tokenizer.from_json(read_json(path))
+        except ValueError as error:
+            raise DifflmError(f"{path} is not a tokenizer that difflm wrote: {error}.") from None
+
+    @staticmethod
+    def from_json(data: Any) -> "Tokenizer":
+        """The inverse of `to_json`; ValueError says what is wrong with anything else."""
+        kind = data.get("kind") if isinstance(data, dict) else None
+        if kind == Words.kind:
+            return Words(_strings(data, "words"))
+        if kind == Bpe.kind:
+            return Bpe(_strings(data, "pieces"), [_pair(merge) for merge in _strings(data, "merges")])
+        raise ValueError(f"its kind is {kind!r}, not {Words.kind!r} or {Bpe.kind!r}")
+
+
+class Words(Tokenizer):
+    """One id a word of `split_words`, case kept; a word that is not in `words` is UNK."""
+
+    kind = "words"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)  # words[id]
+        if tuple(self.words[: len(SPECIALS)]) != SPECIALS:
+            raise ValueError(f"its words do not begin with {', '.join(SPECIALS)}")
+        # A text may hold the word END; it must not end there. So the specials are not words.
+        self._ids = {word: i for i, word in enumerate(self.words) if i >= len(SPECIALS)}
+        if len(self._ids) != len(self.words) - len(SPECIALS):
+            raise ValueError("a word is there twice")
+
+    @classmethod
+    def build(cls, texts: Iterable[str], more_than: int = 10) -> "Words":
+        """The words seen more than `more_than` times, by first appearance (Li et al., 2022).
+
+        Like the original, count each text with the newline that ends it.
+        """
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(split_words(text))
+            counts["\n"] += 1
+        kept = [word for word, count in counts.items() if count > more_than]
+        if not set(kept) - {"\n"}:
+            raise DifflmError(f"no word is there more than {more_than} times: give more texts or a lower limit.")
+        return cls([*SPECIALS, *kept])
+
+    @property
+    def size(self) -> int:
+        return len(self.words)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[self._ids.get(word, UNK) for word in split_words(text)] for text in texts]
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        words = [self.words[i] for i in ids if i >= len(SPECIALS)]
+        while words and words[-1] == "\n":  # the vocabulary has it, a text does not end in it
+            words.pop()
+        start = next((i for i, word in enumerate(words) if word != "\n"), 0)
+        return words[start:]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return join_words(self.tokens(ids))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "words": self.words}
+
+
+class Bpe(Tokenizer):
+    """Byte-level byte-pair encoding: any text comes back exactly.
+
+    The ids of the pieces start after the specials, which the encoder does not know: no text can spell one.
+    """
+
+    kind = "bpe"
+
+    def __init__(self, pieces: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
+        self.pieces = list(pieces)  # in the byte alphabet; pieces[id - 4]
+        self.merges = list(merges)
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        if missing := set(ByteLevel.alphabet()) - set(self.pieces):
+            raise ValueError(f"{len(missing)} of the 256 bytes are missing")
+        if len(set(self.pieces)) != len(self.pieces):
+            raise ValueError("a piece is there twice")
+        if not all({a, b, a + b} <= set(self._index) for a, b in self.merges):
+            raise ValueError("a merge makes a piece that is not there")
+
+    @classmethod
+    def build(cls, texts: Iterable[str], size: int) -> "Bpe":
+        """At most `size` ids: 4 specials, 256 bytes, and the commonest pairs of pieces."""
+        smallest = len(SPECIALS) + 256
+        if size < smallest:
+            raise UsageError(f"a byte-pair vocabulary of {size} is too small: 4 specials and 256 bytes are {smallest}.")
+        from tokenizers import Tokenizer as Encoder
+        from tokenizers import models, pre_tokenizers, trainers
+
+        encoder = Encoder(models.BPE())
+        encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=size - len(SPECIALS),
+            min_frequency=2,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        encoder.train_from_iterator(texts, trainer)
+        model = json.loads(encoder.to_str())["model"]
+        pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
+        return cls(pieces, [_pair(merge) for merge in model["merges"]])
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {piece: i for i, piece in enumerate(self.pieces)}
+
+    @cached_property
+    def _encoder(self) -> "tokenizers.Tokenizer":
+        from tokenizers import Tokenizer as Encoder
+        from tokenizers import models, pre_tokenizers
+
+        encoder = Encoder(models.BPE(vocab=self._index, merges=self.merges))
+        encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        return encoder
+
+    @property
+    def size(self) -> int:
+        return len(SPECIALS) + len(self.pieces)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        encoded = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [[i + len(SPECIALS) for i in one.ids] for one in encoded]
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self._text([i]) for i in ids if i >= len(SPECIALS)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._text([i for i in ids if i >= len(SPECIALS)])
+
+    def _text(self, ids: list[int]) -> str:
+        from tokenizers.decoders import ByteLevel
+
+        text: str = ByteLevel().decode([self.pieces[i - len(SPECIALS)] for i in ids])
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "pieces": self.pieces, "merges": [f"{a} {b}" for a, b in self.merges]}
+
+
+def _strings(data: dict[str, Any], key: str) -> list[str]:
+    value = data.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"it has no list of texts under {key!r}")
+    return value
+
+
+def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
+    """A merge as the two pieces it joins. A space is no piece of the byte alphabet, so "a b" is not ambiguous."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right

@@ -1,0 +1,171 @@
+"""Text to words and back, so that the printed text has the words the model meant."""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+
+_CURRENCY = "£$€¥₹"
+_CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_OPENING = frozenset("([{„‘「『（《")
+_CLOSING = frozenset(",.;:!?)]}%”’…।،؛؟、。，！？；：」』）》")
+_TIGHT = frozenset(("/", "@", "—", "--"))
+_UNITS = "lb|am|pm"
+# Words that spaCy cuts although no apostrophe says so, and where. Only what E2E needs and "cannot": others of
+# spaCy's list are words of other languages ("dont", "im").
+_FUSED = ("that s", "there s", "ca nt", "wo nt", "i d", "can not")
+
+_CHUNK = re.compile(r"\n|\S+")
+_HAN = re.compile(f"[{_CJK}]")
+_UNIT = re.compile(_UNITS)
+_ENDING = re.compile("['’](?:s|re|ll|d)")
+
+
+def split_words(text: str) -> list[str]:
+    """The words of `text`: runs of letters, marks and digits of any script; every other sign on its own.
+
+    Equal to spaCy's blank English tokenizer on the E2E corpus. Kept whole: numbers ("10.50"), abbreviations ("St.",
+    "U.K."), runs of dots, the endings 's 're 'll 'd, and a hyphen that touches a word on one side only ("20-").
+    A hyphen between two words is a word, and so is every other apostrophe ("isn't" is isn ' t, as in E2E).
+    Chinese and Japanese are cut into characters. A newline is a word; other white space only separates.
+    """
+    return [word for chunk in _CHUNK.findall(text) for word in _split_chunk(chunk)]
+
+
+def join_words(words: Sequence[str]) -> str:
+    """The words with natural spacing: "£30.", "family-friendly", "isn't".
+
+    Words that `split_words` would read otherwise when they touch are left apart: for words that it made itself,
+    `split_words(join_words(words)) == words`.
+    """
+    text = ""
+    for chunk in _chunks(words):
+        for piece in _stable_pieces(chunk):
+            text += piece if piece == "\n" or not text or text.endswith("\n") else " " + piece
+    return text
+
+
+@lru_cache(maxsize=1 << 16)
+def _split_chunk(chunk: str) -> tuple[str, ...]:
+    return tuple(_word_pattern().findall(chunk))
+
+
+@cache
+def _word_pattern() -> re.Pattern[str]:
+    w = rf"[^\s{_signs()}{_CJK}]"  # by what it is not: scripts that write with marks stay whole
+    fused = "|".join(
+        rf"[{head[0]}{head[0].upper()}]{head[1:]}(?={tail}(?!{w}))" for head, tail in map(str.split, _FUSED)
+    )
+    return re.compile(
+        rf"""
+          \n
+        | (?<!{w}) (?: (?:[A-Z]\.)+ | (?:St|Mrs?|Ms|Dr|Jr|Prof|Inc|Ltd|vs|e\.g|i\.e|[ap]\.m)\. ) (?!{w}|\.)
+        | ['’](?:s|re|ll|d)(?!{w})
+        | \d+(?:[.,:]\d+)*(?=(?:{_UNITS})(?!{w}))
+        | (?<!{w})(?:{fused})
+        | (?<=\d)-(?=-\d)
+        | --+ | \.\.+
+        | [{_CJK}]
+        | (?: (?<!\S)\. | (?<!{w})- )?                                               # ".The", "-25"
+          {w}+ (?: (?: \.(?=[a-z\d]) | (?<=[\dA-Z])\. | (?<=\d)[,:](?=\d) | & ) {w}+ )*
+          (?: -(?![-{_CURRENCY}]|{w}) )?                                             # "20-"
+        | \S
+        """,
+        re.VERBOSE,
+    )
+
+
+def _signs() -> str:
+    """The inside of a character class: punctuation, symbols and controls, but for the underscore."""
+    ranges: list[list[int]] = []
+    for code in range(0x20000):
+        category = unicodedata.category(chr(code))
+        if (category[0] in "PS" or category == "Cc") and chr(code) != "_":
+            if ranges and ranges[-1][1] == code - 1:
+                ranges[-1][1] = code
+            else:
+                ranges.append([code, code])
+    return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
+
+
+def _chunks(words: Sequence[str]) -> Iterator[list[str]]:
+    """Runs of words that are written without a space."""
+    chunk: list[str] = []
+    quotes = _Quotes(words)
+    for i, word in enumerate(words):
+        if chunk and not (_touch(words[i - 1], word) or quotes.touch(i)):
+            yield chunk
+            chunk = []
+        if word == "\n" or chunk == ["\n"]:
+            if chunk:
+                yield chunk
+            chunk = []
+        chunk.append(word)
+    if chunk:
+        yield chunk
+
+
+def _touch(left: str, right: str) -> bool:
+    """Whether two neighbours are written without a space, quotation marks aside."""
+    if right in _CLOSING or right.startswith("..") or _ENDING.fullmatch(right) or left in _OPENING:
+        return True
+    if left in _TIGHT or right in _TIGHT:
+        return True
+    digit = left[-1:].isdigit()
+    if left in _CURRENCY or left in ("–", "#"):
+        return right[:1].isdigit()
+    if right in ("+", "–") or _UNIT.fullmatch(right):
+        return digit
+    if right == "-":
+        return left[-1:].isalnum()
+    if left == "-":
+        return right[:1].isalnum() or right in _CURRENCY
+    if _HAN.match(right) and (_HAN.match(left) or left in _CLOSING):
+        return True
+    return f"{left[:1].lower()}{left[1:]} {right}" in _FUSED
+
+
+class _Quotes:
+    """Marks that do not say by themselves whether they open, close or are apostrophes."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = words
+        self.before: set[int] = set()  # positions that touch the word before them
+        for mark in ("'", '"'):
+            self._pair([i for i, word in enumerate(words) if word == mark])
+        self.before |= {i + 1 for i, word in enumerate(words) if word == "’" and self._apostrophe(i)}
+        german = "„" in words  # there “ closes
+        self.before |= {i if german else i + 1 for i, word in enumerate(words) if word == "“"}
+
+    def touch(self, i: int) -> bool:
+        return i in self.before
+
+    def _pair(self, places: list[int]) -> None:
+        marks = [i for i in places if not self._apostrophe(i)]
+        for i in set(places) - set(marks):
+            self.before |= {i, i + 1}
+        while marks:
+            i = marks.pop(0)
+            if i > 0 and not marks:  # one that has no partner: the customers' rating
+                self.before.add(i)
+            else:
+                self.before.add(i + 1)
+                self.before |= set(marks[:1])
+                marks = marks[1:]
+
+    def _apostrophe(self, i: int) -> bool:
+        """isn't, I've, I'm; and d'oeuvre, O'Brien: a single letter before it, other than the article."""
+        left, right = self.words[i - 1] if i else "", "".join(self.words[i + 1 : i + 2])
+        if self.words[i] == '"' or not left[-1:].isalpha() or not right[:1].isalpha():
+            return False
+        return right in ("t", "ve", "m") or (len(left) == 1 and left not in "aAI")
+
+
+def _stable_pieces(chunk: list[str]) -> Iterator[str]:
+    """The chunk whole where it is read back as the same words; else its longest beginning that is, and so on."""
+    while chunk:
+        size = len(chunk)
+        while size > 1 and list(_split_chunk("".join(chunk[:size]))) != chunk[:size]:
+            size -= 1
+        yield "".join(chunk[:size])
+        chunk = chunk[size:]

@@ -1,0 +1,187 @@
+"""Metrics on texts: worked by hand, held to properties, compared with sacrebleu where both define the same thing."""
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from difflm.errors import DifflmError
+from difflm.textmetrics import (
+    copied_among,
+    copied_share,
+    distinct_n,
+    length_distance,
+    length_histogram,
+    most_central,
+    self_bleu,
+    sentence_bleu,
+    unique_share,
+    unknown_share,
+)
+
+texts = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12)
+lengths = st.lists(st.integers(0, 60), min_size=1, max_size=30)
+checked = settings(deadline=None)  # the machine may be busy
+
+
+def test_distinct_n_counts_over_the_whole_set():
+    """'a b a' and 'a b' hold the words a, b, a, a, b and the pairs ab, ba, ab."""
+    assert distinct_n([list("aba"), list("ab")], 1) == 2 / 5
+    assert distinct_n([list("aba"), list("ab")], 2) == 2 / 3
+    assert distinct_n([list("aba"), list("ab")], 4) == 0.0
+
+
+@checked
+@given(st.lists(texts, min_size=1, max_size=5), st.integers(1, 3))
+def test_saying_everything_twice_halves_distinct_n(token_lists, n):
+    assert distinct_n(token_lists * 2, n) == distinct_n(token_lists, n) / 2
+
+
+def test_bleu_of_a_hand_worked_case():
+    """'the the cat' against 'the cat sat': 2 of 3 words (the is clipped at one), 1 of 2 pairs, no triple of 1,
+    no 4-gram at all; with one added from order two on: 2/3, 2/3, 1/2, 1/1. Lengths are equal: no penalty."""
+    expected = (2 / 3 * 2 / 3 * 1 / 2 * 1) ** (1 / 4)
+    assert sentence_bleu(["the", "the", "cat"], [["the", "cat", "sat"]]) == pytest.approx(expected)
+
+
+def test_bleu_penalises_short_texts_by_the_nearest_reference():
+    """Every n-gram of 'a b c d' is in both references; the nearest one has six words: exp(1 − 6/4)."""
+    references = [list("abcdef"), list("abcdefghi")]
+    assert sentence_bleu(list("abcd"), references) == pytest.approx(math.exp(1 - 6 / 4))
+
+
+@checked
+@given(texts)
+def test_bleu_of_a_text_against_itself_is_one(text):
+    assert sentence_bleu(text, [text]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("candidate, references", [([], ["a"]), (["a"], [["b"]]), (["a"], []), ([], [])])
+def test_bleu_is_zero_where_nothing_is_shared(candidate, references):
+    assert sentence_bleu(candidate, references) == 0.0
+
+
+@checked
+@given(texts, st.lists(texts, min_size=1, max_size=3), st.integers(1, 12))
+def test_bleu_is_a_share_and_falls_with_every_foreign_word(text, references, wrong):
+    """Replacing words by one that no reference has can only lose matches; the length stays."""
+    scores = [sentence_bleu(["?"] * k + text[k:], references) for k in range(min(wrong, len(text)) + 1)]
+    assert all(0.0 <= score <= 1.0 + 1e-12 for score in scores)
+    assert all(after <= before + 1e-12 for before, after in pairwise(scores))
+
+
+@checked
+@given(texts, texts, st.integers(0, 8))
+def test_another_reference_of_the_same_length_never_lowers_bleu(text, other, turn):
+    turned = other[turn % len(other) :] + other[: turn % len(other)]
+    assert sentence_bleu(text, [other, turned]) >= sentence_bleu(text, [other]) - 1e-12
+
+
+@checked
+@given(
+    st.lists(st.sampled_from("abc"), min_size=4, max_size=20),
+    st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=20), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_bleu_equals_sacrebleu(candidate, references, smooth):
+    """From four words on every order has n-grams, and both define BLEU alike: unsmoothed, and with add-one."""
+    method = {"smooth_method": "add-k", "smooth_value": 1} if smooth else {"smooth_method": "none"}
+    metric = sacrebleu.BLEU(tokenize="none", force=True, effective_order=False, **method)
+    theirs = metric.sentence_score(" ".join(candidate), [" ".join(r) for r in references]).score / 100
+    assert sentence_bleu(candidate, references, smooth=smooth) == pytest.approx(theirs, abs=1e-9)
+
+
+def test_self_bleu_of_copies_is_one_and_of_strangers_zero():
+    assert self_bleu([list("abcde")] * 5) == pytest.approx(1.0)
+    assert self_bleu([list("abcd"), list("efgh"), list("ijkl")]) == 0.0
+
+
+def test_self_bleu_is_the_mean_against_all_others_when_they_are_few():
+    token_lists = [list("abcde"), list("abcxy"), list("xycde")]
+    by_hand = [sentence_bleu(t, [o for o in token_lists if o is not t]) for t in token_lists]
+    assert self_bleu(token_lists) == pytest.approx(sum(by_hand) / 3)
+
+
+def test_self_bleu_samples_by_seed_and_needs_two_texts():
+    draw = random.Random(1)
+    token_lists = [draw.choices("abcdefgh", k=10) for _ in range(30)]
+    values = [self_bleu(token_lists, references=2, seed=seed) for seed in (0, 0, 1)]
+    assert values[0] == values[1] != values[2]
+    with pytest.raises(DifflmError, match="at least two"):
+        self_bleu([["a"]])
+
+
+def test_most_central_is_the_candidate_the_others_agree_with():
+    assert most_central([list("vwxyz"), list("abcde"), list("abcdf"), list("abcxe")]) == 1
+    assert most_central([["a"]]) == 0
+    assert most_central([list("ab"), list("ab")]) == 0
+    with pytest.raises(DifflmError, match="no candidate"):
+        most_central([])
+
+
+@checked
+@given(st.lists(texts, min_size=2, max_size=5))
+def test_most_central_has_the_highest_mean_bleu(candidates):
+    def mean_bleu(i: int) -> float:
+        others = candidates[:i] + candidates[i + 1 :]
+        return sum(sentence_bleu(candidates[i], [other]) for other in others) / len(others)
+
+    best = mean_bleu(most_central(candidates))
+    assert best >= max(map(mean_bleu, range(len(candidates)))) - 1e-12
+
+
+def test_a_copy_may_be_spaced_otherwise_and_is_found_in_one_pass():
+    """The corpus writes words apart where a model prints them naturally; case and words still count."""
+    made = ["Near Café Sicilia, £30.", "near Café Sicilia, £30.", "Another."]
+    training = ["Near Café Sicilia , £ 30 .", "Unused ."]
+    assert copied_share(made, iter(training)) == 1 / 3
+    assert copied_among(made, iter(training)) == {training[0]}
+
+
+def test_copied_and_unique_shares_read_runs_of_whitespace_as_one_space():
+    made = ["The  Mill is cheap.", "The Mill is cheap. ", "A new text.", "the mill is cheap."]
+    assert copied_share(made, iter(["Other.", " The Mill\tis cheap.", "The Mill is cheap."])) == 2 / 4
+    assert copied_share(made, set()) == 0.0
+    assert unique_share(made) == 3 / 4
+
+
+def test_unknown_share_counts_tokens_not_texts():
+    assert unknown_share([["UNK", "is", "UNK"], ["good"]], "UNK") == 2 / 4
+    assert unknown_share([[5, 2], [7, 8, 9]], 2) == 1 / 5
+
+
+def test_length_histogram_by_hand():
+    assert length_histogram([0, 4, 5, 9, 22]) == {0: 2 / 5, 5: 2 / 5, 20: 1 / 5}
+
+
+def test_length_distance_by_hand():
+    """Bins of five: [½, ½] against [0, ½, ½] differ by ½ in two bins; total variation is half the sum."""
+    assert length_distance([1, 6], [7, 12]) == 0.5
+    assert length_distance([1, 6], [7, 12], bin=100) == 0.0
+    assert length_distance([1], [30]) == 1.0
+
+
+@checked
+@given(lengths, lengths, lengths)
+def test_length_distance_is_a_distance(a, b, c):
+    assert length_distance(a, a * 2) == pytest.approx(0.0, abs=1e-12)
+    assert length_distance(a, b) == pytest.approx(length_distance(b, a))
+    assert length_distance(a, c) <= length_distance(a, b) + length_distance(b, c) + 1e-12
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda: copied_share([], ["a"]),
+        lambda: unique_share([]),
+        lambda: unknown_share([[]], 2),
+        lambda: length_distance([], [3]),
+    ],
+)
+def test_a_share_of_nothing_is_refused(measure):
+    with pytest.raises(DifflmError, match="no text"):
+        measure()
