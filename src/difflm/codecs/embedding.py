@@ -1,0 +1,75 @@
+"""Words as vectors: the state of the continuous family."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Norm = Literal["none", "sphere", "layer"]
+
+
+class Embedding(nn.Module):
+    """A table of word vectors [V, D]. Subclasses say where the table comes from.
+
+    `norm`: "none" leaves vectors free; "sphere" scales each to length √D, so that every component has unit variance
+    (Dieleman et al., 2022); "layer" also centres it (Gao et al., 2022).
+    `x0_std` is the spread of x_0 around its word's vector (Li et al., 2022).
+    """
+
+    raw: Tensor
+
+    def __init__(self, vocabulary: int, dim: int, norm: Norm = "none", x0_std: float = 0.0) -> None:
+        super().__init__()
+        self.vocabulary, self.dim, self.norm, self.x0_std = vocabulary, dim, norm, x0_std
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+
+    def table(self) -> Tensor:
+        """The vectors as they diffuse."""
+        if self.norm == "sphere":
+            return F.normalize(self.raw, dim=-1) * math.sqrt(self.dim)
+        if self.norm == "layer":
+            return F.layer_norm(self.raw, (self.dim,))
+        return self.raw
+
+    def encode(self, ids: Tensor) -> Tensor:
+        """Word vectors [B, L, D], without x0 noise."""
+        return F.embedding(ids, self.table())
+
+    def readout(self, x: Tensor) -> Tensor:
+        """Rounding: log p(w | x_0) up to a constant, by the head that shares its weights with the table."""
+        return F.linear(x, self.table(), self.bias)
+
+    def expectation(self, logits: Tensor) -> Tensor:
+        """E[x_0] under the token probabilities (score interpolation, Dieleman et al., 2022)."""
+        return logits.softmax(-1) @ self.table()
+
+    def evidence(self, x_t: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+        """log N(x_t; α e_w, σ²) for every word w, up to a constant: what a position's own noisy vector says."""
+        table = self.table()
+        scores = alpha * F.linear(x_t, table) - alpha**2 * table.square().sum(-1) / 2
+        return scores / sigma**2
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Ids of the closest word vectors in Euclidean distance."""
+        table = self.table()
+        return (F.linear(x, table) - table.square().sum(-1) / 2).argmax(-1)
+
+
+class LearnedEmbedding(Embedding):
+    """A table trained with the denoiser."""
+
+    def __init__(
+        self, vocabulary: int, dim: int, norm: Norm = "none", x0_std: float = 0.0, init_std: float = 1.0
+    ) -> None:
+        super().__init__(vocabulary, dim, norm, x0_std)
+        self.raw = nn.Parameter(torch.randn(vocabulary, dim) * init_std)
+
+
+class FixedEmbedding(Embedding):
+    """A table from elsewhere, kept as it is (Strudel et al., 2022)."""
+
+    def __init__(self, table: Tensor, norm: Norm = "none", x0_std: float = 0.0) -> None:
+        super().__init__(table.shape[0], table.shape[1], norm, x0_std)
+        self.register_buffer("raw", table.clone().float())

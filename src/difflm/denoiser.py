@@ -1,0 +1,76 @@
+"""A network, its codec and its process, answering one question: what is the clean text behind x_t?"""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from difflm.belief import Belief
+from difflm.codecs import Embedding
+from difflm.processes import Gaussian, at_positions
+from difflm.processes.gaussian import Prediction
+
+
+class Denoiser(nn.Module):
+    """`belief = denoiser(x_t, t, mask, previous)`; t is [B] or [B, L].
+
+    `predicts` names the network's answer. For "logits" the clean state is E[x_0] under them, and with `evidence` the
+    likelihood of x_t at each position, known in closed form, is added to what the network says from context
+    (Gulrajani & Hashimoto, 2023): the network need not learn to compare vectors with its own table.
+    `step` is the s = t − step of the posterior mean.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        codec: Embedding,
+        process: Gaussian,
+        predicts: Prediction,
+        self_conditioning: bool = False,
+        evidence: bool = False,
+        look: bool = False,
+        step: float = 1 / 2000,
+    ) -> None:
+        super().__init__()
+        self.network, self.codec, self.process = network, codec, process
+        self.predicts, self.self_conditioning, self.evidence, self.step = predicts, self_conditioning, evidence, step
+        self.look = look
+
+    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
+        with torch.autocast(x.device.type, enabled=False):
+            evidence = self.seen(x, t) if self.evidence else None
+            inputs = self.inputs(x, t, previous, evidence)
+        out = self.network(inputs, t, mask).float()
+        with torch.autocast(x.device.type, enabled=False):
+            return self.tokens_belief(out, evidence) if self.predicts == "logits" else self.state_belief(out, x, t)
+
+    def seen(self, x: Tensor, t: Tensor) -> Tensor:
+        """What each position's own noisy vector says about its word, [B, L, V]."""
+        return self.codec.evidence(x, at_positions(self.process.alpha(t), x), at_positions(self.process.sigma(t), x))
+
+    def inputs(self, x: Tensor, t: Tensor, previous: Tensor | None, evidence: Tensor | None) -> Tensor:
+        """The state at unit scale, beside the last estimate of the clean state (zeros where there is none) and the
+        mean word of the evidence, which is the best guess without context."""
+        parts = [x / at_positions(self.process.prior_std(t), x)]
+        if self.self_conditioning:
+            parts.append(torch.zeros_like(x) if previous is None else previous)
+        if self.look and evidence is not None:
+            parts.append(self.codec.expectation(evidence + self.codec.bias))
+        return torch.cat(parts, dim=-1)
+
+    def tokens_belief(self, logits: Tensor, evidence: Tensor | None) -> Belief:
+        if evidence is not None:
+            logits = logits + evidence
+        return Belief(self.codec.expectation(logits), logits, evidence=evidence, tokenwise=True)
+
+    def state_belief(self, out: Tensor, x: Tensor, t: Tensor) -> Belief:
+        clean = self.process.clean_from(self.predicts, out, x, t, self.earlier(t))
+        return Belief(clean, self.codec.readout(clean))
+
+    def earlier(self, t: Tensor) -> Tensor:
+        return (t - self.step).clamp(min=0)
+
+    def two_passes(self, x: Tensor, t: Tensor, mask: Tensor | None) -> Belief:
+        """A belief that is a function of x_t alone: the first answer is the second's `previous`."""
+        belief = cast(Belief, self(x, t, mask))
+        return cast(Belief, self(x, t, mask, belief.clean)) if self.self_conditioning else belief

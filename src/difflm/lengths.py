@@ -1,0 +1,86 @@
+"""How long a text is: drawn beforehand, so that only its own positions are denoised, or left to pads as words."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from difflm.data.tokenizers import END, PAD, START
+
+
+class LengthPolicy(nn.Module):
+    """Turns word ids into the canvas that diffuses, and back."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.longest = longest
+
+    @abstractmethod
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids of every position [B, L] and the mask of those that exist."""
+
+    @abstractmethod
+    def draw(self, u: Tensor) -> Tensor:
+        """A number of positions for each uniform number in [B]."""
+
+    @abstractmethod
+    def nats(self, lengths: Tensor) -> Tensor:
+        """−log p(length) where the model has such a thing, [B]."""
+
+    @abstractmethod
+    def words(self, row: list[int]) -> list[int]:
+        """The word ids of one finished row."""
+
+    def observe(self, counts: Tensor) -> None:
+        """Learn from how many training texts have each length."""
+
+
+class Drawn(LengthPolicy):
+    """p(length) is the training histogram, each length counted once more so that none is impossible."""
+
+    counts: Tensor
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(longest)
+        self.register_buffer("counts", torch.ones(longest))  # counts[i]: texts of i + 1 words
+
+    def observe(self, counts: Tensor) -> None:
+        self.counts.copy_(counts[1 : self.longest + 1].to(self.counts) + 1)
+
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return ids, torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
+
+    def draw(self, u: Tensor) -> Tensor:
+        shares = self.counts.double().cumsum(0) / self.counts.double().sum()
+        return (torch.searchsorted(shares, u.double()) + 1).clamp(max=self.longest)
+
+    def nats(self, lengths: Tensor) -> Tensor:
+        return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()
+
+    def words(self, row: list[int]) -> list[int]:
+        return row
+
+
+class PadsAsWords(LengthPolicy):
+    """START words END PAD PAD …: a fixed canvas on which the model itself writes where the text ends."""
+
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        batch = ids.shape[0]
+        canvas = torch.full((batch, self.longest), PAD, device=ids.device, dtype=ids.dtype)
+        canvas[:, 0] = START
+        width = min(ids.shape[1], self.longest - 2)
+        canvas[:, 1 : width + 1] = torch.where(
+            torch.arange(width, device=ids.device) < lengths.unsqueeze(1), ids[:, :width], PAD
+        )
+        canvas.scatter_(1, lengths.clamp(max=self.longest - 2).unsqueeze(1) + 1, END)
+        return canvas, torch.ones_like(canvas, dtype=torch.bool)
+
+    def draw(self, u: Tensor) -> Tensor:
+        return torch.full(u.shape, self.longest, device=u.device, dtype=torch.int64)
+
+    def nats(self, lengths: Tensor) -> Tensor:
+        return torch.zeros(lengths.shape, device=lengths.device)
+
+    def words(self, row: list[int]) -> list[int]:
+        row = row[: row.index(END)] if END in row else row
+        return [i for i in row if i not in (START, PAD)]

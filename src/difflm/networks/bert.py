@@ -1,0 +1,54 @@
+"""The network of Diffusion-LM: a BERT-base encoder between two small tanh networks (Li et al., 2022, section 4)."""
+
+from torch import Tensor, nn
+
+from difflm.networks.transformer import Attention, TimeEmbedding, feed_forward
+
+
+class PostNormBlock(nn.Module):
+    """Attention and feed-forward, each normalised after its sum, as BERT has it."""
+
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention, self.feed = Attention(hidden, heads, dropout), feed_forward(hidden, 4 * hidden)
+        self.norm_1, self.norm_2 = nn.LayerNorm(hidden, eps=1e-12), nn.LayerNorm(hidden, eps=1e-12)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        y, _ = self.attention(x, mask, None, causal=False, cache=None)
+        x = self.norm_1(x + self.drop(y))
+        out: Tensor = self.norm_2(x + self.drop(self.feed(x)))
+        return out
+
+
+class BertLayout(nn.Module):
+    """Time and learned positions are added at the input; there is no attention mask, since pads are words here."""
+
+    def __init__(
+        self, in_dim: int, out_dim: int, hidden: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.input = nn.Sequential(nn.Linear(in_dim, hidden), nn.Tanh(), nn.Linear(hidden, hidden))
+        self.embed_time = TimeEmbedding(128, 512, hidden)
+        self.positions = nn.Embedding(512, hidden)
+        self.norm, self.drop = nn.LayerNorm(hidden, eps=1e-12), nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(PostNormBlock(hidden, heads, dropout) for _ in range(layers))
+        self.output = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, out_dim))
+        self.apply(_bert_init)
+
+    def forward(self, inputs: Tensor, t: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.input(inputs) + self.positions.weight[: inputs.shape[1]] + self.embed_time(t)
+        x = self.drop(self.norm(x))
+        for block in self.blocks:
+            x = block(x, mask)
+        out: Tensor = self.output(x)
+        return out
+
+
+def _bert_init(module: nn.Module) -> None:
+    """Normal weights of spread 0.02 inside the encoder, as BERT starts."""
+    if isinstance(module, PostNormBlock):
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)

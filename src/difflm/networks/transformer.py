@@ -1,0 +1,165 @@
+"""One Transformer for every method: bidirectional or causal, told the time by addition, by adaptive norm, or not.
+
+Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a position that exists) → [B, L, out_dim].
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+TimeInput = Literal["adaptive", "addition", "none"]
+Cache = tuple[Tensor, Tensor]  # keys and values of one layer, [B, heads, L, head_dim]
+
+
+def sinusoid(t: Tensor, dim: int) -> Tensor:
+    """Cosines then sines of 1000·t at `dim`/2 geometric frequencies (Vaswani et al., 2017)."""
+    half = dim // 2
+    frequencies = torch.exp(-math.log(10_000.0) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
+    angles = 1000.0 * t.float().unsqueeze(-1) * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+class TimeEmbedding(nn.Sequential):
+    """Sinusoid → Linear → SiLU → Linear."""
+
+    def __init__(self, dim: int, hidden: int, out: int) -> None:
+        super().__init__(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, out))
+        self.dim = dim
+
+    def forward(self, t: Tensor) -> Tensor:
+        out: Tensor = super().forward(sinusoid(t, self.dim))
+        return out if t.dim() == 2 else out.unsqueeze(1)  # [B, L or 1, out]
+
+
+def rotary(length: int, dim: int, device: torch.device, start: int = 0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position's rotation angles (Su et al., 2021), [L, dim]."""
+    frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+    angles = torch.arange(start, start + length, device=device, dtype=torch.float32).unsqueeze(-1) * frequencies
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, turn: tuple[Tensor, Tensor] | None, causal: bool, cache: Cache | None
+    ) -> tuple[Tensor, Cache]:
+        batch, length, hidden = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        if turn is not None:
+            q, k = rotate(q, *turn), rotate(k, *turn)
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
+        keep = None if mask is None else mask[:, None, None, :]
+        dropout = self.dropout if self.training else 0.0
+        # With a cache there is one new query, which may see everything before it.
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=causal and not cache)
+        return self.out(y.transpose(1, 2).reshape(batch, length, hidden)), (k, v)
+
+
+def feed_forward(hidden: int, inner: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(hidden, inner), nn.GELU(), nn.Linear(inner, hidden))
+
+
+def calm(told: Tensor) -> Tensor:
+    """Time as a condition of unit length. Every modulation is a sum over the whole of it, so that a larger one moves
+    fast and far under Adam: unscaled, training at lr 1e-3 diverged within 700 steps (docs/log.md)."""
+    return F.silu(F.layer_norm(told.float(), told.shape[-1:])) / math.sqrt(told.shape[-1])
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward. With a condition, norms are shifted, scaled and gated by it; the gates
+    start shut, so that the network starts as the identity (Peebles & Xie, 2023)."""
+
+    def __init__(self, hidden: int, heads: int, dropout: float, condition: int) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(hidden, elementwise_affine=not condition)
+        self.norm_2 = nn.LayerNorm(hidden, elementwise_affine=not condition)
+        self.attention, self.feed = Attention(hidden, heads, dropout), feed_forward(hidden, 4 * hidden)
+        self.drop = nn.Dropout(dropout)
+        self.modulation = nn.Linear(condition, 6 * hidden) if condition else None
+        if self.modulation is not None:
+            nn.init.zeros_(self.modulation.weight)
+            nn.init.zeros_(self.modulation.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        condition: Tensor | None,
+        mask: Tensor | None,
+        turn: tuple[Tensor, Tensor],
+        causal: bool = False,
+        cache: Cache | None = None,
+    ) -> tuple[Tensor, Cache]:
+        if self.modulation is None or condition is None:
+            y, cache = self.attention(self.norm_1(x), mask, turn, causal, cache)
+            x = x + self.drop(y)
+            return x + self.drop(self.feed(self.norm_2(x))), cache
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.modulation(condition).chunk(6, dim=-1)
+        y, cache = self.attention(self.norm_1(x) * (1 + scale_1) + shift_1, mask, turn, causal, cache)
+        x = x + gate_1 * self.drop(y)
+        y = self.feed(self.norm_2(x) * (1 + scale_2) + shift_2)
+        return x + gate_2 * self.drop(y), cache
+
+
+class Transformer(nn.Module):
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        hidden: int,
+        layers: int,
+        heads: int,
+        dropout: float = 0.1,
+        time: TimeInput = "adaptive",
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        self.time, self.causal, self.head_dim = time, causal, hidden // heads
+        condition = 128 if time == "adaptive" else 0
+        self.input = nn.Linear(in_dim, hidden)
+        if time != "none":
+            self.embed_time = TimeEmbedding(128, 512, condition or hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads, dropout, condition) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, out_dim)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, inputs: Tensor, t: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        x = self.input(inputs)
+        x, _ = self.run(x, t, mask, [None] * len(self.blocks), start=0)
+        return self.answer(x)
+
+    def run(
+        self, x: Tensor, t: Tensor | None, mask: Tensor | None, caches: list[Cache | None], start: int
+    ) -> tuple[Tensor, list[Cache | None]]:
+        """All blocks over hidden states that begin at position `start`; caches hold what came before."""
+        condition = None
+        if t is not None and self.time != "none":
+            told = self.embed_time(t)
+            if self.time == "adaptive":
+                condition = calm(told)
+            else:
+                x = x + told
+        turn = rotary(x.shape[1], self.head_dim, x.device, start)
+        grown: list[Cache | None] = []
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x, cache = block(x, condition, mask, turn, self.causal, cache)
+            grown.append(cache)
+        return x, grown
+
+    def answer(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(x))
+        return out

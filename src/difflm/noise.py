@@ -1,0 +1,69 @@
+"""Noise as a function of (seed, sample, step, position): nothing depends on batch size, order or device count.
+
+A counter goes in, a random number comes out (splitmix64, Steele et al., 2014). Integers wrap alike on every device.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer
+MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Logical right shift; torch's own keeps the sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(z: Tensor) -> Tensor:
+    """Splitmix64's finaliser: every input bit moves every output bit."""
+    z = z + GOLDEN
+    z = (z ^ _shift(z, 30)) * MIX_1
+    z = (z ^ _shift(z, 27)) * MIX_2
+    return z ^ _shift(z, 31)
+
+
+def fold(*parts: int) -> int:
+    """Many small integers into one non-negative 63-bit seed."""
+    key = torch.zeros((), dtype=torch.int64)
+    for part in parts:
+        key = mix(key ^ torch.tensor(part, dtype=torch.int64))
+    return int(key) & (2**63 - 1)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Random numbers for some samples of one seed.
+
+    `scale` is the noise temperature. `top_p` keeps the central share of the normal's mass and redraws the rest:
+    Diffusion-LM's truncation, here by the inverse distribution instead of by rejection.
+    """
+
+    seed: int
+    samples: Tensor  # [B] int64, the number of each sample
+    scale: float = 1.0
+    top_p: float = 1.0
+
+    def uniform(self, step: int, *shape: int, stream: int = 0) -> Tensor:
+        """U(0, 1), never 0 or 1, `[B, *shape]`, the same for a position whatever lies beside it."""
+        samples = self.samples
+        key = mix(mix(samples + fold(self.seed, stream)) + step)
+        for size in shape:
+            counter = torch.arange(size, device=samples.device, dtype=torch.int64)
+            key = mix(key.unsqueeze(-1) + counter)
+        # 23 bits: with 24, the largest value plus a half rounds to 2²⁴ in float32, and u = 1 is an infinite normal.
+        return (_shift(key, 41).to(torch.float32) + 0.5) * 2.0**-23
+
+    def normal(self, step: int, *shape: int, stream: int = 0) -> Tensor:
+        u = self.uniform(step, *shape, stream=stream)
+        if self.top_p < 1:
+            u = (1 - self.top_p) / 2 + u * self.top_p
+        return torch.erfinv(2 * u - 1) * (math.sqrt(2.0) * self.scale)
+
+    def to(self, device: Any) -> "Noise":
+        return Noise(self.seed, self.samples.to(device), self.scale, self.top_p)

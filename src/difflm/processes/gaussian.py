@@ -1,0 +1,83 @@
+"""Gaussian diffusion of vectors, variance preserving or exploding, with two free times s < t everywhere.
+
+α is the signal's and σ the noise's scale: x_t = α_t x_0 + σ_t ε. The schedule gives λ = log α²/σ²; preserving means
+α² + σ² = 1, exploding means α = 1. Ratios are formed from differences of λ, which float32 keeps exact where
+σ_t² − α²_{t|s} σ_s² would cancel.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from difflm.schedules import Schedule
+
+Prediction = Literal["x0", "epsilon", "v", "mean", "logits"]
+
+
+def at_positions(value: Tensor, state: Tensor) -> Tensor:
+    """A quantity per text [B] or per position [B, L], shaped to multiply a state [B, L, D]."""
+    return value[(...,) + (None,) * (state.dim() - value.dim())]
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    schedule: Schedule
+    exploding: bool = False
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        return self.schedule.log_snr(t)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return torch.ones_like(t) if self.exploding else torch.sigmoid(self.log_snr(t)).sqrt()
+
+    def sigma(self, t: Tensor) -> Tensor:
+        log_snr = self.log_snr(t)
+        return torch.exp(-log_snr / 2) if self.exploding else torch.sigmoid(-log_snr).sqrt()
+
+    def prior_std(self, t: Tensor) -> Tensor:
+        """Scale of the state at time t for text vectors of unit variance: where sampling starts at t = 1."""
+        return (self.alpha(t) ** 2 + self.sigma(t) ** 2).sqrt()
+
+    def corrupt(self, clean: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """q(x_t | x_0)."""
+        return at_positions(self.alpha(t), clean) * clean + at_positions(self.sigma(t), clean) * noise
+
+    def posterior(self, x_t: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of q(x_s | x_t, x_0) for any s < t.
+
+        mean = α_{t|s} σ_s²/σ_t² · x_t + α_s σ²_{t|s}/σ_t² · x_0, variance = σ_s² σ²_{t|s}/σ_t², with
+        σ²_{t|s}/σ_t² = 1 − SNR(t)/SNR(s).
+        """
+        new = -torch.expm1(self.log_snr(t) - self.log_snr(s))
+        keep = self.alpha(t) / self.alpha(s) * (self.sigma(s) / self.sigma(t)) ** 2
+        mean = at_positions(keep, x_t) * x_t + at_positions(self.alpha(s) * new, x_t) * clean
+        return mean, at_positions(self.sigma(s) * new.clamp(min=0).sqrt(), x_t)
+
+    def noise_in(self, x_t: Tensor, clean: Tensor, t: Tensor) -> Tensor:
+        """ε such that x_t = α_t · clean + σ_t · ε."""
+        return (x_t - at_positions(self.alpha(t), x_t) * clean) / at_positions(self.sigma(t), x_t)
+
+    def target(self, kind: Prediction, clean: Tensor, x_t: Tensor, noise: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """What a network that predicts `kind` should answer; `s` matters to the posterior mean alone."""
+        if kind == "epsilon":
+            return noise
+        if kind == "v":
+            return at_positions(self.alpha(t), x_t) * noise - at_positions(self.sigma(t), x_t) * clean
+        if kind == "mean":
+            return self.posterior(x_t, clean, t, s)[0]
+        return clean
+
+    def clean_from(self, kind: Prediction, prediction: Tensor, x_t: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """The clean state that a prediction of `kind` implies; the inverse of `target`."""
+        alpha, sigma = at_positions(self.alpha(t), x_t), at_positions(self.sigma(t), x_t)
+        if kind == "epsilon":
+            return (x_t - sigma * prediction) / alpha
+        if kind == "v":  # x_t = αx_0 + σε and v = αε − σx_0 solve to (αx_t − σv)/(α² + σ²), exploding or not
+            return (alpha * x_t - sigma * prediction) / (alpha**2 + sigma**2)
+        if kind == "mean":
+            rest, _ = self.posterior(x_t, torch.zeros_like(x_t), t, s)
+            weight = self.alpha(s) * -torch.expm1(self.log_snr(t) - self.log_snr(s))
+            return (prediction - rest) / at_positions(weight, x_t)
+        return prediction

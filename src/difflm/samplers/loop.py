@@ -1,0 +1,61 @@
+"""The loop: a generator that everyone drains."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor
+
+from difflm.belief import Belief
+from difflm.noise import Noise
+from difflm.processes import Gaussian, at_positions
+from difflm.samplers.steps import Moment, Step
+from difflm.samplers.transforms import Transform
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One moment of a text's making. Tensors stay on the device until somebody looks."""
+
+    step: int
+    t: Tensor  # the time that was reached, [] or [L]
+    tokens: Tensor  # [B, L]
+    confidence: Tensor  # probability of those tokens, [B, L]
+    mask: Tensor  # [B, L]
+    changed: Tensor | None = None  # tokens that differ from the frame before, [B, L]
+
+
+Ask = Callable[[Tensor, Tensor, Tensor | None], Belief]  # (x_t, t, previous) → belief
+
+
+def denoise(
+    ask: Ask,
+    process: Gaussian,
+    grid: Tensor,
+    step: Step,
+    transforms: Sequence[Transform],
+    noise: Noise,
+    mask: Tensor,
+    dim: int,
+) -> Iterator[Frame]:
+    """Walk down `grid` ([N + 1], or [N + 1, L] for times of each position) from noise at its first entry."""
+    batch, length = mask.shape
+    times = grid.unsqueeze(1).expand(-1, batch, *grid.shape[1:])
+    x = at_positions(process.prior_std(times[0]), mask.unsqueeze(-1)) * noise.normal(0, length, dim)
+    previous: Tensor | None = None
+    last: tuple[Tensor, Tensor] | None = None
+    tokens: Tensor | None = None
+    for i, (t, s) in enumerate(pairwise(times)):
+
+        def believe(x: Tensor, t: Tensor, previous: Tensor | None = previous) -> Belief:
+            belief = ask(x, t, previous)
+            for transform in transforms:  # in the order given
+                belief = transform(belief, x, t)
+            return belief
+
+        belief = believe(x, t)
+        draw = lambda i=i: noise.normal(i + 1, length, dim)  # noqa: E731
+        x = step(Moment(process, x, belief, t, s, draw, last, believe))
+        previous, last = belief.clean, (belief.clean, t)
+        before, tokens = tokens, belief.tokens
+        yield Frame(i, grid[i + 1], tokens, belief.confidence, mask, None if before is None else tokens != before)

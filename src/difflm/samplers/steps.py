@@ -1,0 +1,110 @@
+"""Step rules: from x_t and a belief to x_s, for any s < t, each the line of its paper."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from difflm.belief import Belief
+from difflm.processes import Gaussian, at_positions
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a step stands: from t to s, with what was believed here and one step earlier."""
+
+    process: Gaussian
+    x: Tensor
+    belief: Belief
+    t: Tensor
+    s: Tensor
+    noise: Callable[[], Tensor]  # drawn only by the rules that need it
+    last: tuple[Tensor, Tensor] | None = None  # the clean state believed one step earlier, and its time
+    ask: Callable[[Tensor, Tensor], Belief] | None = None  # the denoiser, for rules that look twice
+
+
+class Step(Protocol):
+    def __call__(self, now: Moment) -> Tensor: ...
+
+
+def ancestral(now: Moment) -> Tensor:
+    """Draw x_s ~ q(x_s | x_t, x̂_0) for any s < t (Ho et al., 2020, equation 7, with two free times)."""
+    mean, std = now.process.posterior(now.x, now.belief.clean, now.t, now.s)
+    return mean + std * now.noise()
+
+
+def ddim(now: Moment, eta: float = 0.0) -> Tensor:
+    """x_s = α_s x̂_0 + √(σ_s² − ν²) ε̂ + ν z with ν = η · posterior spread (Song et al., 2021, equation 12)."""
+    p, x = now.process, now.x
+    sigma = at_positions(p.sigma(now.s), x)
+    _, std = p.posterior(x, now.belief.clean, now.t, now.s)
+    direction = p.noise_in(x, now.belief.clean, now.t)
+    out = at_positions(p.alpha(now.s), x) * now.belief.clean + (sigma**2 - (eta * std) ** 2).sqrt() * direction
+    return out + eta * std * now.noise() if eta else out
+
+
+def half_ddim(now: Moment) -> Tensor:
+    """DDIM with η = ½: half the fresh noise of the ancestral step."""
+    return ddim(now, eta=0.5)
+
+
+def euler(now: Moment) -> Tensor:
+    """One explicit step of the probability flow dy/dς = (y − x̂_0)/ς in y = x/α, ς = σ/α (Karras et al., 2022)."""
+    y, level, slope = _flow(now.process, now.x, now.belief.clean, now.t)
+    return _unscale(now.process, y + (_level(now.process, now.s, y) - level) * slope, now.s)
+
+
+def heun(now: Moment) -> Tensor:
+    """Look again from the end of the step and take the mean of both answers: two calls a step.
+
+    Heun's rule with the linear part solved exactly (DPM-Solver++ 2S with r = 1; Lu et al., 2022). The form in ς of
+    Karras et al. (2022) multiplies x̂_s − x̂_t by ς_t/ς_s, which is ruinous in a first step from λ = −20.
+    """
+    assert now.ask is not None
+    there = _towards(now, now.belief.clean)
+    return _towards(now, (now.belief.clean + now.ask(there, now.s).clean) / 2)
+
+
+def dpm_solver(now: Moment) -> Tensor:
+    """DPM-Solver++ 2M (Lu et al., 2022): the data prediction extrapolated along half log-SNR from one step earlier."""
+    p, clean = now.process, now.belief.clean
+    if now.last is not None:
+        before, time_before = now.last
+        width, past = p.log_snr(now.s) - p.log_snr(now.t), p.log_snr(now.t) - p.log_snr(time_before)
+        # A position whose time stood still has no past to extrapolate from.
+        reach = torch.where(past > 0, width / (2 * past), torch.zeros_like(past))
+        clean = clean + at_positions(reach, clean) * (clean - before)
+    return _towards(now, clean)
+
+
+def _towards(now: Moment, clean: Tensor) -> Tensor:
+    """The probability flow from t to s, solved exactly for a clean state that stays the same on the way."""
+    p = now.process
+    keep = at_positions(p.sigma(now.s) / p.sigma(now.t), now.x)
+    new = -torch.expm1((p.log_snr(now.t) - p.log_snr(now.s)) / 2)
+    return keep * now.x + at_positions(p.alpha(now.s) * new, now.x) * clean
+
+
+def _level(process: Gaussian, t: Tensor, state: Tensor) -> Tensor:
+    return at_positions(torch.exp(-process.log_snr(t) / 2), state)
+
+
+def _flow(process: Gaussian, x: Tensor, clean: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y, level = x / at_positions(process.alpha(t), x), _level(process, t, x)
+    return y, level, (y - clean) / level
+
+
+def _unscale(process: Gaussian, y: Tensor, t: Tensor) -> Tensor:
+    return y * at_positions(process.alpha(t), y)
+
+
+STEPS: Mapping[str, Step] = {
+    "ancestral": ancestral,
+    "ddim": ddim,
+    "ddim-half": half_ddim,
+    "dpm-solver": dpm_solver,
+    "euler": euler,
+    "heun": heun,
+}

@@ -1,0 +1,79 @@
+"""Ordered edits of a belief between the denoiser and the step: how text is steered while it forms."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from difflm.belief import Belief
+from difflm.codecs import Embedding
+from difflm.processes import at_positions
+
+Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → belief
+
+
+def with_logits(belief: Belief, logits: Tensor, codec: Embedding) -> Belief:
+    """The belief under other logits; its clean state follows where it is their mean."""
+    clean = codec.expectation(logits) if belief.tokenwise else belief.clean
+    return replace(belief, logits=logits, clean=clean)
+
+
+@dataclass(frozen=True)
+class Forbid:
+    """Words that must not appear, such as the unknown word."""
+
+    codec: Embedding
+    ids: tuple[int, ...]
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        banned = torch.zeros(belief.logits.shape[-1], dtype=torch.bool, device=belief.logits.device)
+        banned[list(self.ids)] = True
+        return with_logits(belief, belief.logits.masked_fill(banned, float("-inf")), self.codec)
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Sharpen (below 1) or flatten (above 1) what the network says from context.
+
+    The evidence of x_t is a likelihood, not an opinion, and stays as it is: for independent words this draws exactly
+    from p(w)^(1/temperature).
+    """
+
+    codec: Embedding
+    value: float
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        evidence = 0.0 if belief.evidence is None else belief.evidence
+        return with_logits(belief, (belief.logits - evidence) / self.value + evidence, self.codec)
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Replace the predicted clean state by its nearest word, from time `below` on (Li et al., 2022, section 4.2)."""
+
+    codec: Embedding
+    below: float = 1.0
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        nearest = self.codec.encode(self.codec.nearest(belief.clean))
+        return belief.believing(torch.where(at_positions(t <= self.below, x), nearest, belief.clean))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Replace the predicted mean by one word drawn from the belief at each position.
+
+    The step then has the variance of the true p(x_s | x_t), which the mean alone leaves out; it matters when steps
+    are few. Position by position: inverse distribution on one uniform number, exact in float32 for p > 1e-6.
+    """
+
+    codec: Embedding
+    uniform: Callable[[], Tensor]  # [B, L] fresh numbers a step
+    below: float = 1.0
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        shares = belief.logits.softmax(-1).cumsum(-1)
+        drawn = (shares < self.uniform().unsqueeze(-1) * shares[..., -1:]).sum(-1)
+        vectors = self.codec.encode(drawn.clamp(max=shares.shape[-1] - 1))
+        return belief.believing(torch.where(at_positions(t <= self.below, x), vectors, belief.clean))

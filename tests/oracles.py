@@ -1,0 +1,97 @@
+"""Denoisers that need no training: the truth itself, and the exact posterior of a small joint distribution.
+
+The nine cells p(x¹, x²) are written so that the two positions depend on each other; entropy 1.666863 nats.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from difflm.belief import Belief
+from difflm.codecs import Embedding, FixedEmbedding
+from difflm.denoiser import Denoiser
+from difflm.noise import Noise
+from difflm.processes import Gaussian, at_positions
+from difflm.samplers import Transform, denoise
+from difflm.samplers.steps import Moment, Step
+
+JOINT = torch.tensor([[0.07, 0.47, 0.05], [0.05, 0.01, 0.07], [0.19, 0.05, 0.04]], dtype=torch.float64)
+ENTROPY = 1.666863  # of the cells, nats
+DIM = 8
+
+
+def word_vectors(words: int = 3, dim: int = DIM) -> Tensor:
+    """Fixed unit directions, neither orthogonal nor symmetric."""
+    return torch.randn(words, dim, generator=torch.Generator().manual_seed(7))
+
+
+def sphere(x0_std: float = 0.0) -> Embedding:
+    return FixedEmbedding(word_vectors(), norm="sphere", x0_std=x0_std)
+
+
+class ExactDenoiser(Denoiser):
+    """p(w¹, w² | x_t) by enumeration of the joint's cells, and E[x_0 | x_t]."""
+
+    def __init__(self, process: Gaussian, codec: Embedding | None = None, joint: Tensor = JOINT) -> None:
+        super().__init__(nn.Identity(), codec or sphere(), process, predicts="logits", evidence=True)
+        self.log_joint = joint.log().float()
+
+    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
+        alpha, sigma = at_positions(self.process.alpha(t), x), at_positions(self.process.sigma(t), x)
+        wide = (sigma**2 + (alpha * self.codec.x0_std) ** 2).sqrt()  # of x_t around its word's vector
+        evidence = self.codec.evidence(x, alpha, wide)
+        cells = self.log_joint + evidence[:, 0, :, None] + evidence[:, 1, None, :]
+        logits = torch.stack([cells.logsumexp(2), cells.logsumexp(1)], dim=1)
+        word = self.codec.expectation(logits)
+        # Given the word, x_0 and x_t are jointly Gaussian: E[x_0 | x_t, e] = e + g (x_t − α e).
+        g = alpha * self.codec.x0_std**2 / wide**2
+        return Belief(word + g * (x - alpha * word), logits, evidence=evidence, tokenwise=not self.codec.x0_std)
+
+
+def sample(
+    denoiser: Denoiser, step: Step, grid: Tensor, draws: int, transforms: tuple[Transform, ...] = (), seed: int = 0
+) -> Tensor:
+    """Word ids [draws, 2] of the last frame."""
+    mask = torch.ones(draws, 2, dtype=torch.bool)
+    noise = Noise(seed, torch.arange(draws))
+    frame = None
+    with torch.no_grad():
+        for frame in denoise(  # noqa: B007
+            lambda x, t, previous: denoiser(x, t, mask, previous),
+            denoiser.process,
+            grid,
+            step,
+            transforms,
+            noise,
+            mask,
+            denoiser.codec.dim,
+        ):
+            pass
+    assert frame is not None
+    return frame.tokens
+
+
+def frequencies(tokens: Tensor) -> Tensor:
+    """How often each of the nine cells came up, [3, 3]."""
+    return torch.bincount(tokens[:, 0] * 3 + tokens[:, 1], minlength=9).double().view(3, 3) / len(tokens)
+
+
+def total_variation(p: Tensor, q: Tensor) -> float:
+    return float((p - q).abs().sum() / 2)
+
+
+def oracle_walk(
+    process: Gaussian, step: Step, grid: Tensor, clean: Tensor, noise: Noise
+) -> list[tuple[Tensor, Moment]]:
+    """Every state of the real loop (and the moment it was made in) when the denoiser simply knows x_0."""
+    walked: list[tuple[Tensor, Moment]] = []
+
+    def recorded(now: Moment) -> Tensor:
+        x = step(now)
+        walked.append((x, now))
+        return x
+
+    belief = Belief(clean, torch.zeros(*clean.shape[:2], 2))
+    mask = torch.ones(clean.shape[:2], dtype=torch.bool)
+    for _ in denoise(lambda x, t, previous: belief, process, grid, recorded, (), noise, mask, clean.shape[-1]):
+        pass
+    return walked

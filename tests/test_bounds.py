@@ -1,0 +1,197 @@
+"""The bound with exact denoisers: it must equal −log p(x), cell by cell."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from oracles import ENTROPY, JOINT, ExactDenoiser, sphere
+from torch import Tensor
+
+from difflm import bounds
+from difflm.belief import Belief
+from difflm.bounds import gaussian_bound
+from difflm.denoiser import Denoiser
+from difflm.noise import Noise
+from difflm.processes import Gaussian
+from difflm.schedules import Cosine, LogSnrShift, Sqrt, Table
+from difflm.timesteps import LearnedWarp, TimeSampler, Uniform
+
+EACH = 2000  # texts of each cell
+CELLS = torch.arange(9).repeat_interleave(EACH)
+IDS = torch.stack([CELLS // 3, CELLS % 3], dim=1)
+MASK = torch.ones_like(IDS, dtype=torch.bool)
+SHIFTED = LogSnrShift(Cosine(), -3.0)
+
+
+def measure(
+    denoiser: Denoiser, draws: int = 64, times: TimeSampler | None = None, seed: int = 0
+) -> tuple[Tensor, Tensor, float, float]:
+    """Mean bound of each cell and its standard error, then the expectation under the joint and its own."""
+    noise = Noise(seed, torch.arange(len(IDS)))
+    with torch.no_grad():
+        nats = gaussian_bound(denoiser, times or Uniform(), IDS, MASK, noise, draws).double().view(9, EACH)
+    mean, error = nats.mean(1), nats.std(1) / math.sqrt(EACH)
+    p = JOINT.flatten()
+    return mean, error, float(p @ mean), float((p * error).square().sum().sqrt())
+
+
+@pytest.fixture
+def fine_levels(monkeypatch):
+    """A chain of N levels exceeds −log p by an upper sum's error, 9 nats/N on this joint: here 0.001."""
+    monkeypatch.setattr(bounds, "LEVELS", 10_000)
+    return 0.001
+
+
+@pytest.mark.parametrize("exploding", [False, True], ids=["preserving", "exploding"])
+def test_the_exact_denoiser_attains_the_entropy(fine_levels, exploding):
+    mean, error, expected, spread = measure(ExactDenoiser(Gaussian(SHIFTED, exploding)), draws=16 if exploding else 64)
+    assert spread < 0.015
+    assert abs(expected - ENTROPY) < 4 * spread + fine_levels
+    excess = mean + JOINT.flatten().log()
+    assert bool((excess.abs() < 4 * error + 5 * fine_levels).all())  # a rare cell's own upper sum is larger
+
+
+def test_any_schedule_gives_the_same_bound(fine_levels):
+    _, _, expected, spread = measure(ExactDenoiser(Gaussian(Cosine())), draws=16)
+    assert abs(expected - ENTROPY) < 4 * spread + fine_levels
+
+
+def test_the_reported_chain_costs_a_hundredth_of_a_nat():
+    """1,000 levels: not below the entropy, and at most a tenth of what 100 levels cost (0.10 nats) above it."""
+    _, _, expected, spread = measure(ExactDenoiser(Gaussian(SHIFTED)), draws=32)
+    assert -4 * spread < expected - ENTROPY < 0.011 + 4 * spread
+
+
+def test_fewer_levels_bound_less_tightly(monkeypatch):
+    """Each level's error is taken at its noisier end: an upper sum."""
+    _, _, many, spread = measure(ExactDenoiser(Gaussian(SHIFTED)), draws=16)
+    monkeypatch.setattr(bounds, "LEVELS", 30)
+    _, _, few, spread_of_few = measure(ExactDenoiser(Gaussian(SHIFTED)), draws=16)
+    assert few > many + 4 * (spread + spread_of_few)
+
+
+def test_a_warped_chain_is_the_same_bound(fine_levels):
+    """Levels may lie anywhere; a bent map moves them without moving the sum."""
+    warp = LearnedWarp(bins=10)
+    with torch.no_grad():
+        warp.loss_widths.copy_(torch.tensor([-5.0, -4, -3, -2, -1, -1, -2, -3, -4, -5]))
+    _, _, expected, spread = measure(ExactDenoiser(Gaussian(SHIFTED)), times=warp, draws=16)
+    assert abs(expected - ENTROPY) < 4 * spread + 5 * fine_levels
+
+
+@pytest.mark.parametrize(("schedule", "x0_std"), [(SHIFTED, 0.3), (Sqrt(), 0.15)], ids=["cosine", "sqrt"])
+def test_noised_word_vectors_keep_the_bound(fine_levels, schedule, x0_std):
+    """One more level, from x_0 to the word. The rounding head e_w·x is not the exact posterior: its words are
+    ½‖e_v − e_w‖² ≥ 9.3 nats apart, less 5 spreads of noise, so it costs below 0.01."""
+    denoiser = ExactDenoiser(Gaussian(schedule), sphere(x0_std))
+    _, _, expected, spread = measure(denoiser, draws=16)
+    assert abs(expected - ENTROPY) < 4 * spread + fine_levels + 0.01
+
+
+@pytest.mark.parametrize("x0_std", [0.0, 0.5])
+@pytest.mark.parametrize("exploding", [False, True], ids=["preserving", "exploding"])
+def test_the_bound_is_the_sum_of_the_chains_divergences(monkeypatch, exploding, x0_std):
+    """Four levels, each visited once: prior, then KL(q(x_s|x_t, w) ‖ q(x_s|x_t, ŵ)) of two Gaussians by Bayes' rule,
+    then rounding. A schedule that ends in noise makes the last step, to x_0 or to the word, count."""
+    monkeypatch.setattr(bounds, "LEVELS", 4)
+    monkeypatch.setattr(bounds, "CERTAIN", -1.0)  # the mean at every level, as Bayes' rule has it
+    process = Gaussian(Table((0.0, 1.0), (-1.0, -9.0)), exploding)
+    denoiser = ExactDenoiser(process, sphere(x0_std))
+    ids, noise = torch.tensor([[0, 1], [2, 0], [1, 1]]), Noise(5, torch.arange(3))
+    vectors = denoiser.codec.encode(ids)
+    t = torch.linspace(0, 1, 5)
+    alpha, spread = process.alpha(t), (process.sigma(t) ** 2 + process.alpha(t) ** 2 * x0_std**2).sqrt()
+    chain = [(1.0, x0_std), *zip(alpha.tolist(), spread.tolist(), strict=True)][0 if x0_std else 1 :]  # from x_0 up
+
+    expected = torch.zeros(3)
+    for k, ((alpha_s, sigma_s), (alpha_t, sigma_t)) in enumerate(pairwise(chain)):
+        x = alpha_t * vectors + sigma_t * noise.normal(k, 2, 8, stream=11)
+        time = t[k + (0 if x0_std else 1)].expand(3)
+        word = denoiser.codec.expectation(denoiser(x, time).logits)
+        between = sigma_t**2 - (alpha_t / alpha_s) ** 2 * sigma_s**2
+        shift = alpha_s * between / sigma_t**2 * (vectors - word)
+        expected += (shift.square() / (2 * sigma_s**2 * between / sigma_t**2)).sum((1, 2))
+    last = torch.distributions.Normal(alpha[-1] * vectors, spread[-1])
+    prior = torch.distributions.Normal(0.0, process.prior_std(t[-1]))
+    expected += torch.distributions.kl_divergence(last, prior).sum((1, 2))
+    z = noise.normal(0, 2, 8, stream=12)
+    if x0_std:
+        logits = denoiser.codec.readout(vectors + x0_std * z)
+    else:
+        logits = denoiser(process.corrupt(vectors, torch.zeros(3), z), torch.zeros(3)).logits
+    expected -= logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).sum((1, 2))
+
+    found = gaussian_bound(denoiser, Uniform(), ids, torch.ones(3, 2, dtype=torch.bool), noise, len(chain) - 1)
+    assert torch.allclose(found, expected, rtol=1e-3)
+
+
+def test_a_denoiser_that_ignores_the_dependence_pays_the_mutual_information(fine_levels):
+    """The exact denoiser of the product of the marginals has the cross-entropy H + I as its bound."""
+    product = JOINT.sum(1, keepdim=True) * JOINT.sum(0, keepdim=True)
+    mean, error, expected, spread = measure(ExactDenoiser(Gaussian(SHIFTED), joint=product), draws=32)
+    assert abs(expected - (ENTROPY + 0.258865)) < 4 * spread + 2 * fine_levels
+    assert bool(((mean + product.flatten().log()).abs() < 4 * error + 5 * fine_levels).all())
+
+
+class Blurred(ExactDenoiser):
+    """Right about the words, wrong about the state."""
+
+    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
+        belief = super().forward(x, t, mask, previous)
+        return belief.believing(0.9 * belief.clean)
+
+
+def test_a_wrong_denoiser_is_told():
+    _, _, expected, spread = measure(Blurred(Gaussian(SHIFTED)), draws=16)
+    assert expected > ENTROPY + 10 * spread
+
+
+def test_pads_cost_nothing():
+    """A third, masked position changes no text's figure; only the first two of the joint are looked at."""
+    denoiser = Padded(Gaussian(SHIFTED))
+    noise = Noise(0, torch.arange(len(IDS)))
+    wide = torch.cat([IDS, torch.full((len(IDS), 1), 2)], dim=1)
+    mask = torch.cat([MASK, torch.zeros(len(IDS), 1, dtype=torch.bool)], dim=1)
+    with torch.no_grad():
+        padded = gaussian_bound(denoiser, Uniform(), wide, mask, noise, 2)
+        plain = gaussian_bound(ExactDenoiser(Gaussian(SHIFTED)), Uniform(), IDS, MASK, noise, 2)
+    assert torch.allclose(padded, plain, rtol=1e-5, atol=1e-4)
+
+
+class Padded(ExactDenoiser):
+    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
+        belief = super().forward(x[:, :2], t)
+        nothing = (torch.zeros_like(x[:, 2:]), torch.zeros_like(belief.logits[:, :1]))
+        return Belief(torch.cat([belief.clean, nothing[0]], 1), torch.cat([belief.logits, nothing[1]], 1))
+
+
+def test_a_text_has_its_figure_in_any_batch():
+    """The noise belongs to the text's number; what is left is the rounding of matrix products."""
+    denoiser, chosen = ExactDenoiser(Gaussian(SHIFTED)), torch.tensor([17_000, 5, 321])
+    with torch.no_grad():
+        whole = gaussian_bound(denoiser, Uniform(), IDS, MASK, Noise(3, torch.arange(len(IDS))), 4)
+        part = gaussian_bound(denoiser, Uniform(), IDS[chosen], MASK[chosen], Noise(3, chosen), 4)
+    assert torch.allclose(whole[chosen], part, rtol=1e-4, atol=1e-4)
+
+
+class Remembers(ExactDenoiser):
+    """Notes what it was given as `previous`."""
+
+    def __init__(self) -> None:
+        super().__init__(Gaussian(SHIFTED))
+        self.self_conditioning = True
+        self.given: list[Tensor | None] = []
+
+    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
+        self.given.append(previous)
+        return super().forward(x, t, mask, previous)
+
+
+def test_self_conditioning_in_a_bound_is_a_function_of_x_t_alone():
+    denoiser = Remembers()
+    x, t = torch.randn(2, 2, 8), torch.rand(2)
+    first = ExactDenoiser(Gaussian(SHIFTED))(x, t).clean
+    denoiser.two_passes(x, t, None)
+    assert denoiser.given[0] is None
+    assert torch.allclose(denoiser.given[1], first)

@@ -1,0 +1,132 @@
+"""Gaussian diffusion with two free times, against Bayes' rule in float64."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from difflm.processes import Gaussian, at_positions
+from difflm.schedules import Cosine, Linear, LogSnrShift, Sqrt, Table
+
+PROCESSES = [
+    Gaussian(schedule, exploding)
+    for schedule in (Sqrt(), Cosine(), Linear(), LogSnrShift(Cosine(), -4.0), Table((0.0, 1.0), (8.0, -12.0)))
+    for exploding in (False, True)
+]
+processes = st.sampled_from(PROCESSES)
+
+
+@st.composite
+def two_times(draw, shape=(3, 4)):
+    """s < t for every text [B] or for every position [B, L], float64, at least a thousandth apart."""
+    shape = draw(st.sampled_from([shape, shape[:1]]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    t = 0.002 + 0.997 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    return t, (t - 1e-3) * torch.rand(shape, generator=generator, dtype=torch.float64)
+
+
+def state(seed: int, shape=(3, 4, 2)) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-7) -> bool:
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * (1 + float(b.abs().max())))
+
+
+@given(process=processes, times=two_times())
+def test_posterior_is_bayes_rule(process, times):
+    """N(x_s; α_s x_0, σ_s²) times N(x_t; α_{t|s} x_s, σ²_{t|s}), completed to a square in x_s.
+
+    The reference loses digits in σ_t² − α²_{t|s}σ_s²: times a thousandth apart keep nine of float64's sixteen.
+    """
+    t, s = times
+    x_t, x_0 = state(1), state(2)
+    alpha_s, sigma_s, alpha_t, sigma_t = (
+        at_positions(v, x_t) for v in (process.alpha(s), process.sigma(s), process.alpha(t), process.sigma(t))
+    )
+    ratio = alpha_t / alpha_s
+    between = sigma_t**2 - ratio**2 * sigma_s**2
+    precision = 1 / sigma_s**2 + ratio**2 / between
+    mean = (alpha_s * x_0 / sigma_s**2 + ratio * x_t / between) / precision
+    found_mean, found_std = process.posterior(x_t, x_0, t, s)
+    assert close(found_mean, mean)
+    assert close(found_std.expand_as(mean), precision.rsqrt().expand_as(mean))
+
+
+@given(process=processes, times=two_times(), part=st.floats(0.05, 0.95))
+def test_two_steps_back_are_one(process, times, part):
+    """x_t → x_r → x_s given x_0 has the mean and the variance of x_t → x_s."""
+    t, s = times
+    r = s + (t - s) * part
+    x_t, x_0 = state(1), state(2)
+    mean_r, std_r = process.posterior(x_t, x_0, t, r)
+    mean_s, std_s = process.posterior(mean_r, x_0, r, s)
+    keep, _ = process.posterior(torch.ones_like(x_t), torch.zeros_like(x_t), r, s)  # the mean is linear in x_r
+    mean, std = process.posterior(x_t, x_0, t, s)
+    assert close(mean_s, mean)
+    assert close((keep**2 * std_r**2 + std_s**2).sqrt().expand_as(mean), std.expand_as(mean))
+
+
+@given(process=processes, times=two_times())
+def test_posterior_carries_the_corrupted_state_from_t_to_s(process, times):
+    """Averaged over x_t ~ q(x_t|x_0), the posterior is q(x_s|x_0)."""
+    t, s = times
+    x_0 = state(2)
+    mean, std = process.posterior(process.corrupt(x_0, t, torch.zeros_like(x_0)), x_0, t, s)
+    keep, _ = process.posterior(torch.ones_like(x_0), torch.zeros_like(x_0), t, s)
+    spread = (keep**2 * at_positions(process.sigma(t), x_0) ** 2 + std**2).sqrt()
+    assert close(mean, process.corrupt(x_0, s, torch.zeros_like(x_0)))
+    assert close(spread, at_positions(process.sigma(s), x_0).expand_as(spread))
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=str)
+def test_float32_keeps_the_spread_between_neighbouring_levels(process):
+    """Levels 1/2000 apart. λ is known to 1e-6 or so of its value and differs by 4e-4 or more between neighbours at
+    t ≥ 0.05; half of that relative error reaches the standard deviation."""
+    t = torch.arange(100, 2000, dtype=torch.float64) / 2000
+    s = t - 1 / 2000
+    one = torch.ones(len(t), 1, 1)
+    _, exact = process.posterior(one.double(), one.double(), t, s)
+    _, rounded = process.posterior(one, one, t.float(), s.float())
+    assert float((rounded / exact - 1).abs().max()) < 5e-3
+
+
+@pytest.mark.parametrize("kind", ["x0", "epsilon", "v", "mean", "logits"])
+@given(process=processes, times=two_times())
+def test_a_target_implies_the_clean_state_it_came_from(process, times, kind):
+    t, s = times
+    x_0, noise = state(2), state(3)
+    x_t = process.corrupt(x_0, t, noise)
+    target = process.target(kind, x_0, x_t, noise, t, s)
+    # ε and the mean say little about x_0 where α_t is small: an error of 1e-16 there is divided by α_t ≥ 4e-5·e^-2.
+    assert close(process.clean_from(kind, target, x_t, t, s), x_0, 1e-6)
+
+
+@given(process=processes, times=two_times())
+def test_noise_is_what_was_added(process, times):
+    t, _ = times
+    x_0, noise = state(2), state(3)
+    assert close(process.noise_in(process.corrupt(x_0, t, noise), x_0, t), noise, 1e-6)
+
+
+@given(process=processes, times=two_times(shape=(3,)))
+def test_a_time_for_each_text_is_the_same_time_at_each_position(process, times):
+    t, s = times
+    x_t, x_0 = state(1), state(2)
+    per_position = [v.unsqueeze(1).expand(3, 4) for v in (t, s)]
+    for whole, split in zip(process.posterior(x_t, x_0, t, s), process.posterior(x_t, x_0, *per_position), strict=True):
+        assert torch.equal(whole.expand_as(x_t), split.expand_as(x_t))
+    assert torch.equal(process.corrupt(x_0, t, x_t), process.corrupt(x_0, per_position[0], x_t))
+
+
+@given(t=st.floats(0, 1))
+def test_scales_of_both_kinds_share_their_ratio(t):
+    time = torch.tensor([t], dtype=torch.float64)
+    preserving, exploding = Gaussian(Cosine()), Gaussian(Cosine(), exploding=True)
+    assert float(preserving.alpha(time) ** 2 + preserving.sigma(time) ** 2) == pytest.approx(1, rel=1e-12)
+    assert float(exploding.alpha(time)) == 1
+    assert float(exploding.sigma(time)) == pytest.approx(
+        float(preserving.sigma(time) / preserving.alpha(time)), rel=1e-9
+    )
+    assert float(preserving.prior_std(time)) == pytest.approx(1, rel=1e-12)
+    assert float(exploding.prior_std(time)) == pytest.approx(float((1 + exploding.sigma(time) ** 2).sqrt()), rel=1e-12)

@@ -1,0 +1,175 @@
+"""Bodies: sizes, times, masks and how they start."""
+
+import pytest
+import torch
+from torch import nn
+
+from difflm.codecs import FixedEmbedding
+from difflm.denoiser import Denoiser
+from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM
+from difflm.networks import BertLayout, Transformer
+from difflm.networks.transformer import rotary, rotate, sinusoid
+from difflm.processes import Gaussian
+from difflm.schedules import Cosine
+
+
+def shaken(module: nn.Module) -> nn.Module:
+    """Random weights everywhere: nothing is zero by its start."""
+    torch.manual_seed(3)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return module.eval()
+
+
+def bodies() -> dict[str, nn.Module]:
+    return {
+        "adaptive": shaken(Transformer(6, 5, 32, 2, 4, time="adaptive")),
+        "addition": shaken(Transformer(6, 5, 32, 2, 4, time="addition")),
+        "none": shaken(Transformer(6, 5, 32, 2, 4, time="none")),
+        "bert": shaken(BertLayout(6, 5, 32, 2, 4)),
+    }
+
+
+BODIES = bodies()
+X = torch.randn(3, 7, 6, generator=torch.Generator().manual_seed(0))
+T = torch.tensor([0.1, 0.5, 0.9])
+each_body = pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_diffusion_lm_has_exactly_the_published_size():
+    with torch.device("meta"):
+        assert parameters(DiffusionLM().build(821, 64)) == 87_129_749
+
+
+def test_difflm_and_its_twin_are_small_and_alike():
+    with torch.device("meta"):
+        ours, twin = parameters(DiffLM().build(821, 64)), parameters(AutoregressiveTwin().build(821, 64))
+    assert ours <= 17_500_000
+    assert abs(ours - twin) < 0.1 * ours
+
+
+@each_body
+def test_one_time_for_a_text_is_that_time_at_each_position(body):
+    assert torch.allclose(body(X, T), body(X, T[:, None].expand(3, 7)), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "addition", "bert"])
+def test_the_time_of_a_position_reaches_that_position(name):
+    """And all others, through attention."""
+    body, times = BODIES[name], T[:, None].expand(3, 7)
+    later = times + 0.05 * (torch.arange(7) == 2)
+    with torch.no_grad():
+        moved = (body(X, later) - body(X, times)).abs().amax(-1)
+    assert bool((moved > 1e-6).all())
+    assert float(moved[:, 2].mean()) > float(moved[:, 3:].mean())
+
+
+def test_a_body_without_time_ignores_it():
+    assert torch.equal(BODIES["none"](X, T), BODIES["none"](X, T / 2))
+
+
+@each_body
+def test_positions_that_do_not_exist_are_not_seen(body):
+    mask = torch.arange(7) < torch.tensor([4, 7, 1])[:, None]
+    other = torch.where(mask[..., None], X, 100 * torch.randn(3, 7, 6))
+    assert torch.allclose(body(X, T, mask)[mask], body(other, T, mask)[mask], atol=1e-5)
+    assert torch.allclose(body(X, T, mask)[0, :4], body(X[:1, :4], T[:1])[0], atol=1e-5)  # as if cut off
+    assert float((body(X, T) - body(other, T)).detach()[mask].abs().max()) > 1e-4  # without the mask they are
+
+
+@each_body
+def test_every_position_sees_every_other(body):
+    x = X.clone().requires_grad_()
+    body(x, T)[:, 0].sum().backward()
+    assert bool((x.grad.abs().amax(-1) > 0).all())
+
+
+def test_a_causal_body_sees_no_later_position():
+    body, x = shaken(Transformer(6, 5, 32, 2, 4, time="none", causal=True)), X.clone().requires_grad_()
+    body(x, None)[:, 3].sum().backward()
+    seen = x.grad.abs().amax(-1) > 0
+    assert bool(seen[:, :4].all()) and not seen[:, 4:].any()
+
+
+def test_the_adaptive_body_starts_as_the_identity_and_answers_nothing():
+    body = Transformer(6, 5, 32, 3, 4, dropout=0.5, time="adaptive")
+    hidden = torch.randn(3, 7, 32)
+    assert torch.equal(body.run(hidden, T, None, [None] * 3, 0)[0], hidden)
+    assert not body(X, T).any()
+
+
+def test_dropout_rests_outside_training():
+    for body in BODIES.values():
+        assert torch.equal(body(X, T), body(X, T))
+
+
+def test_rotation_depends_on_distance_alone():
+    """⟨R_i q, R_j k⟩ is a function of i − j (Su et al., 2021), and turning keeps lengths."""
+    q, k = torch.randn(16), torch.randn(16)
+    cos, sin = rotary(20, 16, torch.device("cpu"))
+    turned_q, turned_k = rotate(q.expand(20, 16), cos, sin), rotate(k.expand(20, 16), cos, sin)
+    scores = turned_q @ turned_k.T
+    for distance in (0, 1, 7):
+        same = torch.stack([scores[i + distance, i] for i in range(20 - distance)])
+        assert torch.allclose(same, same[:1].expand_as(same), atol=1e-4)
+    assert torch.allclose(turned_q.norm(dim=-1), q.norm().expand(20), rtol=1e-5)
+    later = rotary(5, 16, torch.device("cpu"), start=15)
+    assert torch.allclose(later[0], cos[15:]) and torch.allclose(later[1], sin[15:])
+
+
+def test_the_sinusoid_is_the_published_one():
+    """Cosines then sines of 1000·t, periods from 2π to 10,000·2π."""
+    t = torch.tensor([0.0, 0.3])
+    found = sinusoid(t, 128)
+    assert found[0].tolist() == [1.0] * 64 + [0.0] * 64
+    angles = 300.0 * 10_000.0 ** (-torch.arange(64, dtype=torch.float64) / 64)
+    assert torch.allclose(found[1].double(), torch.cat([angles.cos(), angles.sin()]), atol=1e-4)
+
+
+@pytest.mark.parametrize("exploding", [False, True], ids=["preserving", "exploding"])
+def test_the_network_sees_states_of_unit_scale(exploding):
+    """Whatever t: 30,000 numbers of unit variance have a spread of 1 ± 5·0.004. Beside them, the last estimate."""
+    table = torch.randn(50, 8)
+    codec = FixedEmbedding(table, norm="sphere")
+    denoiser = Denoiser(nn.Identity(), codec, Gaussian(Cosine(), exploding), "x0", self_conditioning=True)
+    clean = codec.encode(torch.randint(50, (400, 10)))
+    t = torch.linspace(0, 1, 400)
+    x = denoiser.process.corrupt(clean, t, torch.randn_like(clean))
+    inputs = denoiser.inputs(x, t, clean, None)
+    spread = float(clean.square().mean().sqrt())
+    assert float(inputs[..., :8].square().mean().sqrt()) == pytest.approx(spread, abs=0.02)
+    assert torch.equal(inputs[..., 8:], clean)
+    assert not denoiser.inputs(x, t, None, None)[..., 8:].any()
+
+
+def test_logits_without_evidence_are_the_networks_own():
+    codec, process = FixedEmbedding(torch.randn(5, 6), norm="sphere"), Gaussian(Cosine())
+    plain = Denoiser(BODIES["adaptive"], codec, process, "logits")
+    told = Denoiser(BODIES["adaptive"], codec, process, "logits", evidence=True)
+    a, b = plain(X, T), told(X, T)
+    assert a.evidence is None and b.evidence is not None
+    assert torch.allclose(b.logits, a.logits + b.evidence, atol=1e-4)
+    assert torch.allclose(b.clean, codec.expectation(b.logits)) and b.tokenwise
+
+
+@pytest.mark.parametrize("evidence", [True, False])
+@pytest.mark.parametrize("look", [True, False])
+def test_every_choice_of_difflm_answers(evidence, look):
+    model = DiffLM(embedding_dim=8, hidden=32, layers=1, heads=2, evidence=evidence, look=look).build(9, 16)
+    belief = model.denoiser(torch.randn(2, 5, 8), torch.rand(2))
+    assert belief.logits.shape == (2, 5, 9) and belief.clean.shape == (2, 5, 8)
+
+
+def test_a_body_that_looks_is_given_the_mean_word_of_the_evidence():
+    """The best guess without context is the third part of its input."""
+    codec = FixedEmbedding(torch.randn(5, 6), norm="sphere")
+    denoiser = Denoiser(nn.Identity(), codec, Gaussian(Cosine()), "logits", evidence=True, look=True)
+    with torch.no_grad():
+        codec.bias.copy_(torch.randn(5))
+        evidence = denoiser.seen(X, T)
+        inputs = denoiser.inputs(X, T, None, evidence)
+    assert torch.allclose(inputs[..., 6:], (evidence + codec.bias).softmax(-1) @ codec.table(), atol=1e-5)
