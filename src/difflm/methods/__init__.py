@@ -1,0 +1,10 @@
+"""One file a paper. Listing methods imports no torch: a method's parts are imported when it is built."""
+
+from difflm.methods.autoregressive import AutoregressiveTwin
+from difflm.methods.base import Method
+from difflm.methods.difflm import DiffLM
+from difflm.methods.diffusion_lm import DiffusionLM
+
+METHODS: dict[str, type[Method]] = {m.name: m for m in (DiffusionLM, DiffLM, AutoregressiveTwin)}
+
+__all__ = ["METHODS", "AutoregressiveTwin", "DiffLM", "DiffusionLM", "Method"]

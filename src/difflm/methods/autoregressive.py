@@ -1,0 +1,32 @@
+"""The twin: a left-to-right Transformer on the same parts (Vaswani et al., 2017; Radford et al., 2018)."""
+
+from typing import TYPE_CHECKING
+
+from difflm.methods.base import Method
+
+if TYPE_CHECKING:
+    from difflm.model import LanguageModel
+
+
+class AutoregressiveTwin(Method):
+    name, paper, family = "autoregressive", "Vaswani et al. 2017", "autoregressive"
+    kind = "baseline"
+
+    hidden: int = 384
+    layers: int = 9
+    heads: int = 6
+    dropout: float = 0.1
+
+    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+        from difflm.model import Sampling
+        from difflm.twin import Autoregressive
+
+        return Autoregressive(
+            vocabulary,
+            longest,
+            self.hidden,
+            self.layers,
+            self.heads,
+            self.dropout,
+            Sampling("autoregressive", steps=longest),
+        )

@@ -1,0 +1,24 @@
+"""What every method says about itself."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from difflm.model import LanguageModel
+
+
+class Method(BaseModel):
+    """A paper's choices as fields, and `build`, which turns them into a model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    family: ClassVar[str]
+    kind: ClassVar[Literal["method", "baseline"]] = "method"
+    bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
+
+    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+        """A fresh model for texts of at most `longest` tokens."""
+        raise NotImplementedError

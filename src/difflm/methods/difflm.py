@@ -1,0 +1,62 @@
+"""difflm, our flagship: score interpolation on a sphere of word vectors, told what its noisy input already shows.
+
+Parts: word vectors on a sphere and cross-entropy alone (Dieleman et al., 2022), self-conditioning (Chen et al., 2023),
+time warping (Dieleman et al., 2022), the closed-form evidence of the noisy vector in the logits (Gulrajani &
+Hashimoto, 2023), adaptive norms for time (Peebles & Xie, 2023), and a length drawn beforehand. Why each is there, with
+numbers: docs/log.md.
+"""
+
+from typing import TYPE_CHECKING
+
+from difflm.methods.base import Method
+
+if TYPE_CHECKING:
+    from difflm.model import LanguageModel
+
+
+class DiffLM(Method):
+    name, paper, family = "difflm", "this project, 2026", "gaussian"
+
+    embedding_dim: int = 64
+    hidden: int = 384
+    layers: int = 8
+    heads: int = 6
+    dropout: float = 0.1
+    log_snr_shift: float = -4.0
+    evidence: bool = True
+    look: bool = True
+    warp: bool = True
+
+    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+        from difflm.codecs import LearnedEmbedding
+        from difflm.denoiser import Denoiser
+        from difflm.lengths import Drawn
+        from difflm.model import DiffusionModel, Sampling
+        from difflm.networks import Transformer
+        from difflm.objectives import Objective
+        from difflm.processes import Gaussian
+        from difflm.schedules import Cosine, LogSnrShift
+        from difflm.timesteps import LearnedWarp, LowDiscrepancy
+
+        dim = self.embedding_dim
+        # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
+        codec = LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3)
+        look = self.look and self.evidence  # without evidence there is nothing to look at
+        parts = 3 if look else 2
+        network = Transformer(parts * dim, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+        process = Gaussian(LogSnrShift(Cosine(), self.log_snr_shift))
+        return DiffusionModel(
+            denoiser=Denoiser(
+                network,
+                codec,
+                process,
+                predicts="logits",
+                self_conditioning=True,
+                evidence=self.evidence,
+                look=look,
+            ),
+            objective=Objective({"ce": 1.0}),
+            times=LearnedWarp() if self.warp else LowDiscrepancy(),
+            lengths=Drawn(longest),
+            sampling=Sampling("ancestral", steps=50),
+        )

@@ -1,0 +1,198 @@
+"""A trained thing that writes: what the trainer, the evaluation and the front doors ask of every method."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from difflm.bounds import gaussian_bound
+from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.denoiser import Denoiser
+from difflm.errors import UsageError
+from difflm.lengths import Drawn, LengthPolicy
+from difflm.noise import Noise
+from difflm.objectives import Corrupted, Objective, masked_mean, text_mean
+from difflm.processes import Gaussian
+from difflm.samplers import STEPS, Clamp, Draw, Forbid, Frame, Temperature, Transform, denoise
+from difflm.timesteps import TimeSampler
+
+Likelihood = Literal["exact", "bound"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How text is made. A method holds its own defaults; a request changes some of them."""
+
+    sampler: str = "ancestral"
+    steps: int = 50
+    temperature: float = 1.0
+    noise_temperature: float = 1.0
+    noise_top_p: float = 1.0
+    clamp: bool = False
+    clamp_below: float = 1.0  # clamp at times up to this one
+    draw: bool = False
+    top_k: int = 0  # the twin alone
+    top_p: float = 1.0  # the twin alone
+    beams: int = 0  # the twin alone: beam search instead of drawing
+
+
+class LanguageModel(nn.Module):
+    """`ids` [B, L] are words without specials, padded; `lengths` [B] says how many are real."""
+
+    likelihood: Likelihood | None = None  # None: the figure is not a likelihood, and none is printed
+    longest: int
+    sampling: Sampling
+
+    @abstractmethod
+    def loss(self, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+        """ "loss" to descend and its named parts, all scalars."""
+
+    @abstractmethod
+    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int) -> Tensor:
+        """−log p(text) or its bound for each text, END and length included, [B]."""
+
+    @abstractmethod
+    def lengths_for(self, noise: Noise) -> Tensor:
+        """How many positions each sample will have, [B]."""
+
+    @abstractmethod
+    def stream(self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling) -> Iterator[Frame]:
+        """Frames of a batch whose texts have `lengths` positions, laid out on `width` of them."""
+
+    @abstractmethod
+    def words(self, row: list[int]) -> list[int]:
+        """The word ids of one finished row."""
+
+    def calls(self, sampling: Sampling) -> int:
+        """Network calls that one text costs."""
+        return sampling.steps
+
+    def observe(self, lengths: Tensor, tokens: Tensor) -> None:
+        """Learn before training what needs none: how many texts have each length, and how often each token occurs."""
+
+
+@torch.no_grad()
+def start_from_frequencies(bias: Tensor, counts: Tensor) -> None:
+    """A head that begins with log p(token): Adam would need thousands of steps to walk there."""
+    smoothed = counts.to(bias) + 1
+    bias.copy_((smoothed / smoothed.sum()).log())
+
+
+class DiffusionModel(LanguageModel):
+    """The parts of a continuous method, put together."""
+
+    likelihood = "bound"
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        objective: Objective,
+        times: TimeSampler,
+        lengths: LengthPolicy,
+        sampling: Sampling,
+    ) -> None:
+        super().__init__()
+        self.denoiser, self.objective, self.times, self.lengths = denoiser, objective, times, lengths
+        self.sampling, self.longest = sampling, lengths.longest
+
+    @property
+    def process(self) -> Gaussian:
+        return self.denoiser.process
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def loss(self, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+        ids, mask = self.lengths.canvas(ids, lengths)
+        codec = self.denoiser.codec
+        t, weight = self.times.sample(ids.shape[0], ids.device)
+        with torch.autocast(ids.device.type, enabled=False):
+            vectors = codec.encode(ids)
+            x0 = vectors + codec.x0_std * torch.randn_like(vectors) if codec.x0_std else vectors
+            noise = torch.randn_like(vectors)
+            x_t = self.process.corrupt(x0, t, noise)
+        belief = self.denoiser(x_t, t, mask, self.previous(x_t, t, mask))
+        with torch.autocast(ids.device.type, enabled=False):
+            batch = Corrupted(ids, mask, vectors, x0, x_t, noise, t, belief, self.denoiser)
+            terms = self.objective(batch)
+            total = self.objective.total(terms)
+            losses = {name: masked_mean(term, mask) for name, term in terms.items()}
+            losses["loss"] = masked_mean(total * weight[:, None], mask)
+            per_text = text_mean(total, mask).detach()
+            self.times.observe(t, per_text)
+            fit = self.times.fit_loss(t, per_text)
+            if fit is not None:
+                losses["warp"] = fit
+                losses["loss"] = losses["loss"] + fit
+        return losses
+
+    def previous(self, x_t: Tensor, t: Tensor, mask: Tensor) -> Tensor | None:
+        """A first answer for every second text, zeros for the rest (Chen et al., 2023). Which ones is fixed, since the
+        order of texts and times is random already, and a shape that never changes is what compiles."""
+        if not self.denoiser.self_conditioning:
+            return None
+        previous = torch.zeros_like(x_t)
+        with torch.no_grad():
+            previous[::2] = self.denoiser(x_t[::2], t[::2], mask[::2]).clean
+        return previous
+
+    def observe(self, lengths: Tensor, tokens: Tensor) -> None:
+        self.lengths.observe(lengths)
+        if self.denoiser.predicts == "logits":
+            start_from_frequencies(self.denoiser.network.get_parameter("head.bias"), tokens)
+            start_from_frequencies(self.denoiser.codec.bias, tokens)
+
+    # -- likelihood ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int) -> Tensor:
+        canvas, mask = self.lengths.canvas(ids, lengths)
+        return gaussian_bound(self.denoiser, self.times, canvas, mask, noise, draws) + self.lengths.nats(lengths)
+
+    # -- generation ---------------------------------------------------------------------------------------------
+
+    def lengths_for(self, noise: Noise) -> Tensor:
+        return self.lengths.draw(noise.uniform(0, stream=1))
+
+    def grid(self, steps: int, device: torch.device) -> Tensor:
+        """From noise to text in evenly spaced u, through the map that training learned."""
+        return self.times.time_of(torch.linspace(1, 0, steps + 1, device=device))
+
+    def forbidden(self) -> tuple[int, ...]:
+        return (START, END, UNK, PAD) if isinstance(self.lengths, Drawn) else (UNK,)
+
+    def transforms(self, sampling: Sampling, noise: Noise, width: int) -> list[Transform]:
+        codec = self.denoiser.codec
+        transforms: list[Transform] = [Forbid(codec, self.forbidden())]
+        if sampling.temperature != 1:
+            if self.denoiser.predicts != "logits":
+                raise UsageError("a temperature needs a model that predicts words; use --noise-temperature here.")
+            transforms.append(Temperature(codec, sampling.temperature))
+        if sampling.draw:
+            counter = iter(range(10**9))
+            transforms.append(Draw(codec, lambda: noise.uniform(next(counter), width, stream=2)))
+        if sampling.clamp:
+            transforms.append(Clamp(codec, sampling.clamp_below))
+        return transforms
+
+    def calls(self, sampling: Sampling) -> int:
+        return sampling.steps * (2 if sampling.sampler == "heun" else 1)
+
+    def stream(self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling) -> Iterator[Frame]:
+        noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
+        mask = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
+        yield from denoise(
+            lambda x, t, previous: self.denoiser(x, t, mask, previous),
+            self.process,
+            self.grid(sampling.steps, lengths.device),
+            STEPS[sampling.sampler],
+            self.transforms(sampling, noise, width),
+            noise,
+            mask,
+            self.denoiser.codec.dim,
+        )
+
+    def words(self, row: list[int]) -> list[int]:
+        return self.lengths.words(row)

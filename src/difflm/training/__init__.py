@@ -1,0 +1,1 @@
+"""The training loop, the moving average of its weights, and checkpoints that lose nothing."""

@@ -1,0 +1,337 @@
+"""The training loop. What happens at a step is a function of (seed, step) alone, so a resumed run repeats it."""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from difflm.data.batches import Batch, Batches, prefetch
+from difflm.errors import DifflmError
+from difflm.files import append_line
+from difflm.model import LanguageModel
+from difflm.noise import Noise, fold
+from difflm.training.capture import Captured, Gradients
+from difflm.training.checkpoints import (
+    load_checkpoint,
+    load_into,
+    newest_checkpoint,
+    save_checkpoint,
+    save_tensors,
+)
+from difflm.training.ema import Ema
+
+WARP_LR = 1e-2  # of a learned time warp: a hundred numbers that must follow the loss as it falls
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long and how hard to train."""
+
+    steps: int
+    batch_size: int
+    lr: float = 1e-3
+    warmup: int = 500
+    decay: Literal["linear", "cosine", "none"] = "cosine"
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    accumulate: int = 1
+    ema: float = 0.999
+    precision: Literal["bf16", "fp32"] = "fp32"
+    compile: bool = False
+    seed: int = 0
+    log_every: int = 100
+    save_every: int = 1000
+    validate_every: int = 1000
+    sample_every: int = 2000
+    patience: int = 0  # validations without a gain before stopping; the best weights are kept. 0: train to the end
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step: linear warm-up, then decay to zero at the last step."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        left = 1 - (step - self.warmup) / max(1, self.steps - self.warmup)
+        shape = {"none": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}
+        return self.lr * shape[self.decay]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a line of the log says."""
+
+    step: int
+    steps: int
+    losses: dict[str, float]
+    lr: float
+    seconds: float
+    steps_per_second: float
+    tokens_per_second: float
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "kind": "train",
+            "step": self.step,
+            **{name: round(value, 6) for name, value in self.losses.items()},
+            "lr": self.lr,
+            "seconds": round(self.seconds, 2),
+            "steps_per_second": round(self.steps_per_second, 3),
+            "tokens_per_second": round(self.tokens_per_second),
+        }
+
+
+class Watcher(Protocol):
+    """Whoever shows the run to a person."""
+
+    def progress(self, now: Progress) -> None: ...
+    def validated(self, step: int, nats: float, best: bool) -> None: ...
+    def samples(self, step: int, model: LanguageModel) -> None: ...
+
+
+@dataclass
+class Outcome:
+    step: int
+    stopped: Literal["done", "early", "interrupted"]
+    seconds: float
+    best: dict[str, float] = field(default_factory=dict)
+
+
+class Trainer:
+    """A model, its optimiser and its average, moved through a budget."""
+
+    def __init__(self, model: LanguageModel, budget: Budget, run: Path, device: torch.device) -> None:
+        self.model, self.budget, self.run, self.device = model.to(device), budget, run, device
+        self.ema = Ema(model, budget.ema)
+        warp = [p for name, p in model.named_parameters() if name.startswith("times.")]
+        self.weights = [p for name, p in model.named_parameters() if not name.startswith("times.")]
+        groups: list[dict[str, Any]] = [{"params": self.weights, "lr": budget.lr}]
+        if warp:
+            groups.append({"params": warp, "lr": WARP_LR, "weight_decay": 0.0})
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=budget.lr, weight_decay=budget.weight_decay, fused=device.type == "cuda"
+        )
+        self.step = 0
+        self.seconds = 0.0
+        self.best: dict[str, float] = {}
+        self.best_weights: dict[str, Tensor] | None = None
+        self._graphs: dict[int, Captured] = {}
+        if budget.compile:
+            for block in getattr(self._network(), "blocks", []):
+                block.compile(dynamic=False)  # one block's code serves all: minutes of compiling saved
+
+    def _network(self) -> torch.nn.Module:
+        return next(m for m in self.model.modules() if hasattr(m, "blocks"))
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def autocast(self) -> Any:
+        if self.budget.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        tensors = torch.from_numpy(batch.ids), torch.from_numpy(batch.lengths)
+        if self.device.type != "cuda":
+            return tensors
+        ids, lengths = (t.pin_memory().to(self.device, non_blocking=True) for t in tensors)
+        return ids, lengths
+
+    def train_step(self, batches: list[Batch]) -> dict[str, Tensor]:
+        """Gradients of all micro-batches, one clipped update, one move of the average. Nothing is read back."""
+        self.model.train()
+        sums: dict[str, Tensor] = {}
+        for micro, batch in enumerate(batches):
+            ids, lengths = self.to_device(batch)
+            gradients = self.captured(ids, lengths) if self.budget.compile else self.gradients
+            torch.manual_seed(fold(self.budget.seed, self.step, micro))
+            for name, value in gradients(ids, lengths).items():
+                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach() / len(batches)
+        if self.budget.clip:
+            torch.nn.utils.clip_grad_norm_(self.weights, self.budget.clip)
+        self.optimizer.param_groups[0]["lr"] = self.budget.rate(self.step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.ema.update(self.step)
+        self.step += 1
+        return sums
+
+    def gradients(self, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+        """Losses of a micro-batch; its share of the gradient is added to what the weights hold."""
+        with self.autocast():
+            losses = self.model.loss(ids, lengths)
+        (losses["loss"] / self.budget.accumulate).backward()
+        return losses
+
+    def captured(self, ids: Tensor, lengths: Tensor) -> Gradients:
+        """The same as a CUDA graph, one for each width of a batch."""
+        if self.budget.accumulate > 1:  # a replay overwrites gradients instead of adding to them
+            return self.gradients
+        width = ids.shape[1]
+        if width not in self._graphs:
+            self._graphs[width] = Captured(self.gradients, list(self.model.parameters()), ids, lengths)
+        return self._graphs[width]
+
+    def validate(self, batches: list[Batch]) -> float:
+        """Nats/token of the averaged weights on held-out texts, exact or a bound, always with the same noise."""
+        total, tokens = torch.zeros((), device=self.device), 0
+        for number, batch in enumerate(batches):
+            size = len(batch.lengths)
+            noise = Noise(self.budget.seed, torch.arange(size, device=self.device) + number * size)
+            with self.autocast():
+                total = total + self.ema.model.nats(*self.to_device(batch), noise, draws=1).sum()
+            tokens += int(batch.lengths.sum()) + size  # words and END
+        return float(total) / max(1, tokens)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        out = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        out |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            out |= {f"optimizer.{index}.{k}": torch.as_tensor(v) for k, v in state.items()}
+        if self.best_weights is not None:
+            out |= {f"best.{k}": v for k, v in self.best_weights.items()}
+        return out
+
+    def save(self) -> Path:
+        state = {"step": self.step, "seconds": self.seconds, "best": self.best}
+        path = save_checkpoint(self.run, self.step, self.tensors(), state)
+        save_tensors(self.run / "model.safetensors", self.final_weights())
+        return path
+
+    def final_weights(self) -> dict[str, Tensor]:
+        return self.best_weights if self.best_weights is not None else self.ema.model.state_dict()
+
+    def resume(self) -> bool:
+        """Continue from the newest checkpoint; False where there is none."""
+        path = newest_checkpoint(self.run)
+        if path is None:
+            return False
+        tensors, state = load_checkpoint(path)
+        load_into(self.model, _under(tensors, "model."), path)
+        load_into(self.ema.model, _under(tensors, "ema."), path)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _under(tensors, "optimizer.").items():
+            index, key = name.split(".", 1)
+            moments.setdefault(int(index), {})[key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        best = _under(tensors, "best.")
+        self.best_weights = {k: v.to(self.device) for k, v in best.items()} or None
+        self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
+        return True
+
+    # -- the run ------------------------------------------------------------------------------------------------
+
+    def fit(self, batches: Batches, held_out: list[Batch], watcher: Watcher) -> Outcome:
+        budget, stop = self.budget, "done"
+        if self.step >= budget.steps or self.out_of_patience():  # resumed after its end: only the result may be missing
+            save_tensors(self.run / "model.safetensors", self.final_weights())
+            return Outcome(self.step, "done" if self.step >= budget.steps else "early", self.seconds, self.best)
+        accumulated: dict[str, Tensor] = {}
+        since, tokens, start, since_step = time.perf_counter(), 0, time.perf_counter() - self.seconds, self.step
+        with stop_signals() as asked_to_stop, _batches_from(batches, self.step * budget.accumulate) as stream:
+            while self.step < budget.steps:
+                micro = [next(stream) for _ in range(budget.accumulate)]
+                tokens += sum(int(b.lengths.sum()) for b in micro)
+                for name, value in self.train_step(micro).items():
+                    accumulated[name] = accumulated.get(name, torch.zeros((), device=self.device)) + value
+                last = self.step == budget.steps
+                stopping = asked_to_stop()
+                # Whatever is kept was found finite first.
+                due = (budget.log_every, budget.save_every, budget.validate_every)
+                if last or stopping or any(self.step % every == 0 for every in due):
+                    now, count = time.perf_counter(), self.step - since_step
+                    losses = {name: float(value) / count for name, value in accumulated.items()}
+                    self.seconds = now - start
+                    self.check_finite(losses)
+                    speed = count / (now - since), tokens / (now - since)
+                    report = Progress(self.step, budget.steps, losses, budget.rate(self.step - 1), self.seconds, *speed)
+                    append_line(self.run / "metrics.jsonl", json.dumps(report.record()))
+                    watcher.progress(report)
+                    accumulated, since, tokens, since_step = {}, now, 0, self.step
+                pause = time.perf_counter()
+                validating = held_out and (self.step % budget.validate_every == 0 or last)
+                if validating and self.note_validation(self.validate(held_out), watcher):
+                    stop = "early"
+                if budget.sample_every and self.step % budget.sample_every == 0 and not last:
+                    watcher.samples(self.step, self.ema.model)
+                since += time.perf_counter() - pause
+                if stopping and not last and stop == "done":
+                    stop = "interrupted"
+                if self.step % budget.save_every == 0 or last or stop != "done":
+                    self.save()
+                if stop != "done":
+                    break
+        return Outcome(self.step, stop, self.seconds, self.best)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def check_finite(self, losses: dict[str, float]) -> None:
+        """Losses, and the weights that the last update left: a finite loss can be followed by an infinite update."""
+        size = float(torch.stack(torch._foreach_norm(list[Tensor](self.weights))).sum())
+        broken = [(name, value) for name, value in losses.items() if not math.isfinite(value)]
+        if not math.isfinite(size):
+            broken.append(("the size of the weights", size))
+        if broken:
+            name, value = broken[0]
+            good = newest_checkpoint(self.run)
+            advice = f"The last good checkpoint is {good}" if good else "No checkpoint was saved yet"
+            raise DifflmError(
+                f"{name} became {value} before step {self.step}; training stopped. "
+                f"{advice}; try a lower lr or a stronger clip."
+            )
+
+    def note_validation(self, nats: float, watcher: Watcher) -> bool:
+        """Write the figure down, keep the best weights where patience asks for it; True when patience is at its end."""
+        best = nats < self.best.get("nats_per_token", math.inf)
+        if best:
+            self.best = {"nats_per_token": nats, "step": self.step}
+            if self.budget.patience:
+                self.best_weights = {k: v.clone() for k, v in self.ema.model.state_dict().items()}
+        record = {"kind": "validation", "step": self.step, "nats_per_token": round(nats, 6)}
+        append_line(self.run / "metrics.jsonl", json.dumps(record))
+        watcher.validated(self.step, nats, best)
+        return self.out_of_patience()
+
+    def out_of_patience(self) -> bool:
+        waited = (self.step - self.best.get("step", self.step)) / self.budget.validate_every
+        return bool(self.budget.patience) and waited >= self.budget.patience
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+@contextmanager
+def _batches_from(batches: Batches, first: int) -> Iterator[Iterator[Batch]]:
+    source = prefetch(batches, first)
+    try:
+        yield (batch for _, batch in source)
+    finally:
+        source.close()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask; the loop finishes its step, saves and leaves. A second Ctrl-C is the usual one."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever started it handles signals
+        before = {}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

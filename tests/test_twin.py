@@ -1,0 +1,201 @@
+"""The autoregressive twin, checked by enumeration of all short texts of a tiny vocabulary."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.model import Sampling
+from difflm.noise import Noise
+from difflm.twin import NEVER, Autoregressive, inverse_distribution, truncated
+
+VOCABULARY = 7  # the four specials and three words
+WORDS = [4, 5, 6]
+
+
+def random_twin(seed: int, std: float) -> Autoregressive:
+    model = Autoregressive(VOCABULARY, 5, 32, 2, 4, 0.0, Sampling("autoregressive", steps=5))
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=std)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def twin() -> Autoregressive:
+    """Random weights, far from uniform."""
+    return random_twin(11, 0.35)
+
+
+def padded(texts: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    width = max(1, max(map(len, texts)))
+    ids = torch.tensor([list(text) + [PAD] * (width - len(text)) for text in texts])
+    return ids, torch.tensor([len(text) for text in texts])
+
+
+def full_logits(twin: Autoregressive, text: tuple[int, ...]) -> Tensor:
+    """Of the word after `text`, by one pass over all of it."""
+    with torch.no_grad():
+        return twin.network(twin.embedding(torch.tensor([[START, *text]])), None)[0, -1]
+
+
+def ruled(logits: Tensor, first: bool) -> Tensor:
+    logits = logits.clone()
+    logits[list(NEVER) + ([END] if first else [])] = float("-inf")
+    return logits
+
+
+def test_a_cached_step_answers_as_the_whole_text_does(twin):
+    text, caches = (4, 6, 6, 5, 4, 5), [None, None]
+    with torch.no_grad():
+        for i, last in enumerate((START, *text)):
+            logits, caches = twin.next_logits(torch.tensor([[last]]), caches, i)
+            expected = ruled(full_logits(twin, text[:i]), first=i == 0)
+            assert torch.allclose(logits[0], expected, atol=1e-4)
+
+
+def test_nats_are_the_chain_rule(twin):
+    texts = [(4,), (6, 5, 4), (5, 5)]
+    nats = twin.nats(*padded(texts))
+    for found, text in zip(nats.tolist(), texts, strict=True):
+        by_hand = sum(-float(full_logits(twin, text[:i]).log_softmax(-1)[word]) for i, word in enumerate((*text, END)))
+        assert found == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_probabilities_of_all_texts_sum_to_one(twin):
+    """Texts of at most three tokens, and the mass of everything that begins with three and goes on."""
+    others = [token for token in range(VOCABULARY) if token != END]
+    texts = [text for n in range(4) for text in itertools.product(others, repeat=n)]
+    ids, lengths = padded(texts)
+    with torch.no_grad():
+        nats, mask = twin.token_nats(ids, lengths)
+    ended = torch.exp(-(nats * mask).sum(-1).double()).sum()
+    longest = lengths == 3
+    begins = torch.exp(-nats[longest][:, :3].sum(-1).double())
+    goes_on = begins * (1 - torch.exp(-nats[longest][:, 3].double()))
+    assert float(ended + goes_on.sum()) == pytest.approx(1, abs=1e-5)
+
+
+def test_pads_and_the_batch_change_no_likelihood(twin):
+    alone = twin.nats(*padded([(4, 5)]))
+    beside = twin.nats(*padded([(4, 5), (6, 6, 6, 6, 6)]))
+    assert float(beside[0]) == pytest.approx(float(alone[0]), rel=1e-5)
+    ids, lengths = padded([(4, 5), (6, 6, 6, 6, 6)])
+    ids[0, 2:] = 6  # whatever stands beyond the end
+    assert float(twin.nats(ids, lengths)[0]) == pytest.approx(float(alone[0]), rel=1e-5)
+
+
+def test_the_loss_is_nats_per_token_with_end_counted(twin):
+    ids, lengths = padded([(4, 5), (6, 6, 6, 6, 5)])
+    expected = float(twin.nats(ids, lengths).sum()) / (3 + 6)
+    assert float(twin.loss(ids, lengths)["loss"].detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def run(twin: Autoregressive, sampling: Sampling, count: int = 1, width: int = 5, seed: int = 0) -> list[list[int]]:
+    with torch.no_grad():
+        *_, last = twin.stream(Noise(seed, torch.arange(count)), torch.full((count,), width), width, sampling)
+    return [twin.words(row) for row in last.tokens.tolist()]
+
+
+def test_temperature_zero_is_greedy(twin):
+    text: tuple[int, ...] = ()
+    while len(text) < 5:
+        word = int(ruled(full_logits(twin, text), first=not text).argmax())
+        if word == END:
+            break
+        text = (*text, word)
+    for seed in range(3):
+        assert run(twin, Sampling(temperature=0), seed=seed) == [list(text)]
+    assert run(twin, Sampling(top_k=1)) == [list(text)]
+
+
+def test_drawn_texts_follow_the_model(twin):
+    """20,000 texts of at most two words: total variation below the 0.03 that nine cells and their rest allow."""
+    count, found = 20_000, run(twin, Sampling(), 20_000, width=3)
+    heads = [tuple(text[:2]) for text in found]
+    gap = 0.0
+    for text in [(a,) for a in WORDS] + list(itertools.product(WORDS, repeat=2)):
+        p = 1.0
+        for i, word in enumerate(text if len(text) == 2 else (*text, END)):
+            p *= float(ruled(full_logits(twin, text[:i]), first=i == 0).softmax(-1)[word])
+        gap += abs(p - heads.count(text) / count) / 2
+    assert gap < 0.03
+    assert not {START, UNK, PAD, END} & {word for text in found for word in text}
+    assert all(found)  # no text is empty
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 5, 6, 9])
+def test_a_wide_beam_finds_the_likeliest_text(seed):
+    """81 beams hold every partial text of four words; the likeliest is known by enumeration. END is made rare, so
+    that the likeliest texts are long and depend on all of their words."""
+    twin = random_twin(seed, 1.0)
+    with torch.no_grad():
+        twin.network.head.bias[END] = -20.0
+    texts = [text for n in range(1, 5) for text in itertools.product(WORDS, repeat=n)]
+    scores = torch.zeros(len(texts))
+    for k, text in enumerate(texts):
+        steps = (ruled(full_logits(twin, text[:i]), first=i == 0).log_softmax(-1) for i in range(len(text) + 1))
+        scores[k] = sum(step[word] for step, word in zip(steps, (*text, END), strict=True))
+    best = texts[int(scores.argmax())]
+    assert run(twin, Sampling(beams=81), count=2) == [list(best)] * 2
+
+
+def test_one_beam_stops_where_greedy_would_or_sooner(twin):
+    """A single beam walks the greedy words; it may end earlier, at the best END on the way."""
+    no_end = run(twin, Sampling(beams=1))[0]
+    text: tuple[int, ...] = ()
+    for word in no_end:
+        logits = ruled(full_logits(twin, text), first=not text)
+        logits[END] = float("-inf")
+        assert word == int(logits.argmax())
+        text = (*text, word)
+
+
+# -- truncation, worked by hand -----------------------------------------------------------------------------------
+
+SHARES = torch.tensor([[0.1, 0.4, 0.2, 0.25, 0.05]])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(), [0.1, 0.4, 0.2, 0.25, 0.05]),
+        (Sampling(top_k=2), [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
+        (Sampling(top_k=9), [0.1, 0.4, 0.2, 0.25, 0.05]),
+        (Sampling(top_p=0.3), [0, 1, 0, 0, 0]),
+        (Sampling(top_p=0.6), [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
+        (Sampling(top_p=0.7), [0, 0.4 / 0.85, 0.2 / 0.85, 0.25 / 0.85, 0]),
+        (Sampling(top_p=0.97), [0.1, 0.4, 0.2, 0.25, 0.05]),
+        # Of the two likeliest, 0.4/0.65 = 0.62 already exceeds 0.6.
+        (Sampling(top_k=2, top_p=0.6), [0, 1, 0, 0, 0]),
+        # Squares: 0.01, 0.16, 0.04, 0.0625, 0.0025, sum 0.275.
+        (Sampling(temperature=0.5), [0.01 / 0.275, 0.16 / 0.275, 0.04 / 0.275, 0.0625 / 0.275, 0.0025 / 0.275]),
+    ],
+)
+def test_truncation_keeps_what_it_says(sampling, expected):
+    assert truncated(SHARES.log(), sampling).softmax(-1)[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_inverse_distribution_by_hand():
+    p = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]])
+    cases = {1e-7: 1, 0.2: 1, 0.26: 3, 0.74: 3, 0.76: 4, 1 - 1e-7: 4}
+    for u, word in cases.items():
+        assert inverse_distribution(p, torch.tensor([u])).tolist() == [word]
+
+
+def test_the_rarest_word_is_drawn_as_often_as_it_should():
+    """One word of a hundred thousand holds 1e-6; evenly spaced numbers hit its share to one of them."""
+    p = torch.full((1, 100_001), (1 - 1e-6) / 100_000)
+    p[0, -1] = 1e-6
+    inside = torch.tensor([1 - 0.5e-6], dtype=torch.float64)
+    assert inverse_distribution(p, inside).tolist() == [100_000]
+    assert inverse_distribution(p, torch.tensor([1 - 1.5e-6], dtype=torch.float64)).tolist() == [99_999]
+
+
+def test_words_end_where_the_text_does(twin):
+    assert twin.words([4, 5, END, 6, PAD]) == [4, 5]
+    assert twin.words([4, 5, 6]) == [4, 5, 6]
+    assert math.isinf(float(truncated(SHARES.log(), Sampling(top_k=1))[0, 0]))
