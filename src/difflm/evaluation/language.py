@@ -1,0 +1,313 @@
+"""`evaluate --task language`: how well a model writes, always beside real text and the twin's samples.
+
+What each figure means is said in `difflm.evaluation.records`.
+"""
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from difflm.data.tokenizers import UNK, Tokenizer, split_words
+from difflm.errors import DifflmError, UsageError
+from difflm.evaluation.corpora import MOST_TEXTS, Corpus, corpus_for
+from difflm.evaluation.records import Report, Row
+from difflm.fit import room_for_words
+from difflm.generation import finished, frames, tiles
+from difflm.model import Sampling
+from difflm.pipeline import TextDiffusion
+from difflm.textmetrics import (
+    copied_among,
+    copied_share,
+    distinct_n,
+    length_distance,
+    self_bleu,
+    unique_share,
+    unknown_share,
+)
+
+__all__ = ["Corpus", "Report", "Row", "corpus_for", "evaluate_language"]
+
+Nats = NDArray[np.float64]
+OnProgress = Callable[[str, int, int], None]  # what is being done, how much of it is, and how much there is
+Counted = Callable[[int, int], None]
+
+CHUNK = 256  # texts scored between two words of progress
+OF_DENOISING = {"sampler", "steps", "noise_temperature", "noise_top_p", "clamp", "clamp_below", "draw"}
+
+
+def evaluate_language(
+    models: Mapping[str, TextDiffusion],
+    corpus: Corpus,
+    judge: TextDiffusion | None = None,
+    samples: int = 1000,
+    seed: int = 0,
+    draws: int = 8,
+    twin: TextDiffusion | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = lambda what, done, total: None,
+    score_texts: int = 500,
+) -> Report:
+    """Measure `samples` texts of each model, of the twin (of the judge where there is none) and of real text.
+
+    `settings` change how the models write, not the twin. Likelihoods and bounds are those of `score_texts` held-out
+    texts with `draws` noise levels each; both cost time, twice the one as much as twice the other.
+    """
+    check_numbers(samples, seed, draws, score_texts)
+    if not corpus.texts:
+        raise DifflmError(f"{corpus.name} has no held-out text to measure against.")
+    rival = twin or judge
+    writers = {"twin samples" if twin else "judge's own samples": Writer(rival, {})} if rival else {}
+    writers |= {name: Writer(lm, dict(settings or {})) for name, lm in models.items()}
+    reference = random.Random(seed).sample(corpus.texts, min(len(corpus.texts), MOST_TEXTS))
+    reader = Judge.of(judge, reference, on_progress) if judge else None
+    tokenizer = judge.tokenizer if judge else next(iter(writers.values())).lm.tokenizer
+    real = reference[:samples]
+    sets = {f"real text ({corpus.split})": Texts(real, tokenizer.encode_batch(real), tokenizer)}
+    for name, writer in writers.items():
+        sets[name] = writer.write(samples, seed, partial(on_progress, f"{name}: writing"))
+    on_progress("looking for copies", 0, 1)
+    measure = Measure(
+        reader,
+        copied_among((text for made in sets.values() for text in made.texts), corpus.training()),
+        [len(split_words(text)) for text in reference],
+        min(len(made.texts) for made in sets.values()),
+        seed,
+    )
+    chosen = Scored.choose(reference, [writer.lm for writer in writers.values()], score_texts)
+    rows = []
+    for name, made in sets.items():
+        row = measure.row(name, made, on_progress)
+        if name in writers:
+            chosen.add_likelihood(row, writers[name].lm, seed, draws, on_progress)
+        rows.append(row)
+    about = (reader.name, reader.p99) if reader else (None, None)
+    return Report(rows, samples, seed, draws, corpus.split, corpus.name, *about)
+
+
+def check_numbers(samples: int, seed: int, draws: int, score_texts: int) -> None:
+    for name, value, most in (("samples", samples, 1_000_000), ("draws", draws, 1000), ("texts", score_texts, 10**6)):
+        if not 1 <= value <= most:
+            raise UsageError(f"the number of {name} must lie between 1 and {most:,}, not {value}.")
+    if not 0 <= seed < 2**31:
+        raise UsageError(f"--seed must lie between 0 and {2**31 - 1}, not {seed}.")
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts as printed, their ids as written or read, and how they came about."""
+
+    texts: list[str]
+    ids: list[list[int]]
+    tokenizer: Tokenizer
+    method: str = "people"
+    figures: dict[str, float | None] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A model and the changes to its own settings that it is asked to write with."""
+
+    lm: TextDiffusion
+    changes: dict[str, Any]
+
+    def write(self, n: int, seed: int, on_progress: Counted) -> Texts:
+        """The texts `generate` would give, with their ids: an unknown word is in the ids, not in the text."""
+        lm, method = self.lm, self.lm.config["method"]
+        # One set of changes serves diffusion models and the twin beside them; it takes what it understands.
+        ignored = OF_DENOISING if method == "autoregressive" else set()
+        sampling = lm.sampling(**{key: value for key, value in self.changes.items() if key not in ignored})
+        rows: dict[int, list[int]] = {}
+        start = time.perf_counter()
+        for tile in tiles(lm.model, 0, n, seed, lm.device):
+            *_, last = frames(lm.model, tile, seed, sampling)
+            rows |= finished(lm.model, tile, last)
+            on_progress(len(rows), n)
+        seconds = time.perf_counter() - start
+        ids = [rows[k] for k in range(n)]
+        return Texts(
+            [lm.tokenizer.decode(row) for row in ids],
+            ids,
+            lm.tokenizer,
+            method,
+            {"denoiser_calls": float(lm.model.calls(sampling)), "seconds": seconds},
+            {"seconds": f"seconds: on {device_name(lm.device)}", "sampling": described(sampling)},
+        )
+
+
+def described(sampling: Sampling) -> str:
+    """Sampler and steps, and whatever else is not as usual."""
+    always = ("sampler", "steps")
+    said = [f for f in fields(Sampling) if f.name in always or getattr(sampling, f.name) != f.default]
+    return " ".join(f"{f.name}={getattr(sampling, f.name)}" for f in said)
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+# -- nats -------------------------------------------------------------------------------------------------------------
+
+
+def score(lm: TextDiffusion, rows: list[list[int]], seed: int, draws: int, on_progress: Counted) -> Nats:
+    """Nats of each text. Every chunk has a seed of its own; the answer depends on nothing but the arguments here."""
+    nats = []
+    for start in range(0, len(rows), CHUNK):
+        on_progress(start, len(rows))
+        size = 64 if lm.device.type == "cpu" else CHUNK
+        nats.append(lm.score_ids(rows[start : start + CHUNK], seed + start, draws, size).double().numpy())
+    return np.concatenate(nats)
+
+
+def tokens_of(rows: Sequence[Sequence[int]]) -> Nats:
+    """Tokens of each text, END included."""
+    return np.array([len(row) + 1.0 for row in rows])
+
+
+def ratio(nats: Nats, tokens: Nats) -> tuple[float, float | None]:
+    """Σ nats / Σ tokens, and its standard error over texts, by linearisation (Cochran, 1977, §2.11)."""
+    value = nats.sum() / tokens.sum()
+    if len(nats) < 2:
+        return float(value), None
+    return float(value), float(np.sqrt(len(nats)) * (nats - value * tokens).std(ddof=1) / tokens.sum())
+
+
+def put_ratio(row: Row, figure: str, nats: Nats, tokens: Nats) -> None:
+    row.figures[figure], error = ratio(nats, tokens)
+    row.texts[figure] = len(nats)
+    if error is not None:
+        row.errors[figure] = error
+
+
+@dataclass(frozen=True)
+class Judge:
+    """An autoregressive model that reads texts, and where the worst hundredth of real text begins."""
+
+    lm: TextDiffusion
+    name: str
+    p99: float
+
+    @classmethod
+    def of(cls, lm: TextDiffusion, reference: list[str], on_progress: OnProgress) -> "Judge":
+        if lm.model.likelihood != "exact":
+            method = lm.config["method"]
+            raise UsageError(f"a judge needs an exact likelihood, which {method} has not. Use an autoregressive run.")
+        rows = lm.tokenizer.encode_batch(reference)
+        nats = score(lm, rows, 0, 1, partial(on_progress, "judge: reading real text"))
+        return cls(lm, model_name(lm), float(np.quantile(nats / tokens_of(rows), 0.99)))
+
+
+def model_name(lm: TextDiffusion) -> str:
+    """Method, size, and a fingerprint of the weights."""
+    digest = hashlib.sha256()
+    state = lm.model.state_dict()
+    for name in sorted(state):
+        digest.update(name.encode() + state[name].float().cpu().numpy().tobytes())
+    size = sum(p.numel() for p in lm.model.parameters())
+    return f"{lm.config['method']} {size / 1e6:.2f}M {digest.hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The held-out texts whose likelihood every model tells."""
+
+    texts: list[str]
+    note: str
+
+    @classmethod
+    def choose(cls, reference: list[str], lms: list[TextDiffusion], count: int) -> "Scored":
+        """The first `count` texts that all models can hold."""
+        fits = np.ones(len(reference), dtype=bool)
+        for lm in lms:
+            room = room_for_words(lm.model)
+            fits &= [0 < len(ids) <= room for ids in lm.tokenizer.encode_batch(reference)]
+        chosen = np.flatnonzero(fits)[:count].tolist()
+        looked_at = chosen[-1] + 1 if len(chosen) == count else len(reference)
+        skipped = looked_at - len(chosen)
+        note = (
+            f"{skipped} of {looked_at} held-out texts are longer than a model holds and not scored" if skipped else ""
+        )
+        return cls([reference[i] for i in chosen], note)
+
+    def add_likelihood(self, row: Row, lm: TextDiffusion, seed: int, draws: int, on_progress: OnProgress) -> None:
+        if lm.model.likelihood is None:
+            row.notes["nats_per_token"] = f"{row.name}: {row.method} has no likelihood and no bound"
+            return
+        row.notes["likelihood"] = lm.model.likelihood
+        if self.note:
+            row.notes["nats_per_token"] = self.note
+        if not self.texts:
+            return
+        ids = lm.tokenizer.encode_batch(self.texts)
+        nats = score(lm, ids, seed, draws, partial(on_progress, f"{row.name}: likelihood"))
+        put_ratio(row, "nats_per_token", nats, tokens_of(ids))
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What the texts of a row are held against."""
+
+    judge: Judge | None
+    copied: set[str]
+    lengths: list[int]  # of all held-out texts
+    alike: int  # texts of the smallest row
+    seed: int
+
+    def row(self, name: str, made: Texts, on_progress: OnProgress) -> Row:
+        words = [split_words(text) for text in made.texts]
+        first, count = words[: self.alike], len(words)
+        lengths = [len(w) for w in words]
+        figures: dict[str, float | None] = {"nats_per_token": None, "judge_nats_per_token": None, "above_p99": None}
+        figures |= {f"distinct_{n}": distinct_n(first, n) for n in range(1, 5)}
+        figures |= {
+            "self_bleu": self_bleu(first, seed=self.seed) if self.alike > 1 else None,
+            "copied": copied_share(made.texts, self.copied),
+            "unknown": unknown_share(made.ids, UNK) if any(made.ids) else None,
+            "unique": unique_share(made.texts),
+            "length_mean": sum(lengths) / count,
+            "length_distance": length_distance(lengths, self.lengths),
+            "denoiser_calls": None,
+            "seconds": None,
+        }
+        texts = {figure: self.alike if figure.startswith(("distinct", "self")) else count for figure in figures}
+        tokenizer = f"{made.tokenizer.kind}, {made.tokenizer.size} entries, {made.tokenizer.fingerprint()}"
+        row = Row(name, made.method, figures | made.figures, dict(made.notes), tokenizer, texts)
+        if self.alike < count:
+            row.notes["distinct_4"] = f"distinct-n and self-BLEU: on {self.alike:,} texts of each, as many as all have"
+        self.add_judgement(row, made, on_progress)
+        return row
+
+    def add_judgement(self, row: Row, made: Texts, on_progress: OnProgress) -> None:
+        figure = "judge_nats_per_token"
+        if self.judge is None:
+            row.notes[figure] = "no judge: no judge figures"
+            return
+        if self.judge.lm.tokenizer.fingerprint() != made.tokenizer.fingerprint():
+            row.notes[figure] = f"{row.name}: the judge reads other tokens, so it cannot judge this model"
+            return
+        written = [ids for ids in made.ids if ids]
+        empty = len(made.ids) - len(written)
+        if empty:
+            row.notes[figure] = f"{row.name}: {empty} empty texts, not judged but counted above the 99th percentile"
+        high = 0
+        if written:
+            nats = score(self.judge.lm, written, 0, 1, partial(on_progress, f"{row.name}: judging"))
+            put_ratio(row, figure, nats, tokens_of(written))
+            high = int((nats / tokens_of(written) > self.judge.p99).sum())
+        row.figures["above_p99"] = (high + empty) / len(made.ids)

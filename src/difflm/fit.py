@@ -1,0 +1,189 @@
+"""From a recipe to a run: read the texts, learn the words, build the model, train it."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from difflm.data.batches import Batch, Batches, Subset, split_holdout
+from difflm.data.corpora import NAMES, corpus, corpus_path
+from difflm.data.tokenfile import TokenFile, source_fingerprint
+from difflm.data.tokenizers import Bpe, Tokenizer, Words
+from difflm.errors import DifflmError, UsageError
+from difflm.files import explain, read_json, write_atomic
+from difflm.lengths import PadsAsWords
+from difflm.model import DiffusionModel, LanguageModel
+from difflm.recipe import Recipe, check
+from difflm.run import write_config
+from difflm.training.checkpoints import newest_checkpoint
+from difflm.training.loop import Budget, Outcome, Trainer, Watcher
+
+VALIDATION_BATCHES = 16
+
+Note = Callable[[str, int], None]  # what is being read, and how many texts so far
+
+
+def train_run(
+    recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
+) -> Outcome:
+    """Train a run in `out`; with `resume`, continue the one that is there."""
+    if resume:
+        same_recipe(recipe, out)
+    elif (out / "config.json").exists() or newest_checkpoint(out):
+        raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
+    with nullcontext() if resume else whole_or_nothing(out):
+        tokenizer = Tokenizer.load(out / "tokenizer.json") if resume else learn_tokenizer(recipe, out, root, note)
+        torch.manual_seed(recipe.seed)
+        model = recipe.build_method().build(tokenizer.size, recipe.longest)
+        training, held_out = read_splits(recipe, tokenizer, room_for_words(model), out, root, note)
+        tokens, subset = training
+        model.observe(*histograms(tokens, subset, recipe.longest, tokenizer.size))
+        widths = recipe.widths or default_widths(recipe.longest, device)
+        batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset)
+        write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
+        write_config(out, recipe, tokenizer, model, {"texts": len(subset)})
+    trainer = Trainer(model, budget_of(recipe, device), out, device)
+    if resume and not trainer.resume():
+        note("no checkpoint yet, starting anew", 0)
+    outcome = trainer.fit(batches, validation_batches(*held_out, recipe, widths), watcher)
+    write_config(out, recipe, tokenizer, model, {"texts": len(subset), **trained(outcome)})
+    return outcome
+
+
+@contextmanager
+def whole_or_nothing(out: Path) -> Iterator[None]:
+    """Say at once that `out` cannot be written; take back what was begun there when the texts turn out unusable."""
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        before = set(out.iterdir())
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise explain(error, out) from None
+    try:
+        yield
+    except BaseException:
+        for path in set(out.iterdir()) - before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder in which somebody else put something stays
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+def trained(outcome: Outcome) -> dict[str, object]:
+    return {
+        "trained": {
+            "steps": outcome.step,
+            "stopped": outcome.stopped,
+            "minutes": round(outcome.seconds / 60, 2),
+            "validation": outcome.best,
+        }
+    }
+
+
+def same_recipe(recipe: Recipe, out: Path) -> None:
+    """A run is resumed with the recipe it began with."""
+    path = out / "recipe.json"
+    if not path.exists():
+        raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
+    before = check(read_json(path))
+    changed = [k for k in Recipe.model_fields if getattr(before, k) != getattr(recipe, k)]
+    if changed:
+        raise UsageError(
+            f"{out} was begun with {changed[0]}={getattr(before, changed[0])}, not {getattr(recipe, changed[0])}. "
+            "Resume with the same recipe."
+        )
+
+
+def budget_of(recipe: Recipe, device: torch.device) -> Budget:
+    precision = recipe.precision if recipe.precision != "auto" else ("bf16" if device.type == "cuda" else "fp32")
+    shared = {k: v for k, v in recipe.model_dump().items() if k in Budget.__dataclass_fields__}
+    return Budget(**{**shared, "precision": precision, "compile": device.type == "cuda"})
+
+
+def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:
+    # Every width is compiled by itself on a GPU, which costs more than short batches save in a short run.
+    return (longest,) if device.type == "cuda" else (*range(16, longest, 16), longest)
+
+
+def room_for_words(model: LanguageModel) -> int:
+    """Tokens a text may have: START and END take two places of a canvas where pads are words."""
+    pads = isinstance(model, DiffusionModel) and isinstance(model.lengths, PadsAsWords)
+    return model.longest - 2 if pads else model.longest
+
+
+def learn_tokenizer(recipe: Recipe, out: Path, root: Path | None, note: Note) -> Tokenizer:
+    """The run's own tokenizer, learned from the training texts."""
+    texts = counted(corpus(recipe.data, root, "train", recipe.column), "learning words", note)
+    tokenizer = (
+        Words.build(texts, recipe.more_than) if recipe.tokenizer == "words" else Bpe.build(texts, recipe.vocabulary)
+    )
+    if tokenizer.size <= 5:
+        raise DifflmError(f"{recipe.data} gives no vocabulary. Give more text, or a lower more_than.")
+    tokenizer.save(out / "tokenizer.json")
+    return tokenizer
+
+
+Split = tuple[TokenFile, Subset]
+
+
+def read_splits(
+    recipe: Recipe, tokenizer: Tokenizer, longest: int, out: Path, root: Path | None, note: Note
+) -> tuple[Split, Split]:
+    """Training and held-out texts: the corpus's own split, or a hundredth of a file that has none."""
+    training = read_tokens(recipe, tokenizer, longest, out, "train", root, note)
+    if recipe.data in NAMES:
+        valid = read_tokens(recipe, tokenizer, longest, out, "valid", root, note)
+        return (training, whole(training)), (valid, whole(valid))
+    kept, held = split_holdout(len(training), recipe.seed)
+    return (training, kept), (training, held)
+
+
+def whole(tokens: TokenFile) -> Subset:
+    return Subset(len(tokens), 0, 0, len(tokens))
+
+
+def read_tokens(
+    recipe: Recipe, tokenizer: Tokenizer, longest: int, out: Path, split: str, root: Path | None, note: Note
+) -> TokenFile:
+    """Tokens on disk, made once; remade when the file, the words or the limit changed."""
+    directory = out / "data" / split
+    source = source_fingerprint(corpus_path(recipe.data, root, split))  # type: ignore[arg-type]
+    source["column"] = recipe.column
+    if directory.exists():
+        tokens = TokenFile.open(directory)
+        if tokens.matches(tokenizer, longest, source):
+            return tokens
+        if newest_checkpoint(out):
+            raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
+    texts = counted(corpus(recipe.data, root, split, recipe.column), f"reading {split} texts", note)  # type: ignore[arg-type]
+    return TokenFile.build(directory, texts, tokenizer, longest, source, None)
+
+
+def counted(texts: Iterable[str], what: str, note: Note) -> Iterator[str]:
+    for number, text in enumerate(texts, start=1):
+        if number % 10_000 == 0:
+            note(what, number)
+        yield text
+
+
+def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many training texts have each length, and how often each token occurs; of 100,000 texts at most."""
+    chosen = subset(np.arange(min(len(subset), 100_000)))
+    ids, lengths = tokens.rows(chosen, longest)
+    words = ids[np.arange(longest) < lengths[:, None]]
+    counts = np.bincount(lengths, minlength=longest + 1), np.bincount(words, minlength=vocabulary)
+    return torch.from_numpy(counts[0]), torch.from_numpy(counts[1])
+
+
+def validation_batches(tokens: TokenFile, subset: Subset, recipe: Recipe, widths: tuple[int, ...]) -> list[Batch]:
+    """A fixed set of held-out batches."""
+    size = min(recipe.batch_size, len(subset))
+    batches = Batches(tokens, size, recipe.seed, widths, subset)
+    return [batches.batch(step) for step in range(min(VALIDATION_BATCHES, max(1, len(subset) // size)))]

@@ -1,0 +1,159 @@
+"""Recipes: a YAML file with a method, a data set, sizes and a budget, and `key=value` changes to it."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from difflm.errors import UsageError
+from difflm.methods import METHODS, Method
+
+
+class Recipe(BaseModel):
+    """Everything that decides a training run. Sizes of the model stand under `model`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    method: str
+    model: dict[str, Any] = Field(default_factory=dict)
+
+    data: str
+    "`e2e`, or the path of a .txt, .csv or .jsonl file."
+    column: str | None = None
+    "The column of a .csv or .jsonl file that holds the text."
+    tokenizer: Literal["words", "bpe"] = "bpe"
+    vocabulary: PositiveInt = 2000
+    "Largest number of BPE pieces."
+    more_than: int = Field(default=10, ge=0)
+    "A word of the word vocabulary was seen more often than this."
+    longest: int = Field(default=64, ge=2, le=512)
+    "Tokens of a canvas; longer texts are left out, and counted."
+    licence: str = ""
+    "Of the data, for the model card."
+
+    steps: PositiveInt
+    batch_size: int = Field(default=64, ge=2)
+    lr: PositiveFloat = 1e-3
+    warmup: int = Field(default=500, ge=0)
+    decay: Literal["linear", "cosine", "none"] = "cosine"
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip: float = Field(default=1.0, ge=0)
+    accumulate: PositiveInt = 1
+    ema: float = Field(default=0.999, ge=0, lt=1)
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    "`auto`: bf16 on a GPU, fp32 elsewhere."
+    widths: tuple[PositiveInt, ...] = ()
+    "Canvas widths of batches of like length; empty: multiples of 16 on a CPU, the longest alone on a GPU."
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    log_every: PositiveInt = 100
+    save_every: PositiveInt = 1000
+    validate_every: PositiveInt = 1000
+    sample_every: int = Field(default=2000, ge=0)
+    patience: int = Field(default=0, ge=0)
+
+    def build_method(self) -> Method:
+        return METHODS[self.method](**self.model)
+
+
+def known_recipes() -> dict[str, Path]:
+    """Recipes that come with the package, by name."""
+    folder = Path(str(resources.files("difflm") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_recipe(name_or_path: str, changes: Sequence[str] = ()) -> Recipe:
+    """A bundled recipe or a file, with `key=value` changes; all faults are told at once."""
+    values = _read(name_or_path)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals:
+            raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
+        _set(values, key.strip(), _value(text, change))
+    return check(values)
+
+
+def check(values: Mapping[str, Any]) -> Recipe:
+    if values.get("data") is None:
+        raise UsageError("this recipe trains on your own texts: give data=FILE, such as data=my.txt.")
+    try:
+        recipe = Recipe(**{str(key): value for key, value in values.items()})
+        _known_method(recipe.method)
+        _check_sizes(recipe.build_method())
+        return recipe
+    except ValidationError as error:
+        raise UsageError(_explain(error, values)) from None
+
+
+def _read(name_or_path: str) -> dict[str, Any]:
+    bundled = known_recipes()
+    path = bundled.get(name_or_path) or Path(name_or_path)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        near = difflib.get_close_matches(name_or_path, bundled, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(f"no recipe {name_or_path!r}. {hint}Known: {', '.join(bundled)}; or a YAML file.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} is not a readable recipe: {str(error).splitlines()[0]}.") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} is not a recipe: it should hold `key: value` lines.")
+    return values
+
+
+def _value(text: str, change: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UsageError(f"the value of {change!r} cannot be read.") from None
+    # YAML 1.1 reads 3e-4 as a word; everyone means the number.
+    try:
+        return float(text) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    if key.startswith("model."):
+        values.setdefault("model", {})[key.removeprefix("model.")] = value
+    else:
+        values[key] = value
+
+
+def _check_sizes(method: Method) -> None:
+    sizes = method.model_dump()
+    for key, value in sizes.items():
+        if type(value) is int and value < 1:
+            raise UsageError(f"recipe: model.{key}: should be at least 1, not {value}.")
+    if not 0 <= sizes.get("dropout", 0) < 1:
+        raise UsageError(f"recipe: model.dropout: should lie between 0 and 1, not {sizes['dropout']}.")
+    hidden, heads = sizes.get("hidden", 2), sizes.get("heads", 1)
+    if hidden % (2 * heads):
+        raise UsageError(f"recipe: model.hidden={hidden} does not divide into model.heads={heads} heads of even size.")
+
+
+def _known_method(name: str) -> None:
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(f"unknown method {name!r}. {hint}Known: {', '.join(METHODS)}.")
+
+
+def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
+    """Every fault in one line each, unknown keys with their nearest spelling."""
+    method = METHODS.get(str(values.get("method")))
+    keys = list(Recipe.model_fields) + [f"model.{k}" for k in (method.model_fields if method else {})]
+    lines = []
+    for fault in error.errors():
+        inside = error.title != "Recipe"
+        key = ".".join(str(part) for part in fault["loc"])
+        key = f"model.{key}" if inside else key
+        if fault["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, keys, n=1)
+            lines.append(f"unknown key {key!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        else:
+            lines.append(f"{key}: {fault['msg'].lower()}.")
+    return "recipe: " + " ".join(lines)

@@ -1,0 +1,78 @@
+"""Tiny trained runs for tests: a small grammar, and each method trained on it for a handful of steps.
+
+Use: `from tiny import tiny_runs` in a test module (the fixture), or `tiny_run(tmp_path, "difflm", steps=5)`.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from difflm.fit import train_run
+from difflm.methods import METHODS
+from difflm.recipe import check
+
+PARTS = (
+    ("The", "A", "One"),
+    ("old", "small", "red", "quiet", "friendly"),
+    ("pub", "restaurant", "coffee shop", "inn"),
+    ("near", "behind", "beside"),
+    ("the river", "the city centre", "Café Sicilia"),
+    ("serves", "offers", "sells"),
+    ("Italian", "French", "Chinese", "English"),
+    ("food", "wine", "food, and is cheap", "food for £30"),
+)
+MODEL = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.0}
+
+
+class Silent:
+    """A watcher who says nothing."""
+
+    def progress(self, now: object) -> None: ...
+    def validated(self, step: int, nats: float, best: bool) -> None: ...
+    def samples(self, step: int, model: object) -> None: ...
+
+
+def write_grammar(path: Path, n: int, seed: int = 0) -> list[str]:
+    """`n` sentences, one choice of each of PARTS, a text a line; some are there twice."""
+    draw = random.Random(seed)
+    texts = [" ".join(draw.choice(part) for part in PARTS) + "." for _ in range(n)]
+    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
+    return texts
+
+
+def tiny_run(directory: Path, method: str, **changes: Any) -> Path:
+    """Train `directory/method` on `directory/grammar.txt`, which is written if it is not there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    data = directory / "grammar.txt"
+    if not data.exists():
+        write_grammar(data, 1000)
+    recipe = {
+        "method": method,
+        "model": MODEL if method == "autoregressive" else {**MODEL, "embedding_dim": 16},
+        "data": str(data),
+        "tokenizer": "words",
+        "more_than": 0,
+        "longest": 24,
+        "steps": 30,
+        "batch_size": 16,
+        "warmup": 5,
+        "lr": 3e-3,
+        "sample_every": 0,
+    }
+    train_run(
+        check({**recipe, **changes}), directory / method, torch.device("cpu"), Silent(), lambda *_: None, None, False
+    )
+    return directory / method
+
+
+@pytest.fixture(scope="session")
+def tiny_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each method on the same grammar and words, made once a session whichever module asks first."""
+    directory = tmp_path_factory.getbasetemp() / "tiny"
+    if not directory.exists():
+        for method in METHODS:
+            tiny_run(directory, method)
+    return {method: directory / method for method in METHODS}
