@@ -58,7 +58,7 @@ def copy_of(run: Path, tmp_path: Path) -> Path:
         (b" \n\n", 1, "no text in"),
         (b"fine\n\xff\xfe broken\n", 1, "line 2"),
         (b"only one text\n", 2, "too few"),
-        (b" ".join([b"word"] * 100) + b"\n", 1, "more than 24 tokens"),
+        (b" ".join([b"word"] * 100) + b"\n", 1, "more than 24 tokens, the shortest 100. Raise longest by 76"),
     ],
 )
 def test_a_file_that_cannot_be_trained_on_leaves_nothing_behind(complaint, tmp_path, content, code, said):
@@ -131,6 +131,17 @@ def test_a_wrong_recipe(complaint, tmp_path, argv, said):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_recipe_whose_model_is_empty_or_odd(complaint, tmp_path, capsys):
+    path = tmp_path / "my.yaml"
+    path.write_text("method: difflm\ndata: my.txt\nsteps: 3\nmodel:\n")
+    for changes in ([], ["model.hidden=24"]):
+        assert main(["train", str(path), *changes, "--dry-run"]) == 0
+        assert ("hidden: 24" in capsys.readouterr().out) == bool(changes)
+    path.write_text("method: difflm\ndata: my.txt\nsteps: 3\nmodel: large\n")
+    for changes in ([], ["model.hidden=32"]):
+        assert "model" in complaint(2, "train", path, *changes, "--dry-run")
+
+
 def test_a_file_that_is_no_recipe(complaint, tmp_path):
     (tmp_path / "odd.yaml").write_text("a: [1\n")
     assert "not a readable recipe" in complaint(2, "train", tmp_path / "odd.yaml", "--out", tmp_path / "run")
@@ -164,8 +175,11 @@ def test_following_that_advice_mends_the_run(tmp_path, grammar):
     assert main(argv) == 0
     whole = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").write_bytes(whole[:1000])
+    metrics = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(metrics + '{"kind": "train", "step": 7}\n')  # by a process that was killed
     assert main([*argv, "--resume"]) == 0
     assert (run / "model.safetensors").read_bytes() == whole
+    assert (run / "metrics.jsonl").read_text() == metrics
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tiny import MODEL, tiny_runs, write_grammar
+from tiny import MODEL, tiny_run, tiny_runs, write_grammar
 
 from difflm import __version__
 from difflm.cli import in_order, main
@@ -20,7 +21,7 @@ from difflm.methods import METHODS
 from difflm.recipe import known_recipes, load_recipe
 from difflm.run import read_config
 from difflm.training.checkpoints import checkpoint_steps
-from difflm.training.loop import Progress
+from difflm.training.loop import Progress, Validation
 
 assert tiny_runs  # a fixture
 
@@ -211,9 +212,10 @@ def test_evaluating_leaves_records_that_info_and_the_card_show(say, tmp_path, gr
     assert "real text (valid)" in table and "≤" in table
     records = [r for r in lines((run / "metrics.jsonl").read_text()) if r["kind"] == "metric"]
     assert {"nats_per_token", "distinct_4", "copied", "denoiser_calls"} <= {r["name"] for r in records}
-    assert all(r["model"] == "run" and r["unit"] and r["seed"] == 0 for r in records)
-    assert "nats_per_token: ≤" in say("info", run)
-    assert "| nats_per_token | ≤" in (run / "README.md").read_text()
+    assert {r["model"] for r in records} == {"run", "real text (valid)"}
+    assert all(r["unit"] and r["seed"] == 0 for r in records)
+    assert "run, nats_per_token: ≤" in say("info", run)
+    assert "| run | nats_per_token | ≤" in (run / "README.md").read_text()
     (about,) = lines(say("info", run, "--json"))
     assert about["method"] == "difflm" and len(about["metrics"]) == len(records)
 
@@ -221,15 +223,18 @@ def test_evaluating_leaves_records_that_info_and_the_card_show(say, tmp_path, gr
 def test_records_can_go_elsewhere(say, tiny_runs, tmp_path):
     run, out = tiny_runs["difflm"], tmp_path / "records.jsonl"
     before = (run / "metrics.jsonl").read_bytes()
-    rows = lines(say("evaluate", run, "--samples", "3", "--draws", "1", "--steps", "2", "--json", "--out", out))
+    argv = ["--samples", "3", "--score-texts", "3", "--draws", "1", "--steps", "2", "--json", "--out", out]
+    rows = lines(say("evaluate", run, *argv))
     assert [row["name"] for row in rows] == ["real text (valid)", "difflm"]
     assert (run / "metrics.jsonl").read_bytes() == before
-    assert {r["model"] for r in lines(out.read_text())} == {"difflm"}
+    assert {r["model"] for r in lines(out.read_text())} == {"difflm", "real text (valid)"}
+    assert rows[1]["texts"]["nats_per_token"] == rows[0]["texts"]["unique"] == 3
+    assert rows[1]["errors"]["nats_per_token"] > 0
 
 
-def test_comparing_counts_calls_and_seconds_with_one_judge(say, tiny_runs):
+def test_comparing_counts_calls_and_seconds_with_one_judge(say, tiny_runs, tmp_path):
     judge = tiny_runs["autoregressive"]
-    runs = [tiny_runs["difflm"], tiny_runs["diffusion-lm"]]
+    runs = [shutil.copytree(tiny_runs[name], tmp_path / name) for name in ("difflm", "diffusion-lm")]
     argv = ["compare", *runs, "--judge", judge, "--twin", judge, "--samples", "4", "--draws", "1", "--steps", "3"]
     rows = {row["name"]: row for row in lines(say(*argv, "--json"))}
     assert list(rows) == ["real text (valid)", "twin samples", "difflm", "diffusion-lm"]
@@ -237,6 +242,34 @@ def test_comparing_counts_calls_and_seconds_with_one_judge(say, tiny_runs):
     assert len({row["judge"] for row in rows.values()}) == 1
     assert all(rows[name]["judge_nats_per_token"] > 0 for name in ("real text (valid)", "twin samples", "difflm"))
     assert rows["difflm"]["seconds"] > 0 and rows["diffusion-lm"]["seconds"] > 0
+    for run in runs:  # each keeps its own figures and what they are held against
+        kept = {r["model"] for r in lines((run / "metrics.jsonl").read_text()) if r["kind"] == "metric"}
+        assert kept == {run.name, "real text (valid)", "twin samples"}
+
+
+def test_a_run_is_measured_from_any_folder_and_where_its_texts_moved(say, tmp_path, grammar, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    say("train", "own-text-autoregressive", "data=grammar.txt", *SMALL, "steps=2", "sample_every=0", "--out", run)
+    assert str(tmp_path) not in (run / "README.md").read_text().split("| command |")[0]
+    argv = ["evaluate", run, "--samples", "2", "--json", "--out", tmp_path / "records.jsonl"]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    before = lines(say(*argv))
+    grammar.rename(tmp_path / "elsewhere" / "grammar.txt")
+    assert main([str(arg) for arg in argv]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    after = lines(say(*argv, "--data", "."))
+    assert [row["nats_per_token"] for row in after] == [row["nats_per_token"] for row in before]
+
+
+def test_runs_of_a_file_that_held_out_other_texts_are_not_compared(tiny_runs, tmp_path, capsys):
+    data = tiny_runs["difflm"].parent / "grammar.txt"
+    other = tiny_run(tmp_path, "autoregressive", data=str(data), seed=1, steps=1)
+    for argv in (["compare", tiny_runs["difflm"], other], ["evaluate", tiny_runs["difflm"], "--twin", other]):
+        assert main([str(arg) for arg in argv]) == 2
+        said = capsys.readouterr().err
+        assert "seed 0" in said and "seed 1" in said and len(said.rstrip().splitlines()[-1]) < 300
 
 
 # -- train ------------------------------------------------------------------------------------------------------------
@@ -247,12 +280,13 @@ def test_a_run_shows_its_progress_and_says_what_comes_next(say, tmp_path, gramma
     argv = ["train", "own-text", f"data={grammar}", *SMALL, "steps=4", "log_every=2", "validate_every=2"]
     out = say(*argv, "sample_every=2", "--out", run)
     assert "step 2/4" in out and "steps/s" in out and "tokens/s" in out and "left" in out and " · ce " in out
-    assert "step 2: validation " in out
+    assert "step 2: validation ≤ " in out and "best" not in out
     assert len([line for line in out.splitlines() if line.startswith("  ")]) == 3  # samples
     assert f"Next: difflm generate '{run}' -n 4" in out
     head, front, body = (run / "README.md").read_text().split("---\n", 2)
     assert head == "" and yaml.safe_load(front)["library_name"] == "difflm"
     assert yaml.safe_load(front)["pipeline_tag"] == "text-generation"
+    assert "validation ≤ " in body and "(step 4)" in body and "left out" not in body
     assert "4 steps" in body and "seed 0" in body and f"--out '{run}'" in body
     assert f"{read_config(run)['parameters']:,}" in body and str(tmp_path) not in body.split("| command |")[0]
 
@@ -276,10 +310,22 @@ def test_a_terminal_sees_one_line_that_changes(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     with TrainingView(tmp_path, as_json=False) as view:
         view.progress(Progress(1, 2, {"loss": 2.0}, 1e-3, 1.0, 1.0, 1.0))
-        view.validated(1, 1.5, True)
+        view.validated(Validation(1, 1.5, "bound", best=True))
         view.progress(Progress(2, 2, {"loss": 1.0}, 1e-3, 1.0, 1.0, 1.0))
     out = capsys.readouterr().out
-    assert "validation 1.5000 nats/token (best so far)" in out and "\x1b[2K" in out and "loss 1.0000" in out
+    assert "validation ≤ 1.5000 nats/token (best so far)" in out and "\x1b[2K" in out and "loss 1.0000" in out
+
+
+def test_texts_that_are_too_long_are_told_once_and_kept_in_mind(say, tmp_path, grammar):
+    with grammar.open("a") as file:
+        file.write("pub " * 25 + "\n")
+    argv = ["train", "own-text-autoregressive", f"data={grammar}", *SMALL, "steps=2", "sample_every=0"]
+    out = say(*argv, "--out", tmp_path / "run")
+    assert out.splitlines().count("1 of 301 texts have more than 24 tokens and are left out") == 1
+    config = read_config(tmp_path / "run")
+    assert (config["texts"] + config["held_out"], config["left_out"]) == (300, 1)
+    assert "1 longer ones were left out" in (tmp_path / "run" / "README.md").read_text()
+    assert lines(say(*argv, "--json", "--out", tmp_path / "again"))[0]["kind"] == "note"
 
 
 def start(argv: list[str], run: Path, step: int) -> "subprocess.Popen[str]":
@@ -315,5 +361,7 @@ def test_a_run_that_is_stopped_and_killed_ends_with_the_same_weights_to_the_bit(
     assert process.returncode == -signal.SIGKILL and checkpoint_steps(run)[-1] < steps
 
     assert main([*command, "--resume"]) == 0
+    steps_told = [r["step"] for r in lines((run / "metrics.jsonl").read_text()) if r["kind"] == "train"]
+    assert steps_told == sorted(set(steps_told)) and steps_told[-1] == steps
     assert (run / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
     assert not list(run.glob("checkpoints/.step-*"))

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from difflm.data.batches import Batch, Batches, Permutation, prefetch, split_holdout
+from difflm.data.batches import Batch, Batches, Permutation, Subset, held_out, prefetch, split
 from difflm.data.tokenfile import TokenFile, source_fingerprint
 from difflm.data.tokenizers import PAD, SPECIALS, Words
 from difflm.errors import DifflmError, UsageError
@@ -118,26 +118,46 @@ def test_texts_that_do_not_fit_are_refused() -> None:
 
 
 @given(n=st.integers(2, 2000), seed=st.integers(0, 2**32), share=st.floats(0, 1))
-def test_a_split_is_disjoint_and_whole(n: int, seed: int, share: float) -> None:
-    train, held_out = split_holdout(n, seed, share, at_least=1, at_most=500)
-    texts = np.concatenate([train(np.arange(len(train))), held_out(np.arange(len(held_out)))])
-    assert np.array_equal(np.sort(texts), np.arange(n))
-    assert 1 <= len(held_out) <= 500
-    assert len(train) >= 1
+def test_a_held_out_text_is_held_out_once(n: int, seed: int, share: float) -> None:
+    numbers = held_out(n, seed, share, at_least=1, at_most=500)
+    assert np.all(np.diff(numbers) > 0) and numbers[0] >= 0 and numbers[-1] < n
+    assert 1 <= len(numbers) <= min(500, n - 1)
+
+
+def without(n: int, long: set[int]) -> TokenFile:
+    """n texts of a file of which `long` were left out; text k still holds the id 4 + k."""
+    kept = token_file([[4 + k] * (1 + k % 7) for k in range(n) if k not in long])
+    return TokenFile(kept._ids, kept._offsets, {**kept.meta, "too_long": len(long)}, np.array(sorted(long), np.uint64))
+
+
+def numbers_of(tokens: TokenFile, subset: Subset) -> set[int]:
+    return set((tokens.rows(subset(np.arange(len(subset))), 7)[0][:, 0] - 4).tolist())
+
+
+@settings(deadline=None)
+@given(n=st.integers(12, 900), seed=st.integers(0, 99), data=st.data())
+def test_a_split_is_whole_and_does_not_move_with_what_is_left_out(n: int, seed: int, data: st.DataObject) -> None:
+    long = data.draw(st.sets(st.integers(0, n - 1), max_size=10))
+    everything, some = without(n, set()), without(n, long)
+    train, valid = (numbers_of(everything, subset) for subset in split(everything, seed))
+    assert train | valid == set(range(n)) and not train & valid
+    assert [numbers_of(some, subset) for subset in split(some, seed)] == [train - long, valid - long]
 
 
 def test_batches_of_a_split_stay_in_it() -> None:
-    train, held_out = split_holdout(200, 3, share=0.25)
-    inside = set(train(np.arange(len(train))).tolist())
-    batches = Batches(numbered(200), 10, 0, (7,), indices=train)
-    seen = Counter(i for step in range(15) for i in texts_of(batches.batch(step)))
-    assert set(seen) == inside
-    assert len(held_out) == 50
+    tokens = without(2000, {5, 77})
+    train, _ = split(tokens, 3)
+    batches = Batches(tokens, 10, 0, (7,), indices=train)
+    seen = Counter(i for step in range(256) for i in texts_of(batches.batch(step)))
+    assert set(seen) == numbers_of(tokens, train)
 
 
 def test_one_text_cannot_be_split() -> None:
     with pytest.raises(UsageError, match="at least two"):
-        split_holdout(1, 0)
+        split(numbered(1), 0)
+    only = set(held_out(8, 0).tolist())
+    with pytest.raises(UsageError, match="1 text that fits is too few"):
+        split(without(8, set(range(8)) - only), 0)
 
 
 def test_prefetching_gives_the_same_batches_and_ends_its_thread() -> None:
@@ -182,12 +202,13 @@ def test_tokens_come_back_from_disk(texts: list[str], data: st.DataObject, tmp_p
 
 
 def test_many_texts_are_written_in_pieces(tmp_path: Path) -> None:
-    """More texts than one piece of the writer holds; the counts it tells grow up to the end."""
+    """More texts than one piece of the writer holds."""
     texts = [" ".join("abcdefgh"[: 1 + i % 8]) for i in range(5000)]
-    told: list[int] = []
-    tokens = TokenFile.build(tmp_path / "ids", iter(texts), words, 8, {}, told.append)
-    assert told == sorted(set(told))
-    assert told[-1] == len(tokens) == 5000
+    tokens = TokenFile.build(tmp_path / "ids", iter(texts), words, 8, {})
+    assert len(tokens) == 5000
+    short = TokenFile.build(tmp_path / "short", iter(texts), words, 7, {})
+    ids, _ = short.rows(short.places(np.array([4998, 7, 0, 3000])), 8)  # text 7 has eight words
+    assert [words.decode(row) for row in ids] == [texts[0], texts[3000], texts[4998]]
     ids, lengths = tokens.rows(np.arange(5000), 8)
     assert [words.decode(row[:n]) for row, n in zip(ids, lengths, strict=True)] == texts
 
@@ -235,9 +256,9 @@ def test_what_the_disk_refuses_is_explained(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["ids.bin", "offsets.bin"])
+@pytest.mark.parametrize("name", ["ids.bin", "offsets.bin", "left_out.bin"])
 def test_cut_files_are_named(name: str, tmp_path: Path) -> None:
-    TokenFile.build(tmp_path / "ids", ["a b", "c d e"], words, 5, {})
+    TokenFile.build(tmp_path / "ids", ["a b", "c d e", "a b c d e f"], words, 5, {})
     path = tmp_path / "ids" / name
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(DifflmError, match="damaged"):

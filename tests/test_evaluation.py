@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ import torch
 from rich.console import Console
 from tiny import tiny_run, tiny_runs, write_grammar  # noqa: F401
 
-from difflm.data.batches import split_holdout
+from difflm.data.batches import held_out as held_out_numbers
+from difflm.data.batches import split
 from difflm.data.corpora import corpus
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import UNK, Bpe, Words
 from difflm.errors import DifflmError, UsageError
-from difflm.evaluation.language import Corpus, corpus_for, evaluate_language, ratio
+from difflm.evaluation.language import Corpus, corpus_for, evaluate_language, ratio, score
 from difflm.evaluation.records import FIGURES
 from difflm.model import LanguageModel, Sampling
 from difflm.pipeline import TextDiffusion
@@ -249,7 +251,8 @@ def test_three_methods_in_one_report(tiny_runs):  # noqa: F811
     report = reports[0]
     assert [row.name for row in report.rows] == [REAL, "twin samples", "diffusion-lm", "difflm", "again"]
     assert [row.notes.get("likelihood") for row in report.rows] == [None, "exact", "bound", "bound", "exact"]
-    assert [row.figures["denoiser_calls"] for row in report.rows] == [None, 24, 5, 5, 24]
+    left_to_right = sum(g.denoiser_calls for g in lms["autoregressive"].generate(6, seed=1)) / 6
+    assert [row.figures["denoiser_calls"] for row in report.rows] == [None, left_to_right, 5, 5, left_to_right]
     for row, same in zip(report.rows, reports[1].rows, strict=True):
         assert {**row.figures, "seconds": 0} == {**same.figures, "seconds": 0}
         for figure, value in row.figures.items():
@@ -273,7 +276,7 @@ def test_three_methods_in_one_report(tiny_runs):  # noqa: F811
 
 
 def test_a_files_held_out_texts_are_those_that_training_held_out(tmp_path):
-    """Texts too long for the model were never numbered; the split must survive that."""
+    """Texts too long for the model are not trained on; the split must survive that."""
     data = tmp_path / "grammar.txt"
     texts = write_grammar(data, 400)
     for number in (0, 3, 4, 50, 399):
@@ -283,19 +286,46 @@ def test_a_files_held_out_texts_are_those_that_training_held_out(tmp_path):
     lm = TextDiffusion.from_pretrained(run)
     tokens = TokenFile.open(run / "data" / "train")
     assert tokens.too_long >= 5
-    for split, subset in zip(("train", "valid"), split_holdout(len(tokens), 0), strict=True):
+    for name, subset in zip(("train", "valid"), split(tokens, 0), strict=True):
         ids, lengths = tokens.rows(subset(np.arange(len(subset))), 20)
         expected = sorted(row[:n].tolist() for row, n in zip(ids, lengths, strict=True))
-        assert sorted(lm.tokenizer.encode_batch(corpus_for(lm, None, split).texts)) == expected
+        assert sorted(lm.tokenizer.encode_batch(corpus_for(lm, None, name).texts)) == expected
     found = corpus_for(lm, None, "valid")
     assert sorted([*found.training(), *found.texts]) == sorted(texts)
     assert (found.name, found.split) == ("grammar.txt", "valid")
+
+    wider = TextDiffusion.from_pretrained(tiny_run(tmp_path, "autoregressive", steps=1, longest=80))
+    assert set(found.texts) <= set(corpus_for(wider, None, "valid").texts)  # none that the other one learned
+    assert set(corpus_for(wider, None, "valid").texts) == {texts[i] for i in held_out_numbers(400, 0)}
 
     data.write_text("\n".join(texts[:300]), encoding="utf-8")
     with pytest.raises(DifflmError, match="changed since"):
         corpus_for(lm, None, "valid")
     with pytest.raises(UsageError, match="no split 'test'"):
         corpus_for(lm, None, "test")
+
+
+def test_a_text_has_the_figure_that_scoring_all_of_them_gives(grammar, tiny_runs):  # noqa: F811
+    """Scoring goes in pieces of 256; text 300 must not be taken for text 44 of another seed."""
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    rows = lm.encode(grammar[:300])
+    pieces = score(lm, rows, 0, 1, lambda done, total: None)
+    assert pieces == pytest.approx(np.array(lm.score(grammar[:300], draws=1)), rel=1e-3)
+
+
+def test_seconds_do_not_count_the_first_call(grammar, judge):
+    """A model whose first call takes a third of a second: compiling, allocating."""
+    model = recorded(grammar, judge.tokenizer)
+    stream, slept = model.model.stream, []
+
+    def slow_at_first(*request):
+        if not slept:
+            slept.append(time.sleep(0.3))
+        return stream(*request)
+
+    model.model.stream = slow_at_first
+    report = evaluate_language({"m": model}, held_out(grammar[:4]), None, samples=4, score_texts=1)
+    assert slept and report.row("m").figures["seconds"] < 0.3
 
 
 @pytest.mark.parametrize("wrong", [{"samples": 0}, {"draws": 0}, {"score_texts": 0}, {"seed": -1}])

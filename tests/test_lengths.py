@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.data.tokenizers import END, PAD, START
+from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.lengths import Drawn, PadsAsWords
 
 
@@ -33,6 +33,12 @@ def test_drawn_lengths_follow_the_histogram(counts):
     shares = torch.bincount(lengths, minlength=len(counts))[1:].double() / n
     p = torch.exp(-policy.nats(torch.arange(1, len(counts))).double())
     assert float((shares - p).abs().max()) <= 2 / n
+
+
+def test_room_and_forbidden_words():
+    """START and END take two places of a canvas on which pads are words; a drawn length needs no specials at all."""
+    assert (Drawn(12).room, PadsAsWords(12).room) == (12, 10)
+    assert set(Drawn(12).forbidden) == {START, END, UNK, PAD} and PadsAsWords(12).forbidden == (UNK,)
 
 
 def test_a_fresh_policy_knows_no_length_better_than_another():

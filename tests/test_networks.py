@@ -9,7 +9,7 @@ from difflm.denoiser import Denoiser
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM
 from difflm.networks import BertLayout, Transformer
 from difflm.networks.transformer import rotary, rotate, sinusoid
-from difflm.processes import Gaussian
+from difflm.processes import Gaussian, at_positions
 from difflm.schedules import Cosine
 
 
@@ -146,20 +146,37 @@ def test_the_network_sees_states_of_unit_scale(exploding):
     assert not denoiser.inputs(x, t, None, None)[..., 8:].any()
 
 
-def test_logits_without_evidence_are_the_networks_own():
+class Silent(nn.Module):
+    """A body that has no opinion."""
+
+    def forward(self, inputs, t, mask=None):
+        return torch.zeros(*inputs.shape[:2], 5)
+
+
+def test_logits_are_the_networks_opinion_and_the_evidence():
     codec, process = FixedEmbedding(torch.randn(5, 6), norm="sphere"), Gaussian(Cosine())
-    plain = Denoiser(BODIES["adaptive"], codec, process, "logits")
-    told = Denoiser(BODIES["adaptive"], codec, process, "logits", evidence=True)
-    a, b = plain(X, T), told(X, T)
-    assert a.evidence is None and b.evidence is not None
-    assert torch.allclose(b.logits, a.logits + b.evidence, atol=1e-4)
-    assert torch.allclose(b.clean, codec.expectation(b.logits)) and b.tokenwise
+    plain = Denoiser(Silent(), codec, process, "logits")(X, T)
+    told = Denoiser(Silent(), codec, process, "logits", evidence=True)(X, T)
+    assert plain.evidence is None and not plain.logits.any()
+    assert told.evidence is not None and torch.equal(told.logits, told.evidence)
+    assert torch.allclose(told.clean, codec.expectation(told.logits)) and told.tokenwise
+
+
+@pytest.mark.parametrize("x0_std", [0.0, 0.4])
+def test_evidence_is_the_likelihood_of_the_state_given_its_word(x0_std):
+    """x_t = α(e + x0_std·ε) + σ·ε′: a Gaussian around α e whose variance is the sum of both."""
+    codec, process = FixedEmbedding(torch.randn(5, 6), norm="sphere", x0_std=x0_std), Gaussian(Cosine())
+    alpha, sigma = (at_positions(v, X).double() for v in (process.alpha(T), process.sigma(T)))
+    spread = (sigma**2 + alpha**2 * x0_std**2).sqrt().unsqueeze(-1)
+    mean = alpha.unsqueeze(-1) * codec.table().double()
+    expected = torch.distributions.Normal(mean, spread).log_prob(X.double().unsqueeze(-2)).sum(-1)
+    seen = Denoiser(Silent(), codec, process, "logits", evidence=True).seen(X, T).double()
+    assert torch.allclose(seen.log_softmax(-1), expected.log_softmax(-1), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("evidence", [True, False])
-@pytest.mark.parametrize("look", [True, False])
-def test_every_choice_of_difflm_answers(evidence, look):
-    model = DiffLM(embedding_dim=8, hidden=32, layers=1, heads=2, evidence=evidence, look=look).build(9, 16)
+def test_every_choice_of_difflm_answers(evidence):
+    model = DiffLM(embedding_dim=8, hidden=32, layers=1, heads=2, evidence=evidence).build(9, 16)
     belief = model.denoiser(torch.randn(2, 5, 8), torch.rand(2))
     assert belief.logits.shape == (2, 5, 9) and belief.clean.shape == (2, 5, 8)
 
@@ -167,7 +184,7 @@ def test_every_choice_of_difflm_answers(evidence, look):
 def test_a_body_that_looks_is_given_the_mean_word_of_the_evidence():
     """The best guess without context is the third part of its input."""
     codec = FixedEmbedding(torch.randn(5, 6), norm="sphere")
-    denoiser = Denoiser(nn.Identity(), codec, Gaussian(Cosine()), "logits", evidence=True, look=True)
+    denoiser = Denoiser(nn.Identity(), codec, Gaussian(Cosine()), "logits", evidence=True)
     with torch.no_grad():
         codec.bias.copy_(torch.randn(5))
         evidence = denoiser.seen(X, T)

@@ -108,6 +108,18 @@ def test_euler_is_ddim_without_noise(step):
     assert torch.allclose(euler(now), ddim(now, eta=0.0), rtol=1e-9, atol=1e-9)
 
 
+def test_euler_is_exact_in_float32_from_the_deepest_noise():
+    """From λ = −20 a step in x/α would subtract numbers of size 2e4 and keep three digits of float32's seven."""
+    process, clean = Gaussian(Table((0.0, 1.0), (6.0, -20.0))), torch.randn(4, 3, 2)
+    x, t, s = torch.randn(4, 3, 2), torch.ones(4), torch.zeros(4)
+
+    def step(dtype):
+        belief = Belief(clean.to(dtype), torch.zeros(4, 3, 2))
+        return euler(Moment(process, x.to(dtype), belief, t.to(dtype), s.to(dtype), lambda: torch.zeros(())))
+
+    assert torch.allclose(step(torch.float32).double(), step(torch.float64), atol=1e-6)
+
+
 @pytest.mark.parametrize("rule", STEPS)
 @given(step=any_step())
 def test_exploding_is_preserving_in_other_units(rule, step):
@@ -285,6 +297,24 @@ def test_clamp_and_draw_wait_for_their_time():
         assert torch.equal(out[~late], belief.clean[~late])
         assert torch.equal(out[late], codec.encode(codec.nearest(out[late])))  # each is a word's own vector
         assert torch.equal(transform(belief, x, torch.zeros(4, 3)).clean, transform(belief, x, torch.zeros(4)).clean)
+
+
+def test_clamp_never_takes_a_forbidden_word_and_its_tokens_are_the_words_it_took():
+    """The state lies on the second word, the logits prefer the third, and the second is forbidden."""
+    codec = five_words()
+    clean = codec.encode(torch.ones(2, 3, dtype=torch.int64))
+    belief = Belief(clean, torch.eye(5)[2].expand(2, 3, 5))
+    others = (codec.table() - codec.table()[1]).square().sum(-1)
+    others[1] = float("inf")
+    closest = int(others.argmin())
+    out = Clamp(codec, below=0.5, forbidden=(1,))(belief, clean, torch.tensor([0.2, 0.8]))
+    assert torch.equal(out.clean[0], codec.table()[closest].expand(3, -1))
+    assert torch.equal(out.clean[1], clean[1])  # its time has not come
+    assert out.tokens.tolist() == [[closest] * 3, [2] * 3]
+    assert torch.allclose(out.confidence, belief.logits.softmax(-1).gather(-1, out.tokens[..., None])[..., 0])
+    assert Clamp(codec)(belief, clean, torch.zeros(2)).tokens.tolist() == [[1] * 3] * 2
+    again = Forbid(codec, (closest,))(out, clean, torch.zeros(2))
+    assert again.tokens.tolist() == [[2] * 3] * 2  # later logits speak again
 
 
 def test_draw_follows_the_belief():

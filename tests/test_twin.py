@@ -100,6 +100,23 @@ def run(twin: Autoregressive, sampling: Sampling, count: int = 1, width: int = 5
     return [twin.words(row) for row in last.tokens.tolist()]
 
 
+def test_a_text_costs_a_call_for_each_word_and_its_end(twin):
+    """On a canvas of five a fifth word is the last, and no call asks for END."""
+    assert [twin.calls(Sampling(), words) for words in (1, 4, 5)] == [2, 5, 5]
+    assert twin.calls(Sampling(beams=3), 4) == 15
+
+
+def test_frames_say_which_word_is_new(twin):
+    """Also no frame goes beyond the longest text, however wide the canvas is laid out."""
+    with torch.no_grad():
+        frames = list(twin.stream(Noise(0, torch.arange(40)), torch.full((40,), 5), 16, Sampling()))
+    assert len(frames) == 5
+    before = torch.full((40, 16), PAD)
+    for frame in frames:
+        assert torch.equal(frame.changed, frame.tokens != before)
+        before = frame.tokens
+
+
 def test_temperature_zero_is_greedy(twin):
     text: tuple[int, ...] = ()
     while len(text) < 5:

@@ -4,13 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from difflm.pipeline import Generation, TextDiffusion
+    from difflm.errors import DifflmError, UsageError
+    from difflm.pipeline import Draft, Generation, TextDiffusion
 
 __version__ = "0.1.0"
-__all__ = ["Generation", "TextDiffusion", "__version__"]
+__all__ = ["DifflmError", "Draft", "Generation", "TextDiffusion", "UsageError", "__version__"]
 
 # Loaded on first use: `import difflm` and `difflm --help` must not wait for torch.
-_HOMES = {"Generation": "difflm.pipeline", "TextDiffusion": "difflm.pipeline"}
+_HOMES = {
+    "DifflmError": "difflm.errors",
+    "Draft": "difflm.pipeline",
+    "Generation": "difflm.pipeline",
+    "TextDiffusion": "difflm.pipeline",
+    "UsageError": "difflm.errors",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ class Belief:
     posterior that ignores what x_t shows at that position. `evidence` is that part of the logits which comes from
     x_t at the position itself and is known in closed form; what remains is the network's opinion from context.
     `tokenwise` says that `clean` is the mean of the word vectors under the logits, so editing logits edits it.
+    `words` are ids that were settled by other means than the likeliest logit, such as clamping.
     """
 
     clean: Tensor  # [B, L, D]
@@ -23,15 +24,16 @@ class Belief:
     meaning: Meaning = "posterior"
     evidence: Tensor | None = None  # [B, L, V]
     tokenwise: bool = False
+    words: Tensor | None = None  # [B, L]
 
     @property
     def tokens(self) -> Tensor:
-        return self.logits.argmax(-1)
+        return self.logits.argmax(-1) if self.words is None else self.words
 
     @property
     def confidence(self) -> Tensor:
-        """Probability of the most likely word at each position."""
-        return self.logits.softmax(-1).amax(-1)
+        """Probability of the token at each position."""
+        return self.logits.softmax(-1).gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
 
-    def believing(self, clean: Tensor) -> "Belief":
-        return replace(self, clean=clean)
+    def believing(self, clean: Tensor, words: Tensor | None = None) -> "Belief":
+        return replace(self, clean=clean, words=words)

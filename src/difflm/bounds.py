@@ -17,10 +17,6 @@ from difflm.timesteps import TimeSampler
 
 LEVELS = 10_000  # of the chain whose bound is reported: about 0.001 nats above continuous time for two words
 
-# Any function of x_t may stand for ê. With x0 noise, dividing by 1 − gα multiplies the network's small errors where SNR
-# is large: 30 nats/token at t = 0 for a trained Diffusion-LM, none with the nearest word. Chosen on training texts.
-CERTAIN = 0.1
-
 
 def gaussian_bound(
     denoiser: Denoiser, times: TimeSampler, ids: Tensor, mask: Tensor, noise: Noise, draws: int
@@ -39,15 +35,9 @@ def gaussian_bound(
     return total
 
 
-def word_noise(denoiser: Denoiser, t: Tensor) -> tuple[Tensor, Tensor]:
-    """α and σ of q(x_t | w): the spread of x_0 around its word adds to the process's own."""
-    alpha, sigma = denoiser.process.alpha(t), denoiser.process.sigma(t)
-    return alpha, (sigma**2 + (alpha * denoiser.codec.x0_std) ** 2).sqrt()
-
-
 def _snr(denoiser: Denoiser, levels: Tensor, index: Tensor) -> Tensor:
     """SNR of the word's vector at a level; index −1 is x_0 itself, below the chain's first level."""
-    alpha, sigma = word_noise(denoiser, levels[index.clamp(min=0)])
+    alpha, sigma = denoiser.word_noise(levels[index.clamp(min=0)])
     snr = (alpha / sigma) ** 2
     x0_std = denoiser.codec.x0_std
     return torch.where(index < 0, 1 / x0_std**2, snr) if x0_std else snr
@@ -58,22 +48,24 @@ def _level(
 ) -> Tensor:
     """½ (SNR(s) − SNR(t)) ‖e − ê‖² summed over a text, at one level of each text."""
     t = levels[level]
-    alpha, sigma = (at_positions(v, vectors) for v in word_noise(denoiser, t))
+    alpha, sigma = (at_positions(v, vectors) for v in denoiser.word_noise(t))
     x_t = alpha * vectors + sigma * noise.normal(draw, *vectors.shape[1:], stream=11)
     believed = denoiser.two_passes(x_t, t, mask).clean
     if denoiser.codec.x0_std:
         # The network estimates x_0 = e + x0_std·ε; given e and x_t, E[x_0] = e + g (x_t − α e).
         g = alpha * denoiser.codec.x0_std**2 / sigma**2
         mean = (believed - g * x_t) / (1 - g * alpha)
+        # Any function of x_t may stand for ê: dividing by 1 − gα multiplies the network's small errors where SNR is
+        # large, and there the nearest word may be the better one.
         nearest = denoiser.codec.encode(denoiser.codec.nearest(believed))
-        believed = torch.where(at_positions(t <= CERTAIN, mean), nearest, mean)
+        believed = torch.where(at_positions(t < denoiser.certain_below, mean), nearest, mean)
     drop = _snr(denoiser, levels, level - 1) - _snr(denoiser, levels, level)
     return drop / 2 * ((vectors - believed).square().sum(-1) * mask).sum(-1)
 
 
 def _prior(denoiser: Denoiser, vectors: Tensor, mask: Tensor, last: Tensor) -> Tensor:
     """KL(N(α e, σ²) ‖ N(0, prior²)) at the last level."""
-    alpha, sigma = word_noise(denoiser, last)
+    alpha, sigma = denoiser.word_noise(last)
     prior = denoiser.process.prior_std(last)
     ratio = (sigma / prior) ** 2
     per_dimension = (ratio - 1 - ratio.log() + (alpha * vectors / prior).square()) / 2

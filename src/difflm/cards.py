@@ -59,12 +59,11 @@ def training_summary(config: dict[str, Any]) -> str:
     trained = config.get("trained")
     if not trained:
         return "not finished yet"
-    best = trained.get("validation") or {}
-    validation = (
-        f", validation {best['nats_per_token']:.4f} nats/token (step {best['step']:,})"
-        if "nats_per_token" in best
-        else ""
-    )
+    last = trained.get("validation") or {}
+    validation = ""
+    if "nats_per_token" in last:
+        bound = "≤ " if last.get("likelihood") == "bound" else ""
+        validation = f", validation {bound}{last['nats_per_token']:.4f} nats/token (step {last['step']:,})"
     ending = {"early": ", stopped early", "interrupted": ", interrupted"}.get(trained["stopped"], "")
     seed = config["recipe"]["seed"]
     return f"{trained['steps']:,} steps in {trained['minutes']:,} minutes{ending}, seed {seed}{validation}"
@@ -79,7 +78,8 @@ def data_summary(config: dict[str, Any]) -> str:
     recipe = config["recipe"]
     # A path says more about somebody's machine than about the data.
     name = recipe["data"] if recipe["data"] in NAMES else Path(recipe["data"]).name
-    return f"{name} ({recipe['licence'] or 'licence not stated'}), {config.get('texts', 0):,} training texts"
+    long = f"; {config['left_out']:,} longer ones were left out" if config.get("left_out") else ""
+    return f"{name} ({recipe['licence'] or 'licence not stated'}), {config.get('texts', 0):,} training texts{long}"
 
 
 def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> str:
@@ -108,8 +108,8 @@ def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> st
         "```",
     ]
     if records:
-        lines += ["", "## Measured", "", "| figure | value |", "|---|---|"]
-        lines += [f"| {r.get('name')} | {figure(r)} |" for r in records]
+        lines += ["", "## Measured", "", "| texts | figure | value |", "|---|---|---|"]
+        lines += [f"| {r.get('model')} | {r.get('name')} | {figure(r)} |" for r in records]
     return "\n".join(lines) + "\n"
 
 

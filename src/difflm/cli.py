@@ -4,12 +4,14 @@ Nothing here imports torch before a verb needs it. Exit codes: 0 done, 1 failed,
 """
 
 import functools
+import inspect
 import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
@@ -38,6 +40,7 @@ Data = Annotated[Path | None, typer.Option(metavar="DIR", envvar="DIFFLM_DATA", 
 Draws = Annotated[int, typer.Option(help="Noise levels a text, for a bound.")]
 Split = Annotated[Literal["train", "valid"], typer.Option(help="Which texts to measure on.")]
 Samples = Annotated[int, typer.Option(help="Texts to generate.")]
+ScoreTexts = Annotated[int, typer.Option(help="Held-out texts whose likelihood is measured.")]
 Judge = Annotated[str | None, typer.Option(metavar="RUN", help="Left-to-right model that reads the samples. [judge]")]
 Twin = Annotated[str | None, typer.Option(metavar="RUN", help="Autoregressive run whose samples stand beside.")]
 Steps = Annotated[int | None, typer.Option(help="Denoising steps.")]
@@ -146,7 +149,7 @@ def generate(
     from difflm.measuring import load
 
     lm = load(model, device)
-    diffusion = {
+    diffusion: dict[str, Any] = {
         "steps": steps,
         "sampler": sampler,
         "noise_temperature": noise_temperature,
@@ -154,7 +157,7 @@ def generate(
         "clamp": clamp,
         "clamp_below": clamp_below,
     }
-    twin = {"top_k": top_k, "top_p": top_p, "beams": beams}
+    twin: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "beams": beams}
     refuse_foreign_options(lm, model, diffusion, twin)
     with Bar("writing", n) as bar:
         batches = lm.batches(n, seed, mbr, temperature=temperature, **diffusion, **twin)
@@ -231,7 +234,9 @@ def train(
         return 1
     finish_run(out, shlex.join(command))
     if as_json:
-        put_json({"kind": "done", "run": str(out), "step": outcome.step, "stopped": outcome.stopped, **outcome.best})
+        put_json(
+            {"kind": "done", "run": str(out), "step": outcome.step, "stopped": outcome.stopped, **outcome.validation}
+        )
         return 0
     from difflm.cards import training_summary
     from difflm.run import read_config
@@ -255,63 +260,79 @@ def show_recipe(recipe: Any, as_json: bool) -> None:
 # -- evaluate and compare ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """The options that evaluate and compare share."""
+
+    data: Data = None
+    split: Split = "valid"
+    samples: Samples = 1000
+    score_texts: ScoreTexts = 500
+    seed: Seed = 0
+    draws: Draws = 8
+    judge: Judge = None
+    twin: Twin = None
+    steps: Steps = None
+    sampler: Sampler = None
+    temperature: Temperature = None
+    noise_temperature: NoiseTemperature = None
+    noise_top_p: NoiseTopP = None
+    clamp: Clamp = None
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the records here, not to the runs.")] = None
+    device: Device = "auto"
+    as_json: Json = False
+
+    def settings(self) -> dict[str, Any]:
+        """How the models are asked to write, where it is not as they would."""
+        names = ("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def measuring(verb: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Give a verb the options of `Measuring`, which it gets as one argument `asked`."""
+    shared = inspect.signature(Measuring).parameters
+    own = [p for p in inspect.signature(verb).parameters.values() if p.name != "asked"]
+
+    @functools.wraps(verb)
+    def joined(**given: Any) -> int | None:
+        asked = Measuring(**{name: given.pop(name) for name in shared})
+        return verb(**given, asked=asked)
+
+    signature = inspect.Signature([*own, *shared.values()])
+    joined.__signature__ = signature  # type: ignore[attr-defined]
+    joined.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return joined
+
+
 @app.command(epilog="Example: difflm evaluate run --task language --data DIR --samples 1000")
 @told
+@measuring
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A bundled model or the directory of a run.")],
+    asked: Measuring,
     task: Annotated[Literal["language"], typer.Option(help="What to measure.")] = "language",
-    data: Data = None,
-    split: Split = "valid",
-    samples: Samples = 1000,
-    seed: Seed = 0,
-    draws: Draws = 8,
-    judge: Judge = None,
-    twin: Twin = None,
-    steps: Steps = None,
-    sampler: Sampler = None,
-    temperature: Temperature = None,
-    noise_temperature: NoiseTemperature = None,
-    noise_top_p: NoiseTopP = None,
-    clamp: Clamp = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the records here, not to the run.")] = None,
-    device: Device = "auto",
-    as_json: Json = False,
 ) -> None:
     """Measure a model beside real text and the twin; append the figures to its metrics.jsonl."""
-    from difflm.measuring import keep_records, measure, run_names, show_report
-
-    settings = {
-        "steps": steps,
-        "sampler": sampler,
-        "temperature": temperature,
-        "noise_temperature": noise_temperature,
-        "noise_top_p": noise_top_p,
-        "clamp": clamp,
-    }
-    report = measure([run], data, split, samples, seed, draws, judge, twin, settings, device)
-    show_report(report, as_json)
-    keep_records(run, [json.dumps(r, ensure_ascii=False) for r in report.records(run_names([run])[0])], out)
+    measure_and_keep([run], asked)
 
 
 @app.command(epilog="Example: difflm compare e2e runs/diffusion-lm --data DIR --samples 200")
 @told
+@measuring
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN …", help="Runs that were trained on the same data.")],
-    data: Data = None,
-    split: Split = "valid",
-    samples: Samples = 1000,
-    seed: Seed = 0,
-    draws: Draws = 8,
-    judge: Judge = None,
-    twin: Twin = None,
-    steps: Steps = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    asked: Measuring,
 ) -> None:
-    """Measure several models on the same data with the same judge: one table."""
-    from difflm.measuring import measure, show_report
+    """Measure several models on the same data with the same judge: one table; each keeps its figures."""
+    measure_and_keep(runs, asked)
 
-    show_report(measure(runs, data, split, samples, seed, draws, judge, twin, {"steps": steps}, device), as_json)
+
+def measure_and_keep(runs: list[str], asked: Measuring) -> None:
+    from difflm.measuring import keep_records, measure, show_report
+
+    report = measure(runs, asked)
+    show_report(report, asked.as_json)
+    keep_records(runs, report, asked.out)
 
 
 # -- score ------------------------------------------------------------------------------------------------------
@@ -431,7 +452,7 @@ def info(
     for key, value in rows.items():
         print(f"{key:9} {value}")
     for record in records:
-        print(f"measured  {record.get('task')} {record.get('name')}: {figure(record)}")
+        print(f"measured  {record.get('model')}, {record.get('name')}: {figure(record)}")
 
 
 def named(values: dict[str, Any]) -> str:

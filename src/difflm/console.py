@@ -16,6 +16,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from difflm.model import LanguageModel
     from difflm.training.loop import Progress as TrainingProgress
+    from difflm.training.loop import Validation
 
 PATIENCE = 2.0  # seconds of work after which a bar appears
 SAMPLES, SAMPLE_STEPS = 3, 20
@@ -142,17 +143,20 @@ class TrainingView:
             print(text, flush=True)
 
     def reading(self, what: str, count: int) -> None:
-        if not self.as_json:
-            self._passing(f"{what}: {count:,}" if count else what)
+        """How far reading is; without a count, something to know, which stays."""
+        if count and not self.as_json:
+            self._passing(f"{what}: {count:,}")
+        elif not count:
+            put_json({"kind": "note", "text": what}) if self.as_json else self._line(what)
 
     def progress(self, now: "TrainingProgress") -> None:
         put_json(now.record()) if self.as_json else self._passing(training_line(now))
 
-    def validated(self, step: int, nats: float, best: bool) -> None:
+    def validated(self, now: "Validation") -> None:
         if self.as_json:
-            put_json({"kind": "validation", "step": step, "nats_per_token": round(nats, 6)})
+            put_json(now.record())
         else:
-            self._line(f"step {step:,}: validation {nats:.4f} nats/token" + (" (best so far)" if best else ""))
+            self._line(f"step {now.step:,}: validation {now}" + (" (best so far)" if now.best else ""))
 
     def samples(self, step: int, model: "LanguageModel") -> None:
         from difflm.data.tokenizers import Tokenizer

@@ -1,5 +1,6 @@
 """A network, its codec and its process, answering one question: what is the clean text behind x_t?"""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -11,13 +12,19 @@ from difflm.processes import Gaussian, at_positions
 from difflm.processes.gaussian import Prediction
 
 
+def at_precision(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Autocast to `dtype`; `None` leaves things as they are, which in training may be autocast already."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
 class Denoiser(nn.Module):
     """`belief = denoiser(x_t, t, mask, previous)`; t is [B] or [B, L].
 
     `predicts` names the network's answer. For "logits" the clean state is E[x_0] under them, and with `evidence` the
     likelihood of x_t at each position, known in closed form, is added to what the network says from context
     (Gulrajani & Hashimoto, 2023): the network need not learn to compare vectors with its own table.
-    `step` is the s = t − step of the posterior mean.
+    `step` is the s = t − step of the posterior mean. `precision` is the width of the network's own arithmetic; what
+    stands around it stays in float32. `certain_below` is the time before which bounds trust the nearest word.
     """
 
     def __init__(
@@ -28,25 +35,34 @@ class Denoiser(nn.Module):
         predicts: Prediction,
         self_conditioning: bool = False,
         evidence: bool = False,
-        look: bool = False,
         step: float = 1 / 2000,
+        certain_below: float = 0.0,
     ) -> None:
         super().__init__()
         self.network, self.codec, self.process = network, codec, process
         self.predicts, self.self_conditioning, self.evidence, self.step = predicts, self_conditioning, evidence, step
-        self.look = look
+        self.certain_below = certain_below
+        self.precision: torch.dtype | None = None
 
     def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
         with torch.autocast(x.device.type, enabled=False):
             evidence = self.seen(x, t) if self.evidence else None
             inputs = self.inputs(x, t, previous, evidence)
-        out = self.network(inputs, t, mask).float()
+        with at_precision(x.device, self.precision):
+            out = self.network(inputs, t, mask).float()
         with torch.autocast(x.device.type, enabled=False):
             return self.tokens_belief(out, evidence) if self.predicts == "logits" else self.state_belief(out, x, t)
 
     def seen(self, x: Tensor, t: Tensor) -> Tensor:
         """What each position's own noisy vector says about its word, [B, L, V]."""
-        return self.codec.evidence(x, at_positions(self.process.alpha(t), x), at_positions(self.process.sigma(t), x))
+        alpha, sigma = self.word_noise(t)
+        return self.codec.evidence(x, at_positions(alpha, x), at_positions(sigma, x))
+
+    def word_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """α and σ of q(x_t | w): the spread of x_0 around its word adds to the process's own."""
+        alpha, sigma = self.process.alpha(t), self.process.sigma(t)
+        spread = self.codec.x0_std
+        return alpha, (sigma**2 + (alpha * spread) ** 2).sqrt() if spread else sigma
 
     def inputs(self, x: Tensor, t: Tensor, previous: Tensor | None, evidence: Tensor | None) -> Tensor:
         """The state at unit scale, beside the last estimate of the clean state (zeros where there is none) and the
@@ -54,7 +70,7 @@ class Denoiser(nn.Module):
         parts = [x / at_positions(self.process.prior_std(t), x)]
         if self.self_conditioning:
             parts.append(torch.zeros_like(x) if previous is None else previous)
-        if self.look and evidence is not None:
+        if evidence is not None:
             parts.append(self.codec.expectation(evidence + self.codec.bias))
         return torch.cat(parts, dim=-1)
 

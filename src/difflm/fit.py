@@ -10,14 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from difflm.data.batches import Batch, Batches, Subset, split_holdout
-from difflm.data.corpora import NAMES, corpus, corpus_path
+from difflm.data.batches import AllBut, Batch, Batches, Permutation, Subset, split
+from difflm.data.corpora import NAMES, corpus, corpus_path, located
 from difflm.data.tokenfile import TokenFile, source_fingerprint
 from difflm.data.tokenizers import Bpe, Tokenizer, Words
 from difflm.errors import DifflmError, UsageError
 from difflm.files import explain, read_json, write_atomic
-from difflm.lengths import PadsAsWords
-from difflm.model import DiffusionModel, LanguageModel
 from difflm.recipe import Recipe, check
 from difflm.run import write_config
 from difflm.training.checkpoints import newest_checkpoint
@@ -25,13 +23,14 @@ from difflm.training.loop import Budget, Outcome, Trainer, Watcher
 
 VALIDATION_BATCHES = 16
 
-Note = Callable[[str, int], None]  # what is being read, and how many texts so far
+Note = Callable[[str, int], None]  # what is being read, and how many texts so far; 0: a thing to know
 
 
 def train_run(
     recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
 ) -> Outcome:
     """Train a run in `out`; with `resume`, continue the one that is there."""
+    recipe = recipe.model_copy(update={"data": located(recipe.data, root)})
     if resume:
         same_recipe(recipe, out)
     elif (out / "config.json").exists() or newest_checkpoint(out):
@@ -40,18 +39,21 @@ def train_run(
         tokenizer = Tokenizer.load(out / "tokenizer.json") if resume else learn_tokenizer(recipe, out, root, note)
         torch.manual_seed(recipe.seed)
         model = recipe.build_method().build(tokenizer.size, recipe.longest)
-        training, held_out = read_splits(recipe, tokenizer, room_for_words(model), out, root, note)
+        training, held_out = read_splits(recipe, tokenizer, model.room, out, root, note)
         tokens, subset = training
+        about = {"texts": len(subset), "held_out": len(held_out[1]), "left_out": tokens.too_long}
+        if not resume:
+            tell_left_out(tokens, held_out[1], model.room, note)
         model.observe(*histograms(tokens, subset, recipe.longest, tokenizer.size))
         widths = recipe.widths or default_widths(recipe.longest, device)
         batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
-        write_config(out, recipe, tokenizer, model, {"texts": len(subset)})
+        write_config(out, recipe, tokenizer, model, about)
     trainer = Trainer(model, budget_of(recipe, device), out, device)
     if resume and not trainer.resume():
         note("no checkpoint yet, starting anew", 0)
     outcome = trainer.fit(batches, validation_batches(*held_out, recipe, widths), watcher)
-    write_config(out, recipe, tokenizer, model, {"texts": len(subset), **trained(outcome)})
+    write_config(out, recipe, tokenizer, model, {**about, **trained(outcome)})
     return outcome
 
 
@@ -76,13 +78,21 @@ def whole_or_nothing(out: Path) -> Iterator[None]:
         raise
 
 
+def tell_left_out(tokens: TokenFile, held_out: Subset, room: int, note: Note) -> None:
+    if tokens.too_long:
+        total = len(tokens) + tokens.too_long
+        note(f"{tokens.too_long:,} of {total:,} texts have more than {room} tokens and are left out", 0)
+    if not len(held_out):
+        note("no held-out text is left: the run goes without validation", 0)
+
+
 def trained(outcome: Outcome) -> dict[str, object]:
     return {
         "trained": {
             "steps": outcome.step,
             "stopped": outcome.stopped,
             "minutes": round(outcome.seconds / 60, 2),
-            "validation": outcome.best,
+            "validation": outcome.validation,
         }
     }
 
@@ -112,12 +122,6 @@ def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:
     return (longest,) if device.type == "cuda" else (*range(16, longest, 16), longest)
 
 
-def room_for_words(model: LanguageModel) -> int:
-    """Tokens a text may have: START and END take two places of a canvas where pads are words."""
-    pads = isinstance(model, DiffusionModel) and isinstance(model.lengths, PadsAsWords)
-    return model.longest - 2 if pads else model.longest
-
-
 def learn_tokenizer(recipe: Recipe, out: Path, root: Path | None, note: Note) -> Tokenizer:
     """The run's own tokenizer, learned from the training texts."""
     texts = counted(corpus(recipe.data, root, "train", recipe.column), "learning words", note)
@@ -141,12 +145,12 @@ def read_splits(
     if recipe.data in NAMES:
         valid = read_tokens(recipe, tokenizer, longest, out, "valid", root, note)
         return (training, whole(training)), (valid, whole(valid))
-    kept, held = split_holdout(len(training), recipe.seed)
+    kept, held = split(training, recipe.seed)
     return (training, kept), (training, held)
 
 
 def whole(tokens: TokenFile) -> Subset:
-    return Subset(len(tokens), 0, 0, len(tokens))
+    return AllBut(len(tokens), np.zeros(0, np.int64))
 
 
 def read_tokens(
@@ -163,7 +167,7 @@ def read_tokens(
         if newest_checkpoint(out):
             raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
     texts = counted(corpus(recipe.data, root, split, recipe.column), f"reading {split} texts", note)  # type: ignore[arg-type]
-    return TokenFile.build(directory, texts, tokenizer, longest, source, None)
+    return TokenFile.build(directory, texts, tokenizer, longest, source)
 
 
 def counted(texts: Iterable[str], what: str, note: Note) -> Iterator[str]:
@@ -175,7 +179,7 @@ def counted(texts: Iterable[str], what: str, note: Note) -> Iterator[str]:
 
 def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
     """How many training texts have each length, and how often each token occurs; of 100,000 texts at most."""
-    chosen = subset(np.arange(min(len(subset), 100_000)))
+    chosen = subset(Permutation(len(subset), 0)(np.arange(min(len(subset), 100_000))))
     ids, lengths = tokens.rows(chosen, longest)
     words = ids[np.arange(longest) < lengths[:, None]]
     counts = np.bincount(lengths, minlength=longest + 1), np.bincount(words, minlength=vocabulary)
@@ -184,6 +188,8 @@ def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int)
 
 def validation_batches(tokens: TokenFile, subset: Subset, recipe: Recipe, widths: tuple[int, ...]) -> list[Batch]:
     """A fixed set of held-out batches."""
+    if not len(subset):
+        return []
     size = min(recipe.batch_size, len(subset))
     batches = Batches(tokens, size, recipe.seed, widths, subset)
     return [batches.batch(step) for step in range(min(VALIDATION_BATCHES, max(1, len(subset) // size)))]

@@ -15,7 +15,8 @@ from difflm.noise import Noise
 from difflm.samplers import Frame
 
 CPU_TILE = 4  # small enough that one text does not pay for many, large enough to keep two cores busy
-GPU_TILE = 1024
+GPU_TILE = 1024  # at most, and fewer where words are many
+GPU_BYTES = 2**31  # that a tile's float32 logits may take
 WIDTH = 16  # canvases are multiples of this
 
 
@@ -29,25 +30,44 @@ class Tile:
     rows: int
 
 
-def tiles(model: LanguageModel, first: int, count: int, seed: int, device: torch.device) -> Iterator[Tile]:
-    """Samples first … first + count − 1 in tiles of one canvas width each."""
+def tiles(
+    model: LanguageModel, first: int, count: int, seed: int, device: torch.device, length: int | None = None
+) -> Iterator[Tile]:
+    """Samples first … first + count − 1 in tiles of one canvas width each; `length` imposes that of every text."""
     samples = torch.arange(first, first + count)
-    lengths = model.lengths_for(Noise(seed, samples.to(device))).cpu()
+    if length is None:
+        lengths = model.lengths_for(Noise(seed, samples.to(device))).cpu()
+    else:
+        lengths = torch.full_like(samples, length)
     widths = (lengths + WIDTH - 1) // WIDTH * WIDTH
-    size = CPU_TILE if device.type == "cpu" else GPU_TILE
-    for width in widths.unique().tolist():
-        for chosen in torch.nonzero(widths == width).flatten().split(size):
-            rows = len(chosen)
-            # The filling repeats the last sample: a real shape, whose answer nobody reads.
-            padded = chosen if device.type != "cpu" else torch.cat([chosen, chosen[-1:].expand(size - rows)])
-            yield Tile(samples[padded].to(device), lengths[padded].to(device), width, rows)
+    waiting: dict[int, list[int]] = {}
+    for place, width in enumerate(widths.tolist()):  # in the order of their numbers, so that early texts come early
+        waiting.setdefault(width, []).append(place)
+        if len(waiting[width]) == tile_size(model, width, device):
+            yield filled(samples, lengths, waiting.pop(width), width, device)
+    for width, places in waiting.items():
+        yield filled(samples, lengths, places, width, device)
 
 
+def tile_size(model: LanguageModel, width: int, device: torch.device) -> int:
+    if device.type == "cpu":
+        return CPU_TILE
+    return max(16, min(GPU_TILE, GPU_BYTES // (width * model.vocabulary * 4)))
+
+
+def filled(samples: Tensor, lengths: Tensor, places: list[int], width: int, device: torch.device) -> Tile:
+    """A tile of its full size on the CPU: the filling repeats a sample, and nobody reads its answer."""
+    rows = len(places)
+    if device.type == "cpu":
+        places = places + places[-1:] * (CPU_TILE - rows)
+    return Tile(samples[places].to(device), lengths[places].to(device), width, rows)
+
+
+@torch.no_grad()  # as a decorator it holds while a frame is made, not while its reader looks at it
 def frames(model: LanguageModel, tile: Tile, seed: int, sampling: Sampling) -> Iterator[Frame]:
     """One tile from noise to text."""
     model.eval()
-    with torch.no_grad():
-        yield from model.stream(Noise(seed, tile.samples), tile.lengths, tile.width, sampling)
+    yield from model.stream(Noise(seed, tile.samples), tile.lengths, tile.width, sampling)
 
 
 def finished(model: LanguageModel, tile: Tile, frame: Frame) -> dict[int, list[int]]:

@@ -5,15 +5,23 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from difflm.data.tokenizers import END, PAD, START
+from difflm.data.tokenizers import END, PAD, START, UNK
 
 
 class LengthPolicy(nn.Module):
     """Turns word ids into the canvas that diffuses, and back."""
 
+    imposable = False  # whether a text can be told how many words it has
+    forbidden: tuple[int, ...]  # ids that no position may become
+
     def __init__(self, longest: int) -> None:
         super().__init__()
         self.longest = longest
+
+    @property
+    def room(self) -> int:
+        """The most words a text may have."""
+        return self.longest
 
     @abstractmethod
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,6 +46,8 @@ class LengthPolicy(nn.Module):
 class Drawn(LengthPolicy):
     """p(length) is the training histogram, each length counted once more so that none is impossible."""
 
+    imposable = True
+    forbidden = (START, END, UNK, PAD)
     counts: Tensor
 
     def __init__(self, longest: int) -> None:
@@ -64,15 +74,21 @@ class Drawn(LengthPolicy):
 class PadsAsWords(LengthPolicy):
     """START words END PAD PAD …: a fixed canvas on which the model itself writes where the text ends."""
 
+    forbidden = (UNK,)
+
+    @property
+    def room(self) -> int:
+        return self.longest - 2
+
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         batch = ids.shape[0]
         canvas = torch.full((batch, self.longest), PAD, device=ids.device, dtype=ids.dtype)
         canvas[:, 0] = START
-        width = min(ids.shape[1], self.longest - 2)
+        width = min(ids.shape[1], self.room)
         canvas[:, 1 : width + 1] = torch.where(
             torch.arange(width, device=ids.device) < lengths.unsqueeze(1), ids[:, :width], PAD
         )
-        canvas.scatter_(1, lengths.clamp(max=self.longest - 2).unsqueeze(1) + 1, END)
+        canvas.scatter_(1, lengths.clamp(max=self.room).unsqueeze(1) + 1, END)
         return canvas, torch.ones_like(canvas, dtype=torch.bool)
 
     def draw(self, u: Tensor) -> Tensor:

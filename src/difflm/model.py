@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from difflm.bounds import gaussian_bound
-from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.denoiser import Denoiser
 from difflm.errors import UsageError
-from difflm.lengths import Drawn, LengthPolicy
+from difflm.lengths import LengthPolicy
 from difflm.noise import Noise
 from difflm.objectives import Corrupted, Objective, masked_mean, text_mean
 from difflm.processes import Gaussian
@@ -43,8 +42,21 @@ class LanguageModel(nn.Module):
     """`ids` [B, L] are words without specials, padded; `lengths` [B] says how many are real."""
 
     likelihood: Likelihood | None = None  # None: the figure is not a likelihood, and none is printed
-    longest: int
+    longest: int  # positions
+    vocabulary: int
     sampling: Sampling
+    samplers: tuple[str, ...] = tuple(STEPS)  # step rules it understands
+    greedy = False  # whether temperature 0 means the likeliest word
+    takes_length = False  # whether it can be told how long a text is
+
+    @property
+    def room(self) -> int:
+        """The most words a text may have."""
+        return self.longest
+
+    @abstractmethod
+    def compute_in(self, dtype: torch.dtype | None) -> None:
+        """Run the network in `dtype`; weights stay as they are."""
 
     @abstractmethod
     def loss(self, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
@@ -66,8 +78,8 @@ class LanguageModel(nn.Module):
     def words(self, row: list[int]) -> list[int]:
         """The word ids of one finished row."""
 
-    def calls(self, sampling: Sampling) -> int:
-        """Network calls that one text costs."""
+    def calls(self, sampling: Sampling, words: int) -> int:
+        """Network calls that a text of so many words costs."""
         return sampling.steps
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
@@ -96,7 +108,15 @@ class DiffusionModel(LanguageModel):
     ) -> None:
         super().__init__()
         self.denoiser, self.objective, self.times, self.lengths = denoiser, objective, times, lengths
-        self.sampling, self.longest = sampling, lengths.longest
+        self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, denoiser.codec.vocabulary
+        self.takes_length = lengths.imposable
+
+    @property
+    def room(self) -> int:
+        return self.lengths.room
+
+    def compute_in(self, dtype: torch.dtype | None) -> None:
+        self.denoiser.precision = dtype
 
     @property
     def process(self) -> Gaussian:
@@ -160,12 +180,9 @@ class DiffusionModel(LanguageModel):
         """From noise to text in evenly spaced u, through the map that training learned."""
         return self.times.time_of(torch.linspace(1, 0, steps + 1, device=device))
 
-    def forbidden(self) -> tuple[int, ...]:
-        return (START, END, UNK, PAD) if isinstance(self.lengths, Drawn) else (UNK,)
-
     def transforms(self, sampling: Sampling, noise: Noise, width: int) -> list[Transform]:
         codec = self.denoiser.codec
-        transforms: list[Transform] = [Forbid(codec, self.forbidden())]
+        transforms: list[Transform] = [Forbid(codec, self.lengths.forbidden)]
         if sampling.temperature != 1:
             if self.denoiser.predicts != "logits":
                 raise UsageError("a temperature needs a model that predicts words; use --noise-temperature here.")
@@ -174,10 +191,10 @@ class DiffusionModel(LanguageModel):
             counter = iter(range(10**9))
             transforms.append(Draw(codec, lambda: noise.uniform(next(counter), width, stream=2)))
         if sampling.clamp:
-            transforms.append(Clamp(codec, sampling.clamp_below))
+            transforms.append(Clamp(codec, sampling.clamp_below, self.lengths.forbidden))
         return transforms
 
-    def calls(self, sampling: Sampling) -> int:
+    def calls(self, sampling: Sampling, words: int) -> int:
         return sampling.steps * (2 if sampling.sampler == "heun" else 1)
 
     def stream(self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling) -> Iterator[Frame]:

@@ -5,7 +5,6 @@ A counter goes in, a random number comes out (splitmix64, Steele et al., 2014). 
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +63,3 @@ class Noise:
         if self.top_p < 1:
             u = (1 - self.top_p) / 2 + u * self.top_p
         return torch.erfinv(2 * u - 1) * (math.sqrt(2.0) * self.scale)
-
-    def to(self, device: Any) -> "Noise":
-        return Noise(self.seed, self.samples.to(device), self.scale, self.top_p)

@@ -80,7 +80,8 @@ def check(values: Mapping[str, Any]) -> Recipe:
     if values.get("data") is None:
         raise UsageError("this recipe trains on your own texts: give data=FILE, such as data=my.txt.")
     try:
-        recipe = Recipe(**{str(key): value for key, value in values.items()})
+        given = {str(key): value for key, value in values.items() if (key, value) != ("model", None)}  # empty: defaults
+        recipe = Recipe(**given)
         _known_method(recipe.method)
         _check_sizes(recipe.build_method())
         return recipe
@@ -118,7 +119,11 @@ def _value(text: str, change: str) -> Any:
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
     if key.startswith("model."):
-        values.setdefault("model", {})[key.removeprefix("model.")] = value
+        if values.get("model") is None:
+            values["model"] = {}
+        if not isinstance(values["model"], dict):
+            raise UsageError(f"recipe: `model` should hold `key: value` lines, not {values['model']!r}.")
+        values["model"][key.removeprefix("model.")] = value
     else:
         values[key] = value
 

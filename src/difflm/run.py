@@ -15,7 +15,7 @@ from difflm.files import read_json, write_atomic
 from difflm.methods import METHODS
 from difflm.model import LanguageModel, Sampling
 from difflm.recipe import Recipe
-from difflm.training.checkpoints import load_into, load_tensors
+from difflm.training.checkpoints import load_into, load_tensors, save_tensors
 
 FORMAT = 1
 KEYS = ("model", "vocabulary", "tokenizer", "longest", "parameters", "sampling", "recipe")  # that every config has
@@ -87,3 +87,16 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
     path = run / "model.safetensors"
     load_into(model, load_tensors(path), path)
     return model.to(device).eval(), tokenizer, config
+
+
+def ship(run: Path, target: Path) -> None:
+    """A run as the package holds it: half-precision weights, no optimiser, no data."""
+    config = read_config(run)
+    tensors = load_tensors(run / "model.safetensors")
+    halves = {name: t.half() if t.is_floating_point() else t for name, t in tensors.items()}
+    save_tensors(target / "model.safetensors", halves)
+    config["recipe"]["data"] = Path(config["recipe"]["data"]).name  # not where it lay on somebody's machine
+    write_atomic(target / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+    for name in ("tokenizer.json", "metrics.jsonl", "README.md"):
+        if (run / name).exists():
+            write_atomic(target / name, (run / name).read_bytes())

@@ -6,6 +6,7 @@ A schedule is one curve, written either as the signal's power ᾱ(t) or as the l
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ class Table(Schedule):
             raise ValueError("a table needs at least two points, times rising and log-SNR falling")
 
     def log_snr(self, t: Tensor) -> Tensor:
-        return interpolate(t, t.new_tensor(self.times), t.new_tensor(self.log_snrs))
+        return interpolate(t, _points(self.times, t.device, t.dtype), _points(self.log_snrs, t.device, t.dtype))
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,12 @@ class LogSnrShift(Schedule):
 
     def log_snr(self, t: Tensor) -> Tensor:
         return self.base.log_snr(t) + self.shift
+
+
+@lru_cache(maxsize=64)
+def _points(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Kept, since a copy from the host at every step of sampling would make a GPU wait."""
+    return torch.tensor(values, device=device, dtype=dtype)
 
 
 def interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:

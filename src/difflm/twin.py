@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.denoiser import at_precision
 from difflm.model import LanguageModel, Sampling, start_from_frequencies
 from difflm.networks import Transformer
 from difflm.networks.transformer import Cache
@@ -20,6 +21,9 @@ class Autoregressive(LanguageModel):
     """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood."""
 
     likelihood = "exact"
+    samplers = ("autoregressive",)
+    greedy = True
+    never: Tensor
 
     def __init__(
         self, vocabulary: int, longest: int, hidden: int, layers: int, heads: int, dropout: float, sampling: Sampling
@@ -28,7 +32,14 @@ class Autoregressive(LanguageModel):
         self.embedding = nn.Embedding(vocabulary, hidden)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.network = Transformer(hidden, vocabulary, hidden, layers, heads, dropout, time="none", causal=True)
-        self.longest, self.sampling = longest, sampling
+        self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
+        self.precision: torch.dtype | None = None
+        # A buffer, so that no step copies ids to the device; known anyway, so that no file holds it.
+        self.register_buffer("never", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
+        self.never[list(NEVER)] = True
+
+    def compute_in(self, dtype: torch.dtype | None) -> None:
+        self.precision = dtype
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         tokens = tokens.clone()
@@ -41,7 +52,8 @@ class Autoregressive(LanguageModel):
         inputs = torch.cat([torch.full_like(ids[:, :1], START), ids], dim=1)
         targets = torch.cat([ids, torch.full_like(ids[:, :1], PAD)], dim=1)
         targets = targets.masked_fill(position == lengths.unsqueeze(1), END)
-        logits = self.network(self.embedding(inputs), None)  # causal: pads on the right are never seen
+        with at_precision(ids.device, self.precision):
+            logits = self.network(self.embedding(inputs), None)  # causal: pads on the right are never seen
         return cross_entropy(logits.float(), targets), position <= lengths.unsqueeze(1)
 
     def loss(self, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
@@ -57,9 +69,9 @@ class Autoregressive(LanguageModel):
     def lengths_for(self, noise: Noise) -> Tensor:
         return torch.full_like(noise.samples, self.longest)
 
-    def calls(self, sampling: Sampling) -> int:
-        """At most: one for every word, times the beams."""
-        return self.longest * max(1, sampling.beams)
+    def calls(self, sampling: Sampling, words: int) -> int:
+        """One for every word and one for END, unless the canvas ends first; times the beams."""
+        return min(words + 1, self.longest) * max(1, sampling.beams)
 
     def stream(self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling) -> Iterator[Frame]:
         if sampling.beams:
@@ -72,24 +84,28 @@ class Autoregressive(LanguageModel):
         done = torch.zeros(batch, dtype=torch.bool, device=lengths.device)
         caches: list[Cache | None] = [None] * len(self.network.blocks)
         last = torch.full((batch, 1), START, device=lengths.device)
-        for i in range(width):
+        places = min(width, self.longest)
+        for i in range(places):
             logits, caches = self.next_logits(last, caches, i)
             p = truncated(logits, sampling).softmax(-1)
             drawn = p.argmax(-1) if sampling.temperature == 0 else inverse_distribution(p, noise.uniform(i, stream=3))
             tokens[:, i] = torch.where(done, PAD, drawn)
+            changed = torch.zeros_like(mask)
+            changed[:, i] = ~done
             confidence[:, i] = p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
             done = done | (drawn == END)
             last = drawn.unsqueeze(1)
-            yield Frame(i, torch.tensor(1 - (i + 1) / width), tokens.clone(), confidence.clone(), mask)
+            yield Frame(i, torch.tensor(1 - (i + 1) / places), tokens.clone(), confidence.clone(), mask, changed)
             if i % 8 == 7 and bool(done.all()):  # the one look at the device, every eighth word
                 return
 
     def next_logits(self, last: Tensor, caches: list[Cache | None], start: int) -> tuple[Tensor, list[Cache | None]]:
         """Logits after the word `last` [B, 1] at position `start`; tokens that no text contains are ruled out."""
         network = self.network
-        x, caches = network.run(network.input(self.embedding(last)), None, None, caches, start)
-        logits = network.answer(x)[:, -1].float()
-        logits[:, list(NEVER)] = float("-inf")
+        with at_precision(last.device, self.precision):
+            x, caches = network.run(network.input(self.embedding(last)), None, None, caches, start)
+            logits = network.answer(x)[:, -1].float()
+        logits = logits.masked_fill(self.never, float("-inf"))
         if start == 0:
             logits[:, END] = float("-inf")  # a text has at least one word
         return logits, caches
@@ -101,7 +117,7 @@ class Autoregressive(LanguageModel):
         scores = torch.zeros(1, device=device)
         caches: list[Cache | None] = [None] * len(self.network.blocks)
         best, best_score = texts, float("-inf")
-        for i in range(width):
+        for i in range(min(width, self.longest)):
             last = texts[:, -1:] if i else torch.full((1, 1), START, device=device)
             logits, caches = self.next_logits(last, caches, i)
             totals = scores.unsqueeze(1) + logits.log_softmax(-1)
@@ -118,7 +134,8 @@ class Autoregressive(LanguageModel):
         best = best if best.shape[1] else texts[:1]
         tokens = torch.full((len(noise.samples), width), PAD, device=device)
         tokens[:, : best.shape[1]] = best
-        return Frame(0, torch.zeros(()), tokens, torch.ones_like(tokens, dtype=torch.float), tokens != PAD)
+        there = tokens != PAD
+        return Frame(0, torch.zeros(()), tokens, torch.ones_like(tokens, dtype=torch.float), there, there)
 
     def words(self, row: list[int]) -> list[int]:
         row = row[: row.index(END)] if END in row else row

@@ -1,6 +1,7 @@
 """Words as vectors: the state of the continuous family."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -51,10 +52,17 @@ class Embedding(nn.Module):
         scores = alpha * F.linear(x_t, table) - alpha**2 * table.square().sum(-1) / 2
         return scores / sigma**2
 
-    def nearest(self, x: Tensor) -> Tensor:
-        """Ids of the closest word vectors in Euclidean distance."""
+    def nearest(self, x: Tensor, banned: Tensor | None = None) -> Tensor:
+        """Ids of the closest word vectors in Euclidean distance, `banned` [V] ones left out."""
         table = self.table()
-        return (F.linear(x, table) - table.square().sum(-1) / 2).argmax(-1)
+        closeness = F.linear(x, table) - table.square().sum(-1) / 2
+        return (closeness if banned is None else closeness.masked_fill(banned, float("-inf"))).argmax(-1)
+
+    def marked(self, ids: Sequence[int]) -> Tensor:
+        """True for these words, [V], on the table's device."""
+        mask = torch.zeros(self.vocabulary, dtype=torch.bool)
+        mask[list(ids)] = True
+        return mask.to(self.raw.device)
 
 
 class LearnedEmbedding(Embedding):

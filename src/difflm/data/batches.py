@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,37 +52,68 @@ def fold(seed: int, number: int) -> int:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's step (Steele et al., 2014): each bit in changes about half of the bits out."""
+    """SplitMix64's step (Steele et al., 2014): each bit in changes about half of the bits out.
+
+    `difflm.noise` has it for torch; what reads data does not wait for torch to load."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-@dataclass(frozen=True)
-class Subset:
-    """`count` of n texts, from place `start` of a shuffled order. Calling it turns 0 … count−1 into their indices."""
+class Subset(Protocol):
+    """Some texts of a TokenFile. Calling it turns 0 … len − 1 into their indices."""
 
-    n: int
-    seed: int
-    start: int
-    count: int
+    def __len__(self) -> int: ...
+    def __call__(self, positions: NDArray[Any]) -> Ints: ...
+
+
+@dataclass(frozen=True)
+class Only:
+    """The texts with these indices."""
+
+    indices: Ints
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.indices)
 
     def __call__(self, positions: NDArray[Any]) -> Ints:
-        return Permutation(self.n, self.seed)(np.asarray(positions) + self.start)
+        return self.indices[positions]
 
 
-def split_holdout(
-    n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most: int = 5000
-) -> tuple[Subset, Subset]:
-    """Texts to train on, and texts held out: a share of n, within the limits, leaving at least one to train on."""
+@dataclass(frozen=True)
+class AllBut:
+    """All of n texts but a few, whose indices rise. Only those few are stored."""
+
+    n: int
+    few: Ints
+
+    def __len__(self) -> int:
+        return self.n - len(self.few)
+
+    def __call__(self, positions: NDArray[Any]) -> Ints:
+        before = self.few - np.arange(len(self.few))  # how many of the others come before each of the few
+        return np.asarray(positions) + np.searchsorted(before, positions, side="right")
+
+
+def held_out(n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most: int = 5000) -> Ints:
+    """Numbers, rising, of the texts of a file that are held out: a share of all n, within the limits, never all.
+
+    It is a function of the file and the seed. What a model can hold must not move it, or one model would be measured
+    on texts that another one learned.
+    """
     if n < 2:
         raise UsageError(f"{n} text is too few: one is held out to measure, so at least two are needed.")
-    held_out = min(max(round(n * share), at_least), at_most, n - 1)
-    return Subset(n, seed, 0, n - held_out), Subset(n, seed, n - held_out, held_out)
+    count = min(max(round(n * share), at_least), at_most, n - 1)
+    return np.sort(Permutation(n, seed)(np.arange(n - count, n)))
+
+
+def split(tokens: TokenFile, seed: int) -> tuple[Subset, Subset]:
+    """Texts to train on, and texts held out, as `held_out` says."""
+    few = tokens.places(held_out(len(tokens) + tokens.too_long, seed))
+    if len(few) == len(tokens):
+        raise UsageError(f"{len(tokens)} text that fits is too few: it is held out. Give more texts or raise longest.")
+    return AllBut(len(tokens), few), Only(few)
 
 
 @dataclass(frozen=True)
@@ -103,7 +134,7 @@ class Batches:
         self, tokens: TokenFile, batch_size: int, seed: int, widths: tuple[int, ...], indices: Subset | None = None
     ) -> None:
         self.tokens, self.batch_size, self.seed = tokens, batch_size, seed
-        self.indices = Subset(len(tokens), fold(seed, -1), 0, len(tokens)) if indices is None else indices
+        self.indices = AllBut(len(tokens), np.zeros(0, np.int64)) if indices is None else indices
         self.widths = np.array(sorted(widths))
         if tokens.max_length > self.widths[-1]:
             raise UsageError(
@@ -112,10 +143,6 @@ class Batches:
         # A group is no longer than an epoch: else copies of one text, of equal length, would meet in one batch.
         self._group_size = min(_GROUP, max(1, len(self.indices) // batch_size))
         self._cached: tuple[int, Ints] | None = None
-
-    @property
-    def steps_per_epoch(self) -> float:
-        return len(self.indices) / self.batch_size
 
     def batch(self, step: int) -> Batch:
         group, place = divmod(step, self._group_size)

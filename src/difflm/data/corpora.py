@@ -25,10 +25,23 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
     """The file that `corpus` reads."""
     if str(name_or_path) in NAMES:
         return e2e_path(root, split)
-    path = Path(name_or_path)
+    path = _found(Path(name_or_path), root)
     if path.suffix or path.exists():
+        if root and not path.exists():
+            raise UsageError(f"{path} does not exist, nor is {path.name} in {root}.")
         check_readable(path)
         return path
     near = difflib.get_close_matches(str(name_or_path), NAMES, n=1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     raise UsageError(f"no corpus {str(name_or_path)!r}. {hint}Known: {', '.join(NAMES)}; or the path of a {FORMATS}.")
+
+
+def located(name_or_path: str, root: Path | None) -> str:
+    """A name for the same texts from any folder; what is not there keeps the name it was given."""
+    path = _found(Path(name_or_path), root)
+    return str(path.resolve()) if name_or_path not in NAMES and path.is_file() else name_or_path
+
+
+def _found(path: Path, root: Path | None) -> Path:
+    """The path itself, or the file of its name under `root`: texts are moved, and runs go to other machines."""
+    return root / path.name if root and not path.exists() and (root / path.name).is_file() else path

@@ -5,7 +5,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -36,10 +37,14 @@ def source_fingerprint(path: Path) -> dict[str, Any]:
 
 
 class TokenFile:
-    """A directory: `ids.bin` (all texts, end to end), `offsets.bin` (where each begins, and the end), `meta.json`."""
+    """A directory: `ids.bin` (all texts, end to end), `offsets.bin` (where each begins, and the end), `left_out.bin`
+    (numbers in the file of the texts that were too long), `meta.json`."""
 
-    def __init__(self, ids: NDArray[Any], offsets: NDArray[Any], meta: dict[str, Any]) -> None:
+    def __init__(
+        self, ids: NDArray[Any], offsets: NDArray[Any], meta: dict[str, Any], left_out: NDArray[Any] | None = None
+    ) -> None:
         self._ids, self._offsets, self.meta = ids, offsets, meta
+        self._left_out = np.zeros(0, np.int64) if left_out is None else left_out.astype(np.int64)  # rising
 
     @classmethod
     def build(
@@ -49,11 +54,10 @@ class TokenFile:
         tokenizer: Tokenizer,
         max_length: int,
         source: dict[str, Any],
-        on_progress: Callable[[int], None] | None = None,
     ) -> "TokenFile":
         """Write all texts of at most `max_length` tokens; longer ones are left out and counted, never cut.
 
-        `on_progress` is told how many texts have been read. The directory appears whole or not at all.
+        The directory appears whole or not at all.
         """
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +67,7 @@ class TokenFile:
         try:
             fresh = temporary / "new"
             fresh.mkdir()
-            meta = _write(fresh, texts, tokenizer, max_length, on_progress)
+            meta = _write(fresh, texts, tokenizer, max_length)
             meta |= {"limit": max_length, "tokenizer": tokenizer.fingerprint(), "source": source}
             (fresh / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
             if directory.exists():
@@ -81,12 +85,14 @@ class TokenFile:
         try:
             dtype, total, count = np.dtype(meta["dtype"]), meta["tokens"], meta["count"]
             ids, offsets = _mapped(directory / "ids.bin", dtype), _mapped(directory / "offsets.bin", _OFFSET)
+            left_out = np.fromfile(directory / "left_out.bin", _OFFSET)
             whole = len(ids) == total and len(offsets) == count + 1 and int(offsets[-1]) == total
+            whole = whole and len(left_out) == meta["too_long"]
         except (KeyError, TypeError, ValueError, OSError):
             whole = False
         if not whole:
             raise DifflmError(f"the tokens in {directory} are damaged. Delete the directory; it will be made again.")
-        return cls(ids, offsets, meta)
+        return cls(ids, offsets, meta, left_out)
 
     def matches(self, tokenizer: Tokenizer, max_length: int, source: dict[str, Any]) -> bool:
         """Whether building again would give the same."""
@@ -99,6 +105,11 @@ class TokenFile:
     @property
     def too_long(self) -> int:
         return int(self.meta["too_long"])
+
+    def places(self, numbers: NDArray[Any]) -> Ints:
+        """Where the texts of these numbers in the file stand here, rising; one that was left out stands nowhere."""
+        kept = np.setdiff1d(np.asarray(numbers, np.int64), self._left_out)
+        return kept - np.searchsorted(self._left_out, kept)
 
     @property
     def max_length(self) -> int:
@@ -126,35 +137,38 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
-def _write(
-    directory: Path,
-    texts: Iterable[str],
-    tokenizer: Tokenizer,
-    max_length: int,
-    on_progress: Callable[[int], None] | None,
-) -> dict[str, Any]:
+def _write(directory: Path, texts: Iterable[str], tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
     dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
     read = count = total = longest = 0
-    with (directory / "ids.bin").open("wb") as ids, (directory / "offsets.bin").open("wb") as offsets:
+    shortest = 1 << 62
+    with ExitStack() as stack:
+        ids, offsets, left_out = (
+            stack.enter_context((directory / f"{name}.bin").open("wb")) for name in ("ids", "offsets", "left_out")
+        )
         offsets.write(np.zeros(1, _OFFSET).tobytes())
         for encoded in _encoded(texts, tokenizer):
-            read += len(encoded)
-            kept = [one for one in encoded if 0 < len(one) <= max_length]
+            lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+            fits = (lengths > 0) & (lengths <= max_length)
+            left_out.write((read + np.flatnonzero(~fits)).astype(_OFFSET).tobytes())
+            kept = [one for one, fit in zip(encoded, fits, strict=True) if fit]
+            read, shortest = read + len(encoded), min(shortest, int(lengths.min()))
             if kept:
-                lengths = np.fromiter(map(len, kept), np.int64, len(kept))
+                lengths = lengths[fits]
                 flat = np.fromiter((i for one in kept for i in one), dtype, int(lengths.sum()))
                 ids.write(flat.tobytes())
                 offsets.write((total + lengths.cumsum()).astype(_OFFSET).tobytes())
                 count, total, longest = count + len(kept), total + len(flat), max(longest, int(lengths.max()))
-            if on_progress:
-                on_progress(read)
-        for file in (ids, offsets):
+        for file in (ids, offsets, left_out):
             file.flush()
             os.fsync(file.fileno())
     if not read:
         raise DifflmError("there are no texts to train on.")
     if not count:
-        raise DifflmError(f"all {read:,} texts have more than {max_length} tokens. Raise max_length.")
+        # By how much, not to what: some models need room for more than the words.
+        raise DifflmError(
+            f"all {read:,} texts have more than {max_length} tokens, the shortest {shortest}. "
+            f"Raise longest by {shortest - max_length} or more, or split the texts."
+        )
     return {"count": count, "tokens": total, "dtype": dtype.str, "max_length": longest, "too_long": read - count}
 
 

@@ -6,9 +6,11 @@ What each figure means is said in `difflm.evaluation.records`.
 import hashlib
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,6 @@ from difflm.data.tokenizers import UNK, Tokenizer, split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, corpus_for
 from difflm.evaluation.records import Report, Row
-from difflm.fit import room_for_words
 from difflm.generation import finished, frames, tiles
 from difflm.model import Sampling
 from difflm.pipeline import TextDiffusion
@@ -128,6 +129,7 @@ class Writer:
         # One set of changes serves diffusion models and the twin beside them; it takes what it understands.
         ignored = OF_DENOISING if method == "autoregressive" else set()
         sampling = lm.sampling(**{key: value for key, value in self.changes.items() if key not in ignored})
+        self.warm_up(seed, sampling)
         rows: dict[int, list[int]] = {}
         start = time.perf_counter()
         for tile in tiles(lm.model, 0, n, seed, lm.device):
@@ -141,9 +143,14 @@ class Writer:
             ids,
             lm.tokenizer,
             method,
-            {"denoiser_calls": float(lm.model.calls(sampling)), "seconds": seconds},
+            {"denoiser_calls": sum(lm.model.calls(sampling, len(row)) for row in ids) / n, "seconds": seconds},
             {"seconds": f"seconds: on {device_name(lm.device)}", "sampling": described(sampling)},
         )
+
+    def warm_up(self, seed: int, sampling: Sampling) -> None:
+        """Two steps of one tile: the first call of anything is no measure of the next ones."""
+        for tile in tiles(self.lm.model, 0, 1, seed, self.lm.device):
+            deque(islice(frames(self.lm.model, tile, seed, sampling), 2), maxlen=0)
 
 
 def described(sampling: Sampling) -> str:
@@ -163,12 +170,12 @@ def device_name(device: torch.device) -> str:
 
 
 def score(lm: TextDiffusion, rows: list[list[int]], seed: int, draws: int, on_progress: Counted) -> Nats:
-    """Nats of each text. Every chunk has a seed of its own; the answer depends on nothing but the arguments here."""
+    """Nats of each text: those that `TextDiffusion.score` gives, piece by piece."""
     nats = []
     for start in range(0, len(rows), CHUNK):
         on_progress(start, len(rows))
         size = 64 if lm.device.type == "cpu" else CHUNK
-        nats.append(lm.score_ids(rows[start : start + CHUNK], seed + start, draws, size).double().numpy())
+        nats.append(lm.score_ids(rows[start : start + CHUNK], seed, draws, size, first=start).double().numpy())
     return np.concatenate(nats)
 
 
@@ -232,8 +239,7 @@ class Scored:
         """The first `count` texts that all models can hold."""
         fits = np.ones(len(reference), dtype=bool)
         for lm in lms:
-            room = room_for_words(lm.model)
-            fits &= [0 < len(ids) <= room for ids in lm.tokenizer.encode_batch(reference)]
+            fits &= [0 < len(ids) <= lm.model.room for ids in lm.tokenizer.encode_batch(reference)]
         chosen = np.flatnonzero(fits)[:count].tolist()
         looked_at = chosen[-1] + 1 if len(chosen) == count else len(reference)
         skipped = looked_at - len(chosen)

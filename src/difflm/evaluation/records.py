@@ -23,7 +23,7 @@ unique                different texts over all texts.
 length_mean           words a text.
 length_distance       total variation between the row's lengths and those of all held-out texts, in bins of five words.
                       For real text it is not quite 0: so far lies a sample of this size by chance.
-denoiser_calls        network calls a text; for the autoregressive model at most, since it stops at END.
+denoiser_calls        mean network calls a text; the autoregressive model needs one for each word and for END.
 seconds               wall clock to write all texts of the row, on the device that its note names.
 
 Errors of the two nats figures are standard errors over texts (of a ratio of sums).

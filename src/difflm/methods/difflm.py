@@ -2,8 +2,8 @@
 
 Parts: word vectors on a sphere and cross-entropy alone (Dieleman et al., 2022), self-conditioning (Chen et al., 2023),
 time warping (Dieleman et al., 2022), the closed-form evidence of the noisy vector in the logits (Gulrajani &
-Hashimoto, 2023), adaptive norms for time (Peebles & Xie, 2023), and a length drawn beforehand. Why each is there, with
-numbers: docs/log.md.
+Hashimoto, 2023) and at the network's input, adaptive norms for time (Peebles & Xie, 2023), and a length drawn
+beforehand. What was tried, with numbers: docs/log.md.
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,6 @@ class DiffLM(Method):
     dropout: float = 0.1
     log_snr_shift: float = -4.0
     evidence: bool = True
-    look: bool = True
     warp: bool = True
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
@@ -41,9 +40,8 @@ class DiffLM(Method):
         dim = self.embedding_dim
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
         codec = LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3)
-        look = self.look and self.evidence  # without evidence there is nothing to look at
-        parts = 3 if look else 2
-        network = Transformer(parts * dim, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+        seen = 3 if self.evidence else 2  # the state, the last estimate, and the mean word of the evidence
+        network = Transformer(seen * dim, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
         process = Gaussian(LogSnrShift(Cosine(), self.log_snr_shift))
         return DiffusionModel(
             denoiser=Denoiser(
@@ -53,7 +51,6 @@ class DiffLM(Method):
                 predicts="logits",
                 self_conditioning=True,
                 evidence=self.evidence,
-                look=look,
             ),
             objective=Objective({"ce": 1.0}),
             times=LearnedWarp() if self.warp else LowDiscrepancy(),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from torch import Tensor
@@ -15,14 +16,22 @@ from difflm.samplers.transforms import Transform
 
 @dataclass(frozen=True)
 class Frame:
-    """One moment of a text's making. Tensors stay on the device until somebody looks."""
+    """One moment of a text's making. Tensors stay on the device until somebody looks.
+
+    `sure` may be a function: a softmax over all words is only for those who ask for `confidence`.
+    """
 
     step: int
     t: Tensor  # the time that was reached, [] or [L]
     tokens: Tensor  # [B, L]
-    confidence: Tensor  # probability of those tokens, [B, L]
+    sure: Tensor | Callable[[], Tensor]
     mask: Tensor  # [B, L]
     changed: Tensor | None = None  # tokens that differ from the frame before, [B, L]
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        """Probability of the tokens, [B, L]."""
+        return self.sure if isinstance(self.sure, Tensor) else self.sure()
 
 
 Ask = Callable[[Tensor, Tensor, Tensor | None], Belief]  # (x_t, t, previous) → belief
@@ -58,4 +67,5 @@ def denoise(
         x = step(Moment(process, x, belief, t, s, draw, last, believe))
         previous, last = belief.clean, (belief.clean, t)
         before, tokens = tokens, belief.tokens
-        yield Frame(i, grid[i + 1], tokens, belief.confidence, mask, None if before is None else tokens != before)
+        sure = lambda belief=belief: belief.confidence  # noqa: E731
+        yield Frame(i, grid[i + 1], tokens, sure, mask, None if before is None else tokens != before)

@@ -51,9 +51,11 @@ def half_ddim(now: Moment) -> Tensor:
 
 
 def euler(now: Moment) -> Tensor:
-    """One explicit step of the probability flow dy/dς = (y − x̂_0)/ς in y = x/α, ς = σ/α (Karras et al., 2022)."""
-    y, level, slope = _flow(now.process, now.x, now.belief.clean, now.t)
-    return _unscale(now.process, y + (_level(now.process, now.s, y) - level) * slope, now.s)
+    """One explicit step of the probability flow dy/dς = (y − x̂_0)/ς in y = x/α, ς = σ/α (Karras et al., 2022).
+
+    The line it follows is the exact flow for a fixed x̂_0; in y it would subtract numbers of size 1/α.
+    """
+    return _towards(now, now.belief.clean)
 
 
 def heun(now: Moment) -> Tensor:
@@ -85,19 +87,6 @@ def _towards(now: Moment, clean: Tensor) -> Tensor:
     keep = at_positions(p.sigma(now.s) / p.sigma(now.t), now.x)
     new = -torch.expm1((p.log_snr(now.t) - p.log_snr(now.s)) / 2)
     return keep * now.x + at_positions(p.alpha(now.s) * new, now.x) * clean
-
-
-def _level(process: Gaussian, t: Tensor, state: Tensor) -> Tensor:
-    return at_positions(torch.exp(-process.log_snr(t) / 2), state)
-
-
-def _flow(process: Gaussian, x: Tensor, clean: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    y, level = x / at_positions(process.alpha(t), x), _level(process, t, x)
-    return y, level, (y - clean) / level
-
-
-def _unscale(process: Gaussian, y: Tensor, t: Tensor) -> Tensor:
-    return y * at_positions(process.alpha(t), y)
 
 
 STEPS: Mapping[str, Step] = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → b
 def with_logits(belief: Belief, logits: Tensor, codec: Embedding) -> Belief:
     """The belief under other logits; its clean state follows where it is their mean."""
     clean = codec.expectation(logits) if belief.tokenwise else belief.clean
-    return replace(belief, logits=logits, clean=clean)
+    return replace(belief, logits=logits, clean=clean, words=None)
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,12 @@ class Forbid:
     codec: Embedding
     ids: tuple[int, ...]
 
+    @cached_property
+    def banned(self) -> Tensor:
+        return self.codec.marked(self.ids)
+
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        banned = torch.zeros(belief.logits.shape[-1], dtype=torch.bool, device=belief.logits.device)
-        banned[list(self.ids)] = True
-        return with_logits(belief, belief.logits.masked_fill(banned, float("-inf")), self.codec)
+        return with_logits(belief, belief.logits.masked_fill(self.banned, float("-inf")), self.codec)
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,23 @@ class Temperature:
 
 @dataclass(frozen=True)
 class Clamp:
-    """Replace the predicted clean state by its nearest word, from time `below` on (Li et al., 2022, section 4.2)."""
+    """Replace the predicted clean state by its nearest word, from time `below` on (Li et al., 2022, section 4.2).
+
+    `forbidden` words are never the nearest: they would pull the state where no text may end.
+    """
 
     codec: Embedding
     below: float = 1.0
+    forbidden: tuple[int, ...] = ()
+
+    @cached_property
+    def banned(self) -> Tensor | None:
+        return self.codec.marked(self.forbidden) if self.forbidden else None
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        nearest = self.codec.encode(self.codec.nearest(belief.clean))
-        return belief.believing(torch.where(at_positions(t <= self.below, x), nearest, belief.clean))
+        nearest, late = self.codec.nearest(belief.clean, self.banned), t <= self.below
+        clean = torch.where(at_positions(late, x), self.codec.encode(nearest), belief.clean)
+        return belief.believing(clean, torch.where(at_positions(late, nearest), nearest, belief.tokens))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from difflm.data.batches import Batch, Batches, prefetch
 from difflm.errors import DifflmError
-from difflm.files import append_line
-from difflm.model import LanguageModel
+from difflm.files import append_line, write_atomic
+from difflm.model import LanguageModel, Likelihood
 from difflm.noise import Noise, fold
 from difflm.training.capture import Captured, Gradients
 from difflm.training.checkpoints import (
@@ -30,6 +30,8 @@ from difflm.training.checkpoints import (
 from difflm.training.ema import Ema
 
 WARP_LR = 1e-2  # of a learned time warp: a hundred numbers that must follow the loss as it falls
+VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one each of a few texts would be mostly noise
+MOST_IN_TURN = 16
 
 
 @dataclass(frozen=True)
@@ -87,20 +89,43 @@ class Progress:
         }
 
 
+@dataclass(frozen=True)
+class Validation:
+    """The averaged weights of one step on held-out texts."""
+
+    step: int
+    nats_per_token: float
+    likelihood: Likelihood | None
+    best: bool = False  # so far, where patience keeps the best weights
+
+    def __str__(self) -> str:
+        return f"{'≤ ' if self.likelihood == 'bound' else ''}{self.nats_per_token:.4f} nats/token"
+
+    def figures(self) -> dict[str, Any]:
+        figures = {"nats_per_token": round(self.nats_per_token, 6), "step": self.step}
+        return {**figures, "likelihood": self.likelihood} if self.likelihood else figures
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": "validation", **self.figures()}
+
+
 class Watcher(Protocol):
     """Whoever shows the run to a person."""
 
     def progress(self, now: Progress) -> None: ...
-    def validated(self, step: int, nats: float, best: bool) -> None: ...
+    def validated(self, now: Validation) -> None: ...
     def samples(self, step: int, model: LanguageModel) -> None: ...
+
+
+Stopped = Literal["done", "early", "interrupted"]
 
 
 @dataclass
 class Outcome:
     step: int
-    stopped: Literal["done", "early", "interrupted"]
+    stopped: Stopped
     seconds: float
-    best: dict[str, float] = field(default_factory=dict)
+    validation: dict[str, Any] = field(default_factory=dict)  # of the weights that are shipped
 
 
 class Trainer:
@@ -119,7 +144,7 @@ class Trainer:
         )
         self.step = 0
         self.seconds = 0.0
-        self.best: dict[str, float] = {}
+        self.validation: dict[str, Any] = {}  # the best with patience, else the last
         self.best_weights: dict[str, Tensor] | None = None
         self._graphs: dict[int, Captured] = {}
         if budget.compile:
@@ -181,12 +206,15 @@ class Trainer:
     def validate(self, batches: list[Batch]) -> float:
         """Nats/token of the averaged weights on held-out texts, exact or a bound, always with the same noise."""
         total, tokens = torch.zeros((), device=self.device), 0
+        texts = sum(len(batch.lengths) for batch in batches)
+        draws, copies = validation_draws(texts) if self.model.likelihood == "bound" else (1, 1)
         for number, batch in enumerate(batches):
-            size = len(batch.lengths)
+            size = len(batch.lengths) * copies
+            ids, lengths = (t.repeat_interleave(copies, 0) for t in self.to_device(batch))
             noise = Noise(self.budget.seed, torch.arange(size, device=self.device) + number * size)
             with self.autocast():
-                total = total + self.ema.model.nats(*self.to_device(batch), noise, draws=1).sum()
-            tokens += int(batch.lengths.sum()) + size  # words and END
+                total = total + self.ema.model.nats(ids, lengths, noise, draws).sum()
+            tokens += int(batch.lengths.sum()) * copies + size  # words and END
         return float(total) / max(1, tokens)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
@@ -201,7 +229,7 @@ class Trainer:
         return out
 
     def save(self) -> Path:
-        state = {"step": self.step, "seconds": self.seconds, "best": self.best}
+        state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}
         path = save_checkpoint(self.run, self.step, self.tensors(), state)
         save_tensors(self.run / "model.safetensors", self.final_weights())
         return path
@@ -213,6 +241,7 @@ class Trainer:
         """Continue from the newest checkpoint; False where there is none."""
         path = newest_checkpoint(self.run)
         if path is None:
+            forget_after(self.run / "metrics.jsonl", 0)
             return False
         tensors, state = load_checkpoint(path)
         load_into(self.model, _under(tensors, "model."), path)
@@ -224,16 +253,18 @@ class Trainer:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
         best = _under(tensors, "best.")
         self.best_weights = {k: v.to(self.device) for k, v in best.items()} or None
-        self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
+        self.step, self.seconds, self.validation = state["step"], state["seconds"], state.get("validation", {})
+        forget_after(self.run / "metrics.jsonl", self.step)
         return True
 
     # -- the run ------------------------------------------------------------------------------------------------
 
     def fit(self, batches: Batches, held_out: list[Batch], watcher: Watcher) -> Outcome:
-        budget, stop = self.budget, "done"
+        budget = self.budget
+        stop: Stopped = "done"
         if self.step >= budget.steps or self.out_of_patience():  # resumed after its end: only the result may be missing
             save_tensors(self.run / "model.safetensors", self.final_weights())
-            return Outcome(self.step, "done" if self.step >= budget.steps else "early", self.seconds, self.best)
+            return self.outcome("done" if self.step >= budget.steps else "early")
         accumulated: dict[str, Tensor] = {}
         since, tokens, start, since_step = time.perf_counter(), 0, time.perf_counter() - self.seconds, self.step
         with stop_signals() as asked_to_stop, _batches_from(batches, self.step * budget.accumulate) as stream:
@@ -269,7 +300,11 @@ class Trainer:
                     self.save()
                 if stop != "done":
                     break
-        return Outcome(self.step, stop, self.seconds, self.best)  # type: ignore[arg-type]
+        return self.outcome(stop)
+
+    def outcome(self, stopped: Stopped) -> Outcome:
+        shipped = self.best_weights is not None or self.validation.get("step") == self.step
+        return Outcome(self.step, stopped, self.seconds, self.validation if shipped else {})
 
     @torch.no_grad()
     def check_finite(self, losses: dict[str, float]) -> None:
@@ -289,19 +324,42 @@ class Trainer:
 
     def note_validation(self, nats: float, watcher: Watcher) -> bool:
         """Write the figure down, keep the best weights where patience asks for it; True when patience is at its end."""
-        best = nats < self.best.get("nats_per_token", math.inf)
+        best = bool(self.budget.patience) and nats < self.validation.get("nats_per_token", math.inf)
+        now = Validation(self.step, nats, self.model.likelihood, best)
+        if best or not self.budget.patience:
+            self.validation = now.figures()
         if best:
-            self.best = {"nats_per_token": nats, "step": self.step}
-            if self.budget.patience:
-                self.best_weights = {k: v.clone() for k, v in self.ema.model.state_dict().items()}
-        record = {"kind": "validation", "step": self.step, "nats_per_token": round(nats, 6)}
-        append_line(self.run / "metrics.jsonl", json.dumps(record))
-        watcher.validated(self.step, nats, best)
+            self.best_weights = {k: v.clone() for k, v in self.ema.model.state_dict().items()}
+        append_line(self.run / "metrics.jsonl", json.dumps(now.record()))
+        watcher.validated(now)
         return self.out_of_patience()
 
     def out_of_patience(self) -> bool:
-        waited = (self.step - self.best.get("step", self.step)) / self.budget.validate_every
+        waited = (self.step - self.validation.get("step", self.step)) / self.budget.validate_every
         return bool(self.budget.patience) and waited >= self.budget.patience
+
+
+def validation_draws(texts: int) -> tuple[int, int]:
+    """Noise levels a text, and copies of it: many levels of few texts are faster side by side than in turn."""
+    draws = min(MOST_IN_TURN, math.ceil(VALIDATION_DRAWS / texts))
+    return draws, math.ceil(VALIDATION_DRAWS / (texts * draws))
+
+
+def forget_after(metrics: Path, step: int) -> None:
+    """Drop what a killed run wrote about steps that a resumed one will repeat, and a line that it left half-written."""
+
+    def stays(line: str) -> bool:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            return False
+        if not isinstance(record, dict) or record.get("kind") not in ("train", "validation"):
+            return True
+        return int(record.get("step", 0)) <= step
+
+    if metrics.exists():
+        lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
+        write_atomic(metrics, "".join(f"{line}\n" for line in lines if stays(line)))
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,0 +1,151 @@
+"""What is asked of a model and what comes back: lengths, settings, precision, costs."""
+
+import pytest
+import torch
+from tiny import tiny_run, tiny_runs  # noqa: F401
+
+import difflm
+from difflm.data.words import split_words
+from difflm.errors import UsageError
+from difflm.generation import GPU_TILE, frames, tile_size, tiles
+from difflm.pipeline import TextDiffusion, check_device, check_dtype
+
+METHODS = ["difflm", "diffusion-lm", "autoregressive"]
+
+
+@pytest.fixture(scope="module")
+def models(tiny_runs):  # noqa: F811
+    return {method: TextDiffusion.from_pretrained(tiny_runs[method]) for method in METHODS}
+
+
+def settings(method):
+    return {} if method == "autoregressive" else {"steps": 3}
+
+
+@pytest.mark.parametrize("length", [1, 7, 24])
+def test_every_text_has_the_length_that_was_imposed(models, length):
+    lm = models["difflm"]
+    assert {len(g.tokens) for g in lm.generate(5, length=length, steps=3)} == {length}
+    assert len(lm.generate(1, length=length, steps=3, mbr=3)[0].tokens) == length
+    assert all(len(draft.tokens) == length for drafts in lm.stream(2, length=length, steps=2) for draft in drafts)
+
+
+@pytest.mark.parametrize("length", [0, -3, 25])
+def test_a_length_without_room_is_refused(models, length):
+    with pytest.raises(UsageError, match="between 1 and 24"):
+        models["difflm"].generate(length=length)
+    with pytest.raises(UsageError, match="between 1 and 24"):
+        next(models["difflm"].stream(length=length))
+
+
+@pytest.mark.parametrize("method", ["diffusion-lm", "autoregressive"])
+def test_a_method_that_writes_its_own_end_says_so(models, method):
+    with pytest.raises(UsageError, match="cannot be told a length yet"):
+        models[method].generate(length=5)
+
+
+def test_room_is_what_encode_accepts(models):
+    assert {method: lm.model.room for method, lm in models.items()} == {
+        "difflm": 24,
+        "diffusion-lm": 22,
+        "autoregressive": 24,
+    }
+    for lm in models.values():
+        assert len(lm.encode(["pub " * lm.model.room])[0]) == lm.model.room
+        with pytest.raises(UsageError, match=f"holds {lm.model.room}"):
+            lm.encode(["pub " * (lm.model.room + 1)])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_half_width_arithmetic_writes_and_scores(models, tiny_runs, method):  # noqa: F811
+    """bfloat16 has eight bits: a text's nats agree to a few percent, and the weights stay as they were."""
+    half = TextDiffusion.from_pretrained(tiny_runs[method], dtype=torch.bfloat16)
+    assert {p.dtype for p in half.model.parameters()} == {torch.float32}
+    assert all(g.text for g in half.generate(2, **settings(method)))
+    text = ["The old pub near the river serves French food."]
+    full, narrow = models[method].score(text)[0], half.score(text)[0]
+    assert narrow != full and narrow == pytest.approx(full, rel=0.1)
+
+
+def test_arithmetic_that_a_device_lacks_is_refused():
+    for dtype in (torch.float16, torch.float64, torch.int8):
+        with pytest.raises(UsageError, match="bfloat16"):
+            check_dtype(dtype, torch.device("cpu"))
+    check_dtype(torch.float16, torch.device("cuda"))
+
+
+def test_devices():
+    assert check_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    for device in ("mps", "meta"):
+        with pytest.raises(UsageError, match="cpu or cuda"):
+            check_device(device)
+
+
+def test_a_misspelt_setting_is_named_with_its_neighbour(models):
+    with pytest.raises(UsageError, match=r"'stepz'\. Did you mean 'steps'"):
+        models["difflm"].generate(stepz=3)
+    with pytest.raises(UsageError, match="Known: sampler"):
+        models["difflm"].generate(qqqq=3)
+
+
+def test_a_sampler_of_another_family_is_refused(models):
+    with pytest.raises(UsageError, match="Known: autoregressive"):
+        models["autoregressive"].generate(sampler="ddim")
+    with pytest.raises(UsageError, match="Known: ancestral"):
+        models["difflm"].generate(sampler="autoregressive")
+    with pytest.raises(UsageError, match="temperature"):
+        models["difflm"].generate(temperature=0)
+
+
+def test_the_cost_of_a_text_is_its_own(models):
+    texts = models["autoregressive"].generate(6, seed=2)
+    assert [g.denoiser_calls for g in texts] == [min(len(g.tokens) + 1, 24) for g in texts]
+    assert models["difflm"].generate(steps=3, sampler="heun")[0].denoiser_calls == 6
+    assert models["difflm"].generate(steps=3, mbr=5)[0].denoiser_calls == 15
+
+
+def test_the_clock_of_a_chosen_text_counts_all_candidates(models, monkeypatch):
+    """Ticks of a clock that moves by one at every look: a tile takes one, and nine candidates of a length are three."""
+    ticks = iter(range(10_000))
+    monkeypatch.setattr("difflm.pipeline.time.perf_counter", lambda: next(ticks))
+    assert models["difflm"].generate(steps=2, mbr=9, length=5)[0].seconds == 3
+
+
+def test_drafts_end_as_the_text(models):
+    for method, lm in models.items():
+        *_, last = lm.stream(3, seed=4, **settings(method))
+        numbers = {draft.sample: [word for word in draft.tokens if word] for draft in last}
+        written = lm.generate(3, seed=4, **settings(method))
+        if method != "autoregressive":
+            assert all(numbers[k] == written[k].tokens for k in numbers)
+        assert all(len(d.tokens) == len(d.confidence) == len(d.changed) for d in last)
+        assert all(0 <= p <= 1 + 1e-6 for d in last for p in d.confidence)
+
+
+def test_words_of_a_byte_pair_text_are_those_of_its_print(tmp_path):
+    run = tiny_run(tmp_path, "difflm", tokenizer="bpe", vocabulary=300, longest=80, steps=2)
+    for g in TextDiffusion.from_pretrained(run).generate(2, steps=2):
+        assert g.tokens == split_words(g.text)
+
+
+def test_looking_at_a_frame_leaves_gradients_on(models):
+    lm = models["difflm"]
+    for tile in tiles(lm.model, 0, 1, 0, lm.device):
+        for frame in frames(lm.model, tile, 0, lm.sampling(steps=2)):
+            assert torch.is_grad_enabled() and not frame.confidence.requires_grad
+
+
+def test_tiles_on_a_gpu_fit_their_logits(models):
+    """Two GiB of float32 logits at most, unless sixteen texts need more."""
+    model, gpu = models["difflm"].model, torch.device("cuda")
+    assert tile_size(model, 64, gpu) == GPU_TILE
+    model.vocabulary, small = 50_000, model.vocabulary
+    assert 1.9 * 2**30 < tile_size(model, 128, gpu) * 128 * 50_000 * 4 <= 2**31
+    assert tile_size(model, 4096, gpu) == 16
+    model.vocabulary = small
+
+
+def test_what_the_package_shows():
+    assert {"DifflmError", "Draft", "Generation", "TextDiffusion", "UsageError"} <= set(difflm.__all__)
+    assert all(getattr(difflm, name) for name in difflm.__all__)
+    assert issubclass(difflm.UsageError, difflm.DifflmError)

@@ -1,0 +1,95 @@
+"""What a run says about itself: the figure of the weights it ships, without noise, and each step once."""
+
+import json
+import math
+
+import pytest
+import torch
+from tiny import tiny_run
+
+from difflm.data.batches import Batch
+from difflm.run import read_config
+from difflm.training.loop import Budget, Trainer, Validation, forget_after
+
+
+class Watching:
+    def __init__(self):
+        self.seen: list[Validation] = []
+
+    def validated(self, now):
+        self.seen.append(now)
+
+
+class Counting(torch.nn.Module):
+    """A model that costs one nat a word and notes how often it was asked."""
+
+    def __init__(self, likelihood):
+        super().__init__()
+        self.weight, self.likelihood, self.asked = torch.nn.Parameter(torch.zeros(1)), likelihood, []
+
+    def nats(self, ids, lengths, noise, draws):
+        assert len(noise.samples) == len(ids) == len(lengths)
+        self.asked.append(len(ids) * draws)
+        return lengths.float()
+
+
+def trainer(tmp_path, likelihood="bound", patience=0):
+    return Trainer(
+        Counting(likelihood), Budget(100, 4, patience=patience, validate_every=1), tmp_path, torch.device("cpu")
+    )
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "texts", "levels"),
+    [("bound", 10, 4160), ("bound", 5000, 5000), ("exact", 10, 10), ("bound", 300, 4200)],
+)
+def test_a_bound_of_few_texts_is_drawn_often(tmp_path, likelihood, texts, levels):
+    batch = Batch(torch.full((texts, 3), 5).numpy(), torch.full((texts,), 3).numpy())
+    training = trainer(tmp_path, likelihood)
+    assert training.validate([batch]) == pytest.approx(3 / 4)
+    assert training.ema.model.asked == [levels]  # at least 4,096 where it is a bound
+
+
+@pytest.mark.parametrize(("patience", "reported"), [(0, (3, 2.5)), (5, (2, 2.0))])
+def test_the_figure_is_that_of_the_weights_that_are_shipped(tmp_path, patience, reported):
+    """Three validations, the second the best: without patience the last weights are shipped, with it the best."""
+    training, watching = trainer(tmp_path, patience=patience), Watching()
+    for step, nats in enumerate((3.0, 2.0, 2.5), start=1):
+        training.step = step
+        training.ema.model.weight.data.fill_(step)
+        training.note_validation(nats, watching)
+    validation = training.outcome("done").validation
+    assert (validation["step"], validation["nats_per_token"]) == reported
+    assert float(training.final_weights()["weight"]) == validation["step"]
+    assert [now.best for now in watching.seen] == ([True, True, False] if patience else [False] * 3)
+
+
+def test_weights_that_nobody_validated_have_no_figure(tmp_path):
+    training = trainer(tmp_path)
+    training.step = 4
+    training.note_validation(2.0, Watching())
+    training.step = 5
+    assert training.outcome("interrupted").validation == {}
+
+
+def test_a_bound_is_written_as_one():
+    assert str(Validation(3, 1.25, "bound")) == "≤ 1.2500 nats/token"
+    assert str(Validation(3, 1.25, "exact")) == "1.2500 nats/token"
+
+
+def test_a_resumed_run_forgets_the_steps_it_will_repeat(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    steps = [{"kind": kind, "step": step} for step in (10, 20, 30) for kind in ("train", "validation")]
+    measured = {"kind": "metric", "name": "unique", "value": 1.0}
+    path.write_text("".join(json.dumps(r) + "\n" for r in [*steps, measured]) + '{"kind": "tr')
+    forget_after(path, 20)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [*steps[:4], measured]
+
+
+def test_a_run_ends_with_the_validation_of_its_last_step(tmp_path):
+    run = tiny_run(tmp_path, "autoregressive", steps=7, validate_every=3)
+    validation = read_config(run)["trained"]["validation"]
+    assert validation.keys() == {"nats_per_token", "step", "likelihood"}
+    assert (
+        validation["step"] == 7 and validation["likelihood"] == "exact" and math.isfinite(validation["nats_per_token"])
+    )
