@@ -119,7 +119,7 @@ def budget_of(recipe: Recipe, device: torch.device) -> Budget:
 
 def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:
     # Every width is compiled by itself on a GPU, which costs more than short batches save in a short run.
-    return (longest,) if device.type == "cuda" else (*range(16, longest, 16), longest)
+    return (longest,) if device.type == "cuda" else (*range(8, longest, 8), longest)
 
 
 def learn_tokenizer(recipe: Recipe, out: Path, root: Path | None, note: Note) -> Tokenizer:

@@ -47,7 +47,7 @@ class Recipe(BaseModel):
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     "`auto`: bf16 on a GPU, fp32 elsewhere."
     widths: tuple[PositiveInt, ...] = ()
-    "Canvas widths of batches of like length; empty: multiples of 16 on a CPU, the longest alone on a GPU."
+    "Canvas widths of batches of like length; empty: multiples of 8 on a CPU, the longest alone on a GPU."
     seed: int = Field(default=0, ge=0, lt=2**31)
     log_every: PositiveInt = 100
     save_every: PositiveInt = 1000

@@ -25,6 +25,7 @@ class DiffLM(Method):
     log_snr_shift: float = -4.0
     evidence: bool = True
     warp: bool = True
+    positions: bool = True
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         from difflm.codecs import LearnedEmbedding
@@ -41,7 +42,10 @@ class DiffLM(Method):
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
         codec = LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3)
         seen = 3 if self.evidence else 2  # the state, the last estimate, and the mean word of the evidence
-        network = Transformer(seen * dim, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+        places = longest if self.positions else 0
+        network = Transformer(
+            seen * dim, vocabulary, self.hidden, self.layers, self.heads, self.dropout, positions=places
+        )
         process = Gaussian(LogSnrShift(Cosine(), self.log_snr_shift))
         return DiffusionModel(
             denoiser=Denoiser(

@@ -1,5 +1,6 @@
 """One Transformer for every method: bidirectional or causal, told the time by addition, by adaptive norm, or not.
 
+`positions` adds learned places, counted from both ends, for texts of up to that length.
 Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a position that exists) → [B, L, out_dim].
 """
 
@@ -125,6 +126,7 @@ class Transformer(nn.Module):
         dropout: float = 0.1,
         time: TimeInput = "adaptive",
         causal: bool = False,
+        positions: int = 0,
     ) -> None:
         super().__init__()
         self.time, self.causal, self.head_dim = time, causal, hidden // heads
@@ -132,6 +134,7 @@ class Transformer(nn.Module):
         self.input = nn.Linear(in_dim, hidden)
         if time != "none":
             self.embed_time = TimeEmbedding(128, 512, condition or hidden)
+        self.places = nn.Parameter(0.5 * torch.randn(2, positions, hidden)) if positions else None
         self.blocks = nn.ModuleList(Block(hidden, heads, dropout, condition) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, out_dim)
         nn.init.zeros_(self.head.weight)
@@ -139,8 +142,17 @@ class Transformer(nn.Module):
 
     def forward(self, inputs: Tensor, t: Tensor | None, mask: Tensor | None = None) -> Tensor:
         x = self.input(inputs)
+        if self.places is not None:
+            x = x + self.placed(self.places, x.shape[1], mask)
         x, _ = self.run(x, t, mask, [None] * len(self.blocks), start=0)
         return self.answer(x)
+
+    def placed(self, places: Tensor, length: int, mask: Tensor | None) -> Tensor:
+        """A learned vector for the place from the start and one for the place from the text's end. Rotation tells
+        distances alone; a small network spends its attention on finding where it is (docs/log.md)."""
+        place = torch.arange(length, device=places.device)
+        last = length - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
+        return places[0, :length] + places[1, (last - place).clamp(min=0)]
 
     def run(
         self, x: Tensor, t: Tensor | None, mask: Tensor | None, caches: list[Cache | None], start: int
