@@ -190,3 +190,15 @@ def test_a_body_that_looks_is_given_the_mean_word_of_the_evidence():
         evidence = denoiser.seen(X, T)
         inputs = denoiser.inputs(X, T, None, evidence)
     assert torch.allclose(inputs[..., 6:], (evidence + codec.bias).softmax(-1) @ codec.table(), atol=1e-5)
+
+
+def test_learned_places_are_counted_from_both_ends_on_any_canvas():
+    """A text's answer is the same on a wider canvas, even one wider than the longest text."""
+    torch.manual_seed(0)
+    body = Transformer(6, 5, 32, 2, 2, dropout=0.0, positions=8).eval()
+    nn.init.normal_(body.head.weight)
+    x, t = torch.randn(1, 12, 6), torch.rand(1)
+    narrow = body(x[:, :5], t, torch.ones(1, 5, dtype=torch.bool))
+    wide = body(x, t, torch.arange(12)[None] < 5)[:, :5]
+    assert torch.allclose(narrow, wide, atol=1e-5)
+    assert not torch.allclose(narrow, body(x[:, :6], t, torch.ones(1, 6, dtype=torch.bool))[:, :5], atol=1e-2)

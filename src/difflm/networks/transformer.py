@@ -150,9 +150,10 @@ class Transformer(nn.Module):
     def placed(self, places: Tensor, length: int, mask: Tensor | None) -> Tensor:
         """A learned vector for the place from the start and one for the place from the text's end. Rotation tells
         distances alone; a small network spends its attention on finding where it is (docs/log.md)."""
-        place = torch.arange(length, device=places.device)
+        place, most = torch.arange(length, device=places.device), places.shape[1] - 1
         last = length - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
-        return places[0, :length] + places[1, (last - place).clamp(min=0)]
+        # A canvas may be wider than the longest text; what stands there is masked, and its place does not matter.
+        return places[0, place.clamp(max=most)] + places[1, (last - place).clamp(0, most)]
 
     def run(
         self, x: Tensor, t: Tensor | None, mask: Tensor | None, caches: list[Cache | None], start: int
