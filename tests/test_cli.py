@@ -15,13 +15,14 @@ import yaml
 from tiny import MODEL, tiny_run, tiny_runs, write_grammar
 
 from difflm import __version__
-from difflm.cli import in_order, main
+from difflm.cli import main
 from difflm.console import TrainingView, training_line
 from difflm.methods import METHODS
 from difflm.recipe import known_recipes, load_recipe
 from difflm.run import read_config
 from difflm.training.checkpoints import checkpoint_steps
 from difflm.training.loop import Progress, Validation
+from difflm.verbs.generate import in_order
 
 assert tiny_runs  # a fixture
 
@@ -85,7 +86,7 @@ def test_ctrl_c_is_one_line_and_a_failure(monkeypatch, capsys):
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("difflm.cli.recipes_by_method", interrupt)
+    monkeypatch.setattr("difflm.verbs.tell.recipes_by_method", interrupt)
     assert main(["methods"]) == 1
     assert capsys.readouterr().err == "difflm: interrupted.\n"
 

@@ -27,7 +27,7 @@ def token_file(texts: list[list[int]]) -> TokenFile:
     lengths = [len(text) for text in texts]
     offsets = np.array([0, *itertools.accumulate(lengths)], np.uint64)
     ids = np.array([i for text in texts for i in text], np.uint16)
-    return TokenFile(ids, offsets, {"max_length": max(lengths), "too_long": 0})
+    return TokenFile(ids, offsets, {"max_length": max(lengths), "too_long": 0, "repeated": 0})
 
 
 def numbered(n: int) -> TokenFile:

@@ -23,7 +23,7 @@ FLOORS = [
     {"controls", "methods"},
     {"recipe", "run", "fit", "cards", "pipeline", "baselines"},
     {"evaluation", "studio"},
-    {"cli", "console", "measuring", "__init__", "__main__"},
+    {"cli", "verbs", "console", "measuring", "__init__", "__main__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Said once more by name; controls share a floor with methods, yet parts never import methods.

@@ -42,6 +42,8 @@ def train_run(
         training, held_out = read_splits(recipe, tokenizer, model.room, out, root, note)
         tokens, subset = training
         about = {"texts": len(subset), "held_out": len(held_out[1]), "left_out": tokens.too_long}
+        if recipe.distinct:
+            about["repeated"] = tokens.repeated
         if not resume:
             tell_left_out(tokens, held_out[1], model.room, note)
         model.observe(*histograms(tokens, subset, recipe.longest, tokenizer.size))
@@ -80,8 +82,7 @@ def whole_or_nothing(out: Path) -> Iterator[None]:
 
 def tell_left_out(tokens: TokenFile, held_out: Subset, room: int, note: Note) -> None:
     if tokens.too_long:
-        total = len(tokens) + tokens.too_long
-        note(f"{tokens.too_long:,} of {total:,} texts have more than {room} tokens and are left out", 0)
+        note(f"{tokens.too_long:,} of {tokens.read:,} texts have more than {room} tokens and are left out", 0)
     if not len(held_out):
         note("no held-out text is left: the run goes without validation", 0)
 
@@ -160,14 +161,15 @@ def read_tokens(
     directory = out / "data" / split
     source = source_fingerprint(corpus_path(recipe.data, root, split))  # type: ignore[arg-type]
     source["column"] = recipe.column
+    distinct = recipe.distinct and split == "train"
     if directory.exists():
         tokens = TokenFile.open(directory)
-        if tokens.matches(tokenizer, longest, source):
+        if tokens.matches(tokenizer, longest, source, distinct):
             return tokens
         if newest_checkpoint(out):
             raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
     texts = counted(corpus(recipe.data, root, split, recipe.column), f"reading {split} texts", note)  # type: ignore[arg-type]
-    return TokenFile.build(directory, texts, tokenizer, longest, source)
+    return TokenFile.build(directory, texts, tokenizer, longest, source, distinct)
 
 
 def counted(texts: Iterable[str], what: str, note: Note) -> Iterator[str]:

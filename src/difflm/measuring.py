@@ -17,7 +17,7 @@ from difflm.pipeline import TextDiffusion, check_device
 from difflm.run import bundled_runs, find_run, read_config
 
 if TYPE_CHECKING:
-    from difflm.cli import Measuring
+    from difflm.verbs.measure import Measuring
 
 
 def load(name: str, device: str) -> TextDiffusion:

@@ -32,6 +32,8 @@ class Recipe(BaseModel):
     "A word of the word vocabulary was seen more often than this."
     longest: int = Field(default=64, ge=2, le=512)
     "Tokens of a canvas; longer texts are left out, and counted."
+    distinct: bool = False
+    "Train on each text once, however often it stands in the file."
     licence: str = ""
     "Of the data, for the model card."
 

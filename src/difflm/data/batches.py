@@ -110,7 +110,7 @@ def held_out(n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most:
 
 def split(tokens: TokenFile, seed: int) -> tuple[Subset, Subset]:
     """Texts to train on, and texts held out, as `held_out` says."""
-    few = tokens.places(held_out(len(tokens) + tokens.too_long, seed))
+    few = tokens.places(held_out(tokens.read, seed))
     if len(few) == len(tokens):
         raise UsageError(f"{len(tokens)} text that fits is too few: it is held out. Give more texts or raise longest.")
     return AllBut(len(tokens), few), Only(few)

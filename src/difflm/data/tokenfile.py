@@ -38,7 +38,7 @@ def source_fingerprint(path: Path) -> dict[str, Any]:
 
 class TokenFile:
     """A directory: `ids.bin` (all texts, end to end), `offsets.bin` (where each begins, and the end), `left_out.bin`
-    (numbers in the file of the texts that were too long), `meta.json`."""
+    (numbers in the file of the texts that were too long or repeated), `meta.json`."""
 
     def __init__(
         self, ids: NDArray[Any], offsets: NDArray[Any], meta: dict[str, Any], left_out: NDArray[Any] | None = None
@@ -54,8 +54,10 @@ class TokenFile:
         tokenizer: Tokenizer,
         max_length: int,
         source: dict[str, Any],
+        distinct: bool = False,
     ) -> "TokenFile":
-        """Write all texts of at most `max_length` tokens; longer ones are left out and counted, never cut.
+        """Write all texts of at most `max_length` tokens; longer ones are left out and counted, never cut. `distinct`
+        keeps the first of equal texts (it remembers a number for each).
 
         The directory appears whole or not at all.
         """
@@ -67,8 +69,9 @@ class TokenFile:
         try:
             fresh = temporary / "new"
             fresh.mkdir()
-            meta = _write(fresh, texts, tokenizer, max_length)
+            meta = _write(fresh, texts, tokenizer, max_length, set() if distinct else None)
             meta |= {"limit": max_length, "tokenizer": tokenizer.fingerprint(), "source": source}
+            meta |= {"distinct": distinct}
             (fresh / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
             if directory.exists():
                 directory.rename(temporary / "old")
@@ -87,17 +90,17 @@ class TokenFile:
             ids, offsets = _mapped(directory / "ids.bin", dtype), _mapped(directory / "offsets.bin", _OFFSET)
             left_out = np.fromfile(directory / "left_out.bin", _OFFSET)
             whole = len(ids) == total and len(offsets) == count + 1 and int(offsets[-1]) == total
-            whole = whole and len(left_out) == meta["too_long"]
+            whole = whole and len(left_out) == meta["too_long"] + meta["repeated"]
         except (KeyError, TypeError, ValueError, OSError):
             whole = False
         if not whole:
             raise DifflmError(f"the tokens in {directory} are damaged. Delete the directory; it will be made again.")
         return cls(ids, offsets, meta, left_out)
 
-    def matches(self, tokenizer: Tokenizer, max_length: int, source: dict[str, Any]) -> bool:
+    def matches(self, tokenizer: Tokenizer, max_length: int, source: dict[str, Any], distinct: bool = False) -> bool:
         """Whether building again would give the same."""
-        made_from = (self.meta.get("tokenizer"), self.meta.get("limit"), self.meta.get("source"))
-        return made_from == (tokenizer.fingerprint(), max_length, source)
+        made_from = tuple(self.meta.get(key) for key in ("tokenizer", "limit", "source", "distinct"))
+        return made_from == (tokenizer.fingerprint(), max_length, source, distinct)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -105,6 +108,15 @@ class TokenFile:
     @property
     def too_long(self) -> int:
         return int(self.meta["too_long"])
+
+    @property
+    def repeated(self) -> int:
+        return int(self.meta["repeated"])
+
+    @property
+    def read(self) -> int:
+        """Texts of the file, those that were left out too."""
+        return len(self) + len(self._left_out)
 
     def places(self, numbers: NDArray[Any]) -> Ints:
         """Where the texts of these numbers in the file stand here, rising; one that was left out stands nowhere."""
@@ -137,9 +149,11 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
-def _write(directory: Path, texts: Iterable[str], tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+def _write(
+    directory: Path, texts: Iterable[str], tokenizer: Tokenizer, max_length: int, seen: set[int] | None
+) -> dict[str, Any]:
     dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
-    read = count = total = longest = 0
+    read = count = total = longest = repeated = 0
     shortest = 1 << 62
     with ExitStack() as stack:
         ids, offsets, left_out = (
@@ -149,6 +163,10 @@ def _write(directory: Path, texts: Iterable[str], tokenizer: Tokenizer, max_leng
         for encoded in _encoded(texts, tokenizer):
             lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
             fits = (lengths > 0) & (lengths <= max_length)
+            if seen is not None:
+                new = np.fromiter((_unseen(one, seen) for one in encoded), bool, len(encoded))
+                repeated += int((fits & ~new).sum())
+                fits &= new
             left_out.write((read + np.flatnonzero(~fits)).astype(_OFFSET).tobytes())
             kept = [one for one, fit in zip(encoded, fits, strict=True) if fit]
             read, shortest = read + len(encoded), min(shortest, int(lengths.min()))
@@ -169,7 +187,22 @@ def _write(directory: Path, texts: Iterable[str], tokenizer: Tokenizer, max_leng
             f"all {read:,} texts have more than {max_length} tokens, the shortest {shortest}. "
             f"Raise longest by {shortest - max_length} or more, or split the texts."
         )
-    return {"count": count, "tokens": total, "dtype": dtype.str, "max_length": longest, "too_long": read - count}
+    return {
+        "count": count,
+        "tokens": total,
+        "dtype": dtype.str,
+        "max_length": longest,
+        "too_long": read - count - repeated,
+        "repeated": repeated,
+    }
+
+
+def _unseen(ids: list[int], seen: set[int]) -> bool:
+    """Whether these ids come for the first time; two different texts share a digest once in 2^64 pairs."""
+    digest = int.from_bytes(hashlib.blake2b(np.array(ids, "<u4").tobytes(), digest_size=8).digest(), "little")
+    before = len(seen)
+    seen.add(digest)
+    return len(seen) > before
 
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[list[int]]]:

@@ -1,0 +1,156 @@
+"""`difflm evaluate`, `difflm compare` and `difflm score`."""
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from difflm.console import Bar, note, put_json
+from difflm.errors import UsageError
+from difflm.verbs.shared import (
+    Clamp,
+    Data,
+    Device,
+    Draws,
+    Json,
+    Judge,
+    NoiseTemperature,
+    NoiseTopP,
+    Run,
+    Sampler,
+    Samples,
+    ScoreTexts,
+    Seed,
+    Split,
+    Steps,
+    Temperature,
+    Twin,
+    told,
+)
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """The options that evaluate and compare share."""
+
+    data: Data = None
+    split: Split = "valid"
+    samples: Samples = 1000
+    score_texts: ScoreTexts = 500
+    seed: Seed = 0
+    draws: Draws = 8
+    judge: Judge = None
+    twin: Twin = None
+    steps: Steps = None
+    sampler: Sampler = None
+    temperature: Temperature = None
+    noise_temperature: NoiseTemperature = None
+    noise_top_p: NoiseTopP = None
+    clamp: Clamp = None
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the records here, not to the runs.")] = None
+    device: Device = "auto"
+    as_json: Json = False
+
+    def settings(self) -> dict[str, Any]:
+        """How the models are asked to write, where it is not as they would."""
+        names = ("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def measuring(verb: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Give a verb the options of `Measuring`, which it gets as one argument `asked`."""
+    shared = inspect.signature(Measuring).parameters
+    own = [p for p in inspect.signature(verb).parameters.values() if p.name != "asked"]
+
+    @functools.wraps(verb)
+    def joined(**given: Any) -> int | None:
+        asked = Measuring(**{name: given.pop(name) for name in shared})
+        return verb(**given, asked=asked)
+
+    signature = inspect.Signature([*own, *shared.values()])
+    joined.__signature__ = signature  # type: ignore[attr-defined]
+    joined.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return joined
+
+
+@told
+@measuring
+def evaluate(
+    run: Run,
+    asked: Measuring,
+    task: Annotated[Literal["language"], typer.Option(help="What to measure.")] = "language",
+) -> None:
+    """Measure a model beside real text and the twin; append the figures to its metrics.jsonl."""
+    measure_and_keep([run], asked)
+
+
+@told
+@measuring
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN …", help="Runs that were trained on the same data.")],
+    asked: Measuring,
+) -> None:
+    """Measure several models on the same data with the same judge: one table; each keeps its figures."""
+    measure_and_keep(runs, asked)
+
+
+def measure_and_keep(runs: list[str], asked: Measuring) -> None:
+    from difflm.measuring import keep_records, measure, show_report
+
+    report = measure(runs, asked)
+    show_report(report, asked.as_json)
+    keep_records(runs, report, asked.out)
+
+
+@told
+def score(
+    run: Run,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Texts: .txt (a text a line), .csv or .jsonl, each also .gz.")
+    ],
+    column: Annotated[str | None, typer.Option(help="Column of a .csv or .jsonl file. [text]")] = None,
+    seed: Seed = 0,
+    draws: Draws = 16,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """How likely a model finds given texts: nats (a bound, or exact) of each, and the mean."""
+    if not 1 <= draws <= 1_000_000:
+        raise UsageError(f"--draws must lie between 1 and 1,000,000, not {draws}.")
+    from difflm.data.texts import read_texts
+    from difflm.data.tokenizers import UNK
+    from difflm.measuring import load
+
+    texts = list(read_texts(file, column))
+    lm = load(run, device)
+    kind = lm.model.likelihood
+    if kind is None:
+        raise UsageError(f"{run} ({lm.config['method']}) has no likelihood and no bound: it cannot score.")
+    rows = lm.encode(texts)
+    nats: list[float] = []
+    with Bar("scoring", len(rows)) as bar:
+        for start in range(0, len(rows), 256):
+            piece = lm.score_ids(rows[start : start + 256], seed, draws, first=start).tolist()
+            for text, row, value in zip(texts[start:], rows[start:], piece, strict=False):
+                figures = {"nats": round(value, 4), "nats_per_token": round(value / (len(row) + 1), 4), "kind": kind}
+                line = f"{value:9.3f} nats {value / (len(row) + 1):7.3f} nats/token {kind}  {text}"
+                bar.put(json.dumps({"text": text, **figures}, ensure_ascii=False) if as_json else line)
+            nats += piece
+            bar.update("scoring", len(nats), len(rows))
+    # Words and END, as everywhere: a bound in nats/token is total nats over total tokens.
+    mean, per_token = sum(nats) / len(nats), sum(nats) / sum(len(row) + 1 for row in rows)
+    if as_json:
+        figures = {"nats": round(mean, 4), "nats_per_token": round(per_token, 4), "kind": kind}
+        put_json({"mean": figures, "texts": len(nats)})
+    else:
+        print(f"{mean:9.3f} nats {per_token:7.3f} nats/token {kind}  mean of {len(nats):,} texts")
+    unknown = sum(row.count(UNK) for row in rows)
+    if unknown:
+        note(
+            f"{unknown:,} of {sum(map(len, rows)):,} tokens are words this model does not know: they count as one word."
+        )

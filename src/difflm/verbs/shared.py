@@ -1,0 +1,68 @@
+"""What verbs share: their common options, and how a failure is told."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal, ParamSpec
+
+import typer
+
+from difflm.console import complain
+from difflm.errors import DifflmError
+
+P = ParamSpec("P")
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A bundled model or the directory of a run.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto is the GPU where there is one.")]
+Json = Annotated[bool, typer.Option("--json", help="For machines: one JSON object a line.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same answer.")]
+Data = Annotated[Path | None, typer.Option(metavar="DIR", envvar="DIFFLM_DATA", help="Where the corpora are.")]
+Draws = Annotated[int, typer.Option(help="Noise levels a text, for a bound.")]
+Split = Annotated[Literal["train", "valid"], typer.Option(help="Which texts to measure on.")]
+Samples = Annotated[int, typer.Option(help="Texts to generate.")]
+ScoreTexts = Annotated[int, typer.Option(help="Held-out texts whose likelihood is measured.")]
+Judge = Annotated[str | None, typer.Option(metavar="RUN", help="Left-to-right model that reads the samples. [judge]")]
+Twin = Annotated[str | None, typer.Option(metavar="RUN", help="Autoregressive run whose samples stand beside.")]
+Steps = Annotated[int | None, typer.Option(help="Denoising steps.")]
+Sampler = Annotated[str | None, typer.Option(help="ancestral, ddim, ddim-half, dpm-solver, euler or heun.")]
+Temperature = Annotated[float | None, typer.Option(help="Below 1: the likelier words more often.")]
+NoiseTemperature = Annotated[float | None, typer.Option(help="Scale of the noise that is drawn.")]
+NoiseTopP = Annotated[float | None, typer.Option(help="Keep noise inside this share of its probability.")]
+Clamp = Annotated[bool | None, typer.Option("--clamp/--no-clamp", help="Snap each belief to the nearest word.")]
+
+
+def told(work: Callable[P, int | None]) -> Callable[P, int]:
+    """Run a verb; say in a line what went wrong, and answer with the exit code."""
+
+    @functools.wraps(work)
+    def verb(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            code = work(*args, **kwargs) or 0
+            sys.stdout.flush()
+            return code
+        except DifflmError as error:
+            complain(str(error))
+            return error.exit_code
+        except KeyboardInterrupt:
+            complain("interrupted.")
+        except BrokenPipeError:  # the reader has seen enough (`| head`)
+            silence_stdout()
+        except OSError as error:
+            complain(f"{error.filename or 'the output'}: {error.strerror or error}.")
+            silence_stdout()
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and "out of memory" not in str(error):
+                raise
+            complain("out of memory. Try a smaller batch_size, fewer candidates or a smaller model.")
+        return 1
+
+    return verb
+
+
+def silence_stdout() -> None:
+    """Let Python's last flush go nowhere: what is left in the buffer has no reader."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

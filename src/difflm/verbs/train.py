@@ -1,0 +1,73 @@
+"""`difflm train`."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from difflm.console import TrainingView, complain, put_json
+from difflm.errors import UsageError
+from difflm.verbs.shared import Data, Device, Json, told
+
+
+@told
+def train(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe's name (see: difflm methods) or a YAML file.")
+    ],
+    changes: Annotated[list[str] | None, typer.Argument(metavar="key=value …", help="Changes to it.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Directory of the run.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
+    data: Data = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> int:
+    """Train a model from a recipe. Ctrl-C and SIGTERM save; --resume continues."""
+    from difflm.recipe import load_recipe
+
+    resolved = load_recipe(recipe, changes or ())
+    if dry_run:
+        show_recipe(resolved, as_json)
+        return 0
+    if out is None:
+        raise UsageError("where should the run go? Give --out RUN, a directory that does not hold one yet.")
+    from difflm.cards import finish_run
+    from difflm.fit import train_run
+    from difflm.measuring import pick_device
+
+    command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out)]
+    with TrainingView(out, as_json) as view:
+        outcome = train_run(resolved, out, pick_device(device), view, view.reading, data, resume)
+    if outcome.stopped == "interrupted":
+        again = [*command, "--resume", *(["--data", str(data)] if data and not os.environ.get("DIFFLM_DATA") else [])]
+        complain(
+            f"stopped at step {outcome.step:,}; saved in {out}/checkpoints/step-{outcome.step}.\n"
+            f"Continue: {shlex.join(again)}"
+        )
+        return 1
+    finish_run(out, shlex.join(command))
+    if as_json:
+        put_json(
+            {"kind": "done", "run": str(out), "step": outcome.step, "stopped": outcome.stopped, **outcome.validation}
+        )
+        return 0
+    from difflm.cards import training_summary
+    from difflm.run import read_config
+
+    print(f"{out}: {training_summary(read_config(out))}.")
+    print(f"Next: difflm generate {shlex.quote(str(out))} -n 4")
+    return 0
+
+
+def show_recipe(recipe: Any, as_json: bool) -> None:
+    """With the method's own defaults filled in: what is printed is a recipe again."""
+    import yaml
+
+    values = {**recipe.model_dump(mode="json"), "model": recipe.build_method().model_dump(mode="json")}
+    if as_json:
+        put_json(values)
+    else:
+        print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
