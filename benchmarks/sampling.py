@@ -1,26 +1,21 @@
 """Texts per second of the bundled model against its judge-sized rival, as ratios: `python -m benchmarks.sampling`.
 
 Ratios survive a change of machine, seconds do not. Each figure is the median of three runs after one to warm up.
+`difflm bench` has the seconds of this machine.
 """
 
 import json
-import statistics
-import time
+import math
 from collections.abc import Callable
 
 from difflm.pipeline import TextDiffusion
+from difflm.speed import median_seconds, rounded
 
 TEXTS = 8
 
 
 def seconds(work: Callable[[], object]) -> float:
-    work()
-    taken = []
-    for _ in range(3):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+    return median_seconds(work, repeats=3, at_most=math.inf)
 
 
 def main() -> None:
@@ -31,14 +26,12 @@ def main() -> None:
         "clamped / plain": seconds(lambda: lm.generate(TEXTS, steps=50, clamp=True)) / base,
         "judge (4.4M, left to right) / e2e (17.1M, 50 steps)": seconds(lambda: twin.generate(TEXTS)) / base,
     }
-    report = {"texts": TEXTS, "seconds_50_steps": base, "ratios": ratios}
-    print(
-        json.dumps(
-            {k: round(v, 3) if isinstance(v, float) else v for k, v in report.items()}
-            | {"ratios": {k: round(v, 3) for k, v in ratios.items()}},
-            indent=1,
-        )
-    )
+    report = {
+        "texts": TEXTS,
+        "seconds_50_steps": rounded(base),
+        "ratios": {name: rounded(ratio) for name, ratio in ratios.items()},
+    }
+    print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tiny import MODEL, tiny_run, tiny_runs, write_grammar
+from tiny import MODEL, WRITERS, tiny_run, tiny_runs, write_grammar
 
 from difflm import __version__
 from difflm.cli import main
@@ -116,8 +116,10 @@ def test_methods_as_objects_and_as_a_table(say):
 
 @pytest.mark.parametrize("name", known_recipes())
 def test_every_recipe_loads_and_builds(name):
-    recipe = load_recipe(name, ["data=my.txt"] if name.startswith("own-text") else [])
-    method = recipe.build_method()
+    own = yaml.safe_load(known_recipes()[name].read_text())["data"] is None
+    method = (recipe := load_recipe(name, ["data=my.txt"] if own else [])).build_method()
+    if recipe.method not in WRITERS:
+        return
     assert 3e5 < sum(p.numel() for p in method.build(821, recipe.longest).parameters()) < 1e8
     small = type(method)(**{**method.model_dump(), "hidden": 16, "layers": 1, "heads": 2})
     losses = small.build(50, 12).loss(torch.randint(4, 50, (4, 8)), torch.tensor([8, 5, 3, 1]))
@@ -136,7 +138,7 @@ def test_a_dry_run_prints_a_recipe_that_gives_the_same_recipe(say, tmp_path):
 # -- generate ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", WRITERS)
 def test_the_first_text_is_the_same_however_many_are_asked_for(say, tiny_runs, method):
     argv = ["generate", tiny_runs[method], "--seed", "3", "--json"]
     argv += [] if method == "autoregressive" else ["--steps", "4"]

@@ -40,7 +40,7 @@ class Recorded(LanguageModel):
     def lengths_for(self, noise):
         return torch.tensor([max(1, len(self.rows[k])) for k in noise.samples.tolist()])
 
-    def stream(self, noise, lengths, width, sampling):
+    def stream(self, noise, lengths, width, sampling, steering=None):
         tokens = torch.full((len(lengths), width), 3)
         for i, k in enumerate(noise.samples.tolist()):
             tokens[i, : len(self.rows[k])] = torch.tensor(self.rows[k], dtype=torch.int64)

@@ -19,11 +19,11 @@ FLOORS = [
     {"schedules", "belief", "textmetrics", "errors", "files", "noise", "data"},
     {"processes", "networks", "timesteps"},
     {"codecs", "denoiser", "objectives", "bounds"},
-    {"samplers", "lengths", "model", "twin", "generation", "training"},
+    {"samplers", "lengths", "model", "twin", "generation", "training", "parsing"},
     {"controls", "methods"},
-    {"recipe", "run", "fit", "cards", "pipeline", "baselines"},
-    {"evaluation", "studio"},
-    {"cli", "verbs", "console", "measuring", "__init__", "__main__"},
+    {"recipe", "run", "fit", "cards", "pipeline", "asking", "guides", "baselines"},
+    {"evaluation", "studio", "pictures", "speed"},
+    {"cli", "verbs", "console", "show", "measuring", "__init__", "__main__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Said once more by name; controls share a floor with methods, yet parts never import methods.

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
-from tiny import tiny_run, tiny_runs  # noqa: F401
+from tiny import tiny_runs  # noqa: F401
 
 import difflm
+from difflm.controls import Length
+from difflm.data.tokenizers import Bpe
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.generation import GPU_TILE, frames, tile_size, tiles
+from difflm.methods import DiffLM
 from difflm.pipeline import TextDiffusion, check_device, check_dtype
 
 METHODS = ["difflm", "diffusion-lm", "autoregressive"]
@@ -23,25 +26,18 @@ def settings(method):
 
 
 @pytest.mark.parametrize("length", [1, 7, 24])
-def test_every_text_has_the_length_that_was_imposed(models, length):
-    lm = models["difflm"]
-    assert {len(g.tokens) for g in lm.generate(5, length=length, steps=3)} == {length}
-    assert len(lm.generate(1, length=length, steps=3, mbr=3)[0].tokens) == length
-    assert all(len(draft.tokens) == length for drafts in lm.stream(2, length=length, steps=2) for draft in drafts)
+def test_candidates_and_drafts_have_the_length_that_was_asked(models, length):
+    lm, controls = models["difflm"], [Length(length)]
+    assert {len(g.tokens) for g in lm.generate(5, controls=controls, steps=3)} == {length}
+    assert len(lm.generate(1, controls=controls, steps=3, mbr=3)[0].tokens) == length
+    assert all(len(draft.tokens) == length for drafts in lm.stream(2, controls=controls, steps=2) for draft in drafts)
 
 
 @pytest.mark.parametrize("length", [0, -3, 25])
-def test_a_length_without_room_is_refused(models, length):
-    with pytest.raises(UsageError, match="between 1 and 24"):
-        models["difflm"].generate(length=length)
-    with pytest.raises(UsageError, match="between 1 and 24"):
-        next(models["difflm"].stream(length=length))
-
-
-@pytest.mark.parametrize("method", ["diffusion-lm", "autoregressive"])
-def test_a_method_that_writes_its_own_end_says_so(models, method):
-    with pytest.raises(UsageError, match="cannot be told a length yet"):
-        models[method].generate(length=5)
+def test_a_length_without_room_is_refused_at_every_door(models, length):
+    for ask in (models["difflm"].generate, lambda **asked: next(models["difflm"].stream(**asked))):
+        with pytest.raises(UsageError, match="between 1 and 24"):
+            ask(controls=[Length(length)])
 
 
 def test_room_is_what_encode_accepts(models):
@@ -108,7 +104,7 @@ def test_the_clock_of_a_chosen_text_counts_all_candidates(models, monkeypatch):
     """Ticks of a clock that moves by one at every look: a tile takes one, and nine candidates of a length are three."""
     ticks = iter(range(10_000))
     monkeypatch.setattr("difflm.pipeline.time.perf_counter", lambda: next(ticks))
-    assert models["difflm"].generate(steps=2, mbr=9, length=5)[0].seconds == 3
+    assert models["difflm"].generate(steps=2, mbr=9, controls=[Length(5)])[0].seconds == 3
 
 
 def test_drafts_end_as_the_text(models):
@@ -122,9 +118,10 @@ def test_drafts_end_as_the_text(models):
         assert all(0 <= p <= 1 + 1e-6 for d in last for p in d.confidence)
 
 
-def test_words_of_a_byte_pair_text_are_those_of_its_print(tmp_path):
-    run = tiny_run(tmp_path, "difflm", tokenizer="bpe", vocabulary=300, longest=80, steps=2)
-    for g in TextDiffusion.from_pretrained(run).generate(2, steps=2):
+def test_words_of_a_byte_pair_text_are_those_of_its_print():
+    pieces = Bpe.build(["The old pub near Café Sicilia"] * 3, 300)
+    model = DiffLM(hidden=16, layers=1, heads=2, embedding_dim=16).build(pieces.size, 80)
+    for g in TextDiffusion(model, pieces, {"method": "difflm"}).generate(2, steps=2):
         assert g.tokens == split_words(g.text)
 
 

@@ -4,14 +4,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Tags
+    from difflm.controls.brief import Edit
     from difflm.errors import DifflmError, UsageError
     from difflm.pipeline import Draft, Generation, TextDiffusion
 
 __version__ = "0.1.0"
-__all__ = ["DifflmError", "Draft", "Generation", "TextDiffusion", "UsageError", "__version__"]
+__all__ = [
+    "Avoid",
+    "Contains",
+    "DifflmError",
+    "Draft",
+    "Edit",
+    "Field",
+    "Generation",
+    "Infill",
+    "Label",
+    "Length",
+    "Tags",
+    "TextDiffusion",
+    "UsageError",
+    "__version__",
+]
 
 # Loaded on first use: `import difflm` and `difflm --help` must not wait for torch.
 _HOMES = {
+    "Avoid": "difflm.controls",
+    "Contains": "difflm.controls",
+    "Edit": "difflm.controls.brief",
+    "Field": "difflm.controls",
+    "Infill": "difflm.controls",
+    "Label": "difflm.controls",
+    "Length": "difflm.controls",
+    "Tags": "difflm.controls",
     "DifflmError": "difflm.errors",
     "Draft": "difflm.pipeline",
     "Generation": "difflm.pipeline",

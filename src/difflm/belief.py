@@ -36,4 +36,4 @@ class Belief:
         return self.logits.softmax(-1).gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
 
     def believing(self, clean: Tensor, words: Tensor | None = None) -> "Belief":
-        return replace(self, clean=clean, words=words)
+        return replace(self, clean=clean, words=words, tokenwise=False)

@@ -90,6 +90,7 @@ def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> st
         ("parameters", f"{config['parameters']:,} ({settings})"),
         ("tokens", token_summary(config)),
         ("data", data_summary(config)),
+        *([("begins with", f"`{Path(recipe['init']).name}`")] if recipe.get("init") else []),
         ("training", training_summary(config)),
         ("command", f"`{config.get('command', 'not noted')}`"),
     ]

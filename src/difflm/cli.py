@@ -11,8 +11,11 @@ import typer
 
 from difflm import __version__
 from difflm.console import complain
+from difflm.verbs.bench import bench
+from difflm.verbs.data import data_app
 from difflm.verbs.generate import generate
 from difflm.verbs.measure import compare, evaluate, score
+from difflm.verbs.plot import plot_app
 from difflm.verbs.tell import info, methods
 from difflm.verbs.train import train
 
@@ -31,9 +34,12 @@ EXAMPLES: dict[Callable[..., int], str] = {
     score: "difflm score e2e my.txt",
     methods: "difflm methods --json",
     info: "difflm info e2e",
+    bench: "difflm bench e2e --steps 20",
 }
 for verb, example in EXAMPLES.items():
     app.command(epilog=f"Example: {example}")(verb)
+app.add_typer(plot_app, name="plot", help="Pictures of schedules, word vectors, denoising and training.")
+app.add_typer(data_app, name="data", help="The public corpora: list them, fetch them.")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,11 +13,12 @@ import torch
 from difflm.data.batches import AllBut, Batch, Batches, Permutation, Subset, split
 from difflm.data.corpora import NAMES, corpus, corpus_path, located
 from difflm.data.tokenfile import TokenFile, source_fingerprint
-from difflm.data.tokenizers import Bpe, Tokenizer, Words
+from difflm.data.tokenizers import UNK, Bpe, Tokenizer, Words
 from difflm.errors import DifflmError, UsageError
 from difflm.files import explain, read_json, write_atomic
-from difflm.recipe import Recipe, check
-from difflm.run import write_config
+from difflm.model import DiffusionModel, LanguageModel
+from difflm.recipe import Recipe, check, check_init
+from difflm.run import bundled_runs, find_run, load_run, write_config
 from difflm.training.checkpoints import newest_checkpoint
 from difflm.training.loop import Budget, Outcome, Trainer, Watcher
 
@@ -30,13 +31,14 @@ def train_run(
     recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
 ) -> Outcome:
     """Train a run in `out`; with `resume`, continue the one that is there."""
-    recipe = recipe.model_copy(update={"data": located(recipe.data, root)})
+    recipe = recipe.model_copy(update={"data": located(recipe.data, root), "init": placed(recipe.init)})
     if resume:
         same_recipe(recipe, out)
     elif (out / "config.json").exists() or newest_checkpoint(out):
         raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
     with nullcontext() if resume else whole_or_nothing(out):
-        tokenizer = Tokenizer.load(out / "tokenizer.json") if resume else learn_tokenizer(recipe, out, root, note)
+        begin = begin_with(recipe)
+        tokenizer = Tokenizer.load(out / "tokenizer.json") if resume else words_of(recipe, begin, out, root, note)
         torch.manual_seed(recipe.seed)
         model = recipe.build_method().build(tokenizer.size, recipe.longest)
         training, held_out = read_splits(recipe, tokenizer, model.room, out, root, note)
@@ -46,7 +48,13 @@ def train_run(
             about["repeated"] = tokens.repeated
         if not resume:
             tell_left_out(tokens, held_out[1], model.room, note)
-        model.observe(*histograms(tokens, subset, recipe.longest, tokenizer.size))
+        counts = histograms(tokens, subset, recipe.longest, tokenizer.size)
+        if begin:
+            take_over(model, begin[0], counts[0])
+        else:
+            model.observe(*counts)
+        if begin and not resume:
+            tell_unknown(counts[1], recipe, note)
         widths = recipe.widths or default_widths(recipe.longest, device)
         batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
@@ -59,9 +67,48 @@ def train_run(
     return outcome
 
 
+def placed(init: str | None) -> str | None:
+    """A name for the same run from any folder."""
+    return init if init is None or init in bundled_runs() else str(find_run(init).resolve())
+
+
+Begin = tuple[LanguageModel, Tokenizer]
+
+
+def begin_with(recipe: Recipe) -> Begin | None:
+    """The model and words of the run that a recipe begins with."""
+    if recipe.init is None:
+        return None
+    check_init(recipe)
+    model, tokenizer, _ = load_run(recipe.init)
+    return model, tokenizer
+
+
+def take_over(model: LanguageModel, begin: LanguageModel, lengths: torch.Tensor) -> None:
+    """Weights and settings of another model. Of what `observe` would learn only the lengths: the heads know their words
+    already."""
+    model.load_state_dict(begin.state_dict())
+    model.sampling = begin.sampling
+    if isinstance(model, DiffusionModel):
+        model.lengths.observe(lengths)
+
+
+def tell_unknown(tokens: torch.Tensor, recipe: Recipe, note: Note) -> None:
+    unknown, total = int(tokens[UNK]), int(tokens.sum())
+    if unknown == total:
+        raise DifflmError(f"{recipe.init} knows no word of {recipe.data}. Train without init=.")
+    if unknown:
+        name = Path(str(recipe.init)).name
+        note(f"{unknown:,} of {total:,} words are unknown to {name} and are read as such", 0)
+
+
 @contextmanager
-def whole_or_nothing(out: Path) -> Iterator[None]:
-    """Say at once that `out` cannot be written; take back what was begun there when the texts turn out unusable."""
+def whole_or_nothing(out: Path, keep: bool = False) -> Iterator[None]:
+    """Say at once that `out` cannot be written; take back what was begun there when the texts turn out unusable,
+    unless there was something to `keep`."""
+    if keep:
+        yield
+        return
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -123,15 +170,21 @@ def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:
     return (longest,) if device.type == "cuda" else (*range(8, longest, 8), longest)
 
 
-def learn_tokenizer(recipe: Recipe, out: Path, root: Path | None, note: Note) -> Tokenizer:
-    """The run's own tokenizer, learned from the training texts."""
+def words_of(recipe: Recipe, begin: Begin | None, out: Path, root: Path | None, note: Note) -> Tokenizer:
+    """The run's tokenizer: that of the run it begins with, or its own."""
+    tokenizer = begin[1] if begin else learn_tokenizer(recipe, root, note)
+    tokenizer.save(out / "tokenizer.json")
+    return tokenizer
+
+
+def learn_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
+    """Learned from the training texts."""
     texts = counted(corpus(recipe.data, root, "train", recipe.column), "learning words", note)
     tokenizer = (
         Words.build(texts, recipe.more_than) if recipe.tokenizer == "words" else Bpe.build(texts, recipe.vocabulary)
     )
     if tokenizer.size <= 5:
         raise DifflmError(f"{recipe.data} gives no vocabulary. Give more text, or a lower more_than.")
-    tokenizer.save(out / "tokenizer.json")
     return tokenizer
 
 

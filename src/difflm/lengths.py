@@ -7,11 +7,13 @@ from torch import Tensor, nn
 
 from difflm.data.tokenizers import END, PAD, START, UNK
 
+FEW = 8
+
 
 class LengthPolicy(nn.Module):
     """Turns word ids into the canvas that diffuses, and back."""
 
-    imposable = False  # whether a text can be told how many words it has
+    first = 0  # canvas position of a text's first word
     forbidden: tuple[int, ...]  # ids that no position may become
 
     def __init__(self, longest: int) -> None:
@@ -39,14 +41,22 @@ class LengthPolicy(nn.Module):
     def words(self, row: list[int]) -> list[int]:
         """The word ids of one finished row."""
 
+    @abstractmethod
+    def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
+        """A number of words from `low` to `high` for each uniform number in [B]."""
+
+    def settled(self, words: int) -> tuple[int, dict[int, int]]:
+        """Positions of the canvas of a text of so many words, and the ids that this alone settles on it."""
+        return words, {}
+
     def observe(self, counts: Tensor) -> None:
         """Learn from how many training texts have each length."""
 
 
 class Drawn(LengthPolicy):
-    """p(length) is the training histogram, each length counted once more so that none is impossible."""
+    """p(length) is the training histogram. For likelihoods each length counts once more, so that none is impossible;
+    texts are drawn with lengths that were seen, where there are such: a small model writes nonsense at others."""
 
-    imposable = True
     forbidden = (START, END, UNK, PAD)
     counts: Tensor
 
@@ -61,8 +71,14 @@ class Drawn(LengthPolicy):
         return ids, torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
 
     def draw(self, u: Tensor) -> Tensor:
-        shares = self.counts.double().cumsum(0) / self.counts.double().sum()
-        return (torch.searchsorted(shares, u.double()) + 1).clamp(max=self.longest)
+        return self.draw_between(u, 1, self.longest)
+
+    def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
+        smoothed = self.counts[low - 1 : high].double()
+        seen = smoothed - 1
+        counts = torch.where(seen.sum() > 0, seen, smoothed)
+        shares = counts.cumsum(0) / counts.sum()
+        return (torch.searchsorted(shares, u.double()) + low).clamp(max=high)
 
     def nats(self, lengths: Tensor) -> Tensor:
         return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()
@@ -74,6 +90,7 @@ class Drawn(LengthPolicy):
 class PadsAsWords(LengthPolicy):
     """START words END PAD PAD …: a fixed canvas on which the model itself writes where the text ends."""
 
+    first = 1
     forbidden = (UNK,)
 
     @property
@@ -93,6 +110,14 @@ class PadsAsWords(LengthPolicy):
 
     def draw(self, u: Tensor) -> Tensor:
         return torch.full(u.shape, self.longest, device=u.device, dtype=torch.int64)
+
+    def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
+        """Evenly, up to FEW words more than `low`: where a text ends, this model never counted."""
+        return (low + (u * (min(high, low + FEW) - low + 1)).long()).clamp(max=high)
+
+    def settled(self, words: int) -> tuple[int, dict[int, int]]:
+        ends = {0: START, words + 1: END}
+        return self.longest, ends | dict.fromkeys(range(words + 2, self.longest), PAD)
 
     def nats(self, lengths: Tensor) -> Tensor:
         return torch.zeros(lengths.shape, device=lengths.device)

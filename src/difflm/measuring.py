@@ -1,27 +1,46 @@
 """What the verbs that need a model share: loading runs, measuring them, keeping the figures. Imports torch."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from difflm.cards import write_card
 from difflm.console import Bar, note, put_json, put_table
+from difflm.controls.guidance import STANDARD
+from difflm.controls.learned import checking_tagger
 from difflm.data.corpora import NAMES, located
+from difflm.data.e2e import E2EPair, e2e_path, read_e2e
 from difflm.errors import UsageError
+from difflm.evaluation.control import Protocol, evaluate_control
+from difflm.evaluation.control_records import ControlReport
 from difflm.evaluation.language import Report, check_numbers, corpus_for, evaluate_language
+from difflm.evaluation.targets import (
+    CONTROLS,
+    Target,
+    check_known,
+    choose,
+    draw_targets,
+    fit_for,
+    read_targets,
+    write_targets,
+)
 from difflm.files import append_line
 from difflm.pipeline import TextDiffusion, check_device
 from difflm.run import bundled_runs, find_run, read_config
 
 if TYPE_CHECKING:
-    from difflm.verbs.measure import Measuring
+    from difflm.verbs.measure import Controlling, Measuring
+
+SAMPLES, TARGETS = 1000, 200  # texts of the language task, targets a control
 
 
-def load(name: str, device: str) -> TextDiffusion:
-    return TextDiffusion.from_pretrained(name, device=str(pick_device(device)))
+def load(name: str, device: str, dtype: str | None = None) -> TextDiffusion:
+    arithmetic = getattr(torch, dtype) if dtype else None
+    return TextDiffusion.from_pretrained(name, str(pick_device(device)), arithmetic)
 
 
 def pick_device(name: str) -> torch.device:
@@ -30,7 +49,8 @@ def pick_device(name: str) -> torch.device:
 
 def measure(runs: list[str], asked: "Measuring") -> Report:
     """All runs on the corpus of the first, which must be that of every other."""
-    check_numbers(asked.samples, asked.seed, asked.draws, asked.score_texts)  # before anything is loaded
+    samples = SAMPLES if asked.samples is None else asked.samples
+    check_numbers(samples, asked.seed, asked.draws, asked.score_texts)  # before anything is loaded
     models = dict(zip(run_names(runs), (load(run, asked.device) for run in runs), strict=True))
     sources = {name: source_of(lm, asked.data) for name, lm in models.items()}
     if len(set(sources.values())) > 1:
@@ -46,7 +66,7 @@ def measure(runs: list[str], asked: "Measuring") -> Report:
             models,
             corpus,
             judge,
-            samples=asked.samples,
+            samples=samples,
             seed=asked.seed,
             draws=asked.draws,
             twin=twin,
@@ -54,6 +74,62 @@ def measure(runs: list[str], asked: "Measuring") -> Report:
             on_progress=bar.update,
             score_texts=asked.score_texts,
         )
+
+
+def measure_control(run: str, asked: "Measuring", control: "Controlling") -> ControlReport:
+    """One run, asked for what the targets ask; they are drawn from E2E, or stand in a file."""
+    names, count = control.names(), TARGETS if asked.samples is None else asked.samples
+    knobs = STANDARD if control.guidance is None else replace(STANDARD, size=control.guidance)
+    protocol = Protocol(control.each, asked.seed, control.candidates, knobs, asked.settings())
+    protocol.check()
+    check_known(names or ())
+    if count < 1:
+        raise UsageError(f"the number of samples, which are targets a control here, must be at least 1, not {count}.")
+    path = control.targets
+    given = choose(read_targets(path), names, count, path) if path and path.exists() else None
+    pairs = e2e_pairs(asked, needed=given is None)
+    lm = load(run, asked.device)
+    for folder in control.guide or ():
+        lm.guided_by(folder)
+    targets, about, notes = settle_targets(lm, given, pairs, asked, path, names or CONTROLS, count)
+    judge = load_judge(asked.judge, [lm], asked.device)
+    with Bar("measuring") as bar:
+        report = evaluate_control(
+            lm, run_names([run])[0], targets, judge, protocol, pairs, about, notes, on_progress=bar.update
+        )
+    if path and given is None:
+        note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")
+    return report
+
+
+def e2e_pairs(asked: "Measuring", needed: bool) -> list[E2EPair]:
+    """The pairs of the split; with targets of a file they are only stood beside, and may be missing."""
+    try:
+        return list(read_e2e(e2e_path(asked.data, asked.split)))
+    except UsageError:
+        if needed:
+            raise
+        return []
+
+
+def settle_targets(
+    lm: TextDiffusion,
+    given: list[Target] | None,
+    pairs: list[E2EPair],
+    asked: "Measuring",
+    path: Path | None,
+    names: Sequence[str],
+    count: int,
+) -> tuple[list[Target], dict[str, Any], list[str]]:
+    """The targets, where they come from, and what a reader must know of them."""
+    tagger = checking_tagger()
+    if given is not None:
+        targets, notes = fit_for(given, lm, tagger)
+        return targets, {"corpus": Path(str(path)).name, "split": "targets of a file"}, notes
+    targets = draw_targets(names, pairs, lm, tagger, count, asked.seed)
+    if path:
+        write_targets(path, targets)
+    return targets, {"corpus": "e2e", "split": asked.split}, []
 
 
 def source_of(lm: TextDiffusion, root: Path | None) -> tuple[str, ...]:
@@ -94,9 +170,13 @@ def load_judge(name: str | None, models: Iterable[TextDiffusion], device: str) -
     return None
 
 
-def show_report(report: Report, as_json: bool) -> None:
+def show_report(report: Report | ControlReport, as_json: bool) -> None:
     if not as_json:
         put_table(report.table())
+        return
+    if isinstance(report, ControlReport):
+        for row_object in report.objects():
+            put_json(row_object)
         return
     shared = {
         key: getattr(report, key) for key in ("corpus", "split", "samples", "seed", "draws", "judge", "judge_p99")
@@ -106,25 +186,24 @@ def show_report(report: Report, as_json: bool) -> None:
         put_json({"name": row.name, "method": row.method, **row.figures, **about, **shared})
 
 
-def keep_records(runs: list[str], report: Report, out: Path | None) -> None:
+def keep_records(runs: list[str], report: Report | ControlReport, out: Path | None) -> None:
     """All figures go to `out`. Without it each run's metrics.jsonl and card get its own and those of the rows that are
     no run's, real text and the twin; a bundled model is left as it was shipped."""
     names = run_names(runs)
+    rows = list(dict.fromkeys(row.name for row in report.rows))
     if out:
-        append_records(out, report, [row.name for row in report.rows])
+        append_records(out, report, rows)
         return
     for run, name in zip(runs, names, strict=True):
         if run in bundled_runs():
             note(f"{run} is bundled: nothing was appended to it. Keep the figures with --out FILE.")
             continue
         folder = find_run(run)
-        append_records(
-            folder / "metrics.jsonl", report, [row.name for row in report.rows if row.name not in {*names} - {name}]
-        )
+        append_records(folder / "metrics.jsonl", report, [row for row in rows if row not in {*names} - {name}])
         write_card(folder)
 
 
-def append_records(path: Path, report: Report, rows: list[str]) -> None:
+def append_records(path: Path, report: Report | ControlReport, rows: list[str]) -> None:
     for row in rows:
         for record in report.records(row):
             append_line(path, json.dumps(record, ensure_ascii=False))

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from difflm.bounds import gaussian_bound
 from difflm.denoiser import Denoiser
-from difflm.errors import UsageError
 from difflm.lengths import LengthPolicy
 from difflm.noise import Noise
 from difflm.objectives import Corrupted, Objective, masked_mean, text_mean
 from difflm.processes import Gaussian
-from difflm.samplers import STEPS, Clamp, Draw, Forbid, Frame, Temperature, Transform, denoise
+from difflm.samplers import STEPS, Clamp, Draw, Forbid, Frame, Settle, Steering, Temperature, Transform, denoise
 from difflm.timesteps import TimeSampler
 
 Likelihood = Literal["exact", "bound"]
@@ -47,7 +46,7 @@ class LanguageModel(nn.Module):
     sampling: Sampling
     samplers: tuple[str, ...] = tuple(STEPS)  # step rules it understands
     greedy = False  # whether temperature 0 means the likeliest word
-    takes_length = False  # whether it can be told how long a text is
+    predicts_words = True  # whether a temperature means something
 
     @property
     def room(self) -> int:
@@ -59,11 +58,11 @@ class LanguageModel(nn.Module):
         """Run the network in `dtype`; weights stay as they are."""
 
     @abstractmethod
-    def loss(self, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
-        """ "loss" to descend and its named parts, all scalars."""
+    def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
+        """ "loss" to descend and its named parts, all scalars. `labels` are for what learns from them."""
 
     @abstractmethod
-    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int) -> Tensor:
+    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
         """−log p(text) or its bound for each text, END and length included, [B]."""
 
     @abstractmethod
@@ -71,7 +70,9 @@ class LanguageModel(nn.Module):
         """How many positions each sample will have, [B]."""
 
     @abstractmethod
-    def stream(self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling) -> Iterator[Frame]:
+    def stream(
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+    ) -> Iterator[Frame]:
         """Frames of a batch whose texts have `lengths` positions, laid out on `width` of them."""
 
     @abstractmethod
@@ -109,7 +110,7 @@ class DiffusionModel(LanguageModel):
         super().__init__()
         self.denoiser, self.objective, self.times, self.lengths = denoiser, objective, times, lengths
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, denoiser.codec.vocabulary
-        self.takes_length = lengths.imposable
+        self.predicts_words = denoiser.predicts == "logits"
 
     @property
     def room(self) -> int:
@@ -124,7 +125,7 @@ class DiffusionModel(LanguageModel):
 
     # -- training -----------------------------------------------------------------------------------------------
 
-    def loss(self, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+    def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
         ids, mask = self.lengths.canvas(ids, lengths)
         codec = self.denoiser.codec
         t, weight = self.times.sample(ids.shape[0], ids.device)
@@ -167,7 +168,7 @@ class DiffusionModel(LanguageModel):
     # -- likelihood ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int) -> Tensor:
+    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
         canvas, mask = self.lengths.canvas(ids, lengths)
         return gaussian_bound(self.denoiser, self.times, canvas, mask, noise, draws) + self.lengths.nats(lengths)
 
@@ -176,39 +177,46 @@ class DiffusionModel(LanguageModel):
     def lengths_for(self, noise: Noise) -> Tensor:
         return self.lengths.draw(noise.uniform(0, stream=1))
 
-    def grid(self, steps: int, device: torch.device) -> Tensor:
-        """From noise to text in evenly spaced u, through the map that training learned."""
-        return self.times.time_of(torch.linspace(1, 0, steps + 1, device=device))
+    def grid(self, steps: int, device: torch.device, start: float = 1.0) -> Tensor:
+        """From noise, or from the share `start` of the way to it, to text in evenly spaced u, through the map that
+        training learned."""
+        return self.times.time_of(torch.linspace(start, 0, steps + 1, device=device))
 
-    def transforms(self, sampling: Sampling, noise: Noise, width: int) -> list[Transform]:
+    def transforms(self, sampling: Sampling, noise: Noise, width: int, steering: Steering) -> list[Transform]:
         codec = self.denoiser.codec
         transforms: list[Transform] = [Forbid(codec, self.lengths.forbidden)]
         if sampling.temperature != 1:
-            if self.denoiser.predicts != "logits":
-                raise UsageError("a temperature needs a model that predicts words; use --noise-temperature here.")
             transforms.append(Temperature(codec, sampling.temperature))
         if sampling.draw:
             counter = iter(range(10**9))
             transforms.append(Draw(codec, lambda: noise.uniform(next(counter), width, stream=2)))
         if sampling.clamp:
             transforms.append(Clamp(codec, sampling.clamp_below, self.lengths.forbidden))
+        transforms += steering.rules
+        if steering.known is not None:
+            transforms.append(Settle(codec, steering.known))
         return transforms
 
     def calls(self, sampling: Sampling, words: int) -> int:
         return sampling.steps * (2 if sampling.sampler == "heun" else 1)
 
-    def stream(self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling) -> Iterator[Frame]:
+    def stream(
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+    ) -> Iterator[Frame]:
+        steering = steering or Steering()
         noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
         mask = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
         yield from denoise(
             lambda x, t, previous: self.denoiser(x, t, mask, previous),
             self.process,
-            self.grid(sampling.steps, lengths.device),
+            self.grid(sampling.steps, lengths.device, steering.strength),
             STEPS[sampling.sampler],
-            self.transforms(sampling, noise, width),
+            self.transforms(sampling, noise, width, steering),
             noise,
             mask,
             self.denoiser.codec.dim,
+            None if steering.begin is None else self.denoiser.codec.encode(steering.begin),
+            steering.guide,
         )
 
     def words(self, row: list[int]) -> list[int]:

@@ -2,21 +2,25 @@
 
 import difflib
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from difflm.data.tokenizers import PAD, Bpe, Tokenizer
-from difflm.data.words import split_words
+from difflm.controls import Control, Infill, Setting
+from difflm.controls.brief import Brief, Edit
+from difflm.controls.classifier import Classifier
+from difflm.controls.guidance import STANDARD, Knobs
+from difflm.data.tokenizers import PAD, Bpe, Tokenizer, Words
+from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
-from difflm.generation import Tile, finished, frames, tiles
-from difflm.model import LanguageModel, Sampling
+from difflm.generation import Tile, finished, frames, laid_out, tiles
+from difflm.guides import load_guide
+from difflm.model import DiffusionModel, LanguageModel, Sampling
 from difflm.noise import Noise
-from difflm.run import load_run
+from difflm.run import find_run, load_run
 from difflm.samplers import Frame
 from difflm.textmetrics import most_central
 
@@ -51,11 +55,30 @@ class Draft:
     changed: list[bool]
 
 
+Watch = Callable[[list[Draft]], None]
+
+
+Choice = Callable[[list[Generation]], int]
+
+
+@dataclass
+class Work:
+    """One request while it is worked on."""
+
+    seed: int
+    sampling: Sampling
+    brief: Brief | None = None
+    watch: Watch | None = None
+    unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and place: words without an id
+
+
 class TextDiffusion:
     """A model that writes text by denoising all positions at once (or, for the twin, word by word)."""
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
+        self._classifiers: dict[Path, Classifier] = {}
         self._pieces: dict[int, str] = {}
 
     @classmethod
@@ -69,7 +92,23 @@ class TextDiffusion:
         check_dtype(dtype, chosen)
         model, tokenizer, config = load_run(name_or_path, chosen)
         model.compute_in(None if dtype is torch.float32 else dtype)
-        return cls(model, tokenizer, config)
+        made = cls(model, tokenizer, config)
+        own = find_run(name_or_path) / "guide"
+        made.guides = [own] if own.is_dir() else []
+        return made
+
+    def guided_by(self, folder: str | Path) -> "TextDiffusion":
+        """Add a classifier that `difflm train` made for this model; the same object, so that calls chain."""
+        self._classifier(Path(folder))
+        self.guides.append(Path(folder))
+        return self
+
+    def _classifier(self, folder: Path) -> Classifier:
+        if not isinstance(self.model, DiffusionModel):
+            raise UsageError(f"classifiers guide diffusion models; this one is {self.config['method']}.")
+        if folder not in self._classifiers:
+            self._classifiers[folder] = load_guide(folder, self.model.denoiser, self.tokenizer)
+        return self._classifiers[folder]
 
     @property
     def device(self) -> torch.device:
@@ -82,76 +121,144 @@ class TextDiffusion:
         check_sampling(sampling, self.model)
         return sampling
 
-    def generate(
-        self, n: int = 1, seed: int = 0, mbr: int = 1, length: int | None = None, **settings: Any
-    ) -> list[Generation]:
-        """`n` texts in the order of their numbers; text k of a seed is the same whatever n is.
-
-        `length` imposes the number of tokens of every text. `settings` are those of `Sampling`."""
+    def generate(self, n: int = 1, seed: int = 0, **asked: Any) -> list[Generation]:
+        """`n` texts in the order of their numbers; text k of a seed is the same whatever n is. See `batches`."""
         done: dict[int, Generation] = {}
-        for batch in self.batches(n, seed, mbr, length, **settings):
+        for batch in self.batches(n, seed, **asked):
             done |= batch
         return [done[k] for k in range(n)]
 
-    def batches(
-        self, n: int, seed: int = 0, mbr: int = 1, length: int | None = None, **settings: Any
-    ) -> Iterator[dict[int, Generation]]:
-        """Finished texts by number, a tile at a time."""
-        check_request(n, seed, mbr)
-        check_length(length, self.model)
-        sampling = self.sampling(**settings)
-        if mbr > 1:
-            yield from self._chosen(n, seed, mbr, length, sampling)
-            return
-        for tile in tiles(self.model, 0, n, seed, self.device, length):
-            yield self._finish(tile, seed, sampling)
+    def infill(self, template: str, n: int = 1, seed: int = 0, **asked: Any) -> list[Generation]:
+        """Fill the gaps of a text: `___` of any length, `___:4` of four words."""
+        return self.generate(n, seed, controls=[Infill(template), *asked.pop("controls", ())], **asked)
 
-    def _finish(self, tile: Tile, seed: int, sampling: Sampling) -> dict[int, Generation]:
+    def batches(
+        self,
+        n: int,
+        seed: int = 0,
+        mbr: int = 1,
+        candidates: int = 1,
+        controls: Sequence[Control] = (),
+        edit: Edit | None = None,
+        knobs: Knobs | None = None,
+        watch: Watch | None = None,
+        **settings: Any,
+    ) -> Iterator[dict[int, Generation]]:
+        """Finished texts by number, a tile at a time.
+
+        `controls` are asked of every text. `edit` starts from a text instead of noise. Of `candidates` the one is kept
+        that the guiding classifiers find likeliest to obey; of `mbr` candidates the one most like the others. `watch`
+        sees every text at every step. `settings` are those of `Sampling`."""
+        check_request(n, seed, mbr)
+        check_candidates(candidates, mbr, controls)
+        work = Work(seed, self.sampling(**settings), self.brief(controls, edit, knobs), watch)
+        if mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
+            yield from self._chosen(n, mbr, work, lambda made: most_central([g.tokens for g in made]))
+            return
+        if candidates > 1:
+            yield from self._chosen(n, candidates, work, self._likeliest(work))
+            return
+        for tile in self._tiles(0, n, work):
+            yield self._finish(tile, work)
+
+    def brief(self, controls: Sequence[Control], edit: Edit | None = None, knobs: Knobs | None = None) -> Brief | None:
+        """Controls bound to this model; what it cannot do is refused here."""
+        if not controls and edit is None:
+            return None
+        if not isinstance(self.model, DiffusionModel):
+            raise UsageError(f"controls are for diffusion models; this one is {self.config['method']}.")
+        classifiers = [self._classifier(folder) for folder in self.guides] if any(c.head for c in controls) else []
+        setting = Setting(
+            self.tokenizer,
+            self.model.room,
+            self.model.lengths.first,
+            {name: one.values for c in classifiers for name, one in c.labellings.items()},
+            {name: counts for c in classifiers for name, counts in c.counted().items()},
+        )
+        return Brief(self.model, setting, controls, edit, classifiers, knobs or STANDARD)
+
+    def _likeliest(self, work: "Work") -> Choice:
+        """Selection by the model's own classifiers: the checkers have no say in it."""
+
+        def best(made: list[Generation]) -> int:
+            assert work.brief is not None
+            nats = work.brief.own_nats([self.tokenizer.encode(g.text) for g in made])
+            return min(range(len(made)), key=nats.__getitem__)
+
+        return best
+
+    def _tiles(self, first: int, count: int, work: "Work") -> Iterator[Tile]:
+        if work.brief is None:
+            return tiles(self.model, first, count, work.seed, self.device)
+        samples = torch.arange(first, first + count)
+        layouts, unknown = work.brief.layouts(samples, work.seed, self.device)
+        work.unknown |= dict(zip(samples.tolist(), unknown, strict=True))
+        return laid_out(self.model, samples, layouts, self.device)
+
+    def _frames(self, tile: Tile, work: "Work") -> Iterator[Frame]:
+        return frames(self.model, tile, work.seed, work.sampling, work.brief.steer if work.brief else None)
+
+    def _finish(self, tile: Tile, work: "Work") -> dict[int, Generation]:
         start = time.perf_counter()
-        (frame,) = deque(frames(self.model, tile, seed, sampling), maxlen=1)
+        for frame in self._frames(tile, work):
+            if work.watch:
+                work.watch(self._drafts(tile, frame, work))
         rows = finished(self.model, tile, frame)
         seconds = time.perf_counter() - start
-        return {sample: self._generation(ids, sampling, seconds, seed) for sample, ids in rows.items()}
+        return {sample: self._generation(sample, ids, work, seconds) for sample, ids in rows.items()}
 
-    def _generation(self, ids: list[int], sampling: Sampling, seconds: float, seed: int) -> Generation:
-        text = self.tokenizer.decode(ids)
-        words = split_words(text) if isinstance(self.tokenizer, Bpe) else self.tokenizer.tokens(ids)
-        return Generation(text, words, sampling.steps, self.model.calls(sampling, len(ids)), seconds, seed)
+    def _generation(self, sample: int, ids: list[int], work: "Work", seconds: float) -> Generation:
+        unknown = work.unknown.get(sample, {})
+        if unknown and isinstance(self.tokenizer, Words):  # words that somebody gave and the model has no id for
+            words = [unknown.get(place) or self.tokenizer.words[token] for place, token in enumerate(ids)]
+            text = join_words(words)
+        else:
+            text = self.tokenizer.decode(ids)
+            words = split_words(text) if isinstance(self.tokenizer, Bpe) else self.tokenizer.tokens(ids)
+        checks = work.brief.checks(split_words(text)) if work.brief else []
+        calls = self.model.calls(work.sampling, len(ids))
+        return Generation(text, words, work.sampling.steps, calls, seconds, work.seed, checks)
 
-    def _chosen(
-        self, n: int, seed: int, mbr: int, length: int | None, sampling: Sampling
-    ) -> Iterator[dict[int, Generation]]:
-        """Minimum Bayes risk: of `mbr` candidates, the one most like the others (Kumar & Byrne, 2004)."""
-        for k in range(n):
-            made = [
-                self._finish(tile, seed, sampling)
-                for tile in tiles(self.model, k * mbr, mbr, seed, self.device, length)
-            ]
-            candidates = {number: text for batch in made for number, text in batch.items()}
-            ordered = [candidates[i] for i in sorted(candidates)]
-            best = ordered[most_central([g.tokens for g in ordered])]
-            calls = sum(g.denoiser_calls for g in ordered)
-            seconds = sum(next(iter(batch.values())).seconds for batch in made)  # texts of a batch share its clock
-            yield {k: replace(best, denoiser_calls=calls, seconds=seconds)}
+    def _chosen(self, n: int, each: int, work: "Work", best: Choice) -> Iterator[dict[int, Generation]]:
+        """Of `each` candidates a text the one that `best` points at; all of them are counted in its cost."""
+        made: dict[int, Generation] = {}
+        cost: dict[int, float] = dict.fromkeys(range(n), 0.0)
+        for tile in self._tiles(0, n * each, work):
+            batch = self._finish(tile, work)
+            made |= batch
+            for k in {sample // each for sample in batch}:
+                cost[k] += next(iter(batch.values())).seconds  # texts of a batch share its clock
+                candidates = [made.get(sample) for sample in range(k * each, (k + 1) * each)]
+                if None not in candidates:
+                    whole = [made.pop(sample) for sample in range(k * each, (k + 1) * each)]
+                    calls = sum(g.denoiser_calls for g in whole)
+                    yield {k: replace(whole[best(whole)], denoiser_calls=calls, seconds=cost[k])}
 
-    def stream(self, n: int = 1, seed: int = 0, length: int | None = None, **settings: Any) -> Iterator[list[Draft]]:
+    def stream(
+        self, n: int = 1, seed: int = 0, controls: Sequence[Control] = (), edit: Edit | None = None, **settings: Any
+    ) -> Iterator[list[Draft]]:
         """Every text at every step: one list of drafts a step, tile after tile."""
         check_request(n, seed, 1)
-        check_length(length, self.model)
-        sampling = self.sampling(**settings)
-        for tile in tiles(self.model, 0, n, seed, self.device, length):
-            for frame in frames(self.model, tile, seed, sampling):
-                yield self._drafts(tile, frame)
+        work = Work(seed, self.sampling(**settings), self.brief(controls, edit))
+        for tile in self._tiles(0, n, work):
+            for frame in self._frames(tile, work):
+                yield self._drafts(tile, frame, work)
 
-    def _drafts(self, tile: Tile, frame: Frame) -> list[Draft]:
+    def _drafts(self, tile: Tile, frame: Frame, work: "Work") -> list[Draft]:
         changed = torch.ones_like(frame.mask) if frame.changed is None else frame.changed
         t = float(frame.t.mean())
         looked_at = (tile.samples, tile.lengths, frame.tokens, frame.confidence, changed)
         rows = zip(*(tensor[: tile.rows].tolist() for tensor in looked_at), strict=True)
         return [
-            Draft(sample, frame.step, t, [self._piece(i) for i in ids[:length]], sure[:length], new[:length])
+            Draft(sample, frame.step, t, self._pieces_of(sample, ids[:length], work), sure[:length], new[:length])
             for sample, length, ids, sure, new in rows
         ]
+
+    def _pieces_of(self, sample: int, ids: list[int], work: "Work") -> list[str]:
+        """What stands at each position; words that somebody gave and the model has no id for as they were given."""
+        given = work.unknown.get(sample, {})
+        first = work.brief.setting.first if work.brief else 0
+        return [given.get(place - first) or self._piece(token) for place, token in enumerate(ids)]
 
     def _piece(self, token: int) -> str:
         """How a token looks by itself; a special is nothing."""
@@ -223,13 +330,13 @@ def check_request(n: int, seed: int, mbr: int) -> None:
         raise UsageError(f"--mbr must lie between 1 and 1,000 candidates, not {mbr}.")
 
 
-def check_length(length: int | None, model: LanguageModel) -> None:
-    if length is None:
-        return
-    if not model.takes_length:
-        raise UsageError("this method cannot be told a length yet: it writes where a text ends. Leave length out.")
-    if not 1 <= length <= model.room:
-        raise UsageError(f"length must lie between 1 and {model.room} tokens for this model, not {length}.")
+def check_candidates(candidates: int, mbr: int, controls: Sequence[Control]) -> None:
+    if not 1 <= candidates <= 1000:
+        raise UsageError(f"--candidates must lie between 1 and 1,000, not {candidates}.")
+    if candidates > 1 and mbr > 1:
+        raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
+    if candidates > 1 and not any(control.head for control in controls):
+        raise UsageError("--candidates are chosen by a classifier: ask for a field, a label or tags, or use --mbr.")
 
 
 def check_names(settings: dict[str, Any]) -> None:
@@ -249,6 +356,8 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         raise UsageError(f"unknown sampler {sampling.sampler!r} for this model. Known: {known}.")
     if not 0 <= sampling.temperature <= 10 or (sampling.temperature == 0 and not model.greedy):
         raise UsageError(f"--temperature must lie above 0 and up to 10, not {sampling.temperature}.")
+    if sampling.temperature != 1 and not model.predicts_words:
+        raise UsageError("a temperature needs a model that predicts words; use --noise-temperature here.")
     if not 0 <= sampling.noise_temperature <= 10:
         raise UsageError(f"--noise-temperature must lie between 0 and 10, not {sampling.noise_temperature}.")
     if not 0 < sampling.noise_top_p <= 1:

@@ -20,6 +20,8 @@ class Recipe(BaseModel):
 
     method: str
     model: dict[str, Any] = Field(default_factory=dict)
+    init: str | None = None
+    "A bundled model or the directory of a run whose words and weights this one begins with."
 
     data: str
     "`e2e`, or the path of a .txt, .csv or .jsonl file."
@@ -70,12 +72,51 @@ def known_recipes() -> dict[str, Path]:
 def load_recipe(name_or_path: str, changes: Sequence[str] = ()) -> Recipe:
     """A bundled recipe or a file, with `key=value` changes; all faults are told at once."""
     values = _read(name_or_path)
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals:
-            raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
-        _set(values, key.strip(), _value(text, change))
-    return check(values)
+    given = dict(_parted(change) for change in changes)
+    if given.get("init"):  # the recipe's own sizes were for another start; those among the changes somebody asked for
+        values = {**values, **_sizes_of(given["init"], given.get("method", values.get("method")))}
+    elif values.get("init"):
+        theirs = _sizes_of(values["init"], values.get("method"))
+        sizes = values.get("model") or {}
+        values = {**theirs, **values, "model": {**theirs["model"], **sizes} if isinstance(sizes, dict) else sizes}
+    for key, value in given.items():
+        _set(values, key, value)
+    recipe = check(values)
+    if recipe.init is not None:
+        check_init(recipe)
+    return recipe
+
+
+def _parted(change: str) -> tuple[str, Any]:
+    key, equals, text = change.partition("=")
+    if not equals:
+        raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
+    return key.strip(), _value(text, change)
+
+
+def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
+    """The sizes of the run that a recipe is to begin with."""
+    from difflm.run import begun_with
+
+    theirs = begun_with(str(init))
+    if theirs["method"] != method:
+        raise UsageError(f"init={init} is a {theirs['method']} model; this recipe trains {method}.")
+    return {**theirs, "model": dict(theirs["model"])}
+
+
+def check_init(recipe: Recipe) -> None:
+    """Weights and words of a run fit a model of the same method and sizes."""
+    from difflm.run import begun_with
+
+    theirs = begun_with(str(recipe.init))
+    ours = {**{key: getattr(recipe, key) for key in theirs}, "model": recipe.build_method().model_dump()}
+    for key in theirs:
+        if key != "model" and ours[key] != theirs[key]:
+            raise UsageError(f"init={recipe.init} has {key}={theirs[key]}, not {ours[key]}: leave {key} out.")
+    for key, value in theirs["model"].items():
+        if key != "dropout" and ours["model"][key] != value:  # which has no weights
+            given = ours["model"][key]
+            raise UsageError(f"init={recipe.init} has model.{key}={value}, not {given}: leave model.{key} out.")
 
 
 def check(values: Mapping[str, Any]) -> Recipe:

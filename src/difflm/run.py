@@ -64,6 +64,13 @@ def read_config(run: Path) -> dict[str, Any]:
     return config
 
 
+def begun_with(name_or_path: str | Path) -> dict[str, Any]:
+    """What a recipe must say to begin with the weights and words of a run."""
+    config = read_config(find_run(name_or_path))
+    words = {key: config["recipe"][key] for key in ("tokenizer", "vocabulary", "more_than")}
+    return {"method": config["method"], "model": config["model"], "longest": config["longest"], **words}
+
+
 Loaded = tuple[LanguageModel, Tokenizer, dict[str, Any]]
 
 
@@ -95,6 +102,8 @@ def ship(run: Path, target: Path) -> None:
     tensors = load_tensors(run / "model.safetensors")
     halves = {name: t.half() if t.is_floating_point() else t for name, t in tensors.items()}
     save_tensors(target / "model.safetensors", halves)
+    if config["recipe"].get("init"):
+        config["recipe"]["init"] = Path(config["recipe"]["init"]).name
     config["recipe"]["data"] = Path(config["recipe"]["data"]).name  # not where it lay on somebody's machine
     write_atomic(target / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
     for name in ("tokenizer.json", "metrics.jsonl", "README.md"):

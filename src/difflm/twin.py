@@ -12,7 +12,7 @@ from difflm.networks import Transformer
 from difflm.networks.transformer import Cache
 from difflm.noise import Noise
 from difflm.objectives import cross_entropy, masked_mean
-from difflm.samplers import Frame
+from difflm.samplers import Frame, Steering
 
 NEVER = (START, UNK, PAD)  # tokens that no text contains
 
@@ -56,13 +56,13 @@ class Autoregressive(LanguageModel):
             logits = self.network(self.embedding(inputs), None)  # causal: pads on the right are never seen
         return cross_entropy(logits.float(), targets), position <= lengths.unsqueeze(1)
 
-    def loss(self, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+    def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
         nats, mask = self.token_nats(ids, lengths)
         loss = masked_mean(nats, mask)
         return {"ce": loss, "loss": loss}
 
     @torch.no_grad()
-    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise | None = None, draws: int = 1) -> Tensor:
+    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise | None = None, draws: int = 1, *labels: Tensor) -> Tensor:
         nats, mask = self.token_nats(ids, lengths)
         return (nats * mask).sum(-1)
 
@@ -73,7 +73,9 @@ class Autoregressive(LanguageModel):
         """One for every word and one for END, unless the canvas ends first; times the beams."""
         return min(words + 1, self.longest) * max(1, sampling.beams)
 
-    def stream(self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling) -> Iterator[Frame]:
+    def stream(
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+    ) -> Iterator[Frame]:
         if sampling.beams:
             yield self.beam_search(noise, width, sampling.beams)
             return

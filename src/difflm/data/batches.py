@@ -4,7 +4,7 @@ import hashlib
 import math
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -120,6 +120,10 @@ def split(tokens: TokenFile, seed: int) -> tuple[Subset, Subset]:
 class Batch:
     ids: Ints  # [B, W], PAD after each text
     lengths: Ints  # [B]
+    labels: tuple[Ints, ...] = ()
+
+
+LabelBatch = Callable[[Ints, int], Ints]  # (numbers of texts in the token file, width) → their labels
 
 
 class Batches:
@@ -131,9 +135,15 @@ class Batches:
     """
 
     def __init__(
-        self, tokens: TokenFile, batch_size: int, seed: int, widths: tuple[int, ...], indices: Subset | None = None
+        self,
+        tokens: TokenFile,
+        batch_size: int,
+        seed: int,
+        widths: tuple[int, ...],
+        indices: Subset | None = None,
+        labels: Sequence[LabelBatch] = (),
     ) -> None:
-        self.tokens, self.batch_size, self.seed = tokens, batch_size, seed
+        self.tokens, self.batch_size, self.seed, self.labels = tokens, batch_size, seed, labels
         self.indices = AllBut(len(tokens), np.zeros(0, np.int64)) if indices is None else indices
         self.widths = np.array(sorted(widths))
         if tokens.max_length > self.widths[-1]:
@@ -151,7 +161,8 @@ class Batches:
             cached = self._cached = (group, self._group(group))
         chosen = cached[1][place]
         width = self.widths[np.searchsorted(self.widths, self.tokens.lengths[chosen].max())]
-        return Batch(*self.tokens.rows(chosen, int(width)))
+        labels = tuple(labels(chosen, int(width)) for labels in self.labels)
+        return Batch(*self.tokens.rows(chosen, int(width)), labels)
 
     def _group(self, group: int) -> Ints:
         """Indices of the texts of a group's batches, [batches, batch_size]."""

@@ -123,6 +123,10 @@ class TokenFile:
         kept = np.setdiff1d(np.asarray(numbers, np.int64), self._left_out)
         return kept - np.searchsorted(self._left_out, kept)
 
+    def numbers(self) -> Ints:
+        """Which text of the file each one here is, rising."""
+        return np.setdiff1d(np.arange(self.read), self._left_out)
+
     @property
     def max_length(self) -> int:
         """Tokens of the longest text."""

@@ -2,9 +2,10 @@
 
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.base import Method
+from difflm.methods.classifier import GuidingClassifier
 from difflm.methods.difflm import DiffLM
 from difflm.methods.diffusion_lm import DiffusionLM
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (DiffusionLM, DiffLM, AutoregressiveTwin)}
+METHODS: dict[str, type[Method]] = {m.name: m for m in (DiffusionLM, DiffLM, AutoregressiveTwin, GuidingClassifier)}
 
-__all__ = ["METHODS", "AutoregressiveTwin", "DiffLM", "DiffusionLM", "Method"]
+__all__ = ["METHODS", "AutoregressiveTwin", "DiffLM", "DiffusionLM", "GuidingClassifier", "Method"]

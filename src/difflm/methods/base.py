@@ -16,9 +16,9 @@ class Method(BaseModel):
     name: ClassVar[str]
     paper: ClassVar[str]
     family: ClassVar[str]
-    kind: ClassVar[Literal["method", "baseline"]] = "method"
+    kind: ClassVar[Literal["method", "baseline", "classifier"]] = "method"
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         """A fresh model for texts of at most `longest` tokens."""
-        raise NotImplementedError
+        raise TypeError(f"{self.name} writes no texts")

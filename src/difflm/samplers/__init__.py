@@ -1,7 +1,25 @@
 """From noise to text: a time grid, a step rule, and transforms of the belief, as a generator of frames."""
 
 from difflm.samplers.loop import Frame, denoise
-from difflm.samplers.steps import STEPS, Step
-from difflm.samplers.transforms import Clamp, Draw, Forbid, Temperature, Transform
+from difflm.samplers.steering import FREE, Guide, Settle, Steering, put
+from difflm.samplers.steps import STEPS, Moment, Step
+from difflm.samplers.transforms import Clamp, Draw, Forbid, Temperature, Transform, with_logits
 
-__all__ = ["STEPS", "Clamp", "Draw", "Forbid", "Frame", "Step", "Temperature", "Transform", "denoise"]
+__all__ = [
+    "FREE",
+    "STEPS",
+    "Clamp",
+    "Draw",
+    "Forbid",
+    "Frame",
+    "Guide",
+    "Moment",
+    "Settle",
+    "Steering",
+    "Step",
+    "Temperature",
+    "Transform",
+    "denoise",
+    "put",
+    "with_logits",
+]

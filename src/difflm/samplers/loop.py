@@ -10,6 +10,7 @@ from torch import Tensor
 from difflm.belief import Belief
 from difflm.noise import Noise
 from difflm.processes import Gaussian, at_positions
+from difflm.samplers.steering import Guide
 from difflm.samplers.steps import Moment, Step
 from difflm.samplers.transforms import Transform
 
@@ -46,11 +47,18 @@ def denoise(
     noise: Noise,
     mask: Tensor,
     dim: int,
+    begin: Tensor | None = None,
+    guide: Guide | None = None,
 ) -> Iterator[Frame]:
-    """Walk down `grid` ([N + 1], or [N + 1, L] for times of each position) from noise at its first entry."""
+    """Walk down `grid` ([N + 1], or [N + 1, L] for times of each position) from noise at its first entry, or from the
+    clean state `begin` [B, L, D] noised to that time. `guide` may move the state after every step."""
     batch, length = mask.shape
     times = grid.unsqueeze(1).expand(-1, batch, *grid.shape[1:])
-    x = at_positions(process.prior_std(times[0]), mask.unsqueeze(-1)) * noise.normal(0, length, dim)
+    fresh = noise.normal(0, length, dim)
+    if begin is None:
+        x = at_positions(process.prior_std(times[0]), mask.unsqueeze(-1)) * fresh
+    else:
+        x = process.corrupt(begin, times[0], fresh)
     previous: Tensor | None = None
     last: tuple[Tensor, Tensor] | None = None
     tokens: Tensor | None = None
@@ -64,7 +72,10 @@ def denoise(
 
         belief = believe(x, t)
         draw = lambda i=i: noise.normal(i + 1, length, dim)  # noqa: E731
-        x = step(Moment(process, x, belief, t, s, draw, last, believe))
+        now = Moment(process, x, belief, t, s, draw, last, believe)
+        x = step(now)
+        if guide is not None:
+            x = guide(now, x)
         previous, last = belief.clean, (belief.clean, t)
         before, tokens = tokens, belief.tokens
         sure = lambda belief=belief: belief.confidence  # noqa: E731

@@ -161,22 +161,21 @@ class Trainer:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        tensors = torch.from_numpy(batch.ids), torch.from_numpy(batch.lengths)
+    def to_device(self, batch: Batch) -> list[Tensor]:
+        tensors = [torch.from_numpy(array) for array in (batch.ids, batch.lengths, *batch.labels)]
         if self.device.type != "cuda":
             return tensors
-        ids, lengths = (t.pin_memory().to(self.device, non_blocking=True) for t in tensors)
-        return ids, lengths
+        return [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
 
     def train_step(self, batches: list[Batch]) -> dict[str, Tensor]:
         """Gradients of all micro-batches, one clipped update, one move of the average. Nothing is read back."""
         self.model.train()
         sums: dict[str, Tensor] = {}
         for micro, batch in enumerate(batches):
-            ids, lengths = self.to_device(batch)
-            gradients = self.captured(ids, lengths) if self.budget.compile else self.gradients
+            inputs = self.to_device(batch)
+            gradients = self.captured(inputs) if self.budget.compile else self.gradients
             torch.manual_seed(fold(self.budget.seed, self.step, micro))
-            for name, value in gradients(ids, lengths).items():
+            for name, value in gradients(*inputs).items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach() / len(batches)
         if self.budget.clip:
             torch.nn.utils.clip_grad_norm_(self.weights, self.budget.clip)
@@ -187,20 +186,20 @@ class Trainer:
         self.step += 1
         return sums
 
-    def gradients(self, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+    def gradients(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Losses of a micro-batch; its share of the gradient is added to what the weights hold."""
         with self.autocast():
-            losses = self.model.loss(ids, lengths)
+            losses = self.model.loss(*inputs)
         (losses["loss"] / self.budget.accumulate).backward()
         return losses
 
-    def captured(self, ids: Tensor, lengths: Tensor) -> Gradients:
+    def captured(self, inputs: list[Tensor]) -> Gradients:
         """The same as a CUDA graph, one for each width of a batch."""
         if self.budget.accumulate > 1:  # a replay overwrites gradients instead of adding to them
             return self.gradients
-        width = ids.shape[1]
+        width = inputs[0].shape[1]
         if width not in self._graphs:
-            self._graphs[width] = Captured(self.gradients, list(self.model.parameters()), ids, lengths)
+            self._graphs[width] = Captured(self.gradients, list(self.model.parameters()), inputs)
         return self._graphs[width]
 
     def validate(self, batches: list[Batch]) -> float:
@@ -210,10 +209,10 @@ class Trainer:
         draws, copies = validation_draws(texts) if self.model.likelihood == "bound" else (1, 1)
         for number, batch in enumerate(batches):
             size = len(batch.lengths) * copies
-            ids, lengths = (t.repeat_interleave(copies, 0) for t in self.to_device(batch))
+            ids, lengths, *labels = (t.repeat_interleave(copies, 0) for t in self.to_device(batch))
             noise = Noise(self.budget.seed, torch.arange(size, device=self.device) + number * size)
             with self.autocast():
-                total = total + self.ema.model.nats(ids, lengths, noise, draws).sum()
+                total = total + self.ema.model.nats(ids, lengths, noise, draws, *labels).sum()
             tokens += int(batch.lengths.sum()) * copies + size  # words and END
         return float(total) / max(1, tokens)
 

@@ -4,7 +4,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,6 @@ from difflm.verbs.shared import (
     NoiseTopP,
     Run,
     Sampler,
-    Samples,
     ScoreTexts,
     Seed,
     Split,
@@ -40,7 +39,9 @@ class Measuring:
 
     data: Data = None
     split: Split = "valid"
-    samples: Samples = 1000
+    samples: Annotated[
+        int | None, typer.Option(help="Texts to generate [1000]; of the control task: targets a control [200].")
+    ] = None
     score_texts: ScoreTexts = 500
     seed: Seed = 0
     draws: Draws = 8
@@ -62,35 +63,79 @@ class Measuring:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-def measuring(verb: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Give a verb the options of `Measuring`, which it gets as one argument `asked`."""
-    shared = inspect.signature(Measuring).parameters
-    own = [p for p in inspect.signature(verb).parameters.values() if p.name != "asked"]
+@dataclass(frozen=True)
+class Controlling:
+    """The options of the control task."""
 
-    @functools.wraps(verb)
-    def joined(**given: Any) -> int | None:
-        asked = Measuring(**{name: given.pop(name) for name in shared})
-        return verb(**given, asked=asked)
+    controls: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Control task: length,field,pos,field+length,field+pos. [all]")
+    ] = None
+    targets: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Control task: targets, drawn into it where it is not there.")
+    ] = None
+    each: Annotated[int, typer.Option(help="Control task: samples a target.")] = 5
+    candidates: Annotated[int, typer.Option(help="Control task: of so many, the one the classifiers find best.")] = 1
+    guidance: Annotated[float | None, typer.Option(help="Control task: how hard classifiers pull. [10]")] = None
+    guide: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Control task: a classifier of this model; repeatable.")
+    ] = None
 
-    signature = inspect.Signature([*own, *shared.values()])
-    joined.__signature__ = signature  # type: ignore[attr-defined]
-    joined.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-    return joined
+    def names(self) -> list[str] | None:
+        if self.controls is None:
+            return None
+        return list(dict.fromkeys(name.strip() for name in self.controls.split(",")))
+
+
+def with_options(**groups: type) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Give a verb the options that dataclasses name; it gets each group as one argument."""
+
+    def decorate(verb: Callable[..., int | None]) -> Callable[..., int | None]:
+        shared = {name: inspect.signature(group).parameters for name, group in groups.items()}
+        own = [p for p in inspect.signature(verb).parameters.values() if p.name not in groups]
+
+        @functools.wraps(verb)
+        def joined(**given: Any) -> int | None:
+            asked = {name: groups[name](**{key: given.pop(key) for key in keys}) for name, keys in shared.items()}
+            return verb(**given, **asked)
+
+        signature = inspect.Signature([*own, *(p for keys in shared.values() for p in keys.values())])
+        joined.__signature__ = signature  # type: ignore[attr-defined]
+        joined.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        return joined
+
+    return decorate
 
 
 @told
-@measuring
+@with_options(asked=Measuring, control=Controlling)
 def evaluate(
     run: Run,
     asked: Measuring,
-    task: Annotated[Literal["language"], typer.Option(help="What to measure.")] = "language",
+    control: Controlling,
+    task: Annotated[Literal["language", "control"], typer.Option(help="What to measure.")] = "language",
 ) -> None:
-    """Measure a model beside real text and the twin; append the figures to its metrics.jsonl."""
-    measure_and_keep([run], asked)
+    """Measure a model beside real text; append the figures to its metrics.jsonl."""
+    if task == "language":
+        refuse_given(control, [f.name for f in fields(control)], "control")
+        measure_and_keep([run], asked)
+        return
+    refuse_given(asked, ["draws", "score_texts", "twin"], "language")
+    from difflm.measuring import keep_records, measure_control, show_report
+
+    report = measure_control(run, asked, control)
+    show_report(report, asked.as_json)
+    keep_records([run], report, asked.out)
+
+
+def refuse_given(options: Measuring | Controlling, names: list[str], task: str) -> None:
+    """An option without effect would be taken for one that has some."""
+    for f in fields(options):
+        if f.name in names and getattr(options, f.name) not in (f.default, []):
+            raise UsageError(f"--{f.name.replace('_', '-')} belongs to --task {task}.")
 
 
 @told
-@measuring
+@with_options(asked=Measuring)
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN …", help="Runs that were trained on the same data.")],
     asked: Measuring,

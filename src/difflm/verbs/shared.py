@@ -17,12 +17,14 @@ P = ParamSpec("P")
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A bundled model or the directory of a run.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto is the GPU where there is one.")]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="The network's arithmetic. [float32]")
+]
 Json = Annotated[bool, typer.Option("--json", help="For machines: one JSON object a line.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same answer.")]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", envvar="DIFFLM_DATA", help="Where the corpora are.")]
 Draws = Annotated[int, typer.Option(help="Noise levels a text, for a bound.")]
 Split = Annotated[Literal["train", "valid"], typer.Option(help="Which texts to measure on.")]
-Samples = Annotated[int, typer.Option(help="Texts to generate.")]
 ScoreTexts = Annotated[int, typer.Option(help="Held-out texts whose likelihood is measured.")]
 Judge = Annotated[str | None, typer.Option(metavar="RUN", help="Left-to-right model that reads the samples. [judge]")]
 Twin = Annotated[str | None, typer.Option(metavar="RUN", help="Autoregressive run whose samples stand beside.")]

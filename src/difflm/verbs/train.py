@@ -36,11 +36,13 @@ def train(
         raise UsageError("where should the run go? Give --out RUN, a directory that does not hold one yet.")
     from difflm.cards import finish_run
     from difflm.fit import train_run
+    from difflm.guides import train_guide
     from difflm.measuring import pick_device
 
     command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out)]
     with TrainingView(out, as_json) as view:
-        outcome = train_run(resolved, out, pick_device(device), view, view.reading, data, resume)
+        work = train_guide if resolved.method == "classifier" else train_run
+        outcome = work(resolved, out, pick_device(device), view, view.reading, data, resume)
     if outcome.stopped == "interrupted":
         again = [*command, "--resume", *(["--data", str(data)] if data and not os.environ.get("DIFFLM_DATA") else [])]
         complain(
@@ -48,11 +50,16 @@ def train(
             f"Continue: {shlex.join(again)}"
         )
         return 1
-    finish_run(out, shlex.join(command))
+    if resolved.method != "classifier":
+        finish_run(out, shlex.join(command))
     if as_json:
         put_json(
             {"kind": "done", "run": str(out), "step": outcome.step, "stopped": outcome.stopped, **outcome.validation}
         )
+        return 0
+    if resolved.method == "classifier":
+        guided = shlex.quote(str(resolved.model.get("guides", "e2e")))
+        print(f"Next: difflm generate {guided} --guide {shlex.quote(str(out))} --label NAME=VALUE")
         return 0
     from difflm.cards import training_summary
     from difflm.run import read_config

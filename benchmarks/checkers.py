@@ -1,0 +1,121 @@
+"""How far the field rules and the taggers can be trusted, on real pairs: `python -m benchmarks.checkers --data DIR`.
+
+Fields: validation pairs; for values that validation lacks, the tenth of the training pairs that no rule was looked at
+with (`held_out`). A false alarm is `wrong` where the pair holds another value of the field, `unasked` where it holds
+none, and `sister` where it holds the same level said otherwise (cheap for less than £ 20). Tags: the two taggers
+against each other on 1,000 validation texts, and against UD English EWT's dev split.
+"""
+
+import argparse
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.train_tagger import treebank
+from difflm.data.e2e import E2EPair, e2e_path, read_e2e
+from difflm.data.fields import FIELDS, expresses, verbatim
+from difflm.data.taggers import Tagger, accuracy, own_tagger, read_conllu, spacy_tagger
+from difflm.data.words import split_words
+from difflm.errors import UsageError
+
+LEVELS = {
+    "price": (("cheap", "less than £ 20"), ("moderate", "£ 20 - 25"), ("high", "more than £ 30")),
+    "customer rating": (("low", "1 out of 5"), ("average", "3 out of 5"), ("high", "5 out of 5")),
+}
+Read = tuple[E2EPair, list[str]]
+
+
+def held_out(pairs: Iterator[E2EPair]) -> list[E2EPair]:
+    """A tenth of the meanings: all texts of one meaning fall on the same side."""
+
+    def meaning(pair: E2EPair) -> str:
+        return " | ".join(f"{field} : {value}" for field, value in pair.fields.items())
+
+    return [pair for pair in pairs if zlib.crc32(meaning(pair).encode()) % 10 == 0]
+
+
+def sisters(field: str, value: str) -> set[str]:
+    return {other for level in LEVELS.get(field, ()) if value in level for other in level} - {value}
+
+
+def counts(pairs: Sequence[Read], field: str, value: str) -> Counter[str]:
+    """Outcomes of a rule by what the pair holds."""
+    found: Counter[str] = Counter()
+    for pair, words in pairs:
+        fires, held = expresses(words, field, value), pair.fields.get(field)
+        if held == value:
+            said_otherwise = not fires and any(expresses(words, field, other) for other in sisters(field, value))
+            found["hit" if fires else "said as sister" if said_otherwise else "missed"] += 1
+            found["verbatim"] += verbatim(words, field, value)
+        elif fires:
+            found["unasked" if held is None else "sister" if held in sisters(field, value) else "wrong"] += 1
+    return found
+
+
+def row(field: str, value: str, found: Counter[str], split: str) -> str:
+    held = found["hit"] + found["missed"] + found["said as sister"]
+    fired = found["hit"] + found["sister"] + found["unasked"] + found["wrong"]
+    figures = [found["hit"] / held, (found["hit"] + found["said as sister"]) / held, found["verbatim"] / held]
+    figures += [found["hit"] / max(1, fired), 1 - found["wrong"] / max(1, fired)]
+    cells = [f"{figure:.3f}" for figure in figures] + [str(found[kind]) for kind in ("sister", "unasked", "wrong")]
+    return f"| {field} | {value} | {split} | {held} | {' | '.join(cells)} |"
+
+
+def print_fields(data: Path) -> None:
+    valid: list[Read] = [(pair, split_words(pair.text)) for pair in read_e2e(e2e_path(data, "valid"))]
+    spare: list[Read] = [(pair, split_words(pair.text)) for pair in held_out(read_e2e(e2e_path(data, "train")))]
+    heads = ["field", "value", "pairs", "held", "recall", "or sister", "verbatim", "precision", "not wrong"]
+    heads += ["sister", "unasked", "wrong"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    for field, values in FIELDS.items():
+        total: Counter[str] = Counter()
+        for value in values:
+            in_valid = any(pair.fields.get(field) == value for pair, _ in valid)
+            found = counts(valid if in_valid else spare, field, value)
+            if field not in ("name", "near"):
+                print(row(field, value, found, "valid" if in_valid else "held out"))
+            total += found
+        print(row(field, "all", total, "both"))
+
+
+def agreement(one: Tagger, other: Tagger, texts: Sequence[list[str]]) -> tuple[float, float]:
+    """Share of words, and of whole texts, that two taggers tag alike."""
+    pairs = list(zip(one.tags(texts), other.tags(texts), strict=True))
+    same = Counter(a == b for left, right in pairs for a, b in zip(left, right, strict=True))
+    return same[True] / same.total(), sum(left == right for left, right in pairs) / len(pairs)
+
+
+def print_tags(data: Path) -> None:
+    own, dev = own_tagger(), read_conllu(treebank(data, "dev"))
+    print(f"{own.name}: {accuracy(own, dev):.4f} of the words of EWT dev")
+    try:
+        theirs = spacy_tagger()
+    except UsageError as error:
+        print(error)
+        return
+    print(f"{theirs.name}: {accuracy(theirs, dev):.4f} of the words of EWT dev")
+    texts = [split_words(pair.text) for pair in islice(read_e2e(e2e_path(data, "valid")), 0, None, 4)][:1000]
+    words, whole = agreement(own, theirs, texts)
+    print(f"agreement on {len(texts)} E2E validation texts: {words:.4f} of the words, {whole:.4f} of whole texts")
+    pairs = Counter(
+        (ours, other, word.lower())
+        for text, a, b in zip(texts, own.tags(texts), theirs.tags(texts), strict=True)
+        for word, ours, other in zip(text, a, b, strict=True)
+        if ours != other
+    )
+    for (ours, other, word), number in pairs.most_common(8):
+        print(f"  {word}: {ours} here, {other} there, {number} times")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    data = parser.parse_args().data
+    print_fields(data)
+    print_tags(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""From a treebank to a small parser of E2E texts: a teacher on a pretrained encoder, then a student on its trees.
+
+    python -m benchmarks.distil_parser --data DATA --treebank gum --encoder MINILM --device cuda --out OUT/gum
+    python -m benchmarks.distil_parser --data DATA --treebank ptb --encoder MINILM --device cuda --out OUT/ptb
+    python -m benchmarks.distil_parser --data DATA --compare OUT/gum OUT/ptb --out OUT
+
+The first two may run side by side. Each writes the student (parser.json, model.safetensors) and the teacher's trees of
+E2E's validation texts (valid.jsonl.gz), the one on GUM also those of its training texts (train.jsonl.gz). The third
+says how far the two agree and writes compare.json.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.train_parser import learn, measured, options
+from benchmarks.treebanks import E2E_SPLITS, e2e_texts, read_trees, treebank, write_trees
+from difflm.data.trees import CHAIN, Agreement, Span, Tree, agreements, join_sentences, split_sentences
+from difflm.files import write_atomic
+from difflm.parsing import Parser, SpanParser, load_parser, parse_texts
+
+STUDENT_EPOCHS, STUDENT_BATCH = 12, 128
+Sentence = tuple[str, ...]
+
+
+def distil(given: argparse.Namespace) -> None:
+    bank, began = given.treebank, time.monotonic()
+
+    def tell(what: object) -> None:
+        print(f"{bank}, {time.monotonic() - began:.0f} s: {what}", flush=True)
+
+    kept, held = (trees[: given.limit] for trees in treebank(bank, given.data))
+    texts = {split: e2e_texts(given.data, split)[: given.limit] for split in E2E_SPLITS}
+    sentences = {split: sentences_of(texts[split]) for split in E2E_SPLITS}
+    tell(f"{len(kept)} trees, {len(sentences['train'])} E2E sentences")
+
+    teacher = learn(f"{bank}, teacher", kept, given.encoder, given.device, given.epochs, given.minutes, seed=given.seed)
+    result = teacher_figures(teacher, held, given)
+    tell(json.dumps(result))
+
+    every = list(dict.fromkeys(sentences["train"] + sentences["valid"]))
+    trees = dict(zip(every, teacher.parse(every), strict=True))
+    for split in ("valid",) if bank == "ptb" else E2E_SPLITS:
+        write_trees(given.out / f"{split}.jsonl.gz", text_trees(texts[split], trees))
+    tell("E2E parsed")
+
+    lessons, plan = [trees[s] for s in sentences["train"]], (STUDENT_EPOCHS, given.minutes, STUDENT_BATCH)
+    student = learn(f"e2e-{bank}", lessons, None, given.device, *plan, seed=given.seed)
+    student.save(given.out)
+    student = load_parser(given.out, given.device)  # what is measured is what was saved
+    found = parse_texts(student, texts["valid"])
+    result["student = teacher, E2E valid"] = shares(agreements(text_trees(texts["valid"], trees), found))
+    unseen = [trees[s] for s in dict.fromkeys(sentences["valid"]) if s not in set(sentences["train"])]
+    result["student = teacher, E2E valid sentences not in train"] = measured(student, unseen)
+    result["student, released spans"] = released_spans(student, given.data)
+    about = {"trained_on": f"E2E train as parsed by a parser trained on {bank}", "seed": given.seed}
+    student.save(given.out, {**about, "measured": result})
+    tell(json.dumps(result, indent=1))
+
+
+def teacher_figures(teacher: SpanParser, held: list[Tree], given: argparse.Namespace) -> dict[str, object]:
+    """On its own treebank's held-out trees, on the other's, and against the spans that another parser found."""
+    other = "gum" if given.treebank == "ptb" else "ptb"
+    return {
+        "teacher, held out": measured(teacher, held),
+        f"teacher, {other} held out": measured(teacher, treebank(other, given.data)[1][: given.limit]),
+        "teacher, released spans": released_spans(teacher, given.data),
+    }
+
+
+def sentences_of(texts: list[list[str]]) -> list[Sentence]:
+    """The distinct sentences of the texts."""
+    return list(dict.fromkeys(tuple(sentence) for words in texts for sentence in split_sentences(words)))
+
+
+def text_trees(texts: list[list[str]], trees: dict[Sentence, Tree]) -> Iterator[Tree]:
+    return (join_sentences([trees[tuple(sentence)] for sentence in split_sentences(words)]) for words in texts)
+
+
+def shares(counts: Agreement) -> dict[str, float]:
+    return {"f1": round(100 * counts.f1, 2), "exact": round(100 * counts.exact_share, 2), "trees": counts.trees}
+
+
+def released_spans(parser: Parser, data: Path) -> float | None:
+    """The share of Diffusion-LM's released span targets (made with benepar) that the parser finds in their texts."""
+    path = data / "control_targets" / "target_spans.json"
+    if not path.exists():
+        return None
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    texts = [[word for word in row["words_"] if word not in ("START", "END", "\n")] for row in rows]
+    found = [_with_chains(tree) for tree in parse_texts(parser, texts)]
+    hits = [tuple(span) in spans for row, spans in zip(rows, found, strict=True) for span in row["spans"]]
+    return round(100 * sum(hits) / len(hits), 1)
+
+
+def _with_chains(tree: Tree) -> set[Span]:
+    """Every label by itself, and labels over the same words joined: the targets have both."""
+    labels: dict[tuple[int, int], list[str]] = {}
+    for first, last, label in tree.spans():
+        labels.setdefault((first, last), []).append(label)
+    return {*tree.spans(), *(Span(*place, CHAIN.join(names)) for place, names in labels.items())}
+
+
+def compare(data: Path, first: Path, second: Path, limit: int | None, out: Path) -> None:
+    texts = e2e_texts(data, "valid")[:limit]
+    teachers = [list(read_trees(place / "valid.jsonl.gz")) for place in (first, second)]
+    students = [parse_texts(load_parser(place), texts) for place in (first, second)]
+    result = {
+        f"teachers {first.name} and {second.name}": shares(agreements(*teachers)),
+        f"students {first.name} and {second.name}": shares(agreements(*students)),
+        f"student {second.name} and teacher {first.name}": shares(agreements(teachers[0], students[1])),
+    }
+    write_atomic(out / "compare.json", json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--compare", nargs=2, type=Path, metavar="DIR")
+    given = parser.parse_args()
+    if given.compare:
+        compare(given.data, *given.compare, given.limit, given.out)
+    else:
+        distil(given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""A request as people write it: options of the command, a line of a .jsonl file. It becomes controls."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field as Setting
+
+from difflm.controls import Avoid, Contains, Control, Field, Infill, Label, Length, Tags
+from difflm.errors import DifflmError, UsageError
+
+if TYPE_CHECKING:
+    from difflm.controls.brief import Edit
+
+
+class Request(BaseModel):
+    """What is asked of some texts. Keys are the names of the command's options."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    n: int = 1
+    seed: int = 0
+    steps: int | None = None
+    temperature: float | None = None
+    length: int | None = None
+    contains: list[str] = Setting(default_factory=list)
+    avoid: list[str] = Setting(default_factory=list)
+    field: dict[str, str] = Setting(default_factory=dict)
+    label: dict[str, str] = Setting(default_factory=dict)
+    pos: str | None = None
+    infill: str | None = None
+    edit: str | None = None
+    keep: list[str] = Setting(default_factory=list)
+    strength: float | None = None
+
+    def controls(self) -> list[Control]:
+        asked: list[Control] = []
+        if self.infill is not None:
+            asked.append(Infill(self.infill))
+        if self.length is not None:
+            asked.append(Length(self.length))
+        asked += [Field(name, value) for name, value in self.field.items()]
+        asked += [Label(name, value) for name, value in self.label.items()]
+        if self.pos is not None:
+            asked.append(Tags(tuple(self.pos.split())))
+        asked += [Contains(phrase) for phrase in self.contains]
+        asked += [Avoid(word) for word in self.avoid]
+        return asked
+
+    def edited(self) -> "Edit | None":
+        if self.edit is None:
+            if self.keep or self.strength is not None:
+                raise UsageError("--keep and --strength belong to --edit TEXT.")
+            return None
+        from difflm.controls.brief import Edit
+
+        return Edit(self.edit, 0.5 if self.strength is None else self.strength, tuple(self.keep))
+
+    def settings(self) -> dict[str, Any]:
+        return {"steps": self.steps, "temperature": self.temperature}
+
+
+def read_requests(path: Path) -> list[Request]:
+    """One JSON object a line; every fault is told with its line, before anything is made."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other line separators
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise DifflmError(f"cannot read {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise DifflmError(f"{path} is not UTF-8 text.") from None
+    found = [request_of(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise UsageError(f'{path} holds no request. Write one JSON object a line, such as {{"length": 14}}.')
+    return found
+
+
+def request_of(line: str, where: str) -> Request:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
+        raise UsageError(f"{where} is not JSON: {getattr(error, 'msg', error)}.") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{where} is not a JSON object.")
+    try:
+        return Request(**{str(key): value for key, value in values.items()})
+    except ValidationError as error:
+        raise UsageError(f"{where}: {explained(error)}") from None
+
+
+def explained(error: ValidationError) -> str:
+    """Every fault in a few words, unknown keys with their nearest spelling."""
+    faults = []
+    for fault in error.errors():
+        key = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, Request.model_fields, n=1)
+            faults.append(f"unknown key {key!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        else:
+            faults.append(f"{key}: {fault['msg'].lower()}.")
+    return " ".join(faults)

@@ -1,0 +1,7 @@
+"""Controls: what can be asked of a text. `controls.brief` binds a list of them to a model."""
+
+from difflm.controls.base import Check, Control, Setting
+from difflm.controls.exact import Avoid, Contains, Infill, Length
+from difflm.controls.learned import Field, Label, Tags
+
+__all__ = ["Avoid", "Check", "Contains", "Control", "Field", "Infill", "Label", "Length", "Setting", "Tags"]

@@ -1,0 +1,93 @@
+"""What is asked of a text: a rule to impose while it forms, an energy to descend, and a check once it is there."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from difflm.data.tokenizers import Bpe, Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from difflm.codecs import Embedding
+    from difflm.samplers import Transform
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether a finished text obeys, found by something that had no part in making it. `satisfied` is None where the
+    checker is not installed."""
+
+    satisfied: bool | None
+    score: float | None  # 0 to 1
+    checker: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The model that a control is asked of."""
+
+    tokenizer: Tokenizer
+    room: int  # the most words of a text
+    first: int  # canvas position of the first word
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what its classifiers tell apart
+    word_labels: "Mapping[str, Tensor]" = field(default_factory=dict)  # how often a word bears a tag, [V, labels]
+
+    @property
+    def whole_words(self) -> bool:
+        """Whether one token is one word, so that words can be counted before they are there."""
+        return not isinstance(self.tokenizer, Bpe)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tile's texts stand on their canvas."""
+
+    mask: "Tensor"  # [B, W] positions that exist
+    first: int  # position of the first word
+    settled: "Tensor"  # [B, W] positions whose word is known already
+
+
+class Control(ABC):
+    """Subclasses are frozen values: what a person asks. They compose by being listed."""
+
+    name: ClassVar[str]
+
+    @property
+    def head(self) -> str | None:
+        """The head of a classifier that guides towards it."""
+        return None
+
+    whole: ClassVar[bool] = False  # whether the spans it asks for shall be the only ones
+
+    @property
+    @abstractmethod
+    def target(self) -> Any:
+        """What is asked, as JSON."""
+
+    @abstractmethod
+    def check(self, words: Sequence[str]) -> Check:
+        """`words` are those of the printed text."""
+
+    def prepare(self, setting: Setting) -> None:  # noqa: B027 (most controls have nothing to refuse)
+        """Refuse, before any sampling, what this model cannot do."""
+
+    def length(self, setting: Setting) -> int | None:
+        """The number of tokens it settles by itself."""
+        return None
+
+    def verbatim(self, setting: Setting) -> str | None:
+        """Words that must appear as they stand; those of all controls are placed together."""
+        return None
+
+    def rule(self, codec: "Embedding", setting: Setting, place: Place) -> "Transform | None":
+        """What it imposes on every belief."""
+        return None
+
+    def wanted(self, setting: Setting) -> Any:
+        """The labels under `head` that guidance climbs towards, as ids: one of the text, one a word, or spans."""
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.target}"

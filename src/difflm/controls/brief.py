@@ -1,0 +1,231 @@
+"""A list of controls bound to a model: checked for sense beforehand, then layouts and steering, then checks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difflm.controls.base import Control, Place, Setting
+from difflm.controls.classifier import Classifier, on_canvas
+from difflm.controls.exact import Avoid, Infill
+from difflm.controls.guidance import STANDARD, Guidance, Knobs, Wish
+from difflm.controls.phrases import Phrases
+from difflm.controls.rules import Inside
+from difflm.data.tokenizers import END, PAD, SPECIALS, UNK, Words
+from difflm.data.words import split_words
+from difflm.errors import UsageError
+from difflm.generation import Layout, Tile
+from difflm.model import DiffusionModel
+from difflm.noise import Noise
+from difflm.samplers import Guide, Steering, Transform
+
+NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
+GAPS = 4  # the stream of random numbers that cuts the words of free gaps
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A text to be written anew from a share of the noise; `keep` are words of it that stay."""
+
+    text: str
+    strength: float = 0.5
+    keep: tuple[str, ...] = ()
+
+
+class Brief:
+    """What is asked of every text of a request."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        setting: Setting,
+        controls: Sequence[Control],
+        edit: Edit | None = None,
+        classifiers: Sequence[Classifier] = (),
+        knobs: Knobs = STANDARD,
+    ) -> None:
+        self.model, self.setting, self.controls, self.edit = model, setting, list(controls), edit
+        self.classifiers, self.knobs = classifiers, knobs
+        for control in self.controls:
+            control.prepare(setting)
+        self.infill = only([c for c in self.controls if isinstance(c, Infill)], "infill")
+        if edit is not None:
+            self.check_edit(edit)
+        self.words = self.agreed_length()
+        known = [split_words(part) for part in (self.infill.parts if self.infill else edit.keep if edit else ())]
+        check_words(self.controls, setting, known)
+        self.phrases = Phrases.of(self.controls, setting, known)
+        self.more = self.phrases.more(self.infill, self.words) if self.infill else 0
+        if edit is not None:
+            self.edited, self.unknown = self.edit_layout(edit)
+        elif self.infill is None:
+            self.phrases.check_length(self.words)
+
+    def agreed_length(self) -> int | None:
+        """The number of tokens that the controls settle, all the same."""
+        asked = [(c.name, n) for c in self.controls if (n := c.length(self.setting)) is not None]
+        if self.edit is not None:
+            asked.append(("edit", len(self.setting.tokenizer.encode(self.edit.text.strip()))))
+        for (one, n), (other, m) in pairwise(asked):
+            if n != m:
+                raise UsageError(f"{one} asks for {n} words, {other} for {m}: no text has both.")
+        words = asked[0][1] if asked else None
+        least = self.infill.least(self.setting) if self.infill else 0
+        if words is not None and words < least:
+            raise UsageError(f"the infilled text has at least {least} words; a length of {words} is too short.")
+        if words is not None and words > self.setting.room:
+            raise UsageError(f"{words} words are asked for; this model holds {self.setting.room}.")
+        return words
+
+    def check_edit(self, edit: Edit) -> None:
+        if self.infill:
+            raise UsageError("edit and infill exclude each other: mark gaps, or give a whole text.")
+        if not edit.text.strip():
+            raise UsageError("edit: the text is empty.")
+        if not 0 < edit.strength <= 1:
+            raise UsageError(f"--strength must lie above 0 and up to 1, not {edit.strength}.")
+        if not self.setting.whole_words:
+            raise UsageError("edit: this model writes pieces of words; edit a text with a model of whole words.")
+
+    def edit_layout(self, edit: Edit) -> tuple[Layout, dict[int, str]]:
+        """The text on its canvas, with the words that stay as known ones; of these, those without an id."""
+        words, ids = split_words(edit.text.strip()), self.setting.tokenizer.encode(edit.text.strip())
+        kept = {place: ids[place] for phrase in edit.keep for place in kept_places(phrase, words)}
+        self.phrases.check_kept([place in kept for place in range(len(words))])
+        return self.layout(len(ids), kept, ids), {place: words[place] for place, token in kept.items() if token == UNK}
+
+    # -- before -------------------------------------------------------------------------------------------------
+
+    def layouts(self, samples: Tensor, seed: int, device: torch.device) -> tuple[list[Layout], list[dict[int, str]]]:
+        """Layouts of these samples, and for each the words that the model has no id for."""
+        noise = Noise(seed, samples.to(device))
+        if self.edit is not None:
+            return [self.edited] * len(samples), [self.unknown] * len(samples)
+        if self.infill is not None:
+            return self.gap_layouts(self.infill, noise)
+        if self.open_ended:
+            layouts = [Layout(n) for n in self.model.lengths_for(noise).tolist()]
+        else:
+            layouts = [self.layout(n, {}) for n in self.totals(noise, max(1, self.phrases.needed))]
+        return layouts, [{}] * len(samples)
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether nothing settles the length, and the model writes its own end."""
+        return END not in self.model.lengths.forbidden and self.words is None and self.infill is None
+
+    def totals(self, noise: Noise, least: int) -> list[int]:
+        """The number of tokens of each text."""
+        if self.words is not None:
+            return [self.words] * len(noise.samples)
+        lengths: list[int] = self.model.lengths.draw_between(
+            noise.uniform(0, stream=1), least, self.setting.room
+        ).tolist()
+        return lengths
+
+    def gap_layouts(self, infill: Infill, noise: Noise) -> tuple[list[Layout], list[dict[int, str]]]:
+        totals = self.totals(noise, infill.least(self.setting) + self.more)
+        shares = noise.uniform(0, len(infill.gaps), stream=GAPS).tolist()
+        laid = [infill.laid(self.setting, n, cut, self.more) for n, cut in zip(totals, shares, strict=True)]
+        layouts = [self.layout(n, known) for n, (known, _) in zip(totals, laid, strict=True)]
+        return layouts, [unknown for _, unknown in laid]
+
+    def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
+        positions, settled = self.model.lengths.settled(words)
+        first = self.setting.first
+        known = settled | {place + first: token for place, token in known.items()}
+        if begin:
+            canvas = {**settled, **{i + first: token for i, token in enumerate(begin)}}
+            begin = [canvas[i] for i in range(positions)]
+        return Layout(positions, known, begin)
+
+    # -- while it forms -----------------------------------------------------------------------------------------
+
+    def steer(self, tile: Tile) -> Steering:
+        settled = tile.known >= 0 if tile.known is not None else torch.zeros_like(tile.mask)
+        place = Place(tile.mask, self.setting.first, settled)
+        codec = self.model.denoiser.codec
+        rules: list[Transform] = [] if self.open_ended else [Inside(codec, place, self.newline)]
+        rules += [rule for c in self.controls if (rule := c.rule(codec, self.setting, place)) is not None]
+        # Words that must appear come last: what else is asked of their places must not unsettle them.
+        rules += self.phrases.rule(codec, place, self.open_ended)
+        strength = self.edit.strength if self.edit else 1.0
+        return Steering(tile.known, tile.begin, strength, rules, self.guide(place))
+
+    @property
+    def newline(self) -> int | None:
+        """Its id: a vocabulary of words may hold one, a text does not begin or end with it."""
+        words = self.setting.tokenizer.words if isinstance(self.setting.tokenizer, Words) else []
+        return words.index("\n", len(SPECIALS)) if "\n" in words[len(SPECIALS) :] else None
+
+    def guide(self, place: Place) -> Guide | None:
+        wishes = [wish for c in self.controls if c.head for wish in self.wishes(c, place)]
+        return Guidance(wishes, self.model.denoiser, place.mask, self.knobs) if wishes else None
+
+    def wishes(self, control: Control, place: Place) -> Iterator[Wish]:
+        """The classifier that knows the control's head, and what is asked of it."""
+        for classifier in self.classifiers:
+            if control.head in classifier.labellings:
+                labelling = classifier.labellings[control.head]
+                rows = torch.tensor([control.wanted(self.setting)] * len(place.mask), device=place.mask.device)
+                labels = on_canvas(labelling, rows, place.mask.shape[1], place.first)
+                yield Wish(classifier, control.head, labels, control.whole)
+                return
+
+    # -- after --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def own_nats(self, rows: list[list[int]]) -> list[float]:
+        """−log p(what is asked | finished text) under the guiding classifiers, for word ids."""
+        device = self.model.denoiser.codec.bias.device
+        lengths = torch.tensor([len(row) for row in rows])
+        ids = torch.full((len(rows), int(lengths.max())), PAD)
+        for k, row in enumerate(rows):
+            ids[k, : len(row)] = torch.tensor(row)
+        canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
+        guide = self.guide(Place(mask, self.setting.first, torch.zeros_like(mask)))
+        assert isinstance(guide, Guidance)
+        t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
+        return guide.nats(self.model.denoiser.codec.encode(canvas), t).tolist()
+
+    def checks(self, words: Sequence[str]) -> list[dict[str, Any]]:
+        found = [(control, control.check(words)) for control in self.controls]
+        return [
+            {
+                "name": control.name,
+                "target": control.target,
+                "satisfied": check.satisfied,
+                "score": None if check.score is None else round(check.score, 4),
+                "checker": check.checker,
+            }
+            for control, check in found
+        ]
+
+
+def only(found: Sequence[Any], name: str) -> Any:
+    if len(found) > 1:
+        raise UsageError(f"{name} can be asked once; put all gaps into one text.")
+    return found[0] if found else None
+
+
+def kept_places(phrase: str, words: Sequence[str]) -> list[int]:
+    """Where the words of a phrase stand in a text, however often."""
+    asked = split_words(phrase.strip())
+    starts = [i for i in range(len(words) - len(asked) + 1) if list(words[i : i + len(asked)]) == asked]
+    if not asked or not starts:
+        raise UsageError(f"keep: {phrase!r} does not stand in the text that is edited.")
+    return [start + k for start in starts for k in range(len(asked))]
+
+
+def check_words(controls: Sequence[Control], setting: Setting, known: Sequence[Sequence[str]]) -> None:
+    """Words that must and must not be there at once."""
+    avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
+    wanted = [("the words that stay", words) for words in known]
+    wanted += [(str(c), split_words(text)) for c in controls if (text := c.verbatim(setting)) is not None]
+    for where, words in wanted:
+        for word in words:
+            if word.lower() in avoided:
+                raise UsageError(f"avoid {word!r} contradicts {where}: the word cannot be there and not there.")

@@ -1,0 +1,150 @@
+"""A small network that reads a noisy state and says what the text will be: its gradient steers.
+
+It is trained at all times of the process, so that it does not know how many steps anybody takes.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.data.labels import NOTHING, Labelling
+from difflm.denoiser import Denoiser
+from difflm.networks import Transformer
+from difflm.processes import at_positions
+
+CHART = 64  # width of the vectors that a span's two ends add up to
+
+
+class Classifier(nn.Module):
+    """One trunk and a head for each labelling; it sees what the denoiser sees of x_t, but for earlier answers."""
+
+    def __init__(
+        self,
+        labellings: Sequence[Labelling],
+        state_dim: int,
+        longest: int,
+        vocabulary: int,
+        hidden: int = 256,
+        layers: int = 4,
+        heads: int = 4,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.labellings = {one.name: one for one in labellings}
+        self.trunk = Transformer(2 * state_dim, hidden, hidden, layers, heads, dropout, positions=longest)
+        nn.init.normal_(self.trunk.head.weight, std=hidden**-0.5)
+        self.heads = nn.ModuleDict()
+        self.word_counts = nn.ParameterDict()  # how often each word bears each tag, [V, labels]; not trained
+        for number, one in enumerate(labellings):  # by number: a name may hold what module names may not
+            size = 2 * hidden if one.kind == "text" else hidden if one.kind == "tags" else CHART
+            self.heads[str(number)] = nn.Linear(size, len(one.values))
+            if one.kind == "tags":
+                self.word_counts[str(number)] = nn.Parameter(torch.zeros(vocabulary, len(one.values)), False)
+            if one.kind == "spans":
+                self.heads[f"{number}-ends"] = nn.Linear(hidden, 2 * CHART)
+
+    def forward(self, denoiser: Denoiser, x: Tensor, t: Tensor, mask: Tensor) -> "Opinion":
+        codec = denoiser.codec
+        state = x / at_positions(denoiser.process.prior_std(t), x)
+        seen = codec.expectation(denoiser.seen(x, t) + codec.bias)
+        return Opinion(self, self.trunk(torch.cat([state, seen], -1), t, mask), mask)
+
+    def counted(self) -> dict[str, Tensor]:
+        """How often each word bears each tag, by labelling."""
+        names = list(self.labellings)
+        return {names[int(number)]: counts for number, counts in self.word_counts.items()}
+
+    def head(self, name: str) -> tuple[int, Labelling]:
+        names = list(self.labellings)
+        return names.index(name), self.labellings[name]
+
+
+class Opinion:
+    """What the classifier thinks of some noisy texts; each head is asked when somebody needs it."""
+
+    def __init__(self, classifier: Classifier, features: Tensor, mask: Tensor) -> None:
+        self.classifier, self.features, self.mask = classifier, features, mask
+
+    @cached_property
+    def pooled(self) -> Tensor:
+        at = self.mask.unsqueeze(-1)
+        mean = (self.features * at).sum(1) / at.sum(1)
+        most = self.features.masked_fill(~at, float("-inf")).amax(1)
+        return torch.cat([mean, most], -1)
+
+    def text(self, name: str) -> Tensor:
+        """log p(label | x_t), [B, labels]."""
+        number, _ = self.classifier.head(name)
+        return F.log_softmax(self.classifier.heads[str(number)](self.pooled).float(), -1)
+
+    def tags(self, name: str) -> Tensor:
+        """The same at every position, [B, L, labels]."""
+        number, _ = self.classifier.head(name)
+        return F.log_softmax(self.classifier.heads[str(number)](self.features).float(), -1)
+
+    def spans(self, name: str) -> Tensor:
+        """The same for every pair of a first and a last position, [B, L, L, labels]."""
+        number, _ = self.classifier.head(name)
+        first, last = self.classifier.heads[f"{number}-ends"](self.features).chunk(2, -1)
+        pair = torch.tanh(first.unsqueeze(2) + last.unsqueeze(1))
+        return F.log_softmax(self.classifier.heads[str(number)](pair).float(), -1)
+
+    def nats(self, name: str, labels: Tensor, whole: bool = True) -> Tensor:
+        """−log p(labels | x_t) of each text, all its places together, [B]; NOTHING asks for nothing. `whole`: pairs of
+        places that no span names shall be no span."""
+        kind = self.classifier.labellings[name].kind
+        if kind == "text":
+            chosen = self.text(name).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            return -chosen * (labels != NOTHING)
+        if kind == "tags":
+            chosen = self.tags(name).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            return -(chosen * (labels != NOTHING)).sum(-1)
+        chart = charted(labels, self.mask)
+        chosen = self.spans(name).gather(-1, chart.unsqueeze(-1)).squeeze(-1)
+        return -(chosen * (pairs(self.mask) if whole else chart != 0)).sum((-1, -2))
+
+
+def on_canvas(labelling: Labelling, labels: Tensor, width: int, first: int) -> Tensor:
+    """Labels of words as labels of canvas positions, where words do not begin at 0."""
+    if labelling.kind == "text" or (first == 0 and labelling.kind == "spans"):
+        return labels
+    if labelling.kind == "tags":
+        out = torch.full((labels.shape[0], width), -1, dtype=labels.dtype, device=labels.device)
+        size = min(labels.shape[1], width - first)
+        out[:, first : first + size] = labels[:, :size]
+        return out
+    shift = torch.tensor([first, first, 0], device=labels.device)
+    return torch.where(labels >= 0, labels + shift, labels)
+
+
+def charted(spans: Tensor, mask: Tensor) -> Tensor:
+    """(first, last, label) triples [B, M, 3] as labels of all pairs [B, L, L]; pairs that are no span have label 0."""
+    batch, length = mask.shape
+    first, last, label = spans.unbind(-1)
+    there = label != NOTHING
+    cell = torch.where(there, first * length + last, length * length)  # filling goes to a cell behind the chart
+    chart = torch.zeros(batch, length * length + 1, dtype=torch.int64, device=mask.device)
+    return chart.scatter(1, cell, label.clamp(min=0))[:, :-1].view(batch, length, length)
+
+
+def pairs(mask: Tensor) -> Tensor:
+    """Pairs first ≤ last of positions that exist, [B, L, L]."""
+    length = mask.shape[1]
+    order = torch.ones(length, length, dtype=torch.bool, device=mask.device).triu()
+    return mask.unsqueeze(1) & mask.unsqueeze(2) & order
+
+
+def signature(denoiser: Denoiser) -> list[float]:
+    """Some numbers that are about equal for models whose states mean the same: out of the word vectors, and how noise
+    grows. Not a digest, since shipped weights are rounded."""
+    table = denoiser.codec.table().detach().float().cpu().flatten()
+    levels = denoiser.process.log_snr(torch.linspace(0.1, 0.9, 5))
+    return [round(v, 3) for v in (*table[:: max(1, len(table) // 60)][:60].tolist(), *levels.tolist())]
+
+
+def belongs(denoiser: Denoiser, wanted: Sequence[float]) -> bool:
+    own = signature(denoiser)
+    return len(own) == len(wanted) and all(abs(a - b) < 0.02 for a, b in zip(own, wanted, strict=True))

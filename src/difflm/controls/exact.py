@@ -1,0 +1,245 @@
+"""Controls that are exact: what they ask is imposed, not hoped for."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from difflm.controls.base import Check, Control, Place, Setting
+from difflm.data.tokenizers import SPECIALS, UNK, Bpe, Words
+from difflm.data.words import split_words
+from difflm.errors import UsageError
+
+if TYPE_CHECKING:
+    from difflm.codecs import Embedding
+    from difflm.samplers import Transform
+
+WORDS = "words of the printed text"
+SPACE = "Ġ"  # as byte pairs write it
+GAP = re.compile(r"(?<!_)___(?!_)(?::(\d+))?")
+
+
+@dataclass(frozen=True)
+class Length(Control):
+    """So many words, signs of punctuation included."""
+
+    words: int
+    name = "length"
+
+    @property
+    def target(self) -> int:
+        return self.words
+
+    def prepare(self, setting: Setting) -> None:
+        if not setting.whole_words:
+            raise UsageError("length: this model writes pieces of words, so that words cannot be counted beforehand.")
+        if not 1 <= self.words <= setting.room:
+            raise UsageError(f"length must lie between 1 and {setting.room} words for this model, not {self.words}.")
+
+    def length(self, setting: Setting) -> int:
+        return self.words
+
+    def check(self, words: Sequence[str]) -> Check:
+        off = abs(len(words) - self.words)
+        return Check(off == 0, max(0.0, 1 - off / self.words), WORDS)
+
+
+@dataclass(frozen=True)
+class Contains(Control):
+    """A word or phrase that must appear; it stands where the model finds it likeliest."""
+
+    phrase: str
+    name = "contains"
+
+    @property
+    def target(self) -> str:
+        return self.phrase
+
+    @cached_property
+    def words(self) -> list[str]:
+        return split_words(self.phrase)
+
+    def prepare(self, setting: Setting) -> None:
+        if not self.words:
+            raise UsageError("contains: give a word, such as --contains Japanese.")
+        ids = self.ids(setting)
+        if UNK in ids:
+            unknown = self.words[ids.index(UNK)]
+            raise UsageError(f"contains: this model does not know the word {unknown!r}.{nearest(unknown, setting)}")
+        if len(ids) > setting.room:
+            raise UsageError(f"contains: {self.phrase!r} is longer than a text of this model ({setting.room} tokens).")
+
+    def ids(self, setting: Setting) -> list[int]:
+        # Byte pairs spell a word inside a text with the space before it.
+        text = self.phrase.strip() if setting.whole_words else f" {self.phrase.strip()}"
+        return setting.tokenizer.encode(text)
+
+    def verbatim(self, setting: Setting) -> str:
+        return self.phrase
+
+    def stands_in(self, words: Sequence[str]) -> bool:
+        return stands_in([w.lower() for w in self.words], [w.lower() for w in words])
+
+    def check(self, words: Sequence[str]) -> Check:
+        there = self.stands_in(words)
+        return Check(there, float(there), WORDS)
+
+
+@dataclass(frozen=True)
+class Avoid(Control):
+    """A word that must not appear, however it is capitalised."""
+
+    word: str
+    name = "avoid"
+
+    @property
+    def target(self) -> str:
+        return self.word
+
+    def prepare(self, setting: Setting) -> None:
+        if len(split_words(self.word.strip())) != 1:
+            raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
+
+    def rule(self, codec: "Embedding", setting: Setting, place: Place) -> "Transform":
+        from difflm.controls.rules import Never
+
+        return Never(codec, tuple(tuple(s) for s in spellings(self.word, setting)))
+
+    def check(self, words: Sequence[str]) -> Check:
+        absent = all(word.lower() != self.word.strip().lower() for word in words)
+        return Check(absent, float(absent), WORDS)
+
+
+@dataclass(frozen=True)
+class Infill(Control):
+    """A text with gaps: `___` of any length, `___:4` of four words. The rest stays as it is."""
+
+    template: str
+    name = "infill"
+
+    @property
+    def target(self) -> str:
+        return self.template
+
+    @cached_property
+    def gaps(self) -> list[int | None]:
+        """The number of words of each gap; None: free."""
+        return [int(n[:9]) if n else None for n in GAP.findall(self.template)]  # more digits are too many words anyway
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """What stands before, between and after the gaps."""
+        return GAP.split(self.template.strip())[::2]
+
+    def prepare(self, setting: Setting) -> None:
+        if not self.gaps:
+            raise UsageError("infill: mark at least one gap with ___ (any length) or ___:4 (four words).")
+        if 0 in self.gaps:
+            raise UsageError("infill: a gap has at least one word; leave out ___:0.")
+        if any(part == "" or part.isspace() for part in self.parts[1:-1]):
+            raise UsageError("infill: two gaps touch; put a word between them or make them one.")
+        if not setting.whole_words and any(self.gaps):
+            raise UsageError("infill: this model writes pieces of words; only gaps of any length (___) can be asked.")
+        if self.least(setting) > setting.room:
+            raise UsageError(
+                f"infill: the text has at least {self.least(setting)} tokens; this model holds {setting.room}."
+            )
+
+    def known(self, setting: Setting) -> list[list[int]]:
+        """Ids of the parts. The space before a gap is the gap's own where tokens have spaces."""
+        texts = self.parts if setting.whole_words else [part.removesuffix(" ") for part in self.parts]
+        return setting.tokenizer.encode_batch(texts)
+
+    def least(self, setting: Setting) -> int:
+        return sum(map(len, self.known(setting))) + sum(gap or 1 for gap in self.gaps)
+
+    def length(self, setting: Setting) -> int | None:
+        return None if None in self.gaps else self.least(setting)
+
+    def laid(
+        self, setting: Setting, words: int, shares: Sequence[float], more: int = 0
+    ) -> tuple[dict[int, int], dict[int, str]]:
+        """Ids of the known places in a text of `words` tokens, and the words that the model has no id for. What is left
+        for the free gaps is cut at `shares`, numbers between 0 and 1, one fewer than such gaps; `more` words go to the
+        widest of them."""
+        cut = composition(words - self.least(setting) - more, self.gaps.count(None), shares)
+        if cut:
+            cut[cut.index(max(cut))] += more
+        sizes = iter(cut)
+        ids: dict[int, int] = {}
+        unknown: dict[int, str] = {}
+        place = 0
+        for part, tokens, gap in zip(self.parts, self.known(setting), [*self.gaps, 0], strict=True):
+            names = split_words(part) if setting.whole_words else []
+            for k, token in enumerate(tokens):
+                ids[place + k] = token
+                if token == UNK:
+                    unknown[place + k] = names[k]
+            place += len(tokens) + (1 + next(sizes) if gap is None else gap)
+        return ids, unknown
+
+    def rule(self, codec: "Embedding", setting: Setting, place: Place) -> "Transform | None":
+        """Byte pairs: a gap behind a space begins with one."""
+        if not isinstance(setting.tokenizer, Bpe):
+            return None
+        from difflm.controls.rules import Apart
+
+        glued = [i for i, piece in enumerate(setting.tokenizer.pieces, len(SPECIALS)) if not piece.startswith(SPACE)]
+        return Apart(codec, tuple(glued), tuple(part.endswith(" ") for part in self.parts[:-1]), place)
+
+    def check(self, words: Sequence[str]) -> Check:
+        kept = matches([split_words(part) for part in self.parts], self.gaps, list(words))
+        return Check(kept, float(kept), WORDS)
+
+
+def composition(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:
+    """`rest` words over the gaps: cut at `gaps` − 1 places, any cut as likely as any other."""
+    cuts = sorted(int(share * (rest + 1)) for share in shares[: max(0, gaps - 1)])
+    edges = [0, *cuts, rest]
+    return [b - a for a, b in pairwise(edges)][:gaps] if gaps else []
+
+
+def matches(parts: list[list[str]], gaps: Sequence[int | None], words: list[str]) -> bool:
+    """Whether `words` are the parts in their order with gaps of the right sizes between them."""
+    if not gaps:
+        return words == parts[0]
+    head = parts[0]
+    if words[: len(head)] != head:
+        return False
+    rest = words[len(head) :]
+    sizes = [gaps[0]] if gaps[0] is not None else range(1, len(rest) + 1)
+    return any(len(rest) >= size and matches(parts[1:], gaps[1:], rest[size:]) for size in sizes)
+
+
+def fits(sizes: Sequence[int], runs: Sequence[int]) -> bool:
+    """Whether phrases of these sizes fit side by side into runs of free places."""
+    if not sizes:
+        return True
+    first, *rest = sorted(sizes, reverse=True)
+    return any(run >= first and fits(rest, [*runs[:i], run - first, *runs[i + 1 :]]) for i, run in enumerate(runs))
+
+
+def stands_in(phrase: Sequence[str], words: Sequence[str]) -> bool:
+    size = len(phrase)
+    return any(list(words[i : i + size]) == list(phrase) for i in range(len(words) - size + 1))
+
+
+def spellings(word: str, setting: Setting) -> list[list[int]]:
+    """The ways in which the model can write a word: all of them, or with byte pairs the usual ones."""
+    word = word.strip()
+    if isinstance(setting.tokenizer, Words):
+        known = enumerate(setting.tokenizer.words)
+        return [[i] for i, other in known if i >= len(SPECIALS) and other.lower() == word.lower()]
+    cases = {word, word.lower(), word.upper(), word.capitalize(), word.title()}
+    return setting.tokenizer.encode_batch(sorted(space + case for case in cases for space in ("", " ")))
+
+
+def nearest(word: str, setting: Setting) -> str:
+    """A hint at words of like spelling."""
+    import difflib
+
+    known = getattr(setting.tokenizer, "words", [])
+    near = difflib.get_close_matches(word, known, n=3) or difflib.get_close_matches(word.capitalize(), known, n=3)
+    return f" Near: {', '.join(near)}." if near else ""

@@ -1,0 +1,145 @@
+"""Controls that a classifier guides towards, and that something else checks."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+from difflm.controls.base import Check, Control, Place, Setting
+from difflm.data.fields import expresses, normalise
+from difflm.data.taggers import TAGS, Tagger, own_tagger, spacy_tagger
+from difflm.data.tokenizers import UNK
+from difflm.errors import UsageError
+
+if TYPE_CHECKING:
+    from difflm.codecs import Embedding
+    from difflm.samplers import Transform
+
+POS = "pos"  # the head that tells parts of speech
+VERBATIM = ("name", "near", "food")  # fields whose values people write as they are
+
+
+@dataclass(frozen=True)
+class Label(Control):
+    """A label of the whole text that a classifier of the user's own knows. Nothing else here can check it."""
+
+    label: str
+    value: str
+    name = "label"
+
+    @property
+    def head(self) -> str:
+        return self.label
+
+    @property
+    def target(self) -> str:
+        return f"{self.head}={self.value}"
+
+    def prepare(self, setting: Setting) -> None:
+        known = known_labels(self.head, setting)
+        if self.value not in known:
+            raise UsageError(f"{self.head}: unknown value {self.value!r}. {listed(self.value, known)}")
+
+    def wanted(self, setting: Setting) -> int:
+        return list(setting.labels[self.head]).index(self.value)
+
+    def check(self, words: Sequence[str]) -> Check:
+        return Check(None, None, "none: no checker but the classifier itself knows this label")
+
+
+@dataclass(frozen=True)
+class Field(Label):
+    """A fact of a restaurant, such as food=Japanese; checked by rules over the words."""
+
+    name = "field"
+
+    def __post_init__(self) -> None:
+        head, value = normalise(self.head, self.value)  # as the corpus writes them
+        object.__setattr__(self, "label", head)
+        object.__setattr__(self, "value", value)
+
+    def verbatim(self, setting: Setting) -> str | None:
+        """Where people write the value itself, it must appear; the classifier sees to what is said around it."""
+        known = UNK not in setting.tokenizer.encode(self.value)
+        return self.value if self.label in VERBATIM and known else None
+
+    def check(self, words: Sequence[str]) -> Check:
+        there = expresses(words, self.head, self.value)
+        return Check(there, float(there), "difflm field rules")
+
+
+@dataclass(frozen=True)
+class Tags(Control):
+    """A Universal part of speech for every word."""
+
+    tags: tuple[str, ...]
+    name = "pos"
+
+    @property
+    def head(self) -> str:
+        return POS
+
+    @property
+    def target(self) -> str:
+        return " ".join(self.tags)
+
+    def prepare(self, setting: Setting) -> None:
+        if not self.tags:
+            raise UsageError('pos: give tags, such as --pos "PROPN AUX DET NOUN PUNCT".')
+        for tag in self.tags:
+            if tag not in TAGS:
+                raise UsageError(f"pos: unknown tag {tag!r}. {listed(tag, TAGS)}")
+        if not setting.whole_words:
+            raise UsageError("pos: this model writes pieces of words; tags need whole words.")
+        if len(self.tags) > setting.room:
+            raise UsageError(f"pos: {len(self.tags)} tags are more words than this model holds ({setting.room}).")
+        known_labels(POS, setting)
+
+    def length(self, setting: Setting) -> int:
+        return len(self.tags)
+
+    def rule(self, codec: "Embedding", setting: Setting, place: Place) -> "Transform | None":
+        from difflm.controls.tilt import Tilt
+
+        counts = setting.word_labels.get(POS)
+        if counts is None:
+            return None
+        return Tilt(codec, counts, self.wanted(setting), place)
+
+    def wanted(self, setting: Setting) -> list[int]:
+        values = list(setting.labels[POS])
+        return [values.index(tag) if tag in values else 0 for tag in self.tags]
+
+    @cached_property
+    def tagger(self) -> Tagger:
+        return checking_tagger()
+
+    def check(self, words: Sequence[str]) -> Check:
+        found = self.tagger.tags([list(words)])[0]
+        same = sum(a == b for a, b in zip(found, self.tags, strict=False))
+        share = same / max(len(found), len(self.tags))
+        return Check(share == 1, share, self.tagger.name)
+
+
+@lru_cache(maxsize=1)
+def checking_tagger() -> Tagger:
+    """spaCy where it is installed, else the bundled one; the check says which."""
+    try:
+        return spacy_tagger()
+    except UsageError:
+        return own_tagger()
+
+
+def known_labels(head: str, setting: Setting) -> list[str]:
+    if head not in setting.labels:
+        known = ", ".join(setting.labels) or "none"
+        raise UsageError(
+            f"no classifier of this model tells {head!r} apart (known: {known}). Give one with --guide DIR."
+        )
+    return [value for value in setting.labels[head] if value != "-"]
+
+
+def listed(wrong: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(wrong, known, n=1) or difflib.get_close_matches(wrong.upper(), known, n=1)
+    return (f"Did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(known)}."

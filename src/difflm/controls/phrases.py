@@ -1,0 +1,111 @@
+"""Words and phrases that must appear: whether they fit, and the one rule that places them together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from difflm.controls.base import Control, Place, Setting
+from difflm.controls.exact import Contains, Infill, fits
+from difflm.data.tokenizers import SPECIALS, Bpe
+from difflm.data.words import split_words
+from difflm.errors import UsageError
+
+if TYPE_CHECKING:
+    from difflm.codecs import Embedding
+    from difflm.samplers import Transform
+
+MOST = 8  # all their orders are weighed at every step, which doubles with each
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """Those that do not stand in known words, nor in each other."""
+
+    asked: tuple[Contains, ...]
+    setting: Setting
+
+    @classmethod
+    def of(cls, controls: Sequence[Control], setting: Setting, known: Sequence[Sequence[str]]) -> "Phrases":
+        found: list[Contains] = []
+        asked = [Contains(text) for c in controls if (text := c.verbatim(setting)) is not None]
+        for control in sorted(asked, key=lambda c: -len(c.words)):
+            if not any(control.stands_in(words) for words in [*known, *(c.words for c in found)]):
+                found.append(control)
+        if len(found) > MOST:
+            raise UsageError(f"contains: at most {MOST} words or phrases can be asked at once, not {len(found)}.")
+        return cls(tuple(found), setting)
+
+    @cached_property
+    def ids(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(control.ids(self.setting)) for control in self.asked)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [len(ids) for ids in self.ids]
+
+    @property
+    def needed(self) -> int:
+        """The fewest tokens of a text that holds them all."""
+        return sum(self.sizes)
+
+    def check_length(self, words: int | None) -> None:
+        room = self.setting.room if words is None else words
+        if self.needed > room:
+            what = "this model holds" if words is None else "the length is"
+            raise UsageError(f"contains: {self.needed} words must appear; {what} {room}.")
+
+    def check_kept(self, kept: Sequence[bool]) -> None:
+        """`kept` places of an edited text are not theirs."""
+        runs = [len(list(run)) for taken, run in groupby(kept) if not taken]
+        if not fits(self.sizes, runs):
+            raise UsageError(f"contains: {self.named} cannot stand between the words that are kept.")
+
+    def more(self, infill: Infill, words: int | None) -> int:
+        """How many words longer than one the widest free gap must be to hold what fits into no other."""
+        left = list(self.sizes)
+        gaps = [gap for gap in infill.gaps if gap is not None]
+        for size in sorted(self.sizes, reverse=True):
+            fitting = [i for i, gap in enumerate(gaps) if gap >= size]
+            if fitting:
+                gaps[fitting[0]] -= size
+                left.remove(size)
+        if None not in infill.gaps and not fits(self.sizes, [gap for gap in infill.gaps if gap is not None]):
+            raise UsageError(f"contains: {self.named} cannot stand in the gaps of {infill.template!r}.")
+        more = max(0, sum(left) - 1) if None in infill.gaps else 0
+        least, room = infill.least(self.setting) + more, self.setting.room if words is None else words
+        if least > room:
+            raise UsageError(
+                f"contains: with {self.named} the infilled text has {least} words; there is room for {room}."
+            )
+        return more
+
+    @property
+    def named(self) -> str:
+        return " and ".join(repr(control.phrase) for control in self.asked)
+
+    def rule(self, codec: "Embedding", place: Place, open_ended: bool) -> "list[Transform]":
+        if not self.asked:
+            return []
+        from difflm.controls.rules import Together
+
+        free = place.mask & ~place.settled
+        free[:, : place.first] = False
+        free[:, place.first + self.setting.room :] = False
+        return [Together(codec, self.ids, free, self.glued, open_ended)]
+
+    @cached_property
+    def glued(self) -> tuple[tuple[int, ...], ...]:
+        """Byte pairs: pieces that would lengthen the last word of each phrase."""
+        if not isinstance(self.setting.tokenizer, Bpe):
+            return ()
+        pieces = self.setting.tokenizer.tokens(range(len(SPECIALS), self.setting.tokenizer.size))
+        return tuple(
+            tuple(
+                i
+                for i, piece in enumerate(pieces, len(SPECIALS))
+                if split_words(control.phrase.strip() + piece)[: len(control.words)] != control.words
+            )
+            for control in self.asked
+        )

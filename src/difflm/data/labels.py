@@ -1,0 +1,123 @@
+"""Labelled texts: a .jsonl file with a text and any number of labels a line.
+
+What a label is shows in the file: a word is a label of the whole text (null: none), a list of words is a tag for every
+token, a list of [first, last, label] are spans, both ends included.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from difflm.data.texts import read_lines
+from difflm.errors import UsageError
+
+Kind = Literal["text", "tags", "spans"]
+NONE = "-"  # no label: a text without one, a pair of places that is no span
+NOTHING = -1  # filling behind the tags and spans of a text
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """What a classifier tells apart under one name."""
+
+    name: str
+    kind: Kind
+    values: tuple[str, ...]  # values[0] is NONE
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "kind": self.kind, "values": list(self.values)}
+
+
+@dataclass(frozen=True)
+class Labels:
+    """One labelling of all texts of a file, in its order."""
+
+    labelling: Labelling
+    rows: list[Any]  # an id; ids; or (first, last, id) triples
+
+    def batch(self, chosen: Sequence[int], width: int) -> NDArray[np.int64]:
+        """Labels of some texts: [B], [B, W] or [B, 2W, 3]."""
+        rows = [self.rows[i] for i in chosen]
+        if self.labelling.kind == "text":
+            return np.array(rows, np.int64)
+        shape = (len(rows), width) if self.labelling.kind == "tags" else (len(rows), 2 * width, 3)
+        out = np.full(shape, NOTHING, np.int64)
+        for row, values in enumerate(rows):
+            if values:
+                out[row, : len(values)] = values
+        return out
+
+
+def read_labels(path: Path, text_column: str) -> list[Labels]:
+    """Every labelling of a file; one whose lines do not agree on what it is, is refused."""
+    columns: dict[str, list[Any]] = {}
+    numbers: list[int] = []
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        row = json.loads(line)  # the texts of the file were read before, so that each line is an object
+        if not str(row.get(text_column, "")).strip():
+            continue
+        for name in (row.keys() | columns.keys()) - {text_column}:
+            columns.setdefault(name, [None] * len(numbers)).append(row.get(name))
+        numbers.append(number)
+    found = [labels_of(name, values, path, numbers) for name, values in sorted(columns.items())]
+    if not found:
+        raise UsageError(f'{path} has no labels beside {text_column!r}. Add one to each line, such as "topic": "food".')
+    return found
+
+
+def labels_of(name: str, values: list[Any], path: Path, numbers: list[int]) -> Labels:
+    kinds = {kind_of(value) for value in values if value not in (None, [])}  # an empty list fits tags and spans
+    if len(kinds) != 1 or None in kinds:
+        odd = next(
+            (n for n, v in zip(numbers, values, strict=True) if v not in (None, []) and kind_of(v) is None), numbers[0]
+        )
+        raise UsageError(
+            f"{name!r} in {path} is not one kind of label (line {odd}). Give a word, a list of words (a tag a token) "
+            "or a list of [first, last, label] in every line."
+        )
+    kind = kinds.pop()
+    names = sorted({label for value in values for label in labels_in(value, kind)})
+    known = {label: i for i, label in enumerate([NONE, *names])}
+    rows = [ids_of(value, kind, known) for value in values]
+    return Labels(Labelling(name, kind, (NONE, *names)), rows)  # type: ignore[arg-type]
+
+
+def kind_of(value: Any) -> Kind | None:
+    if isinstance(value, str) and value:
+        return "text"
+    if isinstance(value, list):
+        if all(isinstance(one, str) for one in value):
+            return "tags"
+        if all(is_span(one) for one in value):
+            return "spans"
+    return None
+
+
+def is_span(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    first, last, label = value
+    return isinstance(first, int) and isinstance(last, int) and isinstance(label, str) and 0 <= first <= last
+
+
+def labels_in(value: Any, kind: Kind | None) -> list[str]:
+    if value is None:
+        return []
+    if kind == "text":
+        return [value]
+    return list(value) if kind == "tags" else [label for _, _, label in value]
+
+
+def ids_of(value: Any, kind: Kind | None, known: dict[str, int]) -> Any:
+    if kind == "text":
+        return known[value] if value is not None else 0
+    if kind == "tags":
+        return [known[tag] for tag in value or []]
+    return [(first, last, known[label]) for first, last, label in value or []]

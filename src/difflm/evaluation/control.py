@@ -1,0 +1,349 @@
+"""`evaluate --task control`: does a text obey what was asked of it, and does it still read like one?
+
+Targets come from real sentences (`difflm.evaluation.targets`); of each the model writes a few texts; checkers that had
+no part in making them look at the printed words. What each figure means is said in `control_records`.
+"""
+
+import hashlib
+import json
+import math
+import random
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from difflm import __version__
+from difflm.controls import Control, Field, Length
+from difflm.controls.guidance import STANDARD, Knobs
+from difflm.controls.learned import POS, checking_tagger
+from difflm.data.e2e import E2EPair
+from difflm.data.fields import verbatim
+from difflm.data.taggers import Tagger, own_tagger
+from difflm.data.words import split_words
+from difflm.errors import UsageError
+from difflm.evaluation.control_records import FIGURES, SENTENCES, ControlReport, ControlRow
+from difflm.evaluation.language import OnProgress, described, device_name, model_name, ratio, score
+from difflm.evaluation.targets import Target
+from difflm.pipeline import Generation, TextDiffusion, check_request
+from difflm.textmetrics import distinct_n, self_bleu
+
+ALIKE = 5  # samples of a target whose self-BLEU is told: people wrote about eight sentences for a meaning
+Z95 = 1.959964
+Words = list[str]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How the texts are asked for."""
+
+    each: int = 5  # samples a target
+    seed: int = 0
+    candidates: int = 1
+    knobs: Knobs = STANDARD
+    settings: Mapping[str, Any] | None = None  # of `Sampling`
+
+    def check(self) -> None:
+        """Refuse nonsense before anything is loaded."""
+        check_request(self.each, self.seed, 1)
+        if not 1 <= self.candidates <= 1000:
+            raise UsageError(f"--candidates must lie between 1 and 1,000, not {self.candidates}.")
+        if not 0 <= self.knobs.size <= 1000:
+            raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.knobs.size}.")
+
+    def texts(self, lm: TextDiffusion, target: Target, number: int) -> list[Generation]:
+        """The samples of one target, with noise of their own."""
+        controls = target.asked.controls()
+        return lm.generate(
+            self.each,
+            zlib.crc32(f"{self.seed} {target.control} {number}".encode()) >> 1,
+            candidates=self.candidates if guided(controls) else 1,  # else there is nothing to choose by
+            controls=controls,
+            knobs=self.knobs,
+            **(self.settings or {}),
+        )
+
+    def warm_up(self, lm: TextDiffusion, target: Target) -> None:
+        """The first call of anything is no measure of the next ones."""
+        replace(self, each=1, candidates=1, settings={**(self.settings or {}), "steps": 2}).texts(lm, target, 0)
+
+    def described(self, lm: TextDiffusion) -> str:
+        said = described(lm.sampling(**(self.settings or {})))
+        return f"{said} guidance={self.knobs.size:g} candidates={self.candidates}"
+
+
+def guided(controls: Sequence[Control]) -> bool:
+    return any(control.head for control in controls)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A target and the texts that were written for it."""
+
+    target: Target
+    texts: list[Generation]
+
+    @property
+    def words(self) -> list[Words]:
+        return [split_words(text.text) for text in self.texts]
+
+
+def evaluate_control(
+    lm: TextDiffusion,
+    name: str,
+    targets: Sequence[Target],
+    judge: TextDiffusion | None,
+    protocol: Protocol,
+    pairs: Sequence[E2EPair] = (),
+    about: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> ControlReport:
+    """Ask `lm` for every target and measure what it writes. `pairs` are those whose sentences of one meaning stand
+    beside the samples of one target; `about` says where the targets come from."""
+    protocol.check()
+    sampling = protocol.described(lm)
+    for target in targets:  # all that is wrong, before the first text is made
+        lm.brief(target.asked.controls())
+    if judge and judge.model.likelihood != "exact":
+        raise UsageError(f"a judge needs an exact likelihood, which {judge.config['method']} has not.")
+    tagger, second = taggers()
+    people = human_self_bleu(pairs, min(protocol.each, ALIKE), protocol.seed)
+    rows: list[ControlRow] = []
+    for control, asked in by_control(targets).items():
+        protocol.warm_up(lm, asked[0])
+        start = time.perf_counter()
+        made = list(written(lm, asked, protocol, partial(on_progress, f"{control}: writing")))
+        seconds = time.perf_counter() - start
+        on_progress(f"{control}: measuring", 0, 1)
+        rows.append(model_row(name, control, made, judge, tagger, second, seconds))
+        rows.append(sentence_row(control, asked, judge, tagger, second, people))
+    shared = {
+        "method": lm.config["method"],
+        "tokenizer": f"{lm.tokenizer.kind}, {lm.tokenizer.size} entries, {lm.tokenizer.fingerprint()}",
+        **(about or {"corpus": "e2e", "split": "valid"}),
+        "target_set": fingerprint(targets),
+        "each": protocol.each,
+        "seed": protocol.seed,
+        "judge": model_name(judge) if judge else None,
+        "sampling": sampling,
+    }
+    return ControlReport(rows, shared, [*notes, *remarks(rows, lm, judge, people, second)])
+
+
+def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:
+    found: dict[str, list[Target]] = {}
+    for target in targets:
+        found.setdefault(target.control, []).append(target)
+    return found
+
+
+def written(
+    lm: TextDiffusion, targets: Sequence[Target], protocol: Protocol, on_progress: Callable[[int, int], None]
+) -> Iterator[Made]:
+    for number, target in enumerate(targets):
+        on_progress(number, len(targets))
+        yield Made(target, protocol.texts(lm, target, number))
+
+
+def fingerprint(targets: Sequence[Target]) -> str:
+    lines = "\n".join(json.dumps(target.to_json(), ensure_ascii=False) for target in targets)
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
+# -- success ----------------------------------------------------------------------------------------------------------
+
+
+def outcomes(target: Target, text: Generation) -> dict[str, float]:
+    """How well one printed text obeys, between 0 and 1."""
+    words = split_words(text.text)
+    found: dict[str, float] = {}
+    for control, check in zip(target.asked.controls(), text.controls, strict=True):
+        if isinstance(control, Length):
+            found["length_exact"] = float(check["satisfied"])
+            found["length_within_2"] = float(abs(len(words) - control.words) <= 2)
+        elif isinstance(control, Field):
+            found["field_rule"] = float(check["satisfied"])
+            found["field_verbatim"] = float(verbatim(words, control.head, control.value))
+        else:
+            found["tags_equal"], found["tags_whole"] = check["score"], float(check["satisfied"])
+    if len(text.controls) > 1:
+        found["all_at_once"] = float(all(check["satisfied"] for check in text.controls))
+    return found
+
+
+def target_means(made: Made) -> dict[str, float]:
+    """Every outcome, meant over the samples of a target."""
+    each = [outcomes(made.target, text) for text in made.texts]
+    return {figure: float(np.mean([found[figure] for found in each])) for figure in each[0]}
+
+
+def wilson(share: float, trials: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson, 1927)."""
+    z2 = Z95**2 / trials
+    centre, half = share + z2 / 2, Z95 * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials))
+    return max(0.0, (centre - half) / (1 + z2)), min(1.0, (centre + half) / (1 + z2))
+
+
+def interval(figure: str, values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean of one value a target."""
+    mean = float(np.mean(values))
+    if not FIGURES[figure].graded or len(set(values)) == 1:
+        return wilson(mean, len(values))
+    half = Z95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return max(0.0, mean - half), min(1.0, mean + half)
+
+
+# -- a second tagger --------------------------------------------------------------------------------------------------
+
+
+def taggers() -> tuple[Tagger, Tagger | None]:
+    """The tagger that checks, and the bundled one beside it where that is another."""
+    first, own = checking_tagger(), own_tagger()
+    return first, None if first.name == own.name else own
+
+
+def equal_tags(found: Sequence[str], wanted: Sequence[str]) -> float:
+    same = sum(a == b for a, b in zip(found, wanted, strict=False))
+    return same / max(len(found), len(wanted), 1)
+
+
+def second_opinions(made: Sequence[Made], second: Tagger) -> list[float]:
+    """For each target with a sentence: the mean share of equal tags, target and texts tagged by this tagger."""
+    known = [one for one in made if one.target.sentence]
+    wanted = second.tags([split_words(str(one.target.sentence)) for one in known])
+    found = [second.tags(one.words) for one in known]
+    return [float(np.mean([equal_tags(f, w) for f in many])) for many, w in zip(found, wanted, strict=True)]
+
+
+def agreement(texts: Sequence[Words], first: Tagger, second: Tagger) -> float | None:
+    pairs = zip(first.tags(texts), second.tags(texts), strict=True)
+    same = [a == b for one, other in pairs for a, b in zip(one, other, strict=True)]
+    return float(np.mean(same)) if same else None
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def model_row(
+    name: str,
+    control: str,
+    made: Sequence[Made],
+    judge: TextDiffusion | None,
+    tagger: Tagger,
+    second: Tagger | None,
+    seconds: float,
+) -> ControlRow:
+    means = [target_means(one) for one in made]
+    values = {figure: [found[figure] for found in means] for figure in means[0]}
+    texts = [text for one in made for text in one.texts]
+    row = empty_row(name, control, len(made), len(texts), checkers_of(control, tagger, second))
+    if POS in control.split("+") and second:
+        row.figures["tagger_agreement"] = agreement([w for one in made for w in one.words], tagger, second)
+        if opinions := second_opinions(made, second):
+            values["tags_equal_second"] = opinions
+    for figure, found in values.items():
+        row.figures[figure], row.intervals[figure] = float(np.mean(found)), interval(figure, found)
+    judged(row, [[text.text for text in one.texts] for one in made], judge)
+    some = [one.words[:ALIKE] for one in made]
+    row.figures["self_bleu"] = float(np.mean([self_bleu(words) for words in some])) if len(some[0]) > 1 else None
+    row.figures["distinct_4"] = distinct_n([words[0] for words in some], 4)
+    row.figures["denoiser_calls"] = sum(text.denoiser_calls for text in texts) / len(texts)
+    row.figures["seconds"] = seconds
+    row.texts["self_bleu"], row.texts["distinct_4"] = sum(map(len, some)), len(made)
+    return row
+
+
+def sentence_row(
+    control: str,
+    targets: Sequence[Target],
+    judge: TextDiffusion | None,
+    tagger: Tagger,
+    second: Tagger | None,
+    people: tuple[float, int] | None,
+) -> ControlRow:
+    """Real text beside the model's: the sentences that the targets were drawn from, which obey them."""
+    sentences = [target.sentence for target in targets if target.sentence]
+    row = empty_row(SENTENCES, control, len(targets), len(sentences), checkers_of(control, tagger, second))
+    if people:
+        row.figures["self_bleu"], row.texts["self_bleu"] = people
+    if sentences:
+        words = [split_words(sentence) for sentence in sentences]
+        if POS in control.split("+") and second:
+            row.figures["tagger_agreement"] = agreement(words, tagger, second)
+        judged(row, [[sentence] for sentence in sentences], judge)
+        row.figures["distinct_4"] = distinct_n(words, 4)
+    return row
+
+
+def empty_row(name: str, control: str, targets: int, texts: int, checkers: list[str]) -> ControlRow:
+    return ControlRow(name, control, targets, dict.fromkeys(FIGURES, texts), {}, checkers=checkers)
+
+
+def checkers_of(control: str, tagger: Tagger, second: Tagger | None) -> list[str]:
+    """With their versions: figures of different checkers do not compare."""
+    names = {
+        "length": [f"difflm words {__version__}"],
+        "field": [f"difflm field rules {__version__}"],
+        POS: [tagger.name, *([f"second: {second.name}"] if second else [])],
+    }
+    return [checker for part in control.split("+") for checker in names[part]]
+
+
+def judged(row: ControlRow, groups: Sequence[Sequence[str]], judge: TextDiffusion | None) -> None:
+    """Nats/token of all texts, as the judge reads their print; the error is over groups, which are targets."""
+    if judge is None:
+        return
+    rows = [judge.tokenizer.encode_batch(list(texts)) for texts in groups]
+    kept = [[ids for ids in ids_of if 0 < len(ids) <= judge.model.room] for ids_of in rows]
+    kept = [ids_of for ids_of in kept if ids_of]
+    row.texts["judge_nats_per_token"] = sum(map(len, kept))
+    if not kept:
+        return
+    nats = iter(score(judge, [ids for ids_of in kept for ids in ids_of], 0, 1, lambda done, total: None).tolist())
+    sums = np.array([sum(next(nats) for _ in ids_of) for ids_of in kept])
+    tokens = np.array([sum(len(ids) + 1.0 for ids in ids_of) for ids_of in kept])
+    row.figures["judge_nats_per_token"], error = ratio(sums, tokens)
+    if error is not None:
+        row.errors["judge_nats_per_token"] = error
+
+
+def human_self_bleu(pairs: Sequence[E2EPair], count: int, seed: int) -> tuple[float, int] | None:
+    """How alike `count` sentences are that people wrote for one meaning, as a mean over meanings that have as many; and
+    the number of these sentences."""
+    meanings: dict[str, list[str]] = {}
+    for pair in pairs:
+        meanings.setdefault(json.dumps(pair.fields, sort_keys=True), []).append(pair.text)
+    draw = random.Random(seed)
+    groups = [draw.sample(texts, count) for texts in meanings.values() if len(texts) >= count > 1]
+    if not groups:
+        return None
+    return float(np.mean([self_bleu([split_words(text) for text in texts]) for texts in groups])), count * len(groups)
+
+
+def remarks(
+    rows: Sequence[ControlRow],
+    lm: TextDiffusion,
+    judge: TextDiffusion | None,
+    people: tuple[float, int] | None,
+    second: Tagger | None,
+) -> list[str]:
+    """What a reader of the table must know."""
+    said = [f"seconds: on {device_name(lm.device)}"]
+    if judge is None:
+        said.append("no judge: no judge figures")
+    for row in rows:
+        short = row.name != SENTENCES and row.texts["seconds"] - row.texts["judge_nats_per_token"]
+        if judge is not None and short:
+            said.append(f"{row.control}: {short} texts are empty or too long for the judge, and not judged")
+    if people is None:
+        said.append("no sentences of one meaning to compare self-BLEU with")
+    if second is None and any(POS in row.control.split("+") for row in rows):
+        said.append("spaCy is not installed: tags are told by the bundled tagger alone")
+    if not all(row.texts["judge_nats_per_token"] for row in rows if row.name == SENTENCES):
+        said.append("some targets come without a sentence")
+    return said

@@ -1,0 +1,15 @@
+"""A classifier of noisy texts that guides a frozen model (Dhariwal & Nichol, 2021; for text Li et al., 2022)."""
+
+from difflm.methods.base import Method
+
+
+class GuidingClassifier(Method):
+    name, paper, family = "classifier", "Li et al. 2022", "gaussian"
+    kind = "classifier"
+    bound = False
+
+    guides: str = "e2e"
+    hidden: int = 256
+    layers: int = 4
+    heads: int = 4
+    dropout: float = 0.1

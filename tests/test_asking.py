@@ -1,0 +1,225 @@
+"""A request as people write it: what the command and a line of --input make of it, and what they refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import tiny_runs
+
+from difflm.asking import Request, read_requests
+from difflm.cli import main
+from difflm.controls import Avoid, Contains, Infill, Length
+from difflm.controls.brief import Edit
+from difflm.errors import DifflmError, UsageError
+
+assert tiny_runs  # a fixture
+
+TEXT = "The old pub near the river serves French food."
+
+
+@pytest.fixture
+def say(capsys):
+    """Run `generate` in JSON and give its objects."""
+
+    def run(model: Path, *argv: object) -> list[dict]:
+        capsys.readouterr()
+        assert main(["generate", str(model), "--steps", "3", "--json", *map(str, argv)]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+@pytest.fixture
+def refuse(capsys, tiny_runs, monkeypatch):
+    """Run `generate`, expect exit code 2 and one clear line, with nothing printed and nothing sampled."""
+
+    def run(said: str, *argv: object, model: str = "difflm") -> None:
+        def sampled(*_, **__):
+            raise AssertionError("something was sampled")
+
+        capsys.readouterr()
+        with monkeypatch.context() as context:
+            context.setattr("difflm.pipeline.frames", sampled)
+            code = main(["generate", str(tiny_runs[model]), *map(str, argv)])
+        out, err = capsys.readouterr()
+        assert (code, out) == (2, ""), err
+        assert err.startswith("difflm: ") and len(err.splitlines()) <= 2 and said in err, err
+
+    return run
+
+
+# -- from words to controls -------------------------------------------------------------------------------------------
+
+
+def test_a_request_becomes_controls():
+    request = Request(length=9, contains=["a b", "c"], avoid=["d"], infill="___ e")
+    assert request.controls() == [Infill("___ e"), Length(9), Contains("a b"), Contains("c"), Avoid("d")]
+    assert request.edited() is None
+    assert Request(edit="a b", keep=["a"]).edited() == Edit("a b", 0.5, ("a",))
+    assert Request(edit="a b", strength=0.25).edited() == Edit("a b", 0.25)
+    assert Request(length=0).controls() == [Length(0)]  # asked, and to be refused by the model
+
+
+def test_lines_become_requests(tmp_path):
+    path = tmp_path / "many.jsonl"
+    path.write_text('\ufeff{"length": 5, "n": 2}\r\n\n{"infill": "One\u2028two ___", "contains": ["x"]}\n')
+    first, second = read_requests(path)
+    assert first == Request(length=5, n=2) and first.model_fields_set == {"length", "n"}
+    assert second == Request(infill="One\u2028two ___", contains=["x"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"length": 5', "line 2 is not JSON"),
+        ("[5]", "line 2 is not a JSON object"),
+        ('{"lenght": 5}', "line 2: unknown key 'lenght'. Did you mean 'length'?"),
+        ('{"length": "five"}', "line 2: length"),
+        ('{"contains": "pub"}', "line 2: contains: input should be a valid list."),
+        ('{"length": ' + "9" * 5000 + "}", "line 2"),
+        ("[" * 100_000, "line 2 is not JSON"),
+    ],
+)
+def test_a_bad_line_is_told_by_its_number(tmp_path, line, said):
+    path = tmp_path / "many.jsonl"
+    path.write_text('{"length": 5}\n' + line + "\n")
+    with pytest.raises(UsageError) as told:
+        read_requests(path)
+    assert said in str(told.value) and str(path) in str(told.value) and len(str(told.value)) < 400
+
+
+def test_a_file_without_requests(tmp_path):
+    with pytest.raises(UsageError, match="does not exist"):
+        read_requests(tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n \n")
+    with pytest.raises(UsageError, match="holds no request"):
+        read_requests(tmp_path / "empty.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes('{"infill": "Café ___"}'.encode("latin-1"))
+    with pytest.raises(DifflmError, match="not UTF-8"):
+        read_requests(tmp_path / "latin.jsonl")
+    with pytest.raises(DifflmError, match="cannot read"):
+        read_requests(tmp_path)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["difflm", "diffusion-lm"])
+def test_controls_from_the_command(say, tiny_runs, method):
+    argv = ["--length", 12, "--contains", "coffee shop", "--contains", "£30", "--avoid", "the", "--avoid", "wine"]
+    objects = say(tiny_runs[method], "-n", 5, *argv)
+    for o in objects:
+        assert len(o["tokens"]) == 12 and "coffee shop" in o["text"] and "£30" in o["text"]
+        assert not {"the", "wine"} & {word.lower() for word in o["tokens"]}
+        assert [c["name"] for c in o["controls"]] == ["length", "contains", "contains", "avoid", "avoid"]
+        assert all(list(c) == ["name", "target", "satisfied", "score", "checker"] for c in o["controls"])
+        assert all(c["satisfied"] is True for c in o["controls"])
+    (first,) = say(tiny_runs[method], *argv)
+    assert first["text"] == objects[0]["text"]
+
+
+@pytest.mark.parametrize("method", ["difflm", "diffusion-lm"])
+def test_gaps_and_edits_from_the_command(say, tiny_runs, method):
+    for o in say(tiny_runs[method], "-n", 3, "--infill", "Zoë's ___:2 near ___."):
+        assert o["tokens"][:2] == ["Zoë", "'s"] and o["tokens"][4] == "near" and o["text"].endswith(".")
+    for o in say(tiny_runs[method], "-n", 3, "--edit", TEXT, "--keep", "French food", "--strength", "0.7"):
+        assert o["tokens"][7:9] == ["French", "food"] and len(o["tokens"]) == 10
+
+
+def test_many_requests_at_once(say, tiny_runs, tmp_path):
+    path = tmp_path / "many.jsonl"
+    path.write_text('{"length": 4, "n": 3}\n{"infill": "A ___:2 pub", "seed": 7}\n{"length": 6, "steps": 2}\n')
+    objects = say(tiny_runs["difflm"], "-n", 2, "--seed", 1, "--input", path)
+    assert [(o["request"], len(o["tokens"]), o["seed"], o["steps"]) for o in objects] == [
+        *[(0, 4, 1, 3)] * 3,
+        *[(1, 4, 7, 3)] * 2,
+        *[(2, 6, 1, 2)] * 2,
+    ]
+    alone = say(tiny_runs["difflm"], "--seed", 7, "--infill", "A ___:2 pub")
+    assert alone[0]["text"] == objects[3]["text"] and "request" not in alone[0]
+
+
+def test_one_line_of_input_is_numbered_too(say, tiny_runs, tmp_path):
+    (tmp_path / "one.jsonl").write_text('{"length": 4}\n')
+    assert [o["request"] for o in say(tiny_runs["difflm"], "--input", tmp_path / "one.jsonl")] == [0]
+
+
+def test_a_player_and_the_arithmetic(say, tiny_runs, tmp_path):
+    page = tmp_path / "player.html"
+    (o,) = say(tiny_runs["difflm"], "--infill", "The ___:2 pub", "--html", page, "--dtype", "bfloat16")
+    assert o["tokens"][0] == "The" and o["tokens"][3:] == ["pub"]
+    assert page.read_text().lower().startswith("<!doctype html>")
+
+
+def test_watching_prints_the_text(capsys, tiny_runs):
+    argv = ["generate", str(tiny_runs["difflm"]), "--steps", "3", "--length", "5"]
+    assert main(argv) == 0
+    plain = capsys.readouterr().out
+    assert main([*argv, "--show"]) == 0
+    assert plain.strip() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--length", "0"], "between 1 and 24"),
+        (["--length", "25"], "between 1 and 24"),
+        (["--length", "3", "--infill", "The ___:4 pub"], "infill asks for 6 words, length for 3"),
+        (["--length", "2", "--contains", "coffee shop", "--contains", "wine"], "3 words must appear"),
+        (["--contains", "wine", "--avoid", "Wine"], "contradicts"),
+        (["--contains", "frendly"], "Near: friendly"),
+        (["--contains", ""], "give a word"),
+        (["--avoid", "two words"], "one word"),
+        (["--infill", "The pub."], "mark at least one gap"),
+        (["--infill", "The ___ ___ pub."], "two gaps touch"),
+        (["--infill", "The ___:0 pub."], "at least one word"),
+        (["--infill", "The ___ pub.", "--edit", TEXT], "exclude each other"),
+        (["--edit", TEXT, "--keep", "zebra"], "does not stand in the text"),
+        (["--edit", TEXT, "--strength", "0"], "above 0 and up to 1"),
+        (["--edit", TEXT, "--strength", "2"], "above 0 and up to 1"),
+        (["--edit", ""], "the text is empty"),
+        (["--keep", "pub"], "belong to --edit"),
+        (["--strength", "0"], "belong to --edit"),
+        (["--show", "--json"], "choose one"),
+        (["--show", "--length", "0"], "between 1 and 24"),
+        (["--html", "never.html", "--length", "0"], "between 1 and 24"),
+        (["--dtype", "float16", "--device", "cpu"], "not torch.float16"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is(refuse, tmp_path, monkeypatch, argv, said):
+    monkeypatch.chdir(tmp_path)
+    refuse(said, *argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_twin_takes_no_controls(refuse, tmp_path):
+    refuse("controls are for diffusion models", "--length", "5", model="autoregressive")
+    (tmp_path / "steps.jsonl").write_text('{"n": 1}\n{"steps": 5}\n')
+    refuse("--steps is for diffusion models", "--input", tmp_path / "steps.jsonl", model="autoregressive")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--length", "0"], ["--length", "5"], ["--contains", "a"], ["--strength", "0"], ["--keep", "a"], ["--show"]],
+)
+def test_a_request_beside_many_is_refused(refuse, tmp_path, argv):
+    (tmp_path / "many.jsonl").write_text('{"length": 5}\n')
+    refuse(f"{argv[0]} stands in the lines of --input", "--input", tmp_path / "many.jsonl", *argv)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"length": 0}', "request 1: length must lie"),
+        ('{"n": 0}', "request 1: -n must lie"),
+        ('{"seed": -1}', "request 1: --seed must lie"),
+        ('{"steps": 0}', "request 1: --steps must lie"),
+        ('{"strength": 0.5}', "request 1: --keep and --strength belong"),
+        ('{"edit": "a pub", "strength": NaN}', "request 1: --strength must lie"),
+        ('{"nn": 0}', "line 2: unknown key"),
+    ],
+)
+def test_a_wrong_request_among_many_stops_them_all(refuse, tmp_path, line, said):
+    """The first line is right, and yet nothing is made of it."""
+    (tmp_path / "many.jsonl").write_text('{"length": 5}\n' + line + "\n")
+    refuse(said, "--input", tmp_path / "many.jsonl")

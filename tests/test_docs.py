@@ -1,0 +1,432 @@
+"""README and docs tell the truth: every command in them runs, every Python block works, every link leads somewhere.
+
+A command runs in a folder that holds what the pages speak of (`FILES`, `RUNS`, and a small E2E in `DIR` and `data`),
+with smaller numbers than written: few steps, few texts, tiny networks. Texts are made as written in `make test-slow`.
+What is only parsed stands in `PARSED_ONLY` with its reason; nothing else is left out. Where a page shows a complaint
+(`difflm: …`) below a command, that is what the command must say.
+"""
+
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from tiny import write_grammar
+
+from difflm.cli import app, main
+from difflm.pipeline import TextDiffusion
+from difflm.run import bundled_runs
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+IMAGES = ROOT / "docs" / "images"
+
+PARSED_ONLY = {
+    "difflm data fetch": "needs the internet; tests/test_fetch.py fetches from a server of its own",
+    "difflm bench": "measures for half a minute; tests/test_speed.py runs its parts",
+    "make": "installs, or runs this suite; `make -n` says whether the target exists",
+    "pip": "would install into this environment, from the internet",
+}
+EXTRAS = {"plot": "matplotlib"}  # what a verb needs beyond the core; without it its commands are only parsed
+
+FILES = {
+    "requests.jsonl": '{"length": 8}\n{"infill": "The ___ pub ___", "n": 2}\n{"contains": ["Japanese"], "seed": 3}\n',
+    "texts.csv": "id,said\n1,The Mill is a cheap pub near the river.\n",
+}
+RUNS = {  # every run that a page asks something of, and what trained it
+    "my-run": "own-text data=my.txt",
+    "run": "own-text data=my.txt",
+    "my-twin": "own-text-autoregressive data=my.txt",
+    "runs/e2e": "e2e",
+    "runs/diffusion-lm": "e2e-diffusion-lm",
+    "runs/twin": "e2e-autoregressive",
+}
+TINY = "steps=2 batch_size=8 warmup=0 widths=[] sample_every=0 model.hidden=16 model.layers=1 model.heads=2"
+FEW = "--samples 4 --score-texts 4 --draws 1"
+MOST_STEPS, MOST_TEXTS = 2, 4
+
+
+# -- reading the pages ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command or a block of Python, and where it stands."""
+
+    page: str
+    line: int
+    text: str
+    complaint: str = ""  # what it says on stderr, where it is shown to fail
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def argv(self) -> list[str]:
+        """Without prompt, comment and pipe; `[…]` of a synopsis may be left out, so it is, and RUN is a run."""
+        text = re.split(r" \| | > ", self.text.removeprefix("$ "))[0]
+        words = shlex.split(re.sub(r" \[[A-Z][^\]]*\]", "", text), comments=True)
+        return ["run" if word == "RUN" else word for word in words]
+
+
+def blocks(text: str) -> Iterator[tuple[int, str, str]]:
+    """(first line, language, content) of every fenced block."""
+    for found in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```$", text, re.DOTALL | re.MULTILINE):
+        yield text[: found.start()].count("\n") + 2, found[2], found[3]
+
+
+def commands_in(page: str, text: str) -> list[Shown]:
+    """Lines of fenced blocks that begin with `difflm`, `make` or `pip`, those that end in a backslash joined."""
+    found = []
+    for start, language, content in blocks(text):
+        if language in ("", "sh", "bash", "console"):
+            lines = re.sub(r"\\\n", lambda _: "\0", content).split("\n")
+            number = start
+            for line, following in zip(lines, [*lines[1:], ""], strict=True):
+                if re.match(r"(\$ )?(difflm|make|pip) ", line):
+                    complaint = following if following.startswith("difflm: ") else ""
+                    found.append(Shown(page, number, line.replace("\0", ""), complaint))
+                number += 1 + line.count("\0")
+    return found
+
+
+def shown(language: str = "") -> list[Shown]:
+    """All commands, or all blocks of a language."""
+    found = []
+    for path in PAGES:
+        page, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        if language:
+            found += [Shown(page, start, content) for start, kind, content in blocks(text) if kind == language]
+        else:
+            found += commands_in(page, text)
+    return found
+
+
+PART = "# src/"  # the first line of a block that shows a part of a file
+COMMANDS, PYTHON, YAML = shown(), shown("python"), shown("yaml")
+
+
+def why_parsed(command: Shown) -> str | None:
+    """The reason why a command is only parsed, if there is one."""
+    argv = command.argv
+    for start, reason in PARSED_ONLY.items():
+        if argv[: len(start.split())] == start.split():
+            return reason
+    extra = EXTRAS.get(argv[1])
+    return f"{extra} is not installed" if extra and importlib.util.find_spec(extra) is None else None
+
+
+def parse(argv: list[str]) -> None:
+    """Raise what the command would say to unknown verbs, unknown options and values of the wrong kind."""
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("difflm", list(argv), resilient_parsing=False)
+    while hasattr(command, "resolve_command"):
+        rest = [*context._protected_args, *context.args]
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+
+
+def parsed(command: Shown) -> None:
+    argv = command.argv
+    if argv[0] == "make":
+        if shutil.which("make"):
+            done = subprocess.run(["make", "-n", *argv[1:]], cwd=ROOT, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+    elif argv[0] == "pip":
+        assert argv[1] == "install"
+    else:
+        parse(argv[1:])
+
+
+# -- a folder with everything the pages speak of ----------------------------------------------------------------------
+
+
+def write_e2e(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for split, n in (("train", 24), ("valid", 8)):
+        lines = [f"name : The Mill | food : French||{text[:-1]} . " for text in write_grammar(folder / "texts", n)]
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "texts").unlink()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared once; every command gets a copy."""
+    home = tmp_path_factory.mktemp("docs")
+    for name in ("my.txt", "grammar.txt"):
+        write_grammar(home / name, 24)
+    for name, content in FILES.items():
+        (home / name).write_text(content, encoding="utf-8")
+    write_e2e(home / "DIR" / "e2e")
+    shutil.copytree(home / "DIR", home / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setattr("difflm.training.loop.VALIDATION_DRAWS", 8)
+        made: dict[str, str] = {}
+        for name, recipe in RUNS.items():
+            if recipe in made:
+                shutil.copytree(made[recipe], name)
+            else:
+                argv = ["train", *recipe.split(), *TINY.split(), "more_than=0", "--data", "DIR", "--out", name]
+                assert main([*argv, "--device", "cpu"]) == 0
+                made[recipe] = name
+    return home
+
+
+@pytest.fixture
+def there(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "there"
+    shutil.copytree(home, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DIFFLM_DATA", str(folder / "DIR"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundled() -> dict[tuple[Any, ...], TextDiffusion]:
+    return {}
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch, bundled: dict[tuple[Any, ...], TextDiffusion]) -> None:
+    """Few denoising steps, few draws for a bound, and a bundled model is loaded once."""
+    load, sampling = TextDiffusion.from_pretrained.__func__, TextDiffusion.sampling  # type: ignore[attr-defined]
+
+    def cached(cls: type[TextDiffusion], name: Any, *args: Any, **kwargs: Any) -> TextDiffusion:
+        if name not in bundled_runs():
+            return load(cls, name, *args, **kwargs)
+        key = (name, *map(str, (*args, *kwargs.values())))
+        if key not in bundled:
+            bundled[key] = load(cls, name, *args, **kwargs)
+        return bundled[key]
+
+    def short(self: TextDiffusion, **changes: Any) -> Any:
+        asked = sampling(self, **changes)
+        return replace(asked, steps=min(asked.steps, MOST_STEPS))
+
+    monkeypatch.setattr("difflm.training.loop.VALIDATION_DRAWS", 8)
+    monkeypatch.setattr(TextDiffusion, "from_pretrained", classmethod(cached))
+    monkeypatch.setattr(TextDiffusion, "sampling", short)
+
+
+def smaller(argv: list[str]) -> list[str]:
+    """The same command on a CPU, with few texts, a tiny network or a quick map; what was written was parsed before."""
+    verb = argv[0]
+    argv = ["cpu" if word.startswith("cuda") else word for word in argv]
+    if verb == "train" and "--dry-run" not in argv:
+        return [*argv, *TINY.split(), "more_than=0"]
+    if verb in ("evaluate", "compare"):
+        return [*argv, *FEW.split()]
+    if verb == "score":
+        return [*argv, "--draws", "1"]
+    if argv[:2] == ["plot", "embeddings"]:
+        return [*argv, "--method", "pca"]
+    for k, word in enumerate(argv[:-1]):
+        if word == "-n":
+            argv[k + 1] = str(min(int(argv[k + 1]), MOST_TEXTS))
+    return argv
+
+
+def perform(argv: list[str]) -> None:
+    """Run a command where its `--out` is free, or, to resume, where it was run before."""
+    if argv[0] == "train" and "--out" in argv:
+        shutil.rmtree(argv[argv.index("--out") + 1], ignore_errors=True)
+        if "--resume" in argv:
+            assert main([word for word in argv if word != "--resume"]) == 0
+    assert main(argv) == 0
+
+
+# -- what must hold ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_command_of_the_docs_runs(command: Shown, request: pytest.FixtureRequest, capsys: Any) -> None:
+    if command.complaint:
+        request.getfixturevalue("there")
+        assert main(command.argv[1:]) != 0
+        assert command.complaint in capsys.readouterr().err
+        return
+    parsed(command)
+    if why_parsed(command) is None:
+        request.getfixturevalue("brief")
+        request.getfixturevalue("there")
+        perform(smaller(command.argv[1:]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c.argv[:2] == ["difflm", "generate"] and not c.complaint], ids=str
+)
+def test_a_command_of_the_docs_runs_as_written(command: Shown, there: Path) -> None:
+    perform(command.argv[1:])
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON if not b.text.startswith(PART)], ids=str)
+def test_a_python_block_runs(block: Shown, brief: None, there: Path) -> None:
+    exec(compile(block.text, str(block), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.slow
+def test_own_text_from_an_empty_folder_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The page's own 2,000 lines, its training and its samples: most are sentences that could stand among them."""
+    monkeypatch.chdir(tmp_path)
+    page = "docs/own-text.md"
+    exec(next(block.text for block in PYTHON if block.page == page), {})
+    sentence = re.compile(r"\w+ over [\w ]+ on \w+day \w+: take \w+ \w+ and [\w ]+ with you\.")
+    assert all(sentence.fullmatch(line) for line in Path("my.txt").read_text(encoding="utf-8").splitlines())
+    train, generate, *_ = (c for c in COMMANDS if c.page == page and c.argv[1] in ("train", "generate"))
+    assert main(train.argv[1:]) == 0
+    assert main(generate.argv[1:]) == 0
+    capsys.readouterr()
+    assert main(["generate", "my-run", "-n", "60"]) == 0
+    written = capsys.readouterr().out.splitlines()
+    assert sum(bool(sentence.fullmatch(text)) for text in written) > 30  # 78 % were measured
+
+
+@pytest.mark.parametrize("block", [b for b in (*PYTHON, *YAML) if b.text.startswith(PART)], ids=str)
+def test_code_that_names_its_file_is_a_part_of_it(block: Shown) -> None:
+    name, code = block.text.split("\n", 1)
+    assert code.strip("\n") in (ROOT / name.removeprefix("# ")).read_text(encoding="utf-8")
+
+
+def named_in(text: str) -> list[tuple[str, str]]:
+    """Every "`name` in [file](path)": what is said to stand in a file, and the path."""
+    return [(name, path) for name, path in re.findall(r"`([\w.]+)` in\s+\[[^\]]+\]\(([^)#\s]+)\)", text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_stand_in_the_files_that_pages_say(page: Path) -> None:
+    for name, path in named_in(page.read_text(encoding="utf-8")):
+        code = (page.parent / path).read_text(encoding="utf-8")
+        for part in name.split("."):
+            assert re.search(rf"(def|class) {part}\b|^{part}\b.* = ", code, re.MULTILINE), f"{name} is not in {path}"
+
+
+def links_in(text: str) -> list[str]:
+    """Targets of links and images outside code, without those that leave the repository."""
+    text = re.sub(r"^( *)```.*?^\1```$|`[^`\n]*`", "", text, flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"\]\(([^)\s]+)(?: \"[^\"]*\")?\)|<img [^>]*src=\"([^\"]+)\"", text)
+    targets = [(a or b).partition("#")[0] for a, b in found]
+    return [target for target in targets if target and not re.match(r"[a-z]+:", target)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = [t for t in links_in(page.read_text(encoding="utf-8")) if not (page.parent / t).exists()]
+    assert not missing
+
+
+def test_every_page_and_every_picture_is_linked() -> None:
+    linked = {(p.parent / t).resolve() for p in PAGES for t in links_in(p.read_text(encoding="utf-8"))}
+    pictures = [path for path in IMAGES.rglob("*") if path.is_file()]
+    assert pictures and [str(path) for path in (*pictures, *PAGES[1:]) if path not in linked] == []
+
+
+def verbs() -> dict[str, Any]:
+    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def options(command: Any) -> Iterator[str]:
+    for inner in getattr(command, "commands", {}).values():
+        yield from options(inner)
+    for parameter in command.params:
+        yield from (name for name in parameter.opts if name.startswith("--") and not getattr(parameter, "hidden", 0))
+
+
+def test_every_verb_has_a_page_and_every_option_is_told() -> None:
+    said = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for name, command in verbs().items():
+        assert (ROOT / "docs" / "verbs" / f"{name}.md").is_file(), name
+        untold = [option for option in options(command) if not re.search(rf"{option}(?![\w-])", said)]
+        assert not untold, f"difflm {name}: {untold}"
+
+
+def test_help_of_every_verb_leaves_torch_and_matplotlib_out() -> None:
+    asked = [
+        [],
+        *([name] for name in verbs()),
+        *([n, m] for n, c in verbs().items() for m in getattr(c, "commands", ())),
+    ]
+    code = (
+        "import sys; from difflm.cli import main; "
+        f"codes = [main([*argv, '--help']) for argv in {asked!r}] + [main(['methods']), main(['data', 'list'])]; "
+        "sys.exit(any(codes) or bool({'torch', 'matplotlib', 'fastapi', 'spacy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# -- the checks see what they forbid ----------------------------------------------------------------------------------
+
+PAGE = """
+```
+difflm generate -n 4 --no-such-option    # a comment
+difflm train own-text data=my.txt \\
+  --out run
+$ difflm methods --json | head -1
+make no-such-target
+```
+
+`difflm not fenced`
+
+```python
+difflm = 1
+```
+"""
+
+
+def test_commands_are_found_with_their_lines() -> None:
+    found = commands_in("page.md", PAGE)
+    assert [(c.line, c.argv) for c in found] == [
+        (3, ["difflm", "generate", "-n", "4", "--no-such-option"]),
+        (4, ["difflm", "train", "own-text", "data=my.txt", "--out", "run"]),
+        (6, ["difflm", "methods", "--json"]),
+        (7, ["make", "no-such-target"]),
+    ]
+    (failing,) = commands_in("page.md", "```\n$ difflm info nothing\ndifflm: no run.\n```\n")
+    assert failing.complaint == "difflm: no run."
+    assert Shown("", 1, "difflm plot training RUN [RUN …]").argv == ["difflm", "plot", "training", "run"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "difflm generate --no-such-option",
+        "difflm generate -n four",
+        "difflm no-such-verb",
+        "difflm data fetch e2e --no-such-option",
+        "make no-such-target",
+    ],
+)
+def test_a_wrong_command_in_a_page_fails(wrong: str) -> None:
+    (command,) = commands_in("page.md", f"```\n{wrong}\n```\n")
+    if wrong.startswith("make") and not shutil.which("make"):
+        pytest.skip("make is not installed")
+    with pytest.raises(Exception, match=r"[Nn]o such|valid integer|No rule"):
+        parsed(command)
+
+
+def test_a_command_that_fails_when_it_runs_fails_the_test(there: Path) -> None:
+    (command,) = commands_in("page.md", "```\ndifflm generate no-such-run\n```\n")
+    parsed(command)
+    with pytest.raises(AssertionError):
+        perform(smaller(command.argv[1:]))
+
+
+def test_links_are_found_outside_code() -> None:
+    text = '[a](b.md#c) ![d](e.png) [f](https://g) [h](#i) `[j](k)`\n```\n[l](m)\n```\n<img width=9 src="n.png">'
+    assert links_in(text) == ["b.md", "e.png", "n.png"]
+    assert named_in("`A.b` in\n[c.py](d/c.py), `e` in f") == [("A.b", "d/c.py")]
+
+
+def test_the_table_of_what_is_only_parsed_has_no_dead_rows() -> None:
+    for start in PARSED_ONLY:
+        assert any(c.argv[: len(start.split())] == start.split() for c in COMMANDS), start

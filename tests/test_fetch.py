@@ -1,0 +1,508 @@
+"""Downloads from a server of our own that breaks, stalls, lies and changes its mind."""
+
+import hashlib
+import io
+import json
+import os
+import resource
+import tempfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.request import Request
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from difflm.data import fetch as fetching
+from difflm.data.catalogue import Corpus, Download, Kept
+from difflm.data.fetch import fetch_corpus, fetch_file
+from difflm.errors import DifflmError, UsageError
+
+DATA = bytes(range(256)) * 1200  # several blocks
+SHORT = 0.2  # seconds until a stalled connection is given up
+
+
+@dataclass
+class Page:
+    """A file as a server gives it away, with the server's faults."""
+
+    data: bytes
+    etag: str | None = '"one"'
+    modified: str | None = None
+    ranges: bool = True
+    always_range: bool = False  # does not look at If-Range
+    shift: int = 0  # a range begins so many bytes too late
+    cut: int | None = None  # bytes of the body after which the connection breaks
+    stall: bool = False  # … or stalls
+    length: bool = True
+    claimed: int | None = None  # Content-Length that is not true
+    chunked: bool = False
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def rest(self, headers: Message) -> int | None:
+        """Where the asked range begins; None for the whole file."""
+        asked, still = headers.get("Range"), headers.get("If-Range") in (None, self.etag, self.modified)
+        if not asked or not self.ranges or not (still or self.always_range):
+            return None
+        return int(asked.removeprefix("bytes=").removesuffix("-"))
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: "Web"
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.close_connection = True
+        self.server.asked.append((self.path, self.headers))
+        page = self.server.pages.get(self.path, Page(b"", status=404))
+        start = page.rest(self.headers)
+        if start is not None and start >= len(page.data):
+            page, start = Page(b"", status=416), None
+        body = page.data[(start or 0) + (page.shift if start else 0) :]
+        self.send_response(page.status if start is None else 206)
+        for name, value in self.facts(page, start, body).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.send(page, body)
+
+    def facts(self, page: Page, start: int | None, body: bytes) -> dict[str, str]:
+        told = {"ETag": page.etag, "Last-Modified": page.modified}
+        if page.chunked:
+            told["Transfer-Encoding"] = "chunked"
+        elif page.length:
+            told["Content-Length"] = str(len(body) if page.claimed is None else page.claimed)
+        if start is not None:
+            size = len(page.data)
+            told["Content-Range"] = f"bytes {start + page.shift}-{size - 1}/{size}"
+        return {name: value for name, value in told.items() if value is not None} | page.headers
+
+    def send(self, page: Page, body: bytes) -> None:
+        whole = page.cut is None or page.cut >= len(body)
+        body = body[: page.cut]
+        self.server.sent += len(body)
+        if page.chunked:
+            body = (b"%x\r\n%s\r\n" % (len(body), body) if body else b"") + (b"0\r\n\r\n" if whole else b"")
+        self.wfile.write(body)
+        self.wfile.flush()
+        if page.stall:
+            self.server.over.wait(10)
+
+
+class Web(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.pages: dict[str, Page] = {}
+        self.asked: list[tuple[str, Message]] = []
+        self.sent = 0
+        self.over = threading.Event()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that leaves early is no news."""
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.base}/file"
+
+    def give(self, page: Page, path: str = "/file") -> str:
+        self.pages[path] = page
+        return self.base + path
+
+
+@pytest.fixture
+def web(serving: Web) -> Web:
+    serving.pages, serving.asked, serving.sent = {}, [], 0
+    return serving
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Web]:
+    with pytest.MonkeyPatch.context() as patch, Web() as server:
+        patch.setenv("no_proxy", "127.0.0.1")
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.over.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "file.txt"
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def names(target: Path) -> set[str]:
+    """What is in the target's directory."""
+    return {path.name for path in target.parent.iterdir()}
+
+
+def refusal(*args: object, **kwargs: object) -> str:
+    """What a fetch that must fail says, in a line or two."""
+    with pytest.raises(DifflmError) as caught:
+        fetch_file(*args, timeout=SHORT, **kwargs)
+    said = str(caught.value)
+    assert said.count("\n") <= 1
+    return said
+
+
+# -- what must arrive -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"x", DATA], ids=["empty", "a byte", "blocks"])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_file_arrives_whole_and_alone(web, target, data, chunked):
+    told: list[tuple[str, int, int | None]] = []
+    page = Page(data, chunked=chunked)
+    fetch_file(web.give(page), target, len(data), sha256(data), SHORT, lambda *now: told.append(now))
+    assert target.read_bytes() == data
+    assert names(target) == {"file.txt"}
+    assert told[0] == ("file.txt", 0, len(data)) and told[-1] == ("file.txt", len(data), len(data))
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+
+
+@given(
+    data=st.binary(max_size=3000),
+    breaks=st.lists(st.integers(0, 3000), max_size=4),
+    ranges=st.booleans(),
+    chunked=st.booleans(),
+    validator=st.sampled_from(["etag", "modified", "weak", "none"]),
+)
+def test_a_resumed_download_equals_the_original(serving, data, breaks, ranges, chunked, validator):
+    """Whatever the bytes, and wherever the connection breaks."""
+    etag = {"etag": '"one"', "weak": 'W/"one"'}.get(validator)
+    modified = "Sat, 01 Jan 2022 00:00:00 GMT" if validator == "modified" else None
+    serving.sent = 0
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "file.txt"
+        for cut in [*breaks, None]:
+            page = Page(data, etag, modified, ranges, chunked=chunked, cut=cut)
+            try:
+                fetch_file(serving.give(page), target, timeout=5)
+                break
+            except DifflmError as error:
+                assert "broke after" in str(error)
+                assert not target.exists()
+        assert target.read_bytes() == data
+        assert names(target) == {"file.txt"}
+    if ranges and validator in ("etag", "modified"):
+        assert serving.sent == len(data)  # no byte twice
+
+
+@given(versions=st.lists(st.binary(min_size=1, max_size=400), min_size=2, max_size=4), cut=st.integers(1, 400))
+def test_a_file_that_changes_between_tries_is_never_mixed(serving, versions, cut):
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "file.txt"
+        for number, data in enumerate(versions):
+            last = number == len(versions) - 1
+            serving.give(Page(data, etag=f'"{number}"', cut=None if last else cut))
+            try:
+                fetch_file(serving.url, target, timeout=5)
+            except DifflmError:
+                continue
+            assert target.read_bytes() == data
+            return
+        raise AssertionError("the last one is whole")
+
+
+def broken(web: Web, target: Path, **faults: object) -> None:
+    """A first try that ends after 1000 bytes."""
+    assert "broke after 1,000 of 307,200 bytes" in refusal(web.give(Page(DATA, cut=1000, **faults)), target)
+    assert names(target) == {"file.txt.part", "file.txt.part.json"}
+
+
+def test_the_rest_is_asked_for_with_its_validator(web, target):
+    broken(web, target)
+    fetch_file(web.give(Page(DATA)), target)
+    _, headers = web.asked[-1]
+    assert (headers["Range"], headers["If-Range"]) == ("bytes=1000-", '"one"')
+    assert target.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        Page(DATA, ranges=False),
+        Page(DATA[::-1], etag='"two"'),
+        Page(DATA[::-1], etag='"two"', always_range=True),
+        Page(DATA[::-1] + b"!", etag='"one"'),
+        Page(DATA, shift=1),
+        Page(DATA[:500], etag='"one"'),
+    ],
+    ids=["no ranges", "changed", "changed unseen", "longer", "other range", "shorter"],
+)
+def test_what_does_not_continue_the_part_starts_anew(web, target, later):
+    broken(web, target)
+    fetch_file(web.give(later), target)
+    assert target.read_bytes() == later.data
+    assert names(target) == {"file.txt"}
+
+
+@pytest.mark.parametrize("about", ["", "[]", "{}", '{"url": 1, "validator": "a\\r\\nX: y", "total": null}'])
+def test_a_part_of_unknown_origin_is_not_trusted(web, target, about):
+    broken(web, target)
+    target.with_name("file.txt.part.json").write_text(about.replace("1", json.dumps(web.url)))
+    target.with_name("file.txt.part").write_bytes(b"something else")
+    fetch_file(web.give(Page(DATA)), target)
+    assert target.read_bytes() == DATA
+
+
+def test_a_part_of_another_address_is_not_continued(web, target):
+    broken(web, target)
+    fetch_file(web.give(Page(DATA[::-1]), "/other"), target)
+    assert target.read_bytes() == DATA[::-1]
+
+
+def test_a_part_that_is_whole_needs_no_server(web, target, monkeypatch):
+    """Killed between the last byte and the new name."""
+    monkeypatch.setattr(fetching.Part, "finish", lambda part: None)
+    fetch_file(web.give(Page(DATA)), target)
+    monkeypatch.undo()
+    assert not target.exists()
+    web.pages.clear()
+    fetch_file(web.url, target)
+    assert target.read_bytes() == DATA
+
+
+# -- what must be refused ---------------------------------------------------------------------------------------------
+
+
+def test_a_stalled_connection_is_given_up_and_its_part_kept(web, target):
+    said = refusal(web.give(Page(DATA, cut=70_001, stall=True)), target)
+    assert "127.0.0.1 sent nothing for 0.2 s after 70,001 of 307,200 bytes" in said
+    assert "Run the same command again to go on" in said
+    assert target.with_name("file.txt.part").read_bytes() == DATA[:70_001]
+    fetch_file(web.give(Page(DATA)), target)
+    assert target.read_bytes() == DATA
+
+
+def test_a_server_that_never_answers(web, target):
+    with contextless_listener() as url:
+        assert "sent nothing for 0.2 s" in refusal(url, target)
+    assert names(target) == set()
+
+
+@contextmanager
+def contextless_listener() -> Iterator[str]:
+    """A port that takes connections and says nothing."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/file"
+
+
+def test_nobody_listens(target):
+    with contextless_listener() as url:
+        pass
+    assert "127.0.0.1 refuses the connection" in refusal(url, target)
+
+
+@pytest.mark.parametrize("size", [None, len(DATA)])
+def test_a_wrong_checksum_leaves_nothing(web, target, size):
+    spoiled = DATA[:-1] + b"?"
+    said = refusal(web.give(Page(spoiled)), target, size, sha256(DATA))
+    assert "wrong checksum: refused" in said and sha256(spoiled) in said and sha256(DATA) in said
+    assert names(target) == set()
+    fetch_file(web.give(Page(DATA)), target, size, sha256(DATA))
+    assert target.read_bytes() == DATA
+
+
+def test_a_bad_new_file_does_not_replace_a_good_old_one(web, target):
+    target.parent.mkdir()
+    target.write_bytes(b"old")
+    refusal(web.give(Page(b"spoiled")), target, None, sha256(b"new"))
+    assert target.read_bytes() == b"old"
+
+
+def test_bytes_past_the_stated_length_are_not_part_of_the_file(web, target):
+    fetch_file(web.give(Page(DATA, claimed=1000)), target)
+    assert target.read_bytes() == DATA[:1000]
+
+
+@pytest.mark.parametrize("faults", [{}, {"chunked": True}, {"length": False}], ids=["stated", "chunked", "until close"])
+@pytest.mark.parametrize("size", [len(DATA) - 1, len(DATA) + 1], ids=["too much", "too little"])
+def test_a_file_of_another_size_than_known_is_refused(web, target, faults, size):
+    refusal(web.give(Page(DATA, **faults)), target, size)
+    assert not target.exists()
+
+
+def test_a_part_cannot_pass_for_the_whole(web, target):
+    """Without a length, the end of the connection might be a break."""
+    assert "does not say how long it is" in refusal(web.give(Page(DATA, length=False)), target)
+    assert names(target) == set()
+    fetch_file(web.give(Page(DATA, length=False)), target, None, sha256(DATA))
+    assert target.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Content-Encoding": "gzip"}, {"Content-Type": "text/html; charset=utf-8"}], ids=["packed", "page"]
+)
+def test_a_login_page_is_not_a_corpus(web, target, headers):
+    assert "not with the file" in refusal(web.give(Page(DATA, headers=headers)), target)
+    assert names(target) == set()
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host/file", "file:///etc/hostname", "data:,x", "/etc/hostname", "http:///x", ""]
+)
+def test_only_the_web_is_fetched(target, url):
+    with pytest.raises(UsageError, match="only http and https"):
+        fetch_file(url, target)
+    assert not target.parent.exists()
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_redirects_are_followed_on_the_web_only(web, target, code):
+    web.give(Page(DATA), "/there")
+    fetch_file(web.give(Page(b"", status=code, headers={"Location": "/there"})), target)
+    assert target.read_bytes() == DATA
+    for place in ("file:///etc/hostname", "ftp://127.0.0.1/file", "data:,x"):
+        web.give(Page(b"", status=code, headers={"Location": place}))
+        assert "which is not followed" in refusal(web.url, target.with_name("other"))
+    assert names(target) == {"file.txt"}
+
+
+def test_a_redirect_does_not_leave_https():
+    location = Message()
+    location["Location"] = "http://host/file"
+    with pytest.raises(DifflmError, match="not followed"):
+        fetching._Redirects().http_error_302(Request("https://host/file"), io.BytesIO(), 302, "", location)
+
+
+def test_a_redirect_in_a_circle_ends(web, target):
+    said = refusal(web.give(Page(b"", status=302, headers={"Location": "/file"})), target)
+    assert "answered 302" in said
+
+
+@pytest.mark.parametrize("code, advice", [(404, "moved"), (403, "login"), (503, "later")])
+def test_an_error_of_the_server_is_told(web, target, code, advice):
+    said = refusal(web.give(Page(b"sorry", status=code)), target)
+    assert f"answered {code}" in said and advice in said
+    assert names(target) == set()
+
+
+def test_a_full_disk_keeps_the_part(web, target):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # no file may grow past this
+    try:
+        assert "the disk is full" in refusal(web.give(Page(DATA)), target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert target.with_name("file.txt.part").read_bytes() == DATA[:100_000]
+    fetch_file(web.url, target)
+    assert target.read_bytes() == DATA
+    assert web.asked[-1][1]["Range"] == "bytes=100000-"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission(web, target):
+    target.parent.mkdir(mode=0o500)
+    assert "no permission to write" in refusal(web.give(Page(DATA)), target)
+
+
+def test_places_that_cannot_be(web, target):
+    target.mkdir(parents=True)
+    assert "is a directory" in refusal(web.give(Page(DATA)), target)
+    (target.parent / "plain").write_text("")
+    assert "cannot write" in refusal(web.url, target.parent / "plain" / "file.txt")
+
+
+def test_two_at_once_do_not_mix(web, target):
+    web.give(Page(DATA))
+    with fetching.Part(target) as first:
+        first.write(b"half")
+        assert "another command is fetching" in refusal(web.url, target)
+    assert target.with_name("file.txt.part").read_bytes() == b"half"
+
+
+# -- corpora ----------------------------------------------------------------------------------------------------------
+
+
+def corpus(*downloads: Download) -> Corpus:
+    return Corpus("tiny", "Tiny", "tests", "http://home.invalid", "none", downloads)
+
+
+def packed(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(f"folder/{name}", data)
+    return file.getvalue()
+
+
+def test_a_corpus_comes_from_another_server_by_the_same_paths(web, tmp_path):
+    tiny = corpus(*(Download(f"https://home.invalid/a/{name}?raw", (Kept(f"{name}.txt"),)) for name in "xy"))
+    web.give(Page(b"of x"), "/a/x")
+    web.give(Page(b"of y"), "/a/y")
+    paths = fetch_corpus(tiny, tmp_path, web.base)
+    assert [path.read_bytes() for path in paths] == [b"of x", b"of y"]
+    assert paths[0] == tmp_path / "tiny" / "x.txt"
+    asked = len(web.asked)
+    assert fetch_corpus(tiny, tmp_path, web.base) == paths
+    assert len(web.asked) == asked  # what is there is not fetched again
+
+
+def test_a_file_that_is_there_but_spoiled_is_fetched_again(web, tmp_path):
+    tiny = corpus(Download("https://home.invalid/x", (Kept("x", 3, sha256(b"abc")),)))
+    web.give(Page(b"abc"), "/x")
+    [path] = fetch_corpus(tiny, tmp_path, web.base)
+    path.write_bytes(b"abd")
+    fetch_corpus(tiny, tmp_path, web.base)
+    assert path.read_bytes() == b"abc"
+
+
+def zipped(**facts: object) -> Corpus:
+    return corpus(Download("https://home.invalid/a.zip", (Kept("one.txt", inside="one", **facts),)))
+
+
+def test_an_archive_is_unpacked_and_removed(web, tmp_path):
+    web.give(Page(packed(one=DATA, two=b"2")), "/a.zip")
+    [path] = fetch_corpus(zipped(size=len(DATA), sha256=sha256(DATA)), tmp_path, web.base)
+    assert path.read_bytes() == DATA
+    assert names(path) == {"one.txt"}
+
+
+@pytest.mark.parametrize(
+    "archive, facts, said",
+    [
+        (packed(two=b"2"), {}, "holds no one. It holds: folder/two"),
+        (packed(one=b"1"), {"size": 2}, "is not 2 bytes long"),
+        (packed(one=b"1"), {"sha256": sha256(b"2")}, "wrong checksum"),
+        (b"no archive", {}, "not a whole zip archive"),
+        (packed(one=DATA).replace(DATA[:50], DATA[50:100]), {"sha256": sha256(DATA[1:])}, "refused"),
+        (packed(one=DATA)[:-30], {}, "not a whole zip archive"),
+    ],
+    ids=["no member", "size", "checksum", "no zip", "other bytes", "cut"],
+)
+def test_a_bad_archive_leaves_nothing(web, tmp_path, archive, facts, said):
+    web.give(Page(archive), "/a.zip")
+    with pytest.raises(DifflmError, match=said):
+        fetch_corpus(zipped(**facts), tmp_path, web.base)
+    assert not list((tmp_path / "tiny").iterdir())
+
+
+def test_a_corpus_on_request_says_where_to_ask(tmp_path):
+    asking = Corpus("tiny", "Tiny", "tests", "http://home.invalid", "none", obtain="write to its authors.")
+    with pytest.raises(UsageError, match="cannot be fetched: write to its authors"):
+        fetch_corpus(asking, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,238 @@
+"""Guidance against the truth: with exact denoisers and classifiers, samples follow the exact conditional."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from oracles import JOINT, ExactDenoiser, frequencies, total_variation
+from tiny import tiny_runs, write_grammar
+from torch import Tensor
+
+from difflm.cli import main
+from difflm.controls import Label, Length
+from difflm.controls.classifier import Classifier, Opinion, charted, pairs
+from difflm.controls.guidance import ORIGINAL, Guidance, Knobs, Wish
+from difflm.data.labels import NONE, Labelling, read_labels
+from difflm.errors import UsageError
+from difflm.noise import Noise
+from difflm.pipeline import TextDiffusion
+from difflm.processes import Gaussian, at_positions
+from difflm.samplers import STEPS, Moment, denoise
+from difflm.schedules import Cosine, LogSnrShift
+
+assert tiny_runs  # a fixture
+DIAGONAL = torch.eye(3, dtype=torch.bool)  # both words the same: what neither position can see alone
+
+
+class ExactOpinion:
+    """log p(cells in `wanted` | x_t) by enumeration."""
+
+    def __init__(self, denoiser: ExactDenoiser, x: Tensor, t: Tensor, wanted: Tensor) -> None:
+        alpha, sigma = at_positions(denoiser.process.alpha(t), x), at_positions(denoiser.process.sigma(t), x)
+        evidence = denoiser.codec.evidence(x, alpha, sigma)
+        cells = denoiser.log_joint + evidence[:, 0, :, None] + evidence[:, 1, None, :]
+        inside = cells.masked_fill(~wanted, float("-inf"))
+        self.value = cells.flatten(1).logsumexp(1) - inside.flatten(1).logsumexp(1)
+
+    def nats(self, head: str, labels: Tensor, whole: bool) -> Tensor:
+        return self.value
+
+
+def guided_sample(knobs: Knobs, steps: int, draws: int = 20_000) -> Tensor:
+    denoiser = ExactDenoiser(Gaussian(LogSnrShift(Cosine(), -3)))
+    mask = torch.ones(draws, 2, dtype=torch.bool)
+
+    def classifier(denoiser: ExactDenoiser, x: Tensor, t: Tensor, mask: Tensor) -> ExactOpinion:
+        return ExactOpinion(denoiser, x, t, DIAGONAL)
+
+    guide = Guidance([Wish(classifier, "same", torch.zeros(draws))], denoiser, mask, knobs)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for frame in denoise(  # noqa: B007
+            lambda x, t, previous: denoiser(x, t, mask, previous),
+            denoiser.process,
+            torch.linspace(1, 0, steps + 1),
+            STEPS["ancestral"],
+            (),
+            Noise(0, torch.arange(draws)),
+            mask,
+            denoiser.codec.dim,
+            guide=guide,
+        ):
+            pass
+    return frequencies(frame.tokens)
+
+
+def test_gradient_guidance_of_size_one_draws_from_the_exact_conditional():
+    """12 % of unguided texts have two equal words; guided ones nearly all, in the shares of the joint."""
+    conditional = torch.where(DIAGONAL, JOINT, 0.0)
+    found = guided_sample(Knobs("gradient", 1.0, 1), steps=200)
+    assert float(found[DIAGONAL].sum()) > 0.95
+    assert total_variation(found, conditional / conditional.sum()) < 0.06
+    unguided = guided_sample(Knobs("gradient", 0.0, 1), steps=50)
+    assert total_variation(unguided, JOINT) < 0.03
+
+
+def test_the_original_rule_is_a_fresh_adagrad():
+    """Li et al.'s code makes a new Adagrad for every update of loss + λ Σ (m − x)²/σ: the same as a sign step."""
+    denoiser = ExactDenoiser(Gaussian(LogSnrShift(Cosine(), -3)))
+    x_t = torch.randn(6, 2, denoiser.codec.dim, generator=torch.Generator().manual_seed(1))
+    t, s = torch.full((6,), 0.6), torch.full((6,), 0.5)
+    mask = torch.ones(6, 2, dtype=torch.bool)
+
+    def classifier(denoiser: ExactDenoiser, x: Tensor, t: Tensor, mask: Tensor) -> ExactOpinion:
+        return ExactOpinion(denoiser, x, t, DIAGONAL)
+
+    now = Moment(denoiser.process, x_t, denoiser(x_t, t), t, s, lambda: torch.zeros_like(x_t))
+    mean, std = denoiser.process.posterior(x_t, now.belief.clean, t, s)
+    start = mean + 0.3 * std
+    guide = Guidance([Wish(classifier, "same", torch.zeros(6))], denoiser, mask, ORIGINAL)  # type: ignore[arg-type]
+    theirs = start.clone()
+    for _ in range(ORIGINAL.inner):
+        x = theirs.detach().requires_grad_()
+        loss = ExactOpinion(denoiser, x, s, DIAGONAL).value.sum() + ORIGINAL.fluency * ((mean - x) ** 2 / std).sum()
+        optimiser = torch.optim.Adagrad([x], lr=ORIGINAL.size)
+        loss.backward()
+        optimiser.step()
+        theirs = x.detach()
+    torch.testing.assert_close(guide(now, start), theirs, atol=1e-4, rtol=0)
+
+
+def test_the_tail_is_left_alone():
+    denoiser = ExactDenoiser(Gaussian(LogSnrShift(Cosine(), -3)))
+    x = torch.randn(2, 2, denoiser.codec.dim)
+    mask = torch.ones(2, 2, dtype=torch.bool)
+
+    def classifier(denoiser: ExactDenoiser, x: Tensor, t: Tensor, mask: Tensor) -> ExactOpinion:
+        return ExactOpinion(denoiser, x, t, DIAGONAL)
+
+    guide = Guidance([Wish(classifier, "", torch.zeros(2))], denoiser, mask, Knobs("sign", 0.1, 1, tail=0.3))  # type: ignore[arg-type]
+    t, s = torch.full((2,), 0.5), torch.tensor([0.2, 0.4])
+    moved = guide(Moment(denoiser.process, x, denoiser(x, t), t, s, lambda: x), x)
+    assert torch.equal(moved[0], x[0]) and not torch.equal(moved[1], x[1])
+
+
+# -- labels -------------------------------------------------------------------------------------------------------
+
+
+def write_labelled(path: Path, n: int = 120) -> Path:
+    write_grammar(path.with_suffix(".txt"), n)
+    texts = path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+    with path.open("w", encoding="utf-8") as file:
+        for text in texts:
+            file.write(json.dumps({"text": text, "food": "French" if "French" in text else "other"}) + "\n")
+    return path
+
+
+def test_kinds_of_labels_are_seen_in_the_file(tmp_path):
+    path = tmp_path / "l.jsonl"
+    rows = [
+        {"text": "a b", "topic": "x", "pos": ["A", "B"], "tree": [[0, 1, "S"], [1, 1, "B"]]},
+        {"text": "c", "topic": None, "pos": ["A"], "tree": []},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    pos, topic, tree = read_labels(path, "text")[0], read_labels(path, "text")[1], read_labels(path, "text")[2]
+    assert [(one.labelling.name, one.labelling.kind) for one in (pos, topic, tree)] == [
+        ("pos", "tags"),
+        ("topic", "text"),
+        ("tree", "spans"),
+    ]
+    assert topic.labelling.values == (NONE, "x") and topic.batch([0, 1], 4).tolist() == [1, 0]
+    assert pos.batch([0, 1], 3).tolist() == [[1, 2, -1], [1, -1, -1]]
+    assert tree.batch([0], 2).tolist() == [[[0, 1, 2], [1, 1, 1], [-1, -1, -1], [-1, -1, -1]]]
+
+
+@pytest.mark.parametrize("odd", [3, ["a", 1], [[1, 0, "x"]], [[0, 1]], {"a": 1}, ""])
+def test_what_is_no_label_is_refused_with_its_line(tmp_path, odd):
+    path = tmp_path / "l.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "a", "k": k}) for k in ("x", odd)), encoding="utf-8")
+    with pytest.raises(UsageError, match="line 2"):
+        read_labels(path, "text")
+
+
+def test_spans_become_a_chart():
+    mask = torch.tensor([[True, True, False]])
+    spans = torch.tensor([[[0, 1, 2], [1, 1, 1], [-1, -1, -1]]])
+    chart = charted(spans, mask)
+    assert chart.tolist() == [[[0, 2, 0], [0, 1, 0], [0, 0, 0]]]
+    assert pairs(mask).sum() == 3  # (0, 0), (0, 1), (1, 1)
+
+
+def test_nats_are_those_of_the_labels_and_of_nothing_else():
+    """Heads that know nothing give log(number of labels) for every place that is asked for."""
+    kinds = [Labelling("topic", "text", (NONE, "x")), Labelling("pos", "tags", (NONE, "A", "B")),
+             Labelling("tree", "spans", (NONE, "S", "NP", "VP"))]  # fmt: skip
+    classifier = Classifier(kinds, state_dim=4, longest=8, vocabulary=9, hidden=8, layers=1, heads=2)
+    for head in classifier.heads.values():
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    opinion = Opinion(classifier, torch.randn(2, 3, 8), mask)
+    log2, log3, log4 = (torch.tensor(float(n)).log() for n in (2, 3, 4))
+    torch.testing.assert_close(opinion.nats("topic", torch.tensor([1, -1])), torch.stack([log2, 0 * log2]))
+    torch.testing.assert_close(
+        opinion.nats("pos", torch.tensor([[1, 2, 1], [1, -1, -1]])), torch.stack([3 * log3, log3])
+    )
+    spans = torch.tensor([[[0, 2, 1], [-1, -1, -1]], [[0, 1, 1], [1, 1, 2]]])
+    torch.testing.assert_close(opinion.nats("tree", spans), torch.stack([6 * log4, 3 * log4]))
+    torch.testing.assert_close(opinion.nats("tree", spans, whole=False), torch.stack([log4, 2 * log4]))
+
+
+# -- a classifier of one's own ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guide(tiny_runs, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("guide")
+    data = write_labelled(folder / "my.jsonl")
+    sizes = ["model.hidden=32", "model.layers=1", "model.heads=2", "steps=60", "batch_size=32", "lr=3e-3", "warmup=5"]
+    argv = ["train", "classifier", f"data={data}", f"model.guides={tiny_runs['difflm']}", *sizes, "save_every=20"]
+    assert main([*argv, "--out", str(folder / "guide")]) == 0
+    return folder / "guide"
+
+
+def test_a_label_of_ones_own_steers(tiny_runs, guide):
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide)
+    asked = lm.generate(2, steps=4, controls=[Label("food", "French"), Length(8)])
+    plain = lm.generate(2, steps=4, controls=[Length(8)])
+    assert [g.text for g in asked] != [g.text for g in plain]
+    assert asked[0].controls[0]["satisfied"] is None and asked[0].controls[1]["satisfied"]
+
+
+def test_candidates_are_chosen_by_the_classifier_and_counted(tiny_runs, guide):
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide)
+    controls = [Label("food", "French"), Length(8)]
+    (chosen,) = lm.generate(1, steps=3, candidates=4, controls=controls)
+    made = lm.generate(4, steps=3, controls=controls)
+    brief = lm.brief(controls)
+    assert brief is not None
+    nats = brief.own_nats([lm.tokenizer.encode(g.text) for g in made])
+    assert chosen.text == made[min(range(4), key=nats.__getitem__)].text and chosen.denoiser_calls == 12
+
+
+def test_a_classifier_of_another_model_is_refused(tiny_runs, guide):
+    with pytest.raises(UsageError, match="another model"):
+        TextDiffusion.from_pretrained(tiny_runs["diffusion-lm"]).guided_by(guide)
+    with pytest.raises(UsageError, match="diffusion models"):
+        TextDiffusion.from_pretrained(tiny_runs["autoregressive"]).guided_by(guide)
+
+
+@pytest.mark.parametrize(("label", "value"), [("food", "Frenhc"), ("colour", "red")])
+def test_unknown_labels_are_refused_before_sampling(tiny_runs, guide, label, value):
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide)
+    with pytest.raises(UsageError, match=r"French|food"):
+        lm.generate(1, controls=[Label(label, value)])
+
+
+def test_a_classifier_that_was_killed_goes_on_to_the_bit(tiny_runs, guide, tmp_path):
+    import shutil
+
+    again = tmp_path / "again"
+    shutil.copytree(guide, again)
+    shutil.rmtree(again / "checkpoints" / "step-60")
+    (again / "model.safetensors").unlink()
+    recipe = json.loads((again / "recipe.json").read_text(encoding="utf-8"))
+    changes = [f"{k}={recipe[k]}" for k in ("data", "steps", "batch_size", "lr", "warmup", "save_every")]
+    sizes = [f"model.{k}={recipe['model'][k]}" for k in ("guides", "hidden", "layers", "heads")]
+    assert main(["train", "classifier", *changes, *sizes, "--out", str(again), "--resume"]) == 0
+    assert (again / "model.safetensors").read_bytes() == (guide / "model.safetensors").read_bytes()

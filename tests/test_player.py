@@ -1,0 +1,479 @@
+"""The HTML player: what is embedded comes back, nothing is loaded, and a browser plays it."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from difflm.data.words import join_words
+from difflm.errors import UsageError
+from difflm.pipeline import Draft, Generation
+from difflm.studio import PlayedText, Recording, write_player
+from difflm.studio.frames import SIGNS, frame_object, spaces
+from difflm.studio.player import MOST_FRAMES, MOST_TEXTS, page
+
+CHROMIUM = Path("/usr/bin/chromium")
+STEPS = 12
+WORDS = ["Zizzi", "is", "a", "cheap", "pub", "near", "the", "river", "."]
+HOSTILE = [
+    "</script><script>document.title='owned'</script>",
+    "<!--<script ",
+    "<img src=x onerror=\"document.title='owned'\">",
+]
+
+
+def text_of(tokens: list[str], number: int = 0, steps: int = STEPS, **changes: Any) -> PlayedText:
+    """Words that are "the" until their turn comes: one more is right at every step."""
+    drafts = []
+    before: list[str] = []
+    for step in range(steps):
+        right = len(tokens) * (step + 1) // steps
+        now = tokens[:right] + ["the"] * (len(tokens) - right)
+        changed = [not before or a != b for a, b in zip(now, before or now, strict=True)]
+        sure = [1.0 if i < right else (step + 1) / steps for i in range(len(tokens))]
+        drafts.append(Draft(number, step, 1 - (step + 1) / steps, now, sure, changed))
+        before = now
+    made = {"steps": steps, "denoiser_calls": steps, "seconds": 0.1, "seed": 3, **changes}
+    return PlayedText(Generation(join_words(tokens), tokens, **made), drafts)
+
+
+def four_texts() -> list[PlayedText]:
+    controls = [
+        {"name": "length", "target": 9, "satisfied": True, "score": 1.0, "checker": "count"},
+        {"name": "food", "target": "Thai", "satisfied": False, "score": 0.1, "checker": "words"},
+        {"name": "tree", "target": "(S *)", "satisfied": None, "score": None, "checker": ""},
+    ]
+    return [
+        text_of(WORDS, 0),
+        text_of([*WORDS[:-1], "and", "isn", "'", "t", "child", "-", "friendly", "."], 1, controls=controls),
+        text_of([*HOSTILE, "&amp;", "\"'`", "\u2028", "x" * 200], 2),
+        text_of(["مرحبا", "بكم", "في", "المطعم", "."], 3),
+    ]
+
+
+ABOUT = {"model": "tiny </title>", "sampler": "ancestral", "command": "difflm generate tiny -n 4 --seed 3"}
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes, and what the scripts hold."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self._inside = False
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+        self._inside = tag == "script"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.scripts[-1] += data
+
+
+def embedded(source: str) -> dict[str, Any]:
+    reader = Reader(source)
+    assert len(reader.scripts) == 3
+    return json.loads(reader.scripts[0])
+
+
+def unpacked(frames: list[dict[str, Any]], tokens: list[str]) -> list[dict[str, Any]]:
+    cells: list[int] = []
+    drafts = []
+    for frame in frames:
+        cells = cells[: frame["n"]] + [-1] * (frame["n"] - len(cells))
+        for place, cell in zip(frame["w"][::2], frame["w"][1::2], strict=True):
+            cells[place] = cell
+        drafts.append(
+            {
+                "tokens": [tokens[cell >> 1] for cell in cells],
+                "written": "".join(" " * (cell & 1) + tokens[cell >> 1] for cell in cells),
+                "confidence": [SIGNS.index(sign) / 63 for sign in frame["c"]],
+                "changed": [i in frame["x"] for i in range(frame["n"])],
+            }
+        )
+    return drafts
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> list[Draft]:
+    tokens = st.sampled_from(["is", ".", "</script>", "<!--", '"', "\\", "שלום", "👩‍👩‍👧", "\n", ""]) | st.text(
+        max_size=5
+    )
+    made = []
+    for step in range(draw(st.integers(1, 5))):
+        length = draw(st.integers(0, 6))
+        made.append(
+            Draft(
+                0,
+                step,
+                draw(st.floats(0, 1)),
+                draw(st.lists(tokens, min_size=length, max_size=length)),
+                draw(st.lists(st.floats(0, 1), min_size=length, max_size=length)),
+                draw(st.lists(st.booleans(), min_size=length, max_size=length)),
+            )
+        )
+    return made
+
+
+@given(made=drafts())
+def test_what_is_embedded_comes_back(made):
+    """Any token at any place, drafts of any lengths; confidences to within half a level."""
+    text = "this is not what the last draft says"
+    source = page([PlayedText(Generation(text, [], 1, 1, 0.0, 0), made)], {}).decode()
+    assert not set("<>&") & set(Reader(source).scripts[0])
+    data = embedded(source)
+    assert data["texts"][0]["text"] == text
+    for draft, back in zip(made, unpacked(data["texts"][0]["frames"], data["tokens"]), strict=True):
+        assert back["tokens"] == draft.tokens
+        assert back["changed"] == draft.changed
+        assert all(abs(a - b) <= 0.5 / 63 + 1e-9 for a, b in zip(back["confidence"], draft.confidence, strict=True))
+
+
+@given(tokens=st.lists(st.sampled_from([*WORDS, "£", "30", "-", "friendly", "'", "t", "isn", '"', "日", ""])))
+def test_words_are_spaced_as_in_a_text(tokens):
+    apart = spaces(tokens, pieces=False)
+    assert "".join(" " * space + token for space, token in zip(apart, tokens, strict=True)) == join_words(
+        [token for token in tokens if token]
+    )
+
+
+def test_byte_pairs_bring_their_own_spaces():
+    draft = Draft(0, 0, 0.0, ["Ziz", "zi", " is", " che", "ap"], [1.0] * 5, [True] * 5)
+    data = embedded(page([PlayedText(Generation("Zizzi is cheap", [], 1, 1, 0.0, 0), [draft])], {}).decode())
+    assert unpacked(data["texts"][0]["frames"], data["tokens"])[0]["written"] == "Zizzi is cheap"
+
+
+def test_words_behind_the_end_are_not_part_of_the_last_draft():
+    tokens = ["Zizzi", "is", "cheap", "", "river", "the"]
+    last = Draft(0, 0, 0.0, tokens, [1.0] * 6, [True] * 6)
+    data = embedded(page([PlayedText(Generation("Zizzi is cheap", [], 1, 1, 0.0, 0), [last])], {}).decode())
+    assert unpacked(data["texts"][0]["frames"], data["tokens"])[0]["written"] == "Zizzi is cheap"
+
+
+def test_the_page_refers_to_nothing_outside(tmp_path):
+    path = tmp_path / "new" / "player.html"
+    write_player(path, [text_of(WORDS)], ABOUT)
+    source = path.read_text(encoding="utf-8")
+    assert not re.search(r"https?://|@import|url\(", source)
+    tags = Reader(source).tags
+    assert not {"link", "img", "iframe", "object", "base", "form"} & {tag for tag, _ in tags}
+    assert not any({"src", "href", "style"} & set(attributes) for _, attributes in tags)
+    policy = next(a["content"] for tag, a in tags if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None and policy.startswith("default-src 'none';") and "unsafe" not in policy
+
+
+def test_the_same_texts_give_the_same_page():
+    assert page(four_texts(), ABOUT) == page(four_texts(), ABOUT)
+
+
+def test_eight_texts_of_thirty_words_and_fifty_steps_are_small():
+    """The worst case: every word is another one at every step."""
+    words = [f"word{i}" for i in range(1000)]
+    texts = []
+    for number in range(8):
+        made = [
+            Draft(number, s, 0.5, [words[(s * 30 + i * 7 + number) % 1000] for i in range(30)], [0.5] * 30, [True] * 30)
+            for s in range(50)
+        ]
+        texts.append(PlayedText(Generation("text", ["text"], 50, 50, 0.0, 0), made))
+    assert len(page(texts, {})) < 400_000
+
+
+def test_a_recording_keeps_every_step_of_every_text_in_order():
+    recording = Recording(2, STEPS)
+    one, two = text_of(WORDS, 0), text_of(WORDS[:4], 1)
+    for tile in (two, one):
+        for draft in tile.drafts:
+            recording.frame([draft])
+    assert recording.texts([one.generation, two.generation]) == [one, two]
+
+
+def test_a_long_recording_is_thinned_and_loses_no_change():
+    steps = 3 * MOST_FRAMES + 1
+    recording = Recording(1, steps)
+    for step in range(steps):
+        recording.frame([Draft(0, step, 0.5, ["a", "b"], [0.5, 0.5], [step == 5, step == steps - 1])])
+    (played,) = recording.texts([Generation("a b", ["a", "b"], steps, steps, 0.0, 0)])
+    assert len(played.drafts) <= MOST_FRAMES + 1
+    assert (played.drafts[0].step, played.drafts[-1].step) == (0, steps - 1)
+    assert [sum(d.changed[i] for d in played.drafts) for i in (0, 1)] == [1, 1]
+
+
+def test_of_several_candidates_the_chosen_one_is_played():
+    recording = Recording(1, STEPS, candidates=3)
+    made = [text_of([*WORDS[:3], word, "."], number) for number, word in enumerate(("cheap", "pricey", "quiet"))]
+    for played in made:
+        for draft in played.drafts:
+            recording.frame([draft])
+    assert recording.texts([made[1].generation]) == [made[1]]
+
+
+def test_a_score_that_is_no_number_is_none():
+    control = {"name": "length", "target": 9, "satisfied": None, "score": float("nan"), "checker": "count"}
+    data = embedded(page([text_of(WORDS, controls=[control])], {}).decode())
+    assert data["texts"][0]["controls"] == [{**control, "score": None}]
+
+
+def test_too_many_texts_are_refused_before_they_are_made():
+    with pytest.raises(UsageError, match="-n"):
+        Recording(MOST_TEXTS + 1, STEPS)
+
+
+def test_a_frame_is_the_object_that_every_reader_knows():
+    frame = frame_object(text_of(["one"]).drafts[0])
+    assert list(frame) == ["sample", "step", "t", "tokens", "confidence", "changed"]
+    assert json.loads(json.dumps(frame)) == frame
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours, after WCAG 2."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_every_level_of_confidence_can_be_read_and_told_apart(theme):
+    block = re.findall(r":root[^{]*\{([^}]*)\}", page([], {}).decode())[theme]
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block))
+    levels = [contrast(colours[f"c{i}"], colours["card"]) for i in range(8)]
+    assert levels == sorted(levels) and len(set(levels)) == 8
+    assert all(contrast(colours[f"c{i}"], colours[f"f{i}"]) >= 4.5 for i in range(4))
+    for ink, ground in [("ink", "card"), ("muted", "page"), ("muted", "card"), ("met", "card"), ("missed", "card")]:
+        assert contrast(colours[ink], colours[ground]) >= 4.5
+    assert contrast(colours["accent"], colours["page"]) >= 3
+
+
+# ---- in a browser ----
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    missing = [] if CHROMIUM.exists() else [f"no {CHROMIUM}"]
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing.append("no playwright")
+    if missing:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(" and ".join(missing))
+    arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=str(CHROMIUM), args=arguments)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens texts in a page of its own; at the end there must have been no error and no request."""
+    contexts, wrong = [], []
+
+    def open_texts(texts: list[PlayedText], motion: str = "reduce", theme: str = "light", width: int = 1200) -> Any:
+        path = tmp_path / "player.html"
+        write_player(path, texts, ABOUT)
+        context = browser.new_context(
+            viewport={"width": width, "height": 800}, reduced_motion=motion, color_scheme=theme
+        )
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: wrong.append(message.text))
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("request", lambda request: request.url == path.as_uri() or wrong.append(request.url))
+        tab.goto(path.as_uri())
+        return tab
+
+    open_texts.wrong = wrong  # type: ignore[attr-defined]
+    yield open_texts
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def shown(tab: Any, number: int = 0) -> str:
+    return tab.evaluate("n => document.querySelectorAll('.text')[n].textContent", number)
+
+
+def reached(tab: Any, step: str) -> None:
+    from playwright.sync_api import expect
+
+    expect(tab.locator("#step")).to_have_text(re.compile(step), timeout=20_000)
+
+
+def test_the_slider_leads_from_the_first_draft_to_the_text(opened):
+    texts = four_texts()
+    tab = opened(texts)
+    slider = tab.get_by_label("Step", exact=True)
+    slider.fill("0")
+    assert shown(tab).startswith("the the")
+    assert tab.inner_text("#step") == f"1/{STEPS}"
+    slider.fill(str(STEPS - 1))
+    assert [shown(tab, i) for i in range(4)] == [played.generation.text for played in texts]
+    assert tab.inner_text("#step") == f"{STEPS}/{STEPS}" and tab.inner_text("#t") == "0.000"
+    assert slider.get_attribute("aria-valuetext") == f"step {STEPS} of {STEPS}, t 0.000"
+
+
+def test_a_text_that_its_tokens_do_not_spell_is_shown_at_the_end(opened):
+    played = text_of(WORDS)
+    odd = PlayedText(Generation("Zizzi", ["Zizzi"], STEPS, STEPS, 0.0, 3), [*played.drafts[:-1], played.drafts[0]])
+    tab = opened([odd])
+    assert shown(tab) == "Zizzi"
+    tab.keyboard.press("ArrowLeft")
+    assert shown(tab) == join_words(played.drafts[-2].tokens)
+
+
+def test_keys_move_by_a_step_and_to_both_ends(opened):
+    tab = opened([text_of(WORDS)])
+    for key, step in [("Home", 1), ("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("End", STEPS)]:
+        tab.keyboard.press(key)
+        assert tab.inner_text("#step") == f"{step}/{STEPS}"
+    tab.focus("#time")  # the slider knows these keys itself: a step must not be counted twice
+    tab.keyboard.press("ArrowLeft")
+    assert tab.inner_text("#step") == f"{STEPS - 1}/{STEPS}"
+
+
+def test_it_plays_to_the_end_by_itself(opened):
+    tab = opened([text_of(WORDS)], motion="no-preference")
+    assert tab.get_by_role("button", name="Pause").count() == 1
+    tab.select_option("#speed", "4")
+    reached(tab, f"^{STEPS}/")
+    assert shown(tab) == join_words(WORDS)
+    assert tab.get_by_role("button", name="Play").count() == 1
+
+
+def test_reduced_motion_waits_at_the_text_until_it_is_asked_to_play(opened):
+    tab = opened([text_of(WORDS)], motion="reduce")
+    assert shown(tab) == join_words(WORDS)
+    assert tab.get_by_role("button", name="Play").count() == 1
+    tab.keyboard.press(" ")
+    reached(tab, "^[2-9]/")
+    tab.keyboard.press(" ")
+    stopped = tab.inner_text("#step")
+    assert tab.get_by_role("button", name="Play").count() == 1
+    tab.wait_for_timeout(300)
+    assert tab.inner_text("#step") == stopped
+
+
+def test_changed_words_are_underlined(opened):
+    played = text_of(WORDS)
+    tab = opened([played])
+    for step in (0, 5):
+        tab.get_by_label("Step", exact=True).fill(str(step))
+        marked = tab.evaluate(
+            "[...document.querySelectorAll('.text .word')].map(w => getComputedStyle(w).textDecorationLine)"
+        )
+        assert [line == "underline" for line in marked] == [step > 0 and new for new in played.drafts[step].changed]
+
+
+def test_the_theme_follows_the_system_and_the_button(opened):
+    tab = opened([text_of(WORDS)], theme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = tab.evaluate(ground)
+    tab.get_by_role("button", name="Switch to the light theme").click()
+    light = tab.evaluate(ground)
+    assert dark != light
+    tab.get_by_role("button", name="Switch to the dark theme").click()
+    assert tab.evaluate(ground) == dark
+
+
+def test_a_focused_button_keeps_the_space_bar(opened):
+    tab = opened([text_of(WORDS)])
+    tab.focus("#theme")
+    tab.keyboard.press(" ")
+    assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert tab.inner_text("#step") == f"{STEPS}/{STEPS}" and tab.get_by_role("button", name="Play").count() == 1
+
+
+@pytest.mark.parametrize("width", [360, 1600])
+def test_it_fits_narrow_and_wide_windows(opened, width):
+    tab = opened(four_texts(), width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    left = tab.evaluate("[...document.querySelectorAll('.card')].map(card => card.getBoundingClientRect().left)")
+    assert len(set(left)) == (1 if width == 360 else 2)
+
+
+def test_the_page_keeps_its_height_while_it_plays(opened):
+    tab = opened(four_texts())
+    heights = set()
+    for step in range(STEPS):
+        tab.get_by_label("Step", exact=True).fill(str(step))
+        heights.add(tab.evaluate("document.documentElement.scrollHeight"))
+    assert len(heights) == 1
+
+
+def test_hostile_texts_stay_texts(opened):
+    tab = opened(four_texts())
+    assert tab.title() == f"{ABOUT['model']}: texts out of noise"
+    assert tab.inner_text("h1") == ABOUT["model"]
+    assert tab.evaluate("document.scripts.length") == 3
+    assert tab.evaluate("document.images.length") == 0
+
+
+def test_controls_have_names_and_marks(opened):
+    tab = opened(four_texts())
+    items = tab.evaluate("[...document.querySelectorAll('.controls li')].map(li => li.textContent)")
+    assert items == ["✓length9", "✗foodThai", "–tree(S *)"]
+    assert tab.get_by_role("img", name="not satisfied", exact=True).count() == 1
+
+
+def test_a_text_is_read_in_its_direction(opened):
+    tab = opened(four_texts())
+    assert tab.evaluate("[...document.querySelectorAll('.text')].map(p => p.dir)") == ["ltr", "ltr", "ltr", "rtl"]
+
+
+def test_copy_gives_the_finished_text(opened):
+    tab = opened([text_of(WORDS)])
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab.keyboard.press("Home")
+    tab.get_by_role("button", name="Copy text 1").click()
+    assert tab.evaluate("navigator.clipboard.readText()") == join_words(WORDS)
+
+
+def test_the_browser_unpacks_the_drafts(opened):
+    """The same frames as in Python, from the code that studio pages share."""
+    texts = four_texts()
+    tab = opened(texts)
+    frames = tab.evaluate(
+        "() => { const d = JSON.parse(document.getElementById('data').textContent);"
+        " return d.texts.map(t => Player.unpack(t.frames, d.tokens)) }"
+    )
+    for played, back in zip(texts, frames, strict=True):
+        for draft, frame in zip(played.drafts, back, strict=True):
+            assert frame["tokens"] == draft.tokens and frame["changed"] == draft.changed
+            assert all(
+                abs(a - b) <= 0.5 / 63 + 1e-9 for a, b in zip(frame["confidence"], draft.confidence, strict=True)
+            )
+
+
+def test_the_page_may_not_load_anything(opened):
+    """Even a script of its own could not: the policy holds."""
+    tab = opened([text_of(WORDS)])
+    assert tab.evaluate("fetch('data:text/plain,x').then(() => 'loaded', () => 'refused')") == "refused"
+    assert any("Content Security Policy" in told for told in opened.wrong)
+    opened.wrong.clear()
+
+
+def test_where_it_comes_from_is_at_the_foot(opened):
+    tab = opened([text_of(WORDS)])
+    foot = tab.inner_text("footer dl")
+    assert ABOUT["command"] in foot and re.search(r"seed\s+3", foot) and "ancestral" in foot
