@@ -40,6 +40,9 @@ EXTRAS = {"plot": "matplotlib"}  # what a verb needs beyond the core; without it
 FILES = {
     "requests.jsonl": '{"length": 8}\n{"infill": "The ___ pub ___", "n": 2}\n{"contains": ["Japanese"], "seed": 3}\n',
     "texts.csv": "id,said\n1,The Mill is a cheap pub near the river.\n",
+    "labelled.jsonl": '{"text": "The Mill is a pub.", "sentences": "one"}\n' * 6
+    + '{"text": "Cotto is cheap. It serves French food.", "sentences": "several"}\n' * 6,
+    "target_attribute.json": '["food", ":", "Japanese"]\n["area", ":", "riverside"]\n',
 }
 RUNS = {  # every run that a page asks something of, and what trained it
     "my-run": "own-text data=my.txt",
@@ -48,6 +51,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/e2e": "e2e",
     "runs/diffusion-lm": "e2e-diffusion-lm",
     "runs/twin": "e2e-autoregressive",
+    "my-guide": "classifier data=labelled.jsonl model.guides=e2e",
 }
 TINY = "steps=2 batch_size=8 warmup=0 widths=[] sample_every=0 model.hidden=16 model.layers=1 model.heads=2"
 FEW = "--samples 4 --score-texts 4 --draws 1"
@@ -223,6 +227,8 @@ def smaller(argv: list[str]) -> list[str]:
     argv = ["cpu" if word.startswith("cuda") else word for word in argv]
     if verb == "train" and "--dry-run" not in argv:
         return [*argv, *TINY.split(), "more_than=0"]
+    if verb == "evaluate" and "control" in argv:
+        return [*argv, "--samples", "1", "--each", "1"]
     if verb in ("evaluate", "compare"):
         return [*argv, *FEW.split()]
     if verb == "score":
