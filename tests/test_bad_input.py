@@ -107,6 +107,122 @@ def test_a_text_longer_than_the_model(complaint, tiny_runs, tmp_path, method, ro
     assert f"text 2 has 30 tokens; this model holds {room}" in said
 
 
+# -- labelled texts ---------------------------------------------------------------------------------------------------
+
+
+def labelled(*rows: object) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+TWO = [{"text": "A pub.", "k": "x"}, {"text": "An inn.", "k": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "said"),
+    [
+        ("my.txt", b"A pub.\nAn inn.\n", 2, "is no .jsonl file"),
+        ("my.csv", b"text,k\nA pub.,x\n", 2, "is no .jsonl file"),
+        ("my.jsonl", None, 2, "does not exist"),
+        ("my.jsonl", b"A pub.\n", 1, "line 1"),
+        ("my.jsonl", labelled({"text": "A pub."}, {"text": "An inn."}), 2, "no labels beside 'text'"),
+        ("my.jsonl", labelled({"k": "x"}), 2, "no column 'text'"),
+        ("my.jsonl", labelled(*TWO[:1] * 9), 2, "nothing to tell apart"),
+        ("my.jsonl", labelled(*({**row, "odd": None} for row in TWO)), 2, "'odd'"),
+        ("my.jsonl", labelled(*({**row, "odd": 3} for row in TWO)), 2, "line 1"),
+        ("my.jsonl", labelled(*({**TWO[0], "id": str(i)} for i in range(20))), 2, "'id'"),
+        ("my.jsonl", labelled(TWO[0], {"text": "An inn.", "k": ["x"]}), 2, "line 2"),
+        ("my.jsonl", labelled({"text": "A pub.", "k": ["x", "y"]}, {"text": "A", "k": ["x"]}), 2, "3 tokens and 2 lab"),
+        ("my.jsonl", labelled(*[{"text": "A pub.", "k": [[0, 3, "S"]]}] * 2), 2, "ends behind"),
+        ("my.jsonl", labelled(*[{"text": "A pub.", "k": [[0, 1, "S"], [0, 1, "T"]]}] * 2), 2, "two labels"),
+        (
+            "my.jsonl",
+            labelled(*[{"text": "A b c d e", "k": [[i, j, "S"] for i in range(5) for j in range(i, 5)]}] * 2),
+            2,
+            "more than a tree",
+        ),
+        ("my.jsonl", labelled(*({**row, "text": "pub " * 30} for row in TWO)), 1, "more than 24 tokens"),
+    ],
+)
+def test_labels_that_cannot_be_learned_leave_nothing_behind(
+    complaint, tiny_runs, tmp_path, name, content, code, said, capsys
+):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    argv = ["classifier", f"data={tmp_path / name}", f"model.guides={tiny_runs['difflm']}", "batch_size=4", "steps=2"]
+    assert said in complaint(code, "train", *argv, "--out", tmp_path / "deep" / "run")
+    assert not (tmp_path / "deep").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([], "give data=FILE"),
+        (["data=e2e"], "is no .jsonl file"),
+        (["data=my.jsonl", "tokenizer=words"], "leave tokenizer out"),
+        (["data=my.jsonl", "longest=24"], "leave longest out"),
+        (["data=my.jsonl", "init=e2e"], "init=e2e is a difflm model"),
+        (["data=my.jsonl", "model.guides=judge"], "no diffusion model"),
+        (["data=my.jsonl", "model.guides=nowhere"], "nowhere is neither"),
+    ],
+)
+def test_a_classifier_that_makes_no_sense(complaint, tmp_path, monkeypatch, changes, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.jsonl").write_bytes(labelled(*TWO))
+    assert said in complaint(2, "train", "classifier", *changes, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def small_guide(tiny_runs, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "my.jsonl").write_bytes(labelled(*TWO * 9))
+    sizes = ["model.hidden=16", "model.layers=1", "model.heads=2", "steps=2", "batch_size=4"]
+    argv = ["train", "classifier", f"data={folder / 'my.jsonl'}", f"model.guides={tiny_runs['difflm']}", *sizes]
+    assert main([*argv, "--out", str(folder / "guide")]) == 0
+    return folder / "guide"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["info", "GUIDE"],
+        ["generate", "GUIDE"],
+        ["evaluate", "GUIDE", "--samples", "2"],
+        ["compare", "GUIDE", "MODEL", "--samples", "2"],
+        ["score", "GUIDE", "TEXTS"],
+        ["train", "own-text", "data=TEXTS", "init=GUIDE", "--out", "new"],
+        ["train", "classifier", "data=TEXTS", "model.guides=GUIDE", "--out", "new"],
+    ],
+)
+def test_a_classifier_is_no_model(complaint, tiny_runs, small_guide, tmp_path, monkeypatch, argv):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.jsonl").write_bytes(labelled(*TWO))
+    names = {"GUIDE": small_guide, "MODEL": tiny_runs["difflm"], "TEXTS": "my.jsonl"}
+    filled = [next((a.replace(key, str(v)) for key, v in names.items() if key in a), a) for a in argv]
+    assert "guide" in complaint(1, *filled)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_guide_that_is_none(complaint, tiny_runs, small_guide, tmp_path):
+    def asked(code: int, folder: Path, *more: str) -> str:
+        return complaint(code, "generate", tiny_runs["difflm"], "--guide", folder, *more, "--label", "k=x")
+
+    assert "nowhere does not exist" in asked(2, tmp_path / "nowhere")
+    assert "holds no classifier" in asked(2, tmp_path)
+    assert "does not hold a classifier" in asked(1, tiny_runs["difflm"])
+    broken = copy_of(small_guide, tmp_path)
+    config = json.loads((broken / "config.json").read_text())
+    for key in ("labels", "model", "signature", "longest"):
+        (broken / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != key}))
+        assert "does not describe a classifier" in asked(1, broken)
+    (broken / "config.json").write_text(json.dumps(config))
+    (broken / "model.safetensors").unlink()
+    assert "does not exist" in asked(1, broken)
+    said = complaint(2, "generate", tiny_runs["diffusion-lm"], "--guide", small_guide, "--label", "k=x")
+    assert "made for another model (difflm)" in said
+    assert "--guidance" in complaint(2, "generate", tiny_runs["difflm"], "--guidance", "5")
+
+
 # -- recipes ----------------------------------------------------------------------------------------------------------
 
 

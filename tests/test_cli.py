@@ -331,6 +331,22 @@ def test_texts_that_are_too_long_are_told_once_and_kept_in_mind(say, tmp_path, g
     assert lines(say(*argv, "--json", "--out", tmp_path / "again"))[0]["kind"] == "note"
 
 
+def test_texts_that_repeat_others_are_learned_once_where_the_recipe_says_so(say, tmp_path, grammar):
+    texts = grammar.read_text().splitlines()
+    grammar.write_text("".join(f"{text}\n" for text in texts * 2))
+    repeated = 2 * len(texts) - len(set(texts))
+    argv = ["train", "own-text-autoregressive", f"data={grammar}", *SMALL, "steps=2", "sample_every=0"]
+    out = say(*argv, "distinct=true", "--out", tmp_path / "run")
+    assert f"{repeated} of {2 * len(texts)} texts were there before and are left out" in out.splitlines()
+    config = read_config(tmp_path / "run")
+    assert (config["texts"] + config["held_out"], config["repeated"]) == (len(set(texts)), repeated)
+    said = f"{repeated} that repeat others were left out"
+    assert said in (tmp_path / "run" / "README.md").read_text() and said in say("info", tmp_path / "run")
+    say(*argv, "--out", tmp_path / "all")
+    config = read_config(tmp_path / "all")
+    assert config["texts"] + config["held_out"] == 2 * len(texts) and "repeated" not in config
+
+
 def start(argv: list[str], run: Path, step: int) -> "subprocess.Popen[str]":
     """The command as a process of its own, once `run` holds a checkpoint at `step` or later."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

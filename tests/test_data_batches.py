@@ -223,6 +223,30 @@ def test_texts_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["ids"]
 
 
+@settings(deadline=None, max_examples=40)
+@given(texts=some_texts.filter(lambda texts: min(len(t.split()) for t in texts) <= 4), seed=st.integers(0, 99))
+def test_each_text_is_there_once_where_that_is_asked_for(texts: list[str], seed: int, tmp_path_factory: Any) -> None:
+    """The first of equal ones stays; one that is held out is not learned from under another number."""
+    tokens = TokenFile.build(tmp_path_factory.mktemp("tokens") / "ids", iter(texts), words, 4, {}, distinct=True)
+    short = [text for text in texts if len(text.split()) <= 4]
+    ids, lengths = tokens.rows(np.arange(len(tokens)), 4)
+    assert [words.decode(row[:n]) for row, n in zip(ids, lengths, strict=True)] == list(dict.fromkeys(short))
+    assert tokens.numbers().tolist() == [texts.index(text) for text in dict.fromkeys(short)]
+    assert (tokens.read, tokens.too_long) == (len(texts), len(texts) - len(short))
+    assert tokens.repeated == len(short) - len(set(short))
+    if len(tokens) > 1:
+        kept, held = split(tokens, seed)
+        learned = {texts[tokens.numbers()[i]] for i in kept(np.arange(len(kept)))}
+        assert not learned & {texts[tokens.numbers()[i]] for i in held(np.arange(len(held)))}
+
+
+def test_equal_texts_are_found_in_different_pieces_of_the_writer(tmp_path: Path) -> None:
+    texts = [" ".join("abcdefgh"[: 1 + i % 8]) for i in range(5000)]
+    tokens = TokenFile.build(tmp_path / "ids", iter(texts), words, 8, {}, distinct=True)
+    assert (len(tokens), tokens.repeated, tokens.read) == (8, 4992, 5000)
+    assert tokens.matches(words, 8, {}, distinct=True) and not tokens.matches(words, 8, {})
+
+
 def test_large_vocabularies_get_wider_ids(tmp_path: Path) -> None:
     large = Words([*SPECIALS, *(f"w{i}" for i in range(70_000))])
     tokens = TokenFile.build(tmp_path / "ids", ["w69999 w0"], large, 5, {})

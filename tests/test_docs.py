@@ -58,6 +58,11 @@ FEW = "--samples 4 --score-texts 4 --draws 1"
 MOST_STEPS, MOST_TEXTS = 2, 4
 
 
+def tiny(recipe: str) -> list[str]:
+    """Changes to a recipe; a classifier has the words of the model that it guides."""
+    return TINY.split() + ["more_than=0"] * (recipe != "classifier")
+
+
 # -- reading the pages ------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +184,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if recipe in made:
                 shutil.copytree(made[recipe], name)
             else:
-                argv = ["train", *recipe.split(), *TINY.split(), "more_than=0", "--data", "DIR", "--out", name]
+                argv = ["train", *recipe.split(), *tiny(recipe.split()[0]), "--data", "DIR", "--out", name]
                 assert main([*argv, "--device", "cpu"]) == 0
                 made[recipe] = name
     return home
@@ -226,7 +231,7 @@ def smaller(argv: list[str]) -> list[str]:
     verb = argv[0]
     argv = ["cpu" if word.startswith("cuda") else word for word in argv]
     if verb == "train" and "--dry-run" not in argv:
-        return [*argv, *TINY.split(), "more_than=0"]
+        return [*argv, *tiny(argv[1])]
     if verb == "evaluate" and "control" in argv:
         return [*argv, "--samples", "1", "--each", "1"]
     if verb in ("evaluate", "compare"):

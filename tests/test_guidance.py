@@ -1,6 +1,8 @@
 """Guidance against the truth: with exact denoisers and classifiers, samples follow the exact conditional."""
 
+import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,17 @@ from tiny import tiny_runs, write_grammar
 from torch import Tensor
 
 from difflm.cli import main
-from difflm.controls import Label, Length
-from difflm.controls.classifier import Classifier, Opinion, charted, pairs
+from difflm.controls import Label, Length, Tags
+from difflm.controls.base import Place
+from difflm.controls.classifier import Classifier, Opinion, charted, on_canvas, pairs
 from difflm.controls.guidance import ORIGINAL, Guidance, Knobs, Wish
 from difflm.data.labels import NONE, Labelling, read_labels
 from difflm.errors import UsageError
+from difflm.guides import Learner
 from difflm.noise import Noise
 from difflm.pipeline import TextDiffusion
 from difflm.processes import Gaussian, at_positions
+from difflm.run import load_run
 from difflm.samplers import STEPS, Moment, denoise
 from difflm.schedules import Cosine, LogSnrShift
 
@@ -150,6 +155,28 @@ def test_what_is_no_label_is_refused_with_its_line(tmp_path, odd):
         read_labels(path, "text")
 
 
+def test_a_line_that_is_another_kind_of_label_is_named(tmp_path):
+    path = tmp_path / "l.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "a", "k": k}) for k in ("x", None, ["x"])), encoding="utf-8")
+    with pytest.raises(UsageError, match="line 3"):
+        read_labels(path, "text")
+
+
+def test_a_dash_is_no_label(tmp_path):
+    path = tmp_path / "l.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "a", "k": k}) for k in ("x", "-", None)), encoding="utf-8")
+    (found,) = read_labels(path, "text")
+    assert found.labelling.values == (NONE, "x") and found.rows == [1, 0, 0] and found.tells
+
+
+def test_labels_move_with_the_words_on_a_canvas_that_begins_with_a_special():
+    tags = on_canvas(Labelling("t", "tags", (NONE, "A", "B")), torch.tensor([[1, 2, -1]]), width=5, first=1)
+    assert tags.tolist() == [[-1, 1, 2, -1, -1]]
+    spans = torch.tensor([[[0, 1, 1], [-1, -1, -1]]])
+    moved = on_canvas(Labelling("s", "spans", (NONE, "S")), spans, width=5, first=1)
+    assert moved.tolist() == [[[1, 2, 1], [-1, -1, -1]]]
+
+
 def test_spans_become_a_chart():
     mask = torch.tensor([[True, True, False]])
     spans = torch.tensor([[[0, 1, 2], [1, 1, 1], [-1, -1, -1]]])
@@ -191,6 +218,21 @@ def guide(tiny_runs, tmp_path_factory) -> Path:
     return folder / "guide"
 
 
+@pytest.fixture
+def small_guide(tiny_runs, tmp_path):
+    """Trains a classifier for two steps on given lines."""
+
+    def make(method: str, rows: list[dict[str, object]]) -> Path:
+        data = tmp_path / "rows.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        sizes = ["model.hidden=16", "model.layers=1", "model.heads=2", "steps=2", "batch_size=4", "log_every=1"]
+        argv = ["train", "classifier", f"data={data}", f"model.guides={tiny_runs[method]}", *sizes]
+        assert main([*argv, "--out", str(tmp_path / "small")]) == 0
+        return tmp_path / "small"
+
+    return make
+
+
 def test_a_label_of_ones_own_steers(tiny_runs, guide):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide)
     asked = lm.generate(2, steps=4, controls=[Label("food", "French"), Length(8)])
@@ -210,6 +252,68 @@ def test_candidates_are_chosen_by_the_classifier_and_counted(tiny_runs, guide):
     assert chosen.text == made[min(range(4), key=nats.__getitem__)].text and chosen.denoiser_calls == 12
 
 
+def test_candidates_and_guidance_are_the_same_however_many_texts_are_asked_for(tiny_runs, guide):
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide)
+    asked = {"steps": 3, "candidates": 3, "controls": [Label("food", "French")]}
+    assert lm.generate(1, **asked)[0].text == lm.generate(7, **asked)[0].text
+
+
+def test_of_two_classifiers_that_know_a_label_the_later_one_is_asked(tiny_runs, guide, small_guide):
+    """Whose values stand in another order, so that a mixture of both would ask for something else."""
+    other = small_guide("difflm", [{"text": t, "food": f} for t, f in (("A pub.", "zzz"), ("An inn.", "French"))] * 9)
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide).guided_by(other)
+    brief = lm.brief([Label("food", "zzz")])
+    assert brief is not None
+    (wish,) = brief.wishes(brief.controls[0], Place(torch.ones(1, 4, dtype=torch.bool), 0, torch.zeros(1, 4)))
+    assert wish.classifier.labellings["food"].values == (NONE, "French", "zzz") and wish.labels.tolist() == [2]
+    with pytest.raises(UsageError, match="other"):
+        TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(other).guided_by(guide).brief(
+            [Label("food", "zzz")]
+        )
+
+
+@pytest.mark.parametrize("method", ["difflm", "diffusion-lm"])
+def test_tags_and_spans_are_learned_and_asked_for(tiny_runs, small_guide, method, capsys):
+    """Labels of odd names as well: they go into files that have names of their own."""
+    rows = [
+        {"text": t, "pos": p, "loss": p[0], "a.b": [[0, 1, "S"]], "step": n, "same": "x"}
+        for t, p, n in (
+            ("A pub.", ["DET", "NOUN", "PUNCT"], "1"),
+            ("The old inn.", ["DET", "ADJ", "NOUN", "PUNCT"], "2"),
+        )
+    ] * 9
+    rows[0]["loss"] = None
+    folder = small_guide(method, rows)
+    assert "'same' is the same in every text" in capsys.readouterr().out
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert [one["name"] for one in config["labels"]] == ["a.b", "loss", "pos", "same", "step"]
+    assert set(config["trained"]["validation"]) == {"label_nats", "step"}
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    train = [record for record in records if record["kind"] == "train"]
+    assert [record["step"] for record in train] == [1, 2]
+    parts = [train[0][f"{name}_nats"] for name in ("a.b", "loss", "pos", "same", "step")]
+    assert train[0]["loss"] == pytest.approx(sum(parts), abs=1e-5)
+    lm = TextDiffusion.from_pretrained(tiny_runs[method]).guided_by(folder)
+    (made,) = lm.generate(1, steps=3, candidates=2, controls=[Tags(("DET", "NOUN", "PUNCT"))])
+    assert len(made.tokens) == 3 and made.denoiser_calls == 6
+    brief = lm.brief([Tags(("DET", "NOUN"))])
+    assert brief is not None
+    the, pub = (lm.tokenizer.encode(word)[0] for word in ("A", "pub"))
+    assert brief.setting.word_labels["pos"][the].max() == 9 and brief.setting.word_labels["pos"][pub].sum() == 9
+    for control in (Label("pos", "NOUN"), Label("a.b", "S")):
+        with pytest.raises(UsageError, match="in this classifier"):
+            lm.brief([control])
+    with pytest.raises(UsageError, match="never saw VERB"):
+        lm.brief([Tags(("DET", "VERB"))])
+
+
+def test_the_frozen_model_is_shared_by_copies_and_saved_nowhere(tiny_runs):
+    model, _, _ = load_run(tiny_runs["difflm"])
+    learner = Learner(Classifier([Labelling("k", "text", (NONE, "x"))], 16, 24, 9, 8, 1, 2), model)
+    assert copy.deepcopy(learner).frozen.model is model
+    assert all(name.startswith("classifier.") for name in learner.state_dict())
+
+
 def test_a_classifier_of_another_model_is_refused(tiny_runs, guide):
     with pytest.raises(UsageError, match="another model"):
         TextDiffusion.from_pretrained(tiny_runs["diffusion-lm"]).guided_by(guide)
@@ -224,15 +328,27 @@ def test_unknown_labels_are_refused_before_sampling(tiny_runs, guide, label, val
         lm.generate(1, controls=[Label(label, value)])
 
 
-def test_a_classifier_that_was_killed_goes_on_to_the_bit(tiny_runs, guide, tmp_path):
-    import shutil
+def test_a_classifier_is_not_resumed_for_a_model_that_changed(tiny_runs, guide, tmp_path, capsys):
+    again = tmp_path / "again"
+    shutil.copytree(guide, again)
+    config = json.loads((again / "config.json").read_text(encoding="utf-8"))
+    config["signature"][0] += 1  # as if another model had stood there when it was begun
+    (again / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert main([*same_recipe_as(again), "--resume"]) == 1
+    assert "changed since it was begun" in capsys.readouterr().err
 
+
+def same_recipe_as(folder: Path) -> list[str]:
+    recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    changes = [f"{k}={recipe[k]}" for k in ("data", "steps", "batch_size", "lr", "warmup", "save_every")]
+    sizes = [f"model.{k}={recipe['model'][k]}" for k in ("guides", "hidden", "layers", "heads")]
+    return ["train", "classifier", *changes, *sizes, "--out", str(folder)]
+
+
+def test_a_classifier_that_was_killed_goes_on_to_the_bit(tiny_runs, guide, tmp_path):
     again = tmp_path / "again"
     shutil.copytree(guide, again)
     shutil.rmtree(again / "checkpoints" / "step-60")
     (again / "model.safetensors").unlink()
-    recipe = json.loads((again / "recipe.json").read_text(encoding="utf-8"))
-    changes = [f"{k}={recipe[k]}" for k in ("data", "steps", "batch_size", "lr", "warmup", "save_every")]
-    sizes = [f"model.{k}={recipe['model'][k]}" for k in ("guides", "hidden", "layers", "heads")]
-    assert main(["train", "classifier", *changes, *sizes, "--out", str(again), "--resume"]) == 0
+    assert main([*same_recipe_as(again), "--resume"]) == 0
     assert (again / "model.safetensors").read_bytes() == (guide / "model.safetensors").read_bytes()

@@ -78,8 +78,10 @@ def data_summary(config: dict[str, Any]) -> str:
     recipe = config["recipe"]
     # A path says more about somebody's machine than about the data.
     name = recipe["data"] if recipe["data"] in NAMES else Path(recipe["data"]).name
-    long = f"; {config['left_out']:,} longer ones were left out" if config.get("left_out") else ""
-    return f"{name} ({recipe['licence'] or 'licence not stated'}), {config.get('texts', 0):,} training texts{long}"
+    absent = [(config.get("left_out"), "longer ones"), (config.get("repeated"), "that repeat others")]
+    told = " and ".join(f"{count:,} {which}" for count, which in absent if count)
+    left_out = f"; {told} were left out" if told else ""
+    return f"{name} ({recipe['licence'] or 'licence not stated'}), {config.get('texts', 0):,} training texts{left_out}"
 
 
 def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> str:

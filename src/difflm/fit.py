@@ -3,14 +3,14 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from difflm.data.batches import AllBut, Batch, Batches, Permutation, Subset, split
+from difflm.data.batches import AllBut, Batch, Batches, LabelBatch, Permutation, Subset, split
 from difflm.data.corpora import NAMES, corpus, corpus_path, located
 from difflm.data.tokenfile import TokenFile, source_fingerprint
 from difflm.data.tokenizers import UNK, Bpe, Tokenizer, Words
@@ -36,16 +36,14 @@ def train_run(
         same_recipe(recipe, out)
     elif (out / "config.json").exists() or newest_checkpoint(out):
         raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
-    with nullcontext() if resume else whole_or_nothing(out):
+    with whole_or_nothing(out, keep=resume):
         begin = begin_with(recipe)
         tokenizer = Tokenizer.load(out / "tokenizer.json") if resume else words_of(recipe, begin, out, root, note)
         torch.manual_seed(recipe.seed)
         model = recipe.build_method().build(tokenizer.size, recipe.longest)
         training, held_out = read_splits(recipe, tokenizer, model.room, out, root, note)
         tokens, subset = training
-        about = {"texts": len(subset), "held_out": len(held_out[1]), "left_out": tokens.too_long}
-        if recipe.distinct:
-            about["repeated"] = tokens.repeated
+        about = {"texts": len(subset), "held_out": len(held_out[1]), **left_out(tokens)}
         if not resume:
             tell_left_out(tokens, held_out[1], model.room, note)
         counts = histograms(tokens, subset, recipe.longest, tokenizer.size)
@@ -127,9 +125,16 @@ def whole_or_nothing(out: Path, keep: bool = False) -> Iterator[None]:
         raise
 
 
+def left_out(tokens: TokenFile) -> dict[str, int]:
+    """How many texts are not learned from, for the config; `repeated` where a recipe asks for each text once."""
+    return {"left_out": tokens.too_long, **({"repeated": tokens.repeated} if tokens.distinct else {})}
+
+
 def tell_left_out(tokens: TokenFile, held_out: Subset, room: int, note: Note) -> None:
     if tokens.too_long:
         note(f"{tokens.too_long:,} of {tokens.read:,} texts have more than {room} tokens and are left out", 0)
+    if tokens.repeated:
+        note(f"{tokens.repeated:,} of {tokens.read:,} texts were there before and are left out", 0)
     if not len(held_out):
         note("no held-out text is left: the run goes without validation", 0)
 
@@ -241,10 +246,12 @@ def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int)
     return torch.from_numpy(counts[0]), torch.from_numpy(counts[1])
 
 
-def validation_batches(tokens: TokenFile, subset: Subset, recipe: Recipe, widths: tuple[int, ...]) -> list[Batch]:
+def validation_batches(
+    tokens: TokenFile, subset: Subset, recipe: Recipe, widths: tuple[int, ...], labels: Sequence[LabelBatch] = ()
+) -> list[Batch]:
     """A fixed set of held-out batches."""
     if not len(subset):
         return []
     size = min(recipe.batch_size, len(subset))
-    batches = Batches(tokens, size, recipe.seed, widths, subset)
+    batches = Batches(tokens, size, recipe.seed, widths, subset, labels)
     return [batches.batch(step) for step in range(min(VALIDATION_BATCHES, max(1, len(subset) // size)))]

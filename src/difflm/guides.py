@@ -1,6 +1,7 @@
 """From labelled texts to a classifier that guides a model, and back from its directory."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,54 +10,76 @@ import torch
 from torch import Tensor
 
 from difflm.controls.classifier import Classifier, belongs, on_canvas, signature
-from difflm.data.batches import Batch, Batches, LabelBatch, split
+from difflm.data.batches import Batches, LabelBatch, split
 from difflm.data.corpora import corpus_path, located
-from difflm.data.labels import Labelling, Labels, read_labels
+from difflm.data.labels import NOTHING, Labelling, Labels, read_labels
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import Tokenizer
 from difflm.denoiser import Denoiser
 from difflm.errors import DifflmError, UsageError
 from difflm.files import read_json, write_atomic
-from difflm.fit import Note, budget_of, default_widths, read_tokens, same_recipe, trained, whole_or_nothing
+from difflm.fit import (
+    Note,
+    budget_of,
+    default_widths,
+    left_out,
+    placed,
+    read_tokens,
+    same_recipe,
+    tell_left_out,
+    trained,
+    validation_batches,
+    whole_or_nothing,
+)
 from difflm.model import DiffusionModel, LanguageModel
 from difflm.noise import Noise
 from difflm.recipe import Recipe
 from difflm.run import load_run
-from difflm.training.checkpoints import load_into, load_tensors
+from difflm.training.checkpoints import load_into, load_tensors, newest_checkpoint
 from difflm.training.loop import Outcome, Trainer, Watcher
 
 FORMAT = 1
 SIZES = ("hidden", "layers", "heads", "dropout")
+AT_ONCE = 10_000  # texts whose words are counted together
+
+
+class Frozen:
+    """The model that is to be guided. Copies of whoever holds it share it: it is neither trained nor averaged."""
+
+    def __init__(self, model: DiffusionModel) -> None:
+        self.model = model.eval().requires_grad_(False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Frozen":
+        return self
 
 
 class Learner(LanguageModel):
-    """A classifier while it learns, beside the frozen parts of the model that it is to guide."""
+    """A classifier while it learns, beside the frozen model that it is to guide."""
 
     likelihood = None
 
     def __init__(self, classifier: Classifier, guided: DiffusionModel) -> None:
         super().__init__()
         self.classifier = classifier
-        # Not a module of this one: what is frozen is neither trained nor averaged nor saved.
-        self.frozen = (guided.eval().requires_grad_(False),)
+        self.frozen = Frozen(guided)  # no module of this one: it is not saved
         self.sampling, self.longest, self.vocabulary = guided.sampling, guided.longest, guided.vocabulary
 
     @property
     def room(self) -> int:
-        return self.frozen[0].room
+        return self.frozen.model.room
 
     def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
-        guided = self.frozen[0].to(ids.device)
+        guided = self.frozen.model.to(ids.device)
         t, _ = guided.times.sample(ids.shape[0], ids.device)
         noise = torch.randn(*guided.lengths.canvas(ids, lengths)[0].shape, guided.denoiser.codec.dim, device=ids.device)
-        nats = self.label_nats(ids, lengths, t, noise, labels)
-        # Every labelling counts alike, however many places of a text it labels.
-        parts = {name: (n / places(self.classifier.labellings[name], lengths)).mean() for name, n in nats.items()}
+        found = self.label_nats(ids, lengths, t, noise, labels)
+        parts = {f"{name}_nats": nats.mean() for name, nats in found.items()}  # a label may be called "loss" or "step"
         return {**parts, "loss": torch.stack(list(parts.values())).sum()}
 
     @torch.no_grad()
     def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
-        guided = self.frozen[0].to(ids.device)
+        """The loss of each text, at one time of the process."""
+        guided = self.frozen.model.to(ids.device)
         t = guided.times.time_of(noise.uniform(0, stream=5))
         width = guided.lengths.canvas(ids, lengths)[0].shape[1]
         found = self.label_nats(ids, lengths, t, noise.normal(1, width, guided.denoiser.codec.dim), labels)
@@ -65,14 +88,16 @@ class Learner(LanguageModel):
     def label_nats(
         self, ids: Tensor, lengths: Tensor, t: Tensor, noise: Tensor, labels: tuple[Tensor, ...]
     ) -> dict[str, Tensor]:
-        guided = self.frozen[0]
+        """−log p(labels | x_t) of each text, [B]; of tags and spans a mean over its words, so that every labelling
+        counts alike, however many places it labels."""
+        guided = self.frozen.model
         canvas, mask = guided.lengths.canvas(ids, lengths)
         with torch.no_grad(), torch.autocast(ids.device.type, enabled=False):
             x_t = guided.process.corrupt(guided.denoiser.codec.encode(canvas), t, noise)
         opinion = self.classifier(guided.denoiser, x_t, t, mask)
         first = guided.lengths.first
         return {
-            name: opinion.nats(name, on_canvas(one, chosen, mask.shape[1], first))
+            name: opinion.nats(name, on_canvas(one, chosen, mask.shape[1], first)) / places(one, lengths)
             for (name, one), chosen in zip(self.classifier.labellings.items(), labels, strict=True)
         }
 
@@ -97,70 +122,117 @@ def train_guide(
     recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
 ) -> Outcome:
     """Train the classifier of a recipe in `out`: words and vectors are those of the model that it guides."""
-    recipe = recipe.model_copy(update={"data": located(recipe.data, root)})
+    check_recipe(recipe)
+    method = recipe.build_method().model_dump()
+    method["guides"] = placed(method["guides"])
+    recipe = recipe.model_copy(update={"data": located(recipe.data, root), "model": method})
     if resume:
         same_recipe(recipe, out)
-    elif (out / "config.json").exists():
+    elif (out / "config.json").exists() or newest_checkpoint(out):
         raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
-    guided, tokenizer, _ = load_run(recipe.model.get("guides", "e2e"))
+    guided, tokenizer, _ = load_run(method["guides"])
     if not isinstance(guided, DiffusionModel):
-        raise UsageError(f"{recipe.model['guides']} is no diffusion model: a classifier has nothing to guide there.")
+        raise UsageError(f"{method['guides']} is no diffusion model: a classifier has nothing to guide there.")
     with whole_or_nothing(out, keep=resume):
-        path = corpus_path(recipe.data, root)
-        tokens = read_tokens(recipe, tokenizer, guided.room, out, "train", root, note)
-        labels = read_labels(path, recipe.column or "text")
-        batches_of = label_batches(tokens, labels, path)
+        tokens, labels = labelled_texts(recipe, tokenizer, guided.room, out, root, note)
         kept, held = split(tokens, recipe.seed)
+        about = {"model": method, "tokenizer": tokenizer.fingerprint(), "texts": len(kept), **left_out(tokens)}
+        if resume:
+            same_model(out, guided)
+        else:
+            tell_left_out(tokens, held, guided.room, note)
         torch.manual_seed(recipe.seed)
-        sizes = {key: value for key, value in recipe.build_method().model_dump().items() if key in SIZES}
-        classifier = Classifier(
-            [one.labelling for one in labels], guided.denoiser.codec.dim, guided.longest, tokenizer.size, **sizes
-        )
+        classifier = fresh_classifier(method, guided, labels)
         count_words(classifier, tokens, labels)
         widths = recipe.widths or default_widths(guided.longest, device)
-        about = {"model": recipe.build_method().model_dump(), "tokenizer": tokenizer.fingerprint(), "texts": len(kept)}
+        label_batches = [batches_of(one, tokens) for one in labels]
+        batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, kept, label_batches)
+        validation = validation_batches(tokens, held, recipe, widths, label_batches)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
         write_guide_config(out, classifier, guided, about)
-    trainer = Trainer(Learner(classifier, guided), budget_of(recipe, device), out, device)
+    budget = replace(budget_of(recipe, device), sample_every=0)  # it writes no texts
+    trainer = Trainer(Learner(classifier, guided), budget, out, device, "label_nats")
     if resume and not trainer.resume():
         note("no checkpoint yet, starting anew", 0)
-    held_out = Batches(tokens, min(recipe.batch_size, len(held)), recipe.seed, widths, held, batches_of)
-    validation: list[Batch] = [held_out.batch(step) for step in range(max(1, min(8, len(held) // recipe.batch_size)))]
-    outcome = trainer.fit(
-        Batches(tokens, recipe.batch_size, recipe.seed, widths, kept, batches_of), validation, watcher
-    )
+    outcome = trainer.fit(batches, validation, watcher)
     write_guide_config(out, classifier, guided, {**about, **trained(outcome)})
     return outcome
 
 
+def check_recipe(recipe: Recipe) -> None:
+    """What would have no effect is refused, and data that can hold no labels."""
+    for key in ("init", "tokenizer", "vocabulary", "more_than", "longest"):
+        if getattr(recipe, key) != Recipe.model_fields[key].default:
+            raise UsageError(f"a classifier has words and sizes of the model that it guides: leave {key} out.")
+    path = Path(recipe.data)
+    if (path.with_suffix("") if path.suffix == ".gz" else path).suffix != ".jsonl":
+        raise UsageError(
+            f"a classifier learns from labels, and {recipe.data} is no .jsonl file. "
+            'Give one with a text and labels a line, such as {"text": "...", "topic": "food"}.'
+        )
+
+
+def same_model(out: Path, guided: DiffusionModel) -> None:
+    if not belongs(guided.denoiser, read_json(out / "config.json").get("signature", [])):
+        raise DifflmError(f"the model that {out} guides changed since it was begun: train the classifier anew.")
+
+
+def labelled_texts(
+    recipe: Recipe, tokenizer: Tokenizer, room: int, out: Path, root: Path | None, note: Note
+) -> tuple[TokenFile, list[Labels]]:
+    """The texts of the recipe's file and all their labellings, of which one at least has something to tell apart."""
+    path = corpus_path(recipe.data, root)
+    tokens = read_tokens(recipe, tokenizer, room, out, "train", root, note)
+    found = read_labels(path, recipe.column or "text")
+    for one in found:
+        check_places(one, tokens, path)
+    same = [one.labelling.name for one in found if not one.tells]
+    if len(same) == len(found):
+        raise UsageError(f"each label of {path} has one value: there is nothing to tell apart. Label some otherwise.")
+    for name in same:
+        note(f"{name!r} is the same in every text: asking for it will change nothing", 0)
+    return tokens, found
+
+
+def check_places(labels: Labels, tokens: TokenFile, path: Path) -> None:
+    """Tags are as many as the tokens of their text, spans lie inside it."""
+    name, kind = labels.labelling.name, labels.labelling.kind
+    if kind == "text":
+        return
+    for number, length in zip(tokens.numbers().tolist(), tokens.lengths.tolist(), strict=True):
+        row, where = labels.rows[number], f"text {number + 1} of {path} has {length} tokens"
+        if kind == "tags" and row and len(row) != length:
+            raise UsageError(f"{where} and {len(row)} labels under {name!r}. Give one for each token of the model.")
+        if kind == "spans" and any(last >= length for _, last, _ in row):
+            raise UsageError(f"{where}; a span under {name!r} ends behind them. Places count from 0, ends included.")
+        if kind == "spans" and len({(first, last) for first, last, _ in row}) < len(row):
+            raise UsageError(f"text {number + 1} of {path} has two labels for one span under {name!r}. Give one.")
+        if kind == "spans" and len(row) > 2 * length:
+            raise UsageError(f"{where} and {len(row)} spans under {name!r}, more than a tree: at most {2 * length}.")
+
+
+def fresh_classifier(method: dict[str, Any], guided: DiffusionModel, labels: list[Labels]) -> Classifier:
+    sizes = {key: method[key] for key in SIZES}
+    labellings = [one.labelling for one in labels]
+    return Classifier(labellings, guided.denoiser.codec.dim, guided.longest, guided.vocabulary, **sizes)
+
+
 def count_words(classifier: Classifier, tokens: TokenFile, found: list[Labels]) -> None:
     """How often each word bears each tag in the labelled texts."""
-    kept = tokens.numbers()
     for number, one in enumerate(found):
         if one.labelling.kind == "tags":
-            ids, _ = tokens.rows(np.arange(len(tokens)), tokens.max_length)
-            labels = one.batch(kept.tolist(), tokens.max_length)
-            there = labels >= 0
-            np.add.at(classifier.word_counts[str(number)].numpy(), (ids[there], labels[there]), 1)
+            counts, batch = classifier.word_counts[str(number)].numpy(), batches_of(one, tokens)
+            for start in range(0, len(tokens), AT_ONCE):
+                chosen = np.arange(start, min(start + AT_ONCE, len(tokens)))
+                ids, labels = tokens.rows(chosen, tokens.max_length)[0], batch(chosen, tokens.max_length)
+                there = labels != NOTHING
+                np.add.at(counts, (ids[there], labels[there]), 1)
 
 
-def label_batches(tokens: TokenFile, found: list[Labels], path: Path) -> list[LabelBatch]:
-    """Labels by number in the token file, which leaves out what is too long."""
-    kept = tokens.numbers()
-    lengths = tokens.lengths
-    for one in found:
-        if one.labelling.kind == "tags":
-            for place, number in enumerate(kept.tolist()):
-                if one.rows[number] and len(one.rows[number]) != lengths[place]:
-                    raise UsageError(
-                        f"text {number + 1} of {path} has {lengths[place]} tokens and {len(one.rows[number])} "
-                        f"labels under {one.labelling.name!r}. Give one for each token of the model."
-                    )
-
-    def batch_of(one: Labels) -> LabelBatch:
-        return lambda chosen, width: one.batch(kept[chosen].tolist(), width)
-
-    return [batch_of(one) for one in found]
+def batches_of(labels: Labels, tokens: TokenFile) -> LabelBatch:
+    """Labels by number in the token file, which leaves some texts of its source out."""
+    numbers = tokens.numbers()
+    return lambda chosen, width: labels.batch(numbers[chosen].tolist(), width)
 
 
 def write_guide_config(out: Path, classifier: Classifier, model: DiffusionModel, about: dict[str, Any]) -> None:
@@ -170,7 +242,7 @@ def write_guide_config(out: Path, classifier: Classifier, model: DiffusionModel,
         "signature": signature(model.denoiser),
         "longest": model.longest,
         "labels": [one.to_json() for one in classifier.labellings.values()],
-        "parameters": sum(p.numel() for p in classifier.parameters()),
+        "parameters": sum(p.numel() for p in classifier.parameters() if p.requires_grad),
         **about,
     }
     write_atomic(out / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
@@ -178,16 +250,22 @@ def write_guide_config(out: Path, classifier: Classifier, model: DiffusionModel,
 
 def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classifier:
     """The classifier of a directory; one that was made for another model is refused."""
+    if not (folder / "config.json").is_file():
+        what = "holds no classifier" if folder.exists() else "does not exist"
+        raise UsageError(f"{folder} {what}. Give the directory that `difflm train classifier` wrote.")
     config = read_json(folder / "config.json")
     if not isinstance(config, dict) or config.get("format") != FORMAT or config.get("method") != "classifier":
         raise DifflmError(f"{folder} does not hold a classifier that difflm wrote.")
-    if config.get("tokenizer") != tokenizer.fingerprint() or not belongs(denoiser, config.get("signature", [])):
-        raise UsageError(
-            f"the classifier {folder} was made for another model ({config.get('guides')}), not for this one."
-        )
-    labellings = [Labelling(one["name"], one["kind"], tuple(one["values"])) for one in config["labels"]]
-    sizes = {key: config["model"][key] for key in SIZES}
-    classifier = Classifier(labellings, denoiser.codec.dim, config["longest"], denoiser.codec.vocabulary, **sizes)
+    try:
+        guides = Path(config["model"]["guides"]).name
+        if config["tokenizer"] != tokenizer.fingerprint() or not belongs(denoiser, config["signature"]):
+            raise UsageError(f"the classifier {folder} was made for another model ({guides}), not for this one.")
+        labellings = [Labelling(one["name"], one["kind"], tuple(one["values"])) for one in config["labels"]]
+        sizes = {key: config["model"][key] for key in SIZES}
+        classifier = Classifier(labellings, denoiser.codec.dim, config["longest"], denoiser.codec.vocabulary, **sizes)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise DifflmError(f"{folder}/config.json does not describe a classifier ({reason}).") from None
     path = folder / "model.safetensors"
     weights = {name.removeprefix("classifier."): t for name, t in load_tensors(path).items()}
     load_into(classifier, weights, path)

@@ -2,17 +2,18 @@
 
 import difflib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from difflm.controls import Control, Infill, Setting
+from difflm.controls import Control, Infill, Label, Setting, Tags
 from difflm.controls.brief import Brief, Edit
 from difflm.controls.classifier import Classifier
 from difflm.controls.guidance import STANDARD, Knobs
+from difflm.data.labels import Kind
 from difflm.data.tokenizers import PAD, Bpe, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
@@ -56,9 +57,7 @@ class Draft:
 
 
 Watch = Callable[[list[Draft]], None]
-
-
-Choice = Callable[[list[Generation]], int]
+Choice = Callable[[Sequence[int], list[Generation]], int]  # (their numbers, candidates) → the place of the best
 
 
 @dataclass
@@ -70,6 +69,7 @@ class Work:
     brief: Brief | None = None
     watch: Watch | None = None
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and place: words without an id
+    candidates: dict[int, list[int]] = field(default_factory=dict)  # by sample: ids of texts that a choice waits for
 
 
 class TextDiffusion:
@@ -153,7 +153,7 @@ class TextDiffusion:
         check_candidates(candidates, mbr, controls)
         work = Work(seed, self.sampling(**settings), self.brief(controls, edit, knobs), watch)
         if mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
-            yield from self._chosen(n, mbr, work, lambda made: most_central([g.tokens for g in made]))
+            yield from self._chosen(n, mbr, work, lambda _, made: most_central([g.tokens for g in made]))
             return
         if candidates > 1:
             yield from self._chosen(n, candidates, work, self._likeliest(work))
@@ -168,21 +168,23 @@ class TextDiffusion:
         if not isinstance(self.model, DiffusionModel):
             raise UsageError(f"controls are for diffusion models; this one is {self.config['method']}.")
         classifiers = [self._classifier(folder) for folder in self.guides] if any(c.head for c in controls) else []
+        knowing = {name: c for c in classifiers for name in c.labellings}  # of two that know a label, the later one
+        check_kinds(controls, {name: c.labellings[name].kind for name, c in knowing.items()})
         setting = Setting(
             self.tokenizer,
             self.model.room,
             self.model.lengths.first,
-            {name: one.values for c in classifiers for name, one in c.labellings.items()},
-            {name: counts for c in classifiers for name, counts in c.counted().items()},
+            {name: c.labellings[name].values for name, c in knowing.items()},
+            {name: c.counted()[name] for name, c in knowing.items() if c.labellings[name].kind == "tags"},
         )
-        return Brief(self.model, setting, controls, edit, classifiers, knobs or STANDARD)
+        return Brief(self.model, setting, controls, edit, classifiers[::-1], knobs or STANDARD)
 
     def _likeliest(self, work: "Work") -> Choice:
         """Selection by the model's own classifiers: the checkers have no say in it."""
 
-        def best(made: list[Generation]) -> int:
+        def best(samples: Sequence[int], made: list[Generation]) -> int:
             assert work.brief is not None
-            nats = work.brief.own_nats([self.tokenizer.encode(g.text) for g in made])
+            nats = work.brief.own_nats([work.candidates[sample] for sample in samples])
             return min(range(len(made)), key=nats.__getitem__)
 
         return best
@@ -198,12 +200,14 @@ class TextDiffusion:
     def _frames(self, tile: Tile, work: "Work") -> Iterator[Frame]:
         return frames(self.model, tile, work.seed, work.sampling, work.brief.steer if work.brief else None)
 
-    def _finish(self, tile: Tile, work: "Work") -> dict[int, Generation]:
+    def _finish(self, tile: Tile, work: "Work", candidates: bool = False) -> dict[int, Generation]:
         start = time.perf_counter()
         for frame in self._frames(tile, work):
             if work.watch:
                 work.watch(self._drafts(tile, frame, work))
         rows = finished(self.model, tile, frame)
+        if candidates:
+            work.candidates |= rows
         seconds = time.perf_counter() - start
         return {sample: self._generation(sample, ids, work, seconds) for sample, ids in rows.items()}
 
@@ -224,15 +228,18 @@ class TextDiffusion:
         made: dict[int, Generation] = {}
         cost: dict[int, float] = dict.fromkeys(range(n), 0.0)
         for tile in self._tiles(0, n * each, work):
-            batch = self._finish(tile, work)
+            batch = self._finish(tile, work, candidates=True)
             made |= batch
             for k in {sample // each for sample in batch}:
                 cost[k] += next(iter(batch.values())).seconds  # texts of a batch share its clock
-                candidates = [made.get(sample) for sample in range(k * each, (k + 1) * each)]
-                if None not in candidates:
-                    whole = [made.pop(sample) for sample in range(k * each, (k + 1) * each)]
+                samples = range(k * each, (k + 1) * each)
+                if all(sample in made for sample in samples):
+                    whole = [made.pop(sample) for sample in samples]
+                    chosen = whole[best(samples, whole)]
+                    for sample in samples:
+                        del work.candidates[sample]
                     calls = sum(g.denoiser_calls for g in whole)
-                    yield {k: replace(whole[best(whole)], denoiser_calls=calls, seconds=cost[k])}
+                    yield {k: replace(chosen, denoiser_calls=calls, seconds=cost[k])}
 
     def stream(
         self, n: int = 1, seed: int = 0, controls: Sequence[Control] = (), edit: Edit | None = None, **settings: Any
@@ -337,6 +344,15 @@ def check_candidates(candidates: int, mbr: int, controls: Sequence[Control]) -> 
         raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
     if candidates > 1 and not any(control.head for control in controls):
         raise UsageError("--candidates are chosen by a classifier: ask for a field, a label or tags, or use --mbr.")
+
+
+def check_kinds(controls: Sequence[Control], kinds: Mapping[str, Kind]) -> None:
+    """A label is of a whole text, tags are of words: what was learned as one cannot be asked for as the other."""
+    meant: dict[Kind, str] = {"text": "a label of a whole text", "tags": "a tag for every word", "spans": "spans"}
+    for control in controls:
+        if isinstance(control, Label | Tags) and (kind := kinds.get(control.head, control.kind)) != control.kind:
+            asked = meant[control.kind]
+            raise UsageError(f"{control.head!r} is {meant[kind]} in this classifier; {control.name} asks for {asked}.")
 
 
 def check_names(settings: dict[str, Any]) -> None:

@@ -121,7 +121,9 @@ def check_init(recipe: Recipe) -> None:
 
 def check(values: Mapping[str, Any]) -> Recipe:
     if values.get("data") is None:
-        raise UsageError("this recipe trains on your own texts: give data=FILE, such as data=my.txt.")
+        raise UsageError(
+            "this recipe trains on your own texts: give data=FILE, such as data=my.txt (a classifier: my.jsonl)."
+        )
     try:
         given = {str(key): value for key, value in values.items() if (key, value) != ("model", None)}  # empty: defaults
         recipe = Recipe(**given)

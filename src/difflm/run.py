@@ -59,6 +59,8 @@ def read_config(run: Path) -> dict[str, Any]:
     config = read_json(run / "config.json")
     if not isinstance(config, dict) or config.get("format") != FORMAT or config.get("method") not in METHODS:
         raise DifflmError(f"{run}/config.json was not written by this version of difflm.")
+    if config["method"] == "classifier":
+        raise DifflmError(f"{run} is a classifier, not a model: difflm generate MODEL --guide {run}.")
     if missing := [key for key in KEYS if key not in config]:
         raise DifflmError(f"{run}/config.json lacks {missing[0]!r}: it is not the whole config of a run.")
     return config

@@ -112,12 +112,12 @@ def on_canvas(labelling: Labelling, labels: Tensor, width: int, first: int) -> T
     if labelling.kind == "text" or (first == 0 and labelling.kind == "spans"):
         return labels
     if labelling.kind == "tags":
-        out = torch.full((labels.shape[0], width), -1, dtype=labels.dtype, device=labels.device)
+        out = torch.full((labels.shape[0], width), NOTHING, dtype=labels.dtype, device=labels.device)
         size = min(labels.shape[1], width - first)
         out[:, first : first + size] = labels[:, :size]
         return out
-    shift = torch.tensor([first, first, 0], device=labels.device)
-    return torch.where(labels >= 0, labels + shift, labels)
+    shifted = torch.cat([labels[..., :2] + first, labels[..., 2:]], -1)
+    return torch.where(labels != NOTHING, shifted, labels)
 
 
 def charted(spans: Tensor, mask: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Guidance:
     def __call__(self, now: Moment, x: Tensor) -> Tensor:
         knobs, s = self.knobs, now.s
         mean, std = now.process.posterior(now.x, now.belief.clean, now.t, s)
-        late = at_positions(s > knobs.tail, x)
+        before_tail = at_positions(s > knobs.tail, x)
         for _ in range(knobs.inner):
             slope = self.slope(x, s)
             if knobs.climb == "gradient":
@@ -66,7 +66,7 @@ class Guidance:
                     slope = slope - knobs.fluency * 2 * (x - mean) / std.clamp(min=1e-6)
                 size = torch.full_like(s, knobs.size) if knobs.absolute else knobs.size * now.process.sigma(s)
                 move = at_positions(size, x) * slope.sign()
-            x = torch.where(late, x + move, x)
+            x = torch.where(before_tail, x + move, x)
         return x
 
     @torch.enable_grad()
@@ -78,6 +78,7 @@ class Guidance:
 
     def nats(self, x: Tensor, s: Tensor) -> Tensor:
         """−log p(c | x_s) of each text, all wishes together, [B]; each classifier is asked once."""
-        opinions = {id(w.classifier): w.classifier(self.denoiser, x, s, self.mask) for w in self.wishes}
+        classifiers = {id(w.classifier): w.classifier for w in self.wishes}
+        opinions = {key: one(self.denoiser, x, s, self.mask) for key, one in classifiers.items()}
         found = [opinions[id(w.classifier)].nats(w.head, w.labels, w.whole) for w in self.wishes]
         return torch.stack(found).sum(0)

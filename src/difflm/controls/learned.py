@@ -4,10 +4,11 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from difflm.controls.base import Check, Control, Place, Setting
 from difflm.data.fields import expresses, normalise
+from difflm.data.labels import NONE, Kind
 from difflm.data.taggers import TAGS, Tagger, own_tagger, spacy_tagger
 from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError
@@ -27,6 +28,7 @@ class Label(Control):
     label: str
     value: str
     name = "label"
+    kind: ClassVar[Kind] = "text"
 
     @property
     def head(self) -> str:
@@ -75,6 +77,7 @@ class Tags(Control):
 
     tags: tuple[str, ...]
     name = "pos"
+    kind: ClassVar[Kind] = "tags"
 
     @property
     def head(self) -> str:
@@ -94,7 +97,9 @@ class Tags(Control):
             raise UsageError("pos: this model writes pieces of words; tags need whole words.")
         if len(self.tags) > setting.room:
             raise UsageError(f"pos: {len(self.tags)} tags are more words than this model holds ({setting.room}).")
-        known_labels(POS, setting)
+        known = known_labels(POS, setting)
+        if unseen := [tag for tag in self.tags if tag not in known]:
+            raise UsageError(f"pos: this model's classifier never saw {unseen[0]}. Known: {', '.join(known)}.")
 
     def length(self, setting: Setting) -> int:
         return len(self.tags)
@@ -109,7 +114,7 @@ class Tags(Control):
 
     def wanted(self, setting: Setting) -> list[int]:
         values = list(setting.labels[POS])
-        return [values.index(tag) if tag in values else 0 for tag in self.tags]
+        return [values.index(tag) for tag in self.tags]
 
     @cached_property
     def tagger(self) -> Tagger:
@@ -137,7 +142,7 @@ def known_labels(head: str, setting: Setting) -> list[str]:
         raise UsageError(
             f"no classifier of this model tells {head!r} apart (known: {known}). Give one with --guide DIR."
         )
-    return [value for value in setting.labels[head] if value != "-"]
+    return [value for value in setting.labels[head] if value != NONE]
 
 
 def listed(wrong: str, known: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Labelled texts: a .jsonl file with a text and any number of labels a line.
 
-What a label is shows in the file: a word is a label of the whole text (null: none), a list of words is a tag for every
-token, a list of [first, last, label] are spans, both ends included.
+What a label is shows in the file: a word is a label of the whole text, a list of words is a tag for every token, a list
+of [first, last, label] are spans, both ends included. Null is no label: a text without one and a text without spans are
+learned as such, tags that are not there are not asked for.
 """
 
 import json
@@ -19,6 +20,7 @@ from difflm.errors import UsageError
 Kind = Literal["text", "tags", "spans"]
 NONE = "-"  # no label: a text without one, a pair of places that is no span
 NOTHING = -1  # filling behind the tags and spans of a text
+FEW = 10  # texts that may all bear labels of their own; of more, these are names or numbers
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class Labels:
 
     labelling: Labelling
     rows: list[Any]  # an id; ids; or (first, last, id) triples
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are two things to tell apart; where there are spans, the other places are none."""
+        if self.labelling.kind == "spans":
+            return len(self.labelling.values) > 1
+        found = set(self.rows) if self.labelling.kind == "text" else {label for row in self.rows for label in row}
+        return len(found) > 1
 
     def batch(self, chosen: Sequence[int], width: int) -> NDArray[np.int64]:
         """Labels of some texts: [B], [B, W] or [B, 2W, 3]."""
@@ -73,20 +83,28 @@ def read_labels(path: Path, text_column: str) -> list[Labels]:
 
 
 def labels_of(name: str, values: list[Any], path: Path, numbers: list[int]) -> Labels:
-    kinds = {kind_of(value) for value in values if value not in (None, [])}  # an empty list fits tags and spans
-    if len(kinds) != 1 or None in kinds:
-        odd = next(
-            (n for n, v in zip(numbers, values, strict=True) if v not in (None, []) and kind_of(v) is None), numbers[0]
-        )
+    kind = one_kind(name, values, path, numbers)
+    names = sorted({label for value in values for label in labels_in(value, kind)} - {NONE})
+    if kind == "text" and len(names) == len(values) > FEW:
+        raise UsageError(f"{name!r} in {path} is another one in each of {len(values):,} texts: no label. Leave it out.")
+    known = {label: i for i, label in enumerate([NONE, *names])}
+    rows = [ids_of(value, kind, known) for value in values]
+    return Labels(Labelling(name, kind, (NONE, *names)), rows)
+
+
+def one_kind(name: str, values: list[Any], path: Path, numbers: list[int]) -> Kind:
+    """What all lines agree that a label is; an empty list fits tags and spans."""
+    given = [(n, kind_of(value)) for n, value in zip(numbers, values, strict=True) if value not in (None, [])]
+    if not given:
+        raise UsageError(f"{name!r} in {path} is empty in every line: it labels nothing. Leave it out.")
+    kind = given[0][1]
+    odd = next((n for n, found in given if found is None or found != kind), None)
+    if kind is None or odd is not None:
         raise UsageError(
             f"{name!r} in {path} is not one kind of label (line {odd}). Give a word, a list of words (a tag a token) "
             "or a list of [first, last, label] in every line."
         )
-    kind = kinds.pop()
-    names = sorted({label for value in values for label in labels_in(value, kind)})
-    known = {label: i for i, label in enumerate([NONE, *names])}
-    rows = [ids_of(value, kind, known) for value in values]
-    return Labels(Labelling(name, kind, (NONE, *names)), rows)  # type: ignore[arg-type]
+    return kind
 
 
 def kind_of(value: Any) -> Kind | None:
@@ -107,7 +125,7 @@ def is_span(value: Any) -> bool:
     return isinstance(first, int) and isinstance(last, int) and isinstance(label, str) and 0 <= first <= last
 
 
-def labels_in(value: Any, kind: Kind | None) -> list[str]:
+def labels_in(value: Any, kind: Kind) -> list[str]:
     if value is None:
         return []
     if kind == "text":
@@ -115,7 +133,7 @@ def labels_in(value: Any, kind: Kind | None) -> list[str]:
     return list(value) if kind == "tags" else [label for _, _, label in value]
 
 
-def ids_of(value: Any, kind: Kind | None, known: dict[str, int]) -> Any:
+def ids_of(value: Any, kind: Kind, known: dict[str, int]) -> Any:
     if kind == "text":
         return known[value] if value is not None else 0
     if kind == "tags":

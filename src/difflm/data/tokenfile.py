@@ -114,6 +114,11 @@ class TokenFile:
         return int(self.meta["repeated"])
 
     @property
+    def distinct(self) -> bool:
+        """Whether texts that repeat an earlier one were left out."""
+        return bool(self.meta["distinct"])
+
+    @property
     def read(self) -> int:
         """Texts of the file, those that were left out too."""
         return len(self) + len(self._left_out)

@@ -74,7 +74,7 @@ def denoise(
         draw = lambda i=i: noise.normal(i + 1, length, dim)  # noqa: E731
         now = Moment(process, x, belief, t, s, draw, last, believe)
         x = step(now)
-        if guide is not None:
+        if guide is not None and i + 2 < len(times):  # nobody sees the state behind the last belief
             x = guide(now, x)
         previous, last = belief.clean, (belief.clean, t)
         before, tokens = tokens, belief.tokens

@@ -89,20 +89,25 @@ class Progress:
         }
 
 
+Figure = Literal["nats_per_token", "label_nats"]
+UNITS: dict[Figure, str] = {"nats_per_token": "nats/token", "label_nats": "nats of labels a text"}
+
+
 @dataclass(frozen=True)
 class Validation:
     """The averaged weights of one step on held-out texts."""
 
     step: int
-    nats_per_token: float
+    value: float
     likelihood: Likelihood | None
     best: bool = False  # so far, where patience keeps the best weights
+    figure: Figure = "nats_per_token"
 
     def __str__(self) -> str:
-        return f"{'≤ ' if self.likelihood == 'bound' else ''}{self.nats_per_token:.4f} nats/token"
+        return f"{'≤ ' if self.likelihood == 'bound' else ''}{self.value:.4f} {UNITS[self.figure]}"
 
     def figures(self) -> dict[str, Any]:
-        figures = {"nats_per_token": round(self.nats_per_token, 6), "step": self.step}
+        figures = {self.figure: round(self.value, 6), "step": self.step}
         return {**figures, "likelihood": self.likelihood} if self.likelihood else figures
 
     def record(self) -> dict[str, Any]:
@@ -131,8 +136,16 @@ class Outcome:
 class Trainer:
     """A model, its optimiser and its average, moved through a budget."""
 
-    def __init__(self, model: LanguageModel, budget: Budget, run: Path, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        budget: Budget,
+        run: Path,
+        device: torch.device,
+        figure: Figure = "nats_per_token",
+    ) -> None:
         self.model, self.budget, self.run, self.device = model.to(device), budget, run, device
+        self.figure = figure  # what validation measures
         self.ema = Ema(model, budget.ema)
         warp = [p for name, p in model.named_parameters() if name.startswith("times.")]
         self.weights = [p for name, p in model.named_parameters() if not name.startswith("times.")]
@@ -203,8 +216,9 @@ class Trainer:
         return self._graphs[width]
 
     def validate(self, batches: list[Batch]) -> float:
-        """Nats/token of the averaged weights on held-out texts, exact or a bound, always with the same noise."""
-        total, tokens = torch.zeros((), device=self.device), 0
+        """Nats of the averaged weights on held-out texts, exact or a bound, always with the same noise: a token, or of
+        labels a text."""
+        total, count = torch.zeros((), device=self.device), 0
         texts = sum(len(batch.lengths) for batch in batches)
         draws, copies = validation_draws(texts) if self.model.likelihood == "bound" else (1, 1)
         for number, batch in enumerate(batches):
@@ -213,8 +227,9 @@ class Trainer:
             noise = Noise(self.budget.seed, torch.arange(size, device=self.device) + number * size)
             with self.autocast():
                 total = total + self.ema.model.nats(ids, lengths, noise, draws, *labels).sum()
-            tokens += int(batch.lengths.sum()) * copies + size  # words and END
-        return float(total) / max(1, tokens)
+            words = 0 if self.figure == "label_nats" else int(batch.lengths.sum()) * copies
+            count += words + size  # words and END, or texts
+        return float(total) / max(1, count)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
@@ -323,8 +338,8 @@ class Trainer:
 
     def note_validation(self, nats: float, watcher: Watcher) -> bool:
         """Write the figure down, keep the best weights where patience asks for it; True when patience is at its end."""
-        best = bool(self.budget.patience) and nats < self.validation.get("nats_per_token", math.inf)
-        now = Validation(self.step, nats, self.model.likelihood, best)
+        best = bool(self.budget.patience) and nats < self.validation.get(self.figure, math.inf)
+        now = Validation(self.step, nats, self.model.likelihood, best, self.figure)
         if best or not self.budget.patience:
             self.validation = now.figures()
         if best:

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,9 +159,9 @@ class Writer:
     def knobs(self) -> "Knobs | None":
         if self.guidance is None:
             return None
-        from difflm.controls.guidance import Knobs
+        from difflm.controls.guidance import STANDARD
 
-        return Knobs(size=self.guidance)
+        return replace(STANDARD, size=self.guidance)
 
     @property
     def each(self) -> int:
@@ -174,7 +174,8 @@ class Writer:
 
         if self.guidance is not None and not 0 <= self.guidance <= 1000:
             raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.guidance}.")
-
+        if self.guidance is not None and not any(control.head for r in requests for control in r.controls()):
+            raise UsageError("--guidance is how strongly classifiers pull: ask for a field, a label or tags as well.")
         for number, request in enumerate(requests):
             try:
                 check_request(request.n, request.seed, self.mbr)

@@ -50,7 +50,7 @@ def train(
             f"Continue: {shlex.join(again)}"
         )
         return 1
-    if resolved.method != "classifier":
+    if resolved.method != "classifier":  # which is part of a model and has no card of its own
         finish_run(out, shlex.join(command))
     if as_json:
         put_json(
@@ -58,8 +58,7 @@ def train(
         )
         return 0
     if resolved.method == "classifier":
-        guided = shlex.quote(str(resolved.model.get("guides", "e2e")))
-        print(f"Next: difflm generate {guided} --guide {shlex.quote(str(out))} --label NAME=VALUE")
+        tell_guide(resolved.build_method().model_dump()["guides"], out)
         return 0
     from difflm.cards import training_summary
     from difflm.run import read_config
@@ -67,6 +66,18 @@ def train(
     print(f"{out}: {training_summary(read_config(out))}.")
     print(f"Next: difflm generate {shlex.quote(str(out))} -n 4")
     return 0
+
+
+def tell_guide(guided: str, out: Path) -> None:
+    """What was trained, and a request that it can serve."""
+    from difflm.files import read_json
+
+    config = read_json(out / "config.json")
+    labels, trained = config["labels"], config["trained"]
+    print(f"{out}: tells {', '.join(one['name'] for one in labels)}; {trained['steps']:,} steps.")
+    asked = [["--label", f"{one['name']}={one['values'][1]}"] for one in labels if one["kind"] == "text"]
+    asked += [["--pos", one["values"][1]] for one in labels if (one["kind"], one["name"]) == ("tags", "pos")]
+    print(f"Next: {shlex.join(['difflm', 'generate', guided, '--guide', str(out), *next(iter(asked), [])])}")
 
 
 def show_recipe(recipe: Any, as_json: bool) -> None:
