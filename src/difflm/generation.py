@@ -21,6 +21,15 @@ GPU_BYTES = 2**31  # that a tile's float32 logits may take
 WIDTH = 16  # canvases are multiples of this
 
 
+def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Ids of texts of different lengths [B, L], PAD behind each, and the lengths [B]."""
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.full((len(rows), int(lengths.max())), PAD)
+    for k, row in enumerate(rows):
+        ids[k, : len(row)] = torch.tensor(row)
+    return ids, lengths
+
+
 @dataclass(frozen=True)
 class Layout:
     """A sample before it is made: how many positions its canvas has, and the ids that are settled there."""

@@ -1,7 +1,6 @@
 """From labelled texts to a classifier that guides a model, and back from its directory."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from difflm.fit import (
     validation_batches,
     whole_or_nothing,
 )
-from difflm.model import DiffusionModel, LanguageModel
+from difflm.model import DiffusionModel, Trainable
 from difflm.noise import Noise
 from difflm.recipe import Recipe
 from difflm.run import load_run
@@ -53,20 +52,13 @@ class Frozen:
         return self
 
 
-class Learner(LanguageModel):
+class Learner(Trainable):
     """A classifier while it learns, beside the frozen model that it is to guide."""
-
-    likelihood = None
 
     def __init__(self, classifier: Classifier, guided: DiffusionModel) -> None:
         super().__init__()
         self.classifier = classifier
         self.frozen = Frozen(guided)  # no module of this one: it is not saved
-        self.sampling, self.longest, self.vocabulary = guided.sampling, guided.longest, guided.vocabulary
-
-    @property
-    def room(self) -> int:
-        return self.frozen.model.room
 
     def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
         guided = self.frozen.model.to(ids.device)
@@ -100,18 +92,6 @@ class Learner(LanguageModel):
             name: opinion.nats(name, on_canvas(one, chosen, mask.shape[1], first)) / places(one, lengths)
             for (name, one), chosen in zip(self.classifier.labellings.items(), labels, strict=True)
         }
-
-    def compute_in(self, dtype: torch.dtype | None) -> None:
-        raise NotImplementedError
-
-    def lengths_for(self, noise: Noise) -> Tensor:
-        raise NotImplementedError
-
-    def stream(self, *_: Any) -> Any:
-        raise NotImplementedError
-
-    def words(self, row: list[int]) -> list[int]:
-        raise NotImplementedError
 
 
 def places(labelling: Labelling, lengths: Tensor) -> Tensor:
@@ -150,7 +130,7 @@ def train_guide(
         validation = validation_batches(tokens, held, recipe, widths, label_batches)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
         write_guide_config(out, classifier, guided, about)
-    budget = replace(budget_of(recipe, device), sample_every=0)  # it writes no texts
+    budget = budget_of(recipe, device)
     trainer = Trainer(Learner(classifier, guided), budget, out, device, "label_nats")
     if resume and not trainer.resume():
         note("no checkpoint yet, starting anew", 0)

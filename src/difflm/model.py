@@ -37,10 +37,24 @@ class Sampling:
     beams: int = 0  # the twin alone: beam search instead of drawing
 
 
-class LanguageModel(nn.Module):
-    """`ids` [B, L] are words without specials, padded; `lengths` [B] says how many are real."""
+class Trainable(nn.Module):
+    """What the trainer asks of a model. `ids` [B, L] are words without specials, padded; `lengths` [B] says how many
+    are real; `labels` are for what learns from them."""
 
     likelihood: Likelihood | None = None  # None: the figure is not a likelihood, and none is printed
+
+    @abstractmethod
+    def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
+        """ "loss" to descend and its named parts, all scalars."""
+
+    @abstractmethod
+    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
+        """−log p(text) or its bound for each text, END and length included; of a classifier, of its labels. [B]"""
+
+
+class LanguageModel(Trainable):
+    """A model that writes."""
+
     longest: int  # positions
     vocabulary: int
     sampling: Sampling
@@ -56,14 +70,6 @@ class LanguageModel(nn.Module):
     @abstractmethod
     def compute_in(self, dtype: torch.dtype | None) -> None:
         """Run the network in `dtype`; weights stay as they are."""
-
-    @abstractmethod
-    def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
-        """ "loss" to descend and its named parts, all scalars. `labels` are for what learns from them."""
-
-    @abstractmethod
-    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
-        """−log p(text) or its bound for each text, END and length included, [B]."""
 
     @abstractmethod
     def lengths_for(self, noise: Noise) -> Tensor:

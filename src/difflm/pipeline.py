@@ -14,10 +14,10 @@ from difflm.controls.brief import Brief, Edit
 from difflm.controls.classifier import Classifier
 from difflm.controls.guidance import STANDARD, Knobs
 from difflm.data.labels import Kind
-from difflm.data.tokenizers import PAD, Bpe, Tokenizer, Words
+from difflm.data.tokenizers import Bpe, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
-from difflm.generation import Tile, finished, frames, laid_out, tiles
+from difflm.generation import Tile, finished, frames, laid_out, padded, tiles
 from difflm.guides import load_guide
 from difflm.model import DiffusionModel, LanguageModel, Sampling
 from difflm.noise import Noise
@@ -299,10 +299,7 @@ class TextDiffusion:
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            lengths = torch.tensor([len(rows[i]) for i in chosen])
-            ids = torch.full((len(chosen), int(lengths.max())), PAD)
-            for k, i in enumerate(chosen):
-                ids[k, : len(rows[i])] = torch.tensor(rows[i])
+            ids, lengths = padded([rows[i] for i in chosen])
             noise = Noise(seed, first + torch.tensor(chosen, device=self.device))
             nats[chosen] = self.model.nats(ids.to(self.device), lengths.to(self.device), noise, draws).float().cpu()
         return nats

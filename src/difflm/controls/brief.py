@@ -14,10 +14,10 @@ from difflm.controls.exact import Avoid, Infill
 from difflm.controls.guidance import STANDARD, Guidance, Knobs, Wish
 from difflm.controls.phrases import Phrases
 from difflm.controls.rules import Inside
-from difflm.data.tokenizers import END, PAD, SPECIALS, UNK, Words
+from difflm.data.tokenizers import END, SPECIALS, UNK, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
-from difflm.generation import Layout, Tile
+from difflm.generation import Layout, Tile, padded
 from difflm.model import DiffusionModel
 from difflm.noise import Noise
 from difflm.samplers import Guide, Steering, Transform
@@ -181,10 +181,7 @@ class Brief:
     def own_nats(self, rows: list[list[int]]) -> list[float]:
         """−log p(what is asked | finished text) under the guiding classifiers, for word ids."""
         device = self.model.denoiser.codec.bias.device
-        lengths = torch.tensor([len(row) for row in rows])
-        ids = torch.full((len(rows), int(lengths.max())), PAD)
-        for k, row in enumerate(rows):
-            ids[k, : len(row)] = torch.tensor(row)
+        ids, lengths = padded(rows)
         canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
         guide = self.guide(Place(mask, self.setting.first, torch.zeros_like(mask)))
         assert isinstance(guide, Guidance)

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor
 
-from difflm.model import LanguageModel
+from difflm.model import Trainable
 
 
 class Ema:
@@ -14,7 +14,7 @@ class Ema:
     Early on d is (1 + step)/(10 + step), so that a short run is not the memory of its first weights.
     """
 
-    def __init__(self, model: LanguageModel, decay: float) -> None:
+    def __init__(self, model: Trainable, decay: float) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False)
         self.model.eval()
         self.decay = decay

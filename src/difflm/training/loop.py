@@ -17,7 +17,7 @@ from torch import Tensor
 from difflm.data.batches import Batch, Batches, prefetch
 from difflm.errors import DifflmError
 from difflm.files import append_line, write_atomic
-from difflm.model import LanguageModel, Likelihood
+from difflm.model import LanguageModel, Likelihood, Trainable
 from difflm.noise import Noise, fold
 from difflm.training.capture import Captured, Gradients
 from difflm.training.checkpoints import (
@@ -138,7 +138,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Trainable,
         budget: Budget,
         run: Path,
         device: torch.device,
@@ -305,7 +305,8 @@ class Trainer:
                 validating = held_out and (self.step % budget.validate_every == 0 or last)
                 if validating and self.note_validation(self.validate(held_out), watcher):
                     stop = "early"
-                if budget.sample_every and self.step % budget.sample_every == 0 and not last:
+                showing = budget.sample_every and self.step % budget.sample_every == 0 and not last
+                if showing and isinstance(self.ema.model, LanguageModel):  # a classifier has nothing to show
                     watcher.samples(self.step, self.ema.model)
                 since += time.perf_counter() - pause
                 if stopping and not last and stop == "done":
