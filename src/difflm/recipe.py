@@ -24,7 +24,7 @@ class Recipe(BaseModel):
     "A bundled model or the directory of a run whose words and weights this one begins with."
 
     data: str
-    "`e2e`, or the path of a .txt, .csv or .jsonl file."
+    "`e2e`, `roc`, `roc-excerpts`, `roc-rearranged`, or the path of a .txt, .csv or .jsonl file."
     column: str | None = None
     "The column of a .csv or .jsonl file that holds the text."
     tokenizer: Literal["words", "bpe"] = "bpe"
