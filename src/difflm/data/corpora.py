@@ -27,9 +27,7 @@ KNOWN = {
     "e2e": Known(e2e_path, lambda path: (pair.text for pair in read_e2e(path))),
     "roc": Known(roc_path, read_stories),
     "roc-excerpts": Known(roc_path, lambda path: with_excerpts(read_stories(path)), read_stories),
-    REARRANGED: Known(
-        roc_path, lambda path: rearranged(read_stories(path)), lambda path: marked(read_stories(path))
-    ),
+    REARRANGED: Known(roc_path, lambda path: rearranged(read_stories(path)), lambda path: marked(read_stories(path))),
 }
 NAMES = tuple(KNOWN)
 

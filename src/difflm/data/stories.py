@@ -173,8 +173,8 @@ def read_anlg(path: Path) -> list[Gap]:
 
 def _anlg_object(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        raw = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
-        rows = json.loads(raw)
+        raw = path.read_bytes()
+        rows = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     except (OSError, EOFError, zlib.error, ValueError, RecursionError):
         rows = None
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
