@@ -102,7 +102,8 @@ class Autoregressive(LanguageModel):
             confidence[:, i] = p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
             done = done | (drawn == END)
             last = drawn.unsqueeze(1)
-            yield Frame(i, torch.tensor(1 - (i + 1) / places), tokens.clone(), confidence.clone(), mask, changed)
+            t = torch.full((batch,), 1 - (i + 1) / places)
+            yield Frame(i, t, tokens.clone(), confidence.clone(), mask, changed)
             if i % 8 == 7 and bool(done.all()):  # the one look at the device, every eighth word
                 return
 
@@ -128,7 +129,7 @@ class Autoregressive(LanguageModel):
         for row, number in enumerate(which.tolist()):
             tokens[row, : found[number].shape[1]] = found[number]
         there = tokens != PAD
-        return Frame(0, torch.zeros(()), tokens, torch.ones_like(tokens, dtype=torch.float), there, there)
+        return Frame(0, torch.zeros(batch), tokens, torch.ones_like(tokens, dtype=torch.float), there, there)
 
     def likeliest(self, begin: Tensor, places: int, beams: int) -> Tensor:
         """One beam search: `begin` [1, n] and the words after it, [1, m]."""
