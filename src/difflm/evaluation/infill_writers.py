@@ -160,13 +160,14 @@ class BothSides(Writer):
 
     def candidates(self, on_progress: Counted) -> list[list[Words]]:
         requests = [request for gap in self.set.gaps for request in self.requests(gap)]
-        texts = ["" for _ in requests]
+        works = [self.lm.work(1, seed, controls=[infill], **self.settings) for seed, infill in requests]
+        texts = ["" for _ in works]
         kept = 0
-        for number, text, satisfied in together(self.lm, requests, self.settings):
-            texts[number] = text
-            kept += satisfied
-            on_progress(number + 1, len(requests))
-        self.kept = kept / len(requests)
+        for done, (number, finished) in enumerate(self.lm.together(works), start=1):
+            texts[number] = finished[0].text
+            kept += bool(finished[0].controls[0]["satisfied"])
+            on_progress(done, len(works))
+        self.kept = kept / len(works)
         gaps = [gap for gap in self.set.gaps for _ in range(self.asked.mbr)]
         made = [between(gap, text) for gap, text in zip(gaps, texts, strict=True)]
         return [made[k : k + self.asked.mbr] for k in range(0, len(made), self.asked.mbr)]
@@ -184,15 +185,6 @@ class BothSides(Writer):
         gaps = zip(self.set.gaps, candidates, strict=True)
         texts = [[f"{gap.left} {join_words(c)} {gap.right}" for c in many] for gap, many in gaps]
         return self.scored(texts, on_progress)
-
-
-def together(
-    lm: TextDiffusion, requests: Sequence[tuple[int, Infill]], settings: Mapping[str, Any]
-) -> Iterator[tuple[int, str, bool]]:
-    """Number and text of each request, and whether what was given stands in it."""
-    for number, (seed, infill) in enumerate(requests):
-        (made,) = lm.generate(1, seed, controls=[infill], **settings)
-        yield number, made.text, bool(made.controls[0]["satisfied"])
 
 
 def between(gap: Gap, text: str) -> Words:
