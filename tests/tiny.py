@@ -44,7 +44,7 @@ def write_grammar(path: Path, n: int, seed: int = 0) -> list[str]:
     return texts
 
 
-def tiny_run(directory: Path, method: str, **changes: Any) -> Path:
+def tiny_run(directory: Path, method: str, root: Path | None = None, **changes: Any) -> Path:
     """Train `directory/method` on `directory/grammar.txt`, which is written if it is not there."""
     directory.mkdir(parents=True, exist_ok=True)
     data = directory / "grammar.txt"
@@ -64,7 +64,7 @@ def tiny_run(directory: Path, method: str, **changes: Any) -> Path:
         "sample_every": 0,
     }
     train_run(
-        check({**recipe, **changes}), directory / method, torch.device("cpu"), Silent(), lambda *_: None, None, False
+        check({**recipe, **changes}), directory / method, torch.device("cpu"), Silent(), lambda *_: None, root, False
     )
     return directory / method
 
