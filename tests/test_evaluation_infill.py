@@ -2,14 +2,13 @@
 the command with small models of stories made here."""
 
 import json
-import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny import MODEL, tiny_run
+from tiny import MODEL, THINGS, tiny_run, write_stories
 
 from difflm.cli import main
 from difflm.data.stories import Gap
@@ -19,38 +18,6 @@ from difflm.evaluation.infill import Measure, evaluate_infill, readable, that_fi
 from difflm.evaluation.infill_records import PEOPLE
 from difflm.evaluation.infill_writers import Asked, Lengths, Set, Writer, Written, between, writer_for
 from difflm.pipeline import TextDiffusion
-
-NAMES, THINGS, PLACES = ("Ann", "Bea", "Tom", "Max"), ("dog", "cat", "hat", "ball"), ("park", "shop", "house")
-
-
-def make_story(draw: random.Random) -> str:
-    name, thing, place = draw.choice(NAMES), draw.choice(THINGS), draw.choice(PLACES)
-    return (
-        f"{name} went to the {place}. {name} saw a {thing} there. The {thing} was nice. "
-        f"{name} took the {thing} home. Now {name} has a {thing}."
-    )
-
-
-def write_stories(root: Path, train: int = 120, valid: int = 30) -> Path:
-    """A small ROCStories and a small aNLG with two answers a gap and a word that no story has."""
-    for split, count, seed in (("train", train, 0), ("valid", valid, 1)):
-        draw = random.Random(seed)
-        path = root / "roc" / f"{split}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps([make_story(draw)]) + "\n" for _ in range(count)))
-    pairs = {
-        f"{name}-{thing}": {
-            "obs1": f"{name} went to Zanzibar.",
-            "obs2": f"Now {name} has a {thing}.",
-            "gold_labels": [f"{name} saw a {thing} there.", f"{name} took a {thing} home."],
-        }
-        for name in NAMES
-        for thing in THINGS
-    }
-    (root / "anlg").mkdir(exist_ok=True)
-    (root / "anlg" / "dev.json").write_text(json.dumps(pairs))
-    return root
-
 
 STORIES = [["A b.", "A b c.", "A b c d.", "A b c d e.", "No."]] * 10 + [["A b c d e f."] * 5] * 10
 LENGTHS = Lengths.of(STORIES, ends_only=False)

@@ -61,7 +61,7 @@ class Lengths:
         """`count` lengths that cover the distribution evenly, whatever their number; the first is a plain draw."""
         sides = [sentence for side in (gap.left, gap.right) for sentence in sentences(side)]
         mean = sum(len(split_words(sentence)) for sentence in sides) / len(sides)
-        middle = int(np.searchsorted(self.around, mean))
+        middle = sum(int(np.searchsorted(self.around, mean, side)) for side in ("left", "right")) // 2
         start = max(0, min(middle - NEAR // 2, len(self.around) - NEAR))
         near = np.sort(self.missing[start : start + NEAR])
         u = (offset + GOLDEN_RATIO * np.arange(count)) % 1.0
