@@ -61,7 +61,7 @@ class Canned(Writer):
     def __init__(self, made: list[list[str]], nats: list[list[float]]) -> None:
         lm: Any = SimpleNamespace(
             sampling=lambda **_: None,
-            model=SimpleNamespace(calls=lambda sampling, words: 7),
+            model=SimpleNamespace(calls=lambda sampling, words: 7, likelihood="exact"),
         )
         super().__init__(lm, SET, Asked(mbr=len(made[0])))
         self.made, self.told = made, nats
@@ -69,7 +69,10 @@ class Canned(Writer):
     def candidates(self, on_progress: Any) -> list[list[list[str]]]:
         return [[text.split() for text in many] for many in self.made]
 
-    def nats(self, candidates: Any, on_progress: Any) -> list[list[float]]:
+    def whole_texts(self, made: Any) -> Any:
+        return made
+
+    def scored(self, texts: Any, on_progress: Any) -> list[list[float]]:
         return self.told
 
 
@@ -246,9 +249,7 @@ def test_gaps_that_do_not_fit_are_left_out_and_told(runs, data):
     small: Any = SimpleNamespace(model=SimpleNamespace(room=30))
     assert that_fit(sets, [lm, small]).gaps == GAPS
     with pytest.raises(UsageError, match="no gap fits"):
-        evaluate_infill(
-            {"m": SimpleNamespace(model=SimpleNamespace(room=9), device=lm.device)}, [sets], Asked(), [], {}
-        )
+        evaluate_infill({"m": SimpleNamespace(model=SimpleNamespace(room=9), device=lm.device)}, [sets], Asked(), [])
 
 
 def test_a_model_of_any_diffusion_method_can_be_asked(tmp_path, data):
@@ -257,7 +258,7 @@ def test_a_model_of_any_diffusion_method_can_be_asked(tmp_path, data):
     lm = TextDiffusion.from_pretrained(folder)
     gap = Gap("Ann went to the park.", "Now Ann has a hat.", ("Ann saw a hat there.",))
     (report, _) = evaluate_infill(
-        {"m": lm}, [Set("roc", [gap, gap], LENGTHS)], Asked(mbr=2, draws=0, settings={"steps": 2}), ["x"], {}
+        {"m": lm}, [Set("roc", [gap, gap], LENGTHS)], Asked(mbr=2, draws=0, settings={"steps": 2}), ["x"]
     )
     assert {row.how for row in report.rows} == {"one sample", "MBR of 2"}
     assert [row.figures["kept"] for row in report.rows] == [1.0, 1.0]

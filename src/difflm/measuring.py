@@ -152,7 +152,7 @@ def measure_infill(run: str, asked: "Measuring", infill: "Infilling") -> tuple[I
     models = dict(zip(run_names(runs), (load(one, asked.device) for one in runs), strict=True))
     training = [sentence for story in stories for sentence in story]
     with Bar("measuring") as bar:
-        return evaluate_infill(models, sets, how, training, {"split": asked.split}, on_progress=bar.update)
+        return evaluate_infill(models, sets, how, training, on_progress=bar.update)
 
 
 def gaps_of(name: str, stories: Sequence[Sequence[str]], count: int, asked: "Measuring") -> Set:
@@ -163,7 +163,7 @@ def gaps_of(name: str, stories: Sequence[Sequence[str]], count: int, asked: "Mea
     else:
         found = list(story_gaps(corpus("roc", asked.data, asked.split), asked.seed))
     chosen = random.Random(asked.seed).sample(found, min(count, len(found)))
-    return Set(name, chosen, Lengths.of(stories, ends_only))
+    return Set(name, chosen, Lengths.of(stories, ends_only), "dev" if ends_only else asked.split)
 
 
 def keep_middles(run: str, middles: dict[str, str], out: Path | None) -> None:

@@ -114,7 +114,7 @@ def check_init(recipe: Recipe) -> None:
         if key != "model" and ours[key] != theirs[key]:
             raise UsageError(f"init={recipe.init} has {key}={theirs[key]}, not {ours[key]}: leave {key} out.")
     for key, value in theirs["model"].items():
-        if key != "dropout" and ours["model"][key] != value:  # which has no weights
+        if key not in ("dropout", "context") and ours["model"][key] != value:  # which have no weights
             given = ours["model"][key]
             raise UsageError(f"init={recipe.init} has model.{key}={value}, not {given}: leave model.{key} out.")
 

@@ -33,7 +33,6 @@ def evaluate_infill(
     sets: Sequence[Set],
     how: Asked,
     training_sentences: Sequence[str],
-    about: Mapping[str, Any],
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> tuple[InfillReport, dict[str, str]]:
     """All models on all sets, and for each set some gaps and their middles as people read them."""
@@ -56,7 +55,7 @@ def evaluate_infill(
         for name, ways in written.items():
             rows += [measure.row(name, models[name], way, best) for way in ways]
         read[gaps.name] = readable(fitting.gaps, written)
-    return InfillReport(rows, {**about, "seed": how.seed, "mbr": how.mbr}, notes), read
+    return InfillReport(rows, {"seed": how.seed, "mbr": how.mbr}, notes), read
 
 
 def that_fit(gaps: Set, models: Iterable[TextDiffusion]) -> Set:
@@ -138,6 +137,7 @@ class Measure:
         if name != PEOPLE:
             figures["copied"] = copied_share([join_words(middle) for middle in middles], self.training)
         intervals = {k: d.interval() for k, d in drawn.items() if len(d.draws) and figures[k] is not None}
+        about = {**about, "split": self.set.split}
         return InfillRow(name, how, self.set.name, len(middles), figures, intervals, about)
 
 

@@ -38,6 +38,7 @@ class Set:
     name: str
     gaps: Sequence[Gap]
     lengths: "Lengths"
+    split: str = "valid"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,9 @@ class Asked:
 
 
 class Writer:
-    """A model on one set of gaps. Subclasses make candidates, `mbr` a gap, and tell how likely each is."""
+    """A model on one set of gaps. Subclasses make candidates, `mbr` a gap, and say what a whole text is."""
+
+    kept: float | None = None  # share of texts whose sides are as given
 
     def __init__(self, lm: TextDiffusion, gaps: Set, asked: Asked) -> None:
         self.lm, self.set, self.asked = lm, gaps, asked
@@ -107,8 +110,8 @@ class Writer:
     def candidates(self, on_progress: Counted) -> list[list[Words]]:
         raise NotImplementedError
 
-    def nats(self, candidates: list[list[Words]], on_progress: Counted) -> list[list[float]] | None:
-        """−log p of the whole texts, or its bound; None where the model has no say in it."""
+    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
+        """What the model is asked about, to say which candidate is likeliest; None where that would mean little."""
         return None
 
     def others(self, on_progress: OnProgress) -> Iterator[Written]:
@@ -123,30 +126,32 @@ class Writer:
     def settings(self) -> dict[str, Any]:
         return dict(self.asked.settings or {})
 
-    kept: float | None = None
-
-    def calls(self, middle: Words) -> int:
-        return self.lm.model.calls(self.sampling, len(middle))
-
     def write(self, name: str, on_progress: OnProgress) -> Iterator[Written]:
         start = time.perf_counter()
         made = self.candidates(partial(on_progress, f"{self.set.name}, {name}: writing"))
-        seconds, many = time.perf_counter() - start, self.asked.mbr > 1
-        one = sum(self.calls(many[0]) for many in made) / len(made)
-        said = described(self.sampling)
-        yield Written("one sample", [c[0] for c in made], seconds / self.asked.mbr, one, self.kept, said)
-        if many:
-            calls = sum(self.calls(middle) for many in made for middle in many) / len(made)
-            how = f"MBR of {self.asked.mbr}"
+        seconds, each = time.perf_counter() - start, self.asked.mbr
+        firsts = [candidates[0] for candidates in made]
+        yield self.written("one sample", firsts, seconds / each, [[first] for first in firsts])
+        if each > 1:
             on_progress(f"{self.set.name}, {name}: choosing", 0, 1)
-            yield Written(how, [c[most_central(c)] for c in made], seconds, calls, self.kept, said)
-            nats = (
-                self.nats(made, partial(on_progress, f"{self.set.name}, {name}: scoring")) if self.asked.draws else None
-            )
-            if nats is not None:
-                best = [c[min(range(len(c)), key=n.__getitem__)] for c, n in zip(made, nats, strict=True)]
-                yield Written(f"likeliest of {self.asked.mbr}", best, seconds, calls, self.kept, said)
+            central = [candidates[most_central(candidates)] for candidates in made]
+            yield self.written(f"MBR of {each}", central, seconds, made)
+            likeliest = self.likeliest(made, partial(on_progress, f"{self.set.name}, {name}: scoring"))
+            if likeliest is not None:
+                yield self.written(f"likeliest of {each}", likeliest, seconds, made)
         yield from self.others(on_progress)
+
+    def written(self, how: str, middles: list[Words], seconds: float, made: list[list[Words]]) -> Written:
+        """Middles that were chosen among `made`, which all count in their cost."""
+        calls = sum(self.lm.model.calls(self.sampling, len(middle)) for candidates in made for middle in candidates)
+        return Written(how, middles, seconds, calls / len(made), self.kept, described(self.sampling))
+
+    def likeliest(self, made: list[list[Words]], on_progress: Counted) -> list[Words] | None:
+        texts = self.whole_texts(made) if self.asked.draws and self.lm.model.likelihood else None
+        if texts is None:
+            return None
+        nats = self.scored(texts, on_progress)
+        return [found[told.index(min(told))] for found, told in zip(made, nats, strict=True)]
 
     def scored(self, texts: list[list[str]], on_progress: Counted) -> list[list[float]]:
         """Nats of all candidates' texts."""
@@ -179,12 +184,9 @@ class BothSides(Writer):
         for k, words in enumerate(self.set.lengths.spread(gap, self.asked.mbr, key / 2**32, room)):
             yield (key + k) % 2**31, Infill(f"{gap.left} ___:{words} {gap.right}")
 
-    def nats(self, candidates: list[list[Words]], on_progress: Counted) -> list[list[float]] | None:
-        if self.lm.model.likelihood is None:
-            return None
-        gaps = zip(self.set.gaps, candidates, strict=True)
-        texts = [[f"{gap.left} {join_words(c)} {gap.right}" for c in many] for gap, many in gaps]
-        return self.scored(texts, on_progress)
+    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
+        gaps = zip(self.set.gaps, made, strict=True)
+        return [[f"{gap.left} {join_words(middle)} {gap.right}" for middle in found] for gap, found in gaps]
 
 
 def between(gap: Gap, text: str) -> Words:
@@ -251,10 +253,9 @@ class Answering(Writer):
         calls = sum(self.lm.model.calls(sampling, len(m)) for m in middles) / len(middles)
         return Written(how, middles, time.perf_counter() - start, calls, None, described(sampling))
 
-    def nats(self, candidates: list[list[Words]], on_progress: Counted) -> list[list[float]] | None:
-        gaps = zip(self.set.gaps, candidates, strict=True)
-        texts = [[f"{self.prompt(gap)} {join_words(c)}" for c in many] for gap, many in gaps]
-        return self.scored(texts, on_progress)
+    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
+        gaps = zip(self.set.gaps, made, strict=True)
+        return [[f"{self.prompt(gap)} {join_words(middle)}" for middle in found] for gap, found in gaps]
 
 
 class LeftOnly(Answering):
@@ -266,8 +267,8 @@ class LeftOnly(Answering):
     def middle(self, text: str) -> Words:
         return split_words(sentences(text)[0])
 
-    def nats(self, candidates: list[list[Words]], on_progress: Counted) -> list[list[float]] | None:
-        return None  # of a story that breaks off, a likelihood says little
+    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
+        return None  # a story that breaks off
 
     def others(self, on_progress: OnProgress) -> Iterator[Written]:
         yield self.searched("greedy", replace(self.sampling, temperature=0.0), on_progress)
