@@ -262,3 +262,42 @@ def test_a_model_of_any_diffusion_method_can_be_asked(tmp_path, data):
     )
     assert {row.how for row in report.rows} == {"one sample", "MBR of 2"}
     assert [row.figures["kept"] for row in report.rows] == [1.0, 1.0]
+
+
+@pytest.mark.slow
+def test_a_model_that_sees_both_sides_fills_gaps_better(tmp_path, capsys):
+    """What is seen, taken home and had is one thing in a story; from the left alone nobody knows which. ROUGE-L ahead
+    by 36 to 52 was measured, ±9."""
+    data = write_stories(tmp_path / "data", 400, 60)
+    changes = [
+        "more_than=0",
+        "widths=[]",
+        "batch_size=32",
+        "warmup=30",
+        "lr=3e-3",
+        "ema=0.99",
+        "patience=0",
+        "validate_every=9000",
+    ]
+    changes += ["sample_every=0", *(f"model.{key}={value}" for key, value in {**MODEL, "hidden": 64}.items())]
+    for name, steps in (("roc", 500), ("roc-twin", 300)):
+        argv = ["train", name, *changes, f"steps={steps}", "--out", str(tmp_path / name), "--data", str(data)]
+        assert main([*argv, "--device", "cpu"]) == 0
+    capsys.readouterr()
+    argv = [
+        "evaluate",
+        str(tmp_path / "roc"),
+        "--rival",
+        str(tmp_path / "roc-twin"),
+        "--data",
+        str(data),
+        "--sets",
+        "roc",
+    ]
+    assert (
+        main([*argv, "--task", "infill", *["--samples", "50", "--mbr", "5", "--steps", "20", "--draws", "0", "--json"]])
+        == 0
+    )
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert min(row["intervals"]["rouge_l_ahead"][0] for row in rows if row["name"] == "roc-twin") > 10
+    assert all(row["kept"] == 1.0 for row in rows if row["name"] == "roc")
