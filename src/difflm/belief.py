@@ -35,5 +35,16 @@ class Belief:
         """Probability of the token at each position."""
         return self.logits.softmax(-1).gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
 
+    def rows(self, part: slice) -> "Belief":
+        """What is believed of some texts."""
+        return Belief(
+            self.clean[part],
+            self.logits[part],
+            self.meaning,
+            None if self.evidence is None else self.evidence[part],
+            self.tokenwise,
+            None if self.words is None else self.words[part],
+        )
+
     def believing(self, clean: Tensor, words: Tensor | None = None) -> "Belief":
         return replace(self, clean=clean, words=words, tokenwise=False)

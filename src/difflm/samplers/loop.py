@@ -23,7 +23,7 @@ class Frame:
     """
 
     step: int
-    t: Tensor  # the time that was reached, [] or [L]
+    t: Tensor  # the time that was reached, [B] or [B, L]
     tokens: Tensor  # [B, L]
     sure: Tensor | Callable[[], Tensor]
     mask: Tensor  # [B, L]
@@ -50,10 +50,11 @@ def denoise(
     begin: Tensor | None = None,
     guide: Guide | None = None,
 ) -> Iterator[Frame]:
-    """Walk down `grid` ([N + 1], or [N + 1, L] for times of each position) from noise at its first entry, or from the
-    clean state `begin` [B, L, D] noised to that time. `guide` may move the state after every step."""
+    """Walk down `grid` ([N + 1], or [N + 1, B], or [N + 1, B, L] for times of each position) from noise at its first
+    entry, or from the clean state `begin` [B, L, D] noised to that time. `guide` may move the state after every step.
+    A row whose times have reached their end stays there while others go on."""
     batch, length = mask.shape
-    times = grid.unsqueeze(1).expand(-1, batch, *grid.shape[1:])
+    times = (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, batch, *grid.shape[2:])
     fresh = noise.normal(0, length, dim)
     if begin is None:
         x = at_positions(process.prior_std(times[0]), mask.unsqueeze(-1)) * fresh
@@ -79,4 +80,4 @@ def denoise(
         previous, last = belief.clean, (belief.clean, t)
         before, tokens = tokens, belief.tokens
         sure = lambda belief=belief: belief.confidence  # noqa: E731
-        yield Frame(i, grid[i + 1], tokens, sure, mask, None if before is None else tokens != before)
+        yield Frame(i, s, tokens, sure, mask, None if before is None else tokens != before)
