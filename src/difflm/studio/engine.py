@@ -9,20 +9,19 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
 from typing import Any
 
 from difflm.errors import DifflmError, UsageError
+from difflm.generation import tile_size
 from difflm.pipeline import Draft, Generation, TextDiffusion, Watch
 from difflm.studio.limits import Limits
 
-CPU_ROWS, GPU_ROWS = 16, 1024  # made together at most: four tiles of a CPU, one of a GPU
 LONGEST_WAIT = 60  # seconds that a client is told to come again after, at most
 IDLE = 10.0  # seconds without an event after which a stream says that it is alive
 
@@ -45,10 +44,6 @@ class Stopping(DifflmError):
 
 class Broken(DifflmError):
     """Something that is not the client's fault."""
-
-
-class Abandoned(Exception):
-    """Nobody waits for what is being made."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +82,7 @@ class Box:
         with self._lock:
             if isinstance(event, Frames):
                 if self._frames == self._most:
-                    oldest = next(e for e in self._events if isinstance(e, Frames))
-                    self._events.remove(oldest)
+                    del self._events[next(k for k, e in enumerate(self._events) if isinstance(e, Frames))]
                 else:
                     self._frames += 1
             self._events.append(event)
@@ -97,8 +91,11 @@ class Box:
             with suppress(RuntimeError):  # the event loop is closed, and nobody reads
                 self._loop.call_soon_threadsafe(self._ready.set)
 
-    async def get(self) -> list[Event | DifflmError]:
-        await self._ready.wait()
+    async def get(self, seconds: float) -> list[Event | DifflmError]:
+        """What is there; else what comes first; nothing when the time is over."""
+        if not self._events:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ready.wait(), seconds)
         with self._lock:
             self._ready.clear()
             found, self._frames = list(self._events), 0
@@ -110,12 +107,11 @@ class Job:
     """One request on its way."""
 
     def __init__(self, asked: dict[str, Any], limits: Limits, watched: Watch | bool) -> None:
-        self.n, self.rows = asked["n"], asked["n"] * max(asked["mbr"], asked["candidates"])
+        self.asked, self.n = asked, asked["n"]
         self.begun, self.seconds = time.monotonic(), limits.seconds
         self.deadline = self.begun + limits.seconds
         self.watched, self.box = watched, Box(limits.frames)
-        self.work: Any = None
-        self.together: Sequence[Job] = (self,)  # those that are made with it
+        self.shape: Counter[Any] = Counter()  # its rows by the tiles that they can stand in
         self._left, self._made = False, set[int]()
 
     @property
@@ -123,17 +119,21 @@ class Job:
         """Whether nobody waits for it any more."""
         return self._left or time.monotonic() > self.deadline
 
+    def bind(self, lm: TextDiffusion) -> None:
+        """Refuse what is wrong with it, and find out what it can be made with."""
+        self.work = lm.work(watch=self.watch if self.watched else None, **self.asked)
+        self.work.wanted = lambda: not self.over
+        self.shape = lm.shape(self.work)
+
     def leave(self) -> None:
         self._left = True
 
     # -- in the model's thread ----------------------------------------------------------------------------------
 
     def watch(self, drafts: list[Draft]) -> None:
-        if all(job.over for job in self.together):
-            raise Abandoned
         if callable(self.watched):
             self.watched(drafts)
-        elif self.watched and not self.over:
+        elif not self.over:
             self.box.put(Frames(drafts))
 
     def deliver(self, made: dict[int, Generation]) -> None:
@@ -155,13 +155,10 @@ class Job:
         try:
             while True:
                 left = self.deadline - time.monotonic()
-                try:
-                    found = await asyncio.wait_for(self.box.get(), min(left, IDLE))
-                except TimeoutError:
-                    if time.monotonic() >= self.deadline:
-                        raise TimedOut(f"the time limit of {self.seconds:g} s passed: ask for less.") from None
-                    found = [Alive()]
-                for event in found:
+                found = await self.box.get(min(left, IDLE))
+                if not found and left <= 0:
+                    raise TimedOut(f"the time limit of {self.seconds:g} s passed: ask for less.")
+                for event in found or [Alive()]:
                     if isinstance(event, DifflmError):
                         raise event
                     yield event
@@ -174,7 +171,6 @@ class Job:
 class Engine:
     def __init__(self, lm: TextDiffusion, limits: Limits) -> None:
         self.lm, self.limits = lm, limits
-        self._rows = CPU_ROWS if lm.device.type == "cpu" else GPU_ROWS
         self._waiting, self._running, self._change = deque[Job](), tuple[Job, ...](), threading.Condition()
         self._binding, self._stopped = 0, False
         self._pace, self._promised = 1.0, 0.0  # seconds a request; when the last one that was refused may come again
@@ -196,10 +192,8 @@ class Engine:
         self._binding += len(asked)
         try:
             jobs = [Job(one, self.limits, watched) for one in asked]
-            for job, one in zip(jobs, asked, strict=True):
-                job.work = await asyncio.get_running_loop().run_in_executor(
-                    self._binder, partial(bind, self.lm, watch=job.watch, **one)
-                )
+            for job in jobs:
+                await asyncio.get_running_loop().run_in_executor(self._binder, job.bind, self.lm)
         finally:
             self._binding -= len(asked)
         with self._change:
@@ -244,28 +238,25 @@ class Engine:
             del jobs  # else the last ones would stay in memory until the next
 
     def _take(self) -> list[Job]:
-        """The oldest that wait, as many as are made together; none when the server stops."""
-        jobs: list[Job] = []
+        """The oldest that waits, and those that fit into what its tiles have room for: they cost nothing more. None
+        when the server stops."""
         with self._change:
-            while not jobs and not self._stopped:
-                rows = 0
-                while self._waiting and (not jobs or rows + self._waiting[0].rows <= self._rows):
-                    job = self._waiting.popleft()
-                    if not job.over:
-                        jobs.append(job)
-                        rows += job.rows
-                if not jobs and not self._stopped:
-                    self._change.wait()
-        return [] if self._stopped else jobs
+            while not self._stopped:
+                waiting = [job for job in self._waiting if not job.over]
+                jobs = riding(waiting, self._room)
+                self._waiting = deque(job for job in waiting if job not in jobs)
+                if jobs:
+                    return jobs
+                self._change.wait()
+        return []
+
+    def _room(self, kind: tuple[Any, int]) -> int:
+        return tile_size(self.lm.model, kind[1], self.lm.device)
 
     def _make(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            job.together = jobs
         try:
-            for number, made in together(self.lm, [job.work for job in jobs]):
+            for number, made in self.lm.together([job.work for job in jobs]):
                 jobs[number].deliver(made)
-        except Abandoned:
-            pass
         except Exception as error:
             if len(jobs) > 1:  # the fault is that of one: the others shall not suffer for it
                 for job in jobs:
@@ -278,11 +269,12 @@ class Engine:
             jobs[0].end(error)
 
 
-def bind(lm: TextDiffusion, **asked: Any) -> Any:
-    return asked
-
-
-def together(lm: TextDiffusion, works: Sequence[Any]) -> Iterator[tuple[int, dict[int, Generation]]]:
-    for number, work in enumerate(works):
-        for made in lm.batches(**work):
-            yield number, made
+def riding(waiting: Sequence[Job], room: Callable[[Any], int]) -> list[Job]:
+    """The first of those that wait, and in their order all that fit into the tiles which it leaves unfilled."""
+    rows: Counter[Any] = Counter()
+    taken: list[Job] = []
+    for job in waiting:
+        if not taken or all(count <= -rows[kind] % room(kind) for kind, count in job.shape.items()):
+            taken.append(job)
+            rows += job.shape
+    return taken
