@@ -121,8 +121,9 @@ class Brief:
         """The number of tokens of each text."""
         if self.words is not None:
             return [self.words] * len(noise.samples)
+        room = self.infill.room(self.setting) if self.infill else self.setting.room
         lengths: list[int] = self.model.lengths.draw_between(
-            noise.uniform(0, stream=1), least, self.setting.room
+            noise.uniform(0, stream=1), least, max(least, room)
         ).tolist()
         return lengths
 

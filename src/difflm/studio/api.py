@@ -4,13 +4,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 
 from difflm.asking import generation_object
 from difflm.errors import DifflmError
 from difflm.pipeline import Draft, TextDiffusion
 from difflm.studio.asked import (
     Asked,
+    ControlsAnswer,
     ErrorAnswer,
     HealthAnswer,
     InfillAsked,
@@ -44,7 +45,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "`queued`, then a `frame` a step, a `text` when one is finished, and `done` or `error`.",
+        "description": "Events.",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
@@ -66,8 +67,8 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         """The models served."""
         return {"models": [served.facts()]}
 
-    @router.get("/api/controls", tags=["server"], responses=REFUSED)
-    async def controls() -> dict[str, Any]:
+    @router.get("/api/controls", response_model=ControlsAnswer, tags=["server"], responses=REFUSED)
+    async def controls() -> Any:
         """What can be asked of the model, by the name of each control; null where it cannot."""
         return served.controls(limits)
 
@@ -86,9 +87,12 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         """Fill the gaps of a text."""
         return await texts(request, asked.asked())
 
-    @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=EventStream)
+    @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=StreamingResponse)
     async def stream(asked: Asked) -> Any:
-        """Texts while they form, as server-sent events."""
+        """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates}; a `frame`
+        {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every text that
+        is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then `done`
+        {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
         asked.check(limits)
         (job,) = await engine.submit([asked.work()], watched=True)
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])

@@ -11,10 +11,11 @@ from starlette.exceptions import HTTPException
 
 from difflm import __version__
 from difflm.errors import DifflmError, UsageError
-from difflm.studio import api
+from difflm.studio import api, completions
 from difflm.studio.engine import Busy, Engine, Stopping, TimedOut
 from difflm.studio.guard import Guard, error_object
 from difflm.studio.player import HERE
+from difflm.studio.reference import reference
 from difflm.studio.served import Served
 from difflm.studio.streams import Left
 
@@ -49,7 +50,12 @@ def build_app(served: Served, engine: Engine, token: str | None = None, hosts: C
         exception_handlers=HANDLERS,
     )
     app.include_router(api.routes(served, engine))
+    app.include_router(completions.routes(served, engine))
     add_pages(app)
+    if token:
+        document = app.openapi()  # kept by the application
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
     app.add_middleware(Guard, limits=engine.limits, token=token, hosts=hosts)
     return app
 
@@ -60,6 +66,10 @@ def add_pages(app: FastAPI) -> None:
         path = HERE / "page.html"
         text = path.read_text(encoding="utf-8") if path.exists() else "<!doctype html><title>difflm studio</title>"
         return HTMLResponse(text, headers={"content-security-policy": POLICY, "cache-control": "no-cache"})
+
+    @app.get("/docs", include_in_schema=False)
+    async def described() -> Response:
+        return HTMLResponse(reference(app.openapi()), headers={"content-security-policy": POLICY})
 
     @app.get("/assets/{name}", include_in_schema=False)
     async def asset(name: str) -> Response:

@@ -16,8 +16,15 @@ MOST_SEED = 2**31 - 1
 CHOICES = ("sampler", "noise_temperature", "noise_top_p", "clamp", "clamp_below", "top_k", "top_p", "beams")
 
 
+def shown(example: dict[str, Any]) -> ConfigDict:
+    """How a body is read, and one that works with the bundled model."""
+    return ConfigDict(extra="forbid", frozen=True, json_schema_extra={"examples": [example]})
+
+
 class Asked(Request):
     """Some texts: the keys are the options of `difflm generate`."""
+
+    model_config = shown({"n": 2, "length": 14, "field": {"food": "Japanese"}, "contains": ["cheap"], "steps": 50})
 
     n: int = Setting(1, ge=1, description="How many texts.")
     seed: int = Setting(0, ge=0, le=MOST_SEED, description="The same seed gives the same texts.")
@@ -102,6 +109,8 @@ def option(key: str, value: Any) -> list[str]:
 class InfillAsked(Asked):
     """A text with gaps to fill; the other keys are those of any request, but for `infill`."""
 
+    model_config = shown({"template": "The Eagle is a ___ near the riverside.", "seed": 1})
+
     template: str = Setting(description="`___` is a gap of any length, `___:4` one of four words.")
 
     def asked(self) -> Asked:
@@ -111,7 +120,9 @@ class InfillAsked(Asked):
 
 
 class PlayerAsked(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    """The request whose texts the player shows."""
+
+    model_config = shown({"request": {"n": 2, "length": 14}})
 
     request: Asked
 
@@ -174,3 +185,43 @@ class ModelFacts(BaseModel):
 
 class ModelsAnswer(BaseModel):
     models: list[ModelFacts]
+
+
+class Most(BaseModel):
+    most: int
+
+
+class TagsKnown(BaseModel):
+    tags: list[str]
+
+
+class LabelsKnown(BaseModel):
+    labels: list[str]
+
+
+class GapsKnown(BaseModel):
+    sizes: bool = Setting(description="Whether a gap can be asked to have a number of words.")
+
+
+class LimitsAnswer(BaseModel):
+    n: int
+    steps: int
+    candidates: int
+    rows: int = Setting(description="n times candidates.")
+
+
+class ControlsAnswer(BaseModel):
+    """By the name of each control what may be asked; null where this model cannot."""
+
+    length: Most | None
+    field: dict[str, list[str]] | None
+    label: dict[str, list[str]] | None
+    pos: TagsKnown | None
+    tree: LabelsKnown | None
+    span: LabelsKnown | None
+    contains: Most | None = Setting(description="So many words or phrases at once.")
+    avoid: dict[str, str] | None
+    infill: GapsKnown | None
+    edit: dict[str, str] | None
+    samplers: list[str]
+    limits: LimitsAnswer
