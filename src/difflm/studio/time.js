@@ -7,6 +7,7 @@ export class Time {
   #moments = [];
   #timer = null;
   #at = 0;
+  #live = false;
 
   constructor(show) {
     this.show = show;
@@ -26,6 +27,12 @@ export class Time {
 
   get playing() {
     return this.#timer !== null;
+  }
+
+  // The texts are forming and the newest drafts are shown; whoever takes the time in hand ends that.
+  set live(yes) {
+    this.#live = yes;
+    this.#tell();
   }
 
   // All moments there are; of a text in the making `steps` says how many there will be.
@@ -57,7 +64,7 @@ export class Time {
   }
 
   go(i) {
-    if (this.playing) this.pause();
+    if (this.playing || this.#live) this.pause();
     this.draw(i, Math.abs(i - this.#at) === 1);
   }
 
@@ -70,11 +77,12 @@ export class Time {
   pause() {
     clearTimeout(this.#timer);
     this.#timer = null;
-    this.#tell();
+    this.live = false;
   }
 
   toggle() {
-    this.playing ? this.pause() : this.play();
+    if (this.#live) this.go(this.#at);
+    else this.playing ? this.pause() : this.play();
   }
 
   #wait() {
@@ -91,10 +99,11 @@ export class Time {
 
   #tell() {
     const button = byId("play");
-    button.setAttribute("aria-label", this.playing ? "Pause" : "Play");
-    button.title = this.playing ? "Pause (space)" : "Play (space)";
-    button.classList.toggle("playing", this.playing);
-    byId("where").setAttribute("aria-live", this.playing ? "off" : "polite"); // no fifty announcements
+    const moving = this.playing || this.#live;
+    button.setAttribute("aria-label", moving ? "Pause" : "Play");
+    button.title = moving ? "Pause (space)" : "Play (space)";
+    button.classList.toggle("playing", moving);
+    byId("where").setAttribute("aria-live", moving ? "off" : "polite"); // no fifty announcements
   }
 
   #key(event) {
