@@ -44,6 +44,7 @@ function remember(value) {
 }
 
 async function call(path, body, signal) {
+  const used = token;
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   const options = body === undefined
     ? { headers, signal }
@@ -56,7 +57,7 @@ async function call(path, body, signal) {
   }
   if (response.ok) return response;
   if (response.status === 401) {
-    token = await askToken(Boolean(token));
+    if (token === used) token = await askToken(Boolean(used)); // or another call has asked meanwhile
     remember(token);
     return call(path, body, signal);
   }
