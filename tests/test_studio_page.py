@@ -149,6 +149,10 @@ def test_the_first_texts_form_without_being_asked(opened):
     tab = opened("", prepare=lambda tab: tab.route("**/api/stream", fewer_steps))
     assert len(finished(tab)) == 4
     assert tab.locator(".controls li.met").count() == 8  # a length and a fact
+    hush(tab)
+    tab.get_by_role("button", name="tags").click()
+    finished(tab)
+    assert asked(tab)["pos"] and tab.locator(".controls li").count() == 4
 
 
 def test_drafts_are_shown_while_they_form_and_by_the_slider_again(opened):
@@ -254,6 +258,9 @@ def test_a_word_is_changed_and_the_model_writes_around_it(opened):
     assert asked(tab)["keep"] == ["Zizzi"] and asked(tab)["edit"][0].startswith("Zizzi")
     assert asked(tab)["edit"][0].split()[1:] == text.split()[1:] and "length" not in asked(tab)
     assert tab.input_value("#start") == asked(tab)["edit"][0]
+    tinted = tab.locator(".card").first.locator(".word.fresh").all_inner_texts()
+    assert tinted and all(word in re.findall(r"\w+|\S", made[0]) for word in tinted)
+    assert set(re.findall(r"\w+", made[0])) - set(re.findall(r"\w+", asked(tab)["edit"][0])) <= set(tinted)
 
 
 def test_words_become_gaps_by_keyboard_alone(opened):

@@ -1,4 +1,5 @@
 // One text on the stage: it forms, is marked, and its words can be taken in hand.
+import { lacking } from "./differ.js";
 import { Hand } from "./hand.js";
 import { Player } from "./player.js";
 import { byId, controlItem, copyText, make, verdict } from "./parts.js";
@@ -6,8 +7,8 @@ import { byId, controlItem, copyText, make, verdict } from "./parts.js";
 const WORDS = { satisfied: "obeys", "not satisfied": "misses", "not checked": "not checked" };
 
 export class Card {
-  constructor(number, alone, asked, each, does) {
-    Object.assign(this, { number, does, head: -1, generation: null, shown: 0 });
+  constructor(number, alone, asked, each, source, does) {
+    Object.assign(this, { number, source, does, head: -1, generation: null, shown: 0 });
     this.candidates = Array.from({ length: each }, () => ({ frames: [], text: undefined }));
     this.element = byId("card").content.firstElementChild.cloneNode(true);
     this.words = this.find(".text");
@@ -92,11 +93,22 @@ export class Card {
     const frame = Player.at(this.text, step);
     if (!frame && this.text.text === undefined) return;
     Player.draw(this.words, this.text, step, animate);
+    if (this.source) this.#compare(this.generation !== null && step >= this.last);
     const share = frame?.sure ?? 1;
     this.find(".sureness").textContent = `${Math.floor(share * 100)} % sure`;
     this.element.style.setProperty("--sure", share.toFixed(3));
     const height = this.words.offsetHeight;
     if (height > (this.room ?? 0)) this.words.style.minHeight = `${(this.room = height)}px`; // nothing below it jumps
+  }
+
+  // Of a text that was written anew: which words its source does not have.
+  #compare(finished) {
+    const spans = [...this.words.querySelectorAll(".word")];
+    const { tokens, spaces } = this.frames[this.last];
+    const groups = []; // tokens that are written without a space between them
+    tokens.forEach((token, i) => (i === 0 || spaces[i] ? groups.push([i]) : groups.at(-1).push(i)));
+    const fresh = lacking(this.source.split(/\s+/), groups.map((group) => group.map((i) => tokens[i]).join("")));
+    groups.forEach((group, g) => group.forEach((i) => spans[i]?.classList.toggle("fresh", finished && fresh[g])));
   }
 
   freeRoom() {

@@ -1,5 +1,6 @@
 // Texts that were kept: they stay in this browser, and can be laid side by side.
 import { checkedItem } from "./card.js";
+import { lacking } from "./differ.js";
 import { byId, copyText, make } from "./parts.js";
 
 const STORE = "difflm-kept";
@@ -53,16 +54,15 @@ export class Kept {
       button.addEventListener("click", () => act(button));
       foot.append(button);
     };
-    if (compared) {
-      const state = make("span", "hint", i === this.base ? "the others are compared with this one" : "");
-      if (i === this.base) foot.append(state);
-      else press("Compare with this", () => this.#compareWith(i));
-    }
+    if (compared && i !== this.base) press("Compare with this", () => this.#compareWith(i));
     press("Open", () => this.onOpen(item.request));
     press("Copy", (button) => copyText(item.text, button));
     press("Forget", () => this.#set(this.items.filter((other) => other !== item)));
     card.append(text, marks, foot);
-    card.classList.toggle("base", compared && i === this.base);
+    if (compared && i === this.base) {
+      card.classList.add("base");
+      card.prepend(make("p", "hint", "The others are compared with this one."));
+    }
     return card;
   }
 
@@ -81,23 +81,9 @@ function stored() {
   }
 }
 
-// The words of `text`, those marked that `base` does not have there (longest common subsequence).
+// The words of `text`, those marked that `base` does not have there.
 function differing(base, text) {
-  const [a, b] = [base, text].map((one) => one.split(" "));
-  const best = Array.from({ length: a.length + 1 }, () => new Array(b.length + 1).fill(0));
-  for (let i = a.length - 1; i >= 0; i--) {
-    for (let j = b.length - 1; j >= 0; j--) {
-      best[i][j] = a[i] === b[j] ? best[i + 1][j + 1] + 1 : Math.max(best[i + 1][j], best[i][j + 1]);
-    }
-  }
-  const nodes = [];
-  let i = 0;
-  b.forEach((word, j) => {
-    if (j) nodes.push(" ");
-    while (i < a.length && a[i] !== word && best[i + 1][j] >= best[i][j + 1]) i += 1;
-    const same = i < a.length && a[i] === word;
-    nodes.push(same ? word : make("mark", "", word));
-    if (same) i += 1;
-  });
-  return nodes;
+  const words = text.split(" ");
+  const fresh = lacking(base.split(" "), words);
+  return words.flatMap((word, i) => [i ? " " : "", fresh[i] ? make("mark", "", word) : word]);
 }

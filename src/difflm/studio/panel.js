@@ -42,7 +42,7 @@ export class Panel {
   }
 
   #limit({ n = 8, steps = 200, candidates = 8 }) {
-    byId("n").max = Math.min(n, 12);
+    byId("n").max = n;
     byId("steps").max = Math.max(Math.min(steps, 200), 1);
     byId("candidates").max = candidates;
     if (this.controls.length?.most) byId("length").max = this.controls.length.most;

@@ -28,7 +28,8 @@ export class Stage {
     const n = request.n ?? 1;
     Object.assign(this, { steps, each: request.candidates ?? 1, done: false });
     this.#following = true;
-    this.cards = Array.from({ length: n }, (_, i) => new Card(i, n === 1, listed(request), this.each, this.does));
+    const card = (_, i) => new Card(i, n === 1, listed(request), this.each, request.edit, this.does);
+    this.cards = Array.from({ length: n }, card);
     byId("texts").dataset.columns = n === 1 ? 1 : n >= 5 ? 3 : 2;
     byId("texts").replaceChildren(...this.cards.map((card) => card.element));
     byId("texts").classList.add("forming");

@@ -1,5 +1,6 @@
 // The studio: what is asked goes to the server, what forms there is shown.
 import { get, stream } from "./api.js";
+import { offerExamples, welcome } from "./examples.js";
 import { Export } from "./export.js";
 import { Kept } from "./kept.js";
 import { Panel } from "./panel.js";
@@ -58,8 +59,9 @@ function finished(seconds) {
   const texts = stage.generations;
   const checks = texts.flatMap((text) => text.controls).filter((control) => control.satisfied !== null);
   const obeyed = checks.filter((control) => control.satisfied).length;
-  const marks = checks.length ? ` ${obeyed} of ${counted(checks.length, "check")} obeyed.` : "";
-  tell(`${counted(texts.length, "text")} in ${seconds.toFixed(1)} s.${marks}`);
+  const marks = checks.length ? ` ${obeyed}/${counted(checks.length, "check")} obeyed.` : "";
+  const source = made.edit ? " Words that the source lacks are tinted." : "";
+  tell(`${counted(texts.length, "text")} in ${seconds.toFixed(1)} s.${marks}${source}`);
   panel.tally(texts);
 }
 
@@ -130,14 +132,8 @@ const does = (controls) => ({
 
 // ---- beginning ----
 
-// What is shown to somebody who asked for nothing yet: two controls that compose, where the model has them.
-function welcome(controls) {
-  const request = { n: wide.matches ? 4 : 2, temperature: 0.8 };
-  if (model.method === "autoregressive") delete request.temperature;
-  const food = controls.field?.food;
-  if (food?.length) request.field = { food: food.includes("Japanese") ? "Japanese" : food[0] };
-  if (controls.length && food) request.length = 18;
-  return request;
+function usual() {
+  return wide.matches ? 4 : 2; // texts at once
 }
 
 function wire() {
@@ -161,7 +157,7 @@ function wire() {
 
 function open() {
   const given = fromHash(location.hash);
-  const request = Object.keys(given).length ? given : welcome(panel.controls);
+  const request = Object.keys(given).length ? given : welcome(model, panel.controls, usual());
   panel.write(request);
   write(panel.read());
 }
@@ -175,10 +171,12 @@ async function begin() {
     document.title = `${model.name} – difflm studio`;
     panel = new Panel(model, controls, () => {});
     stage = new Stage(does(controls));
-    kept = new Kept((request) => {
+    const put = (request) => {
       panel.write(request);
       submit(panel.read());
-    });
+    };
+    kept = new Kept(put);
+    offerExamples(controls, usual(), put);
     new Export(model.name, () => ({ request: made, texts: stage.generations, kept: kept.items }));
     open();
   } catch (problem) {
