@@ -49,6 +49,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
+# Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
 PLAYER: dict[int | str, dict[str, Any]] = {
     200: {"description": "One HTML file.", "content": {"text/html": {"schema": {"type": "string"}}}}
 }
@@ -97,7 +98,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         (job,) = await engine.submit([asked.work()], watched=True)
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
 
-    @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=HTMLResponse)
+    @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=StreamingResponse)
     async def player(request: Request, wanted: PlayerAsked) -> Any:
         """The self-contained HTML player of exactly these texts: the same seed makes the same ones."""
         asked = wanted.request

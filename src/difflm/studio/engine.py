@@ -185,8 +185,6 @@ class Engine:
     async def submit(self, asked: Sequence[dict[str, Any]], watched: Watch | bool = False) -> list[Job]:
         """All of them or none; each is the arguments of `TextDiffusion.work`. What is wrong with one is raised.
         `watched`: their events hold frames; or who else sees these, in the model's thread."""
-        if self._stopped:
-            raise Stopping("the server is stopping.")
         if self.queue + len(asked) > self.limits.queue:
             raise Busy(self._retry_after())
         self._binding += len(asked)
@@ -197,6 +195,8 @@ class Engine:
         finally:
             self._binding -= len(asked)
         with self._change:
+            if self._stopped:
+                raise Stopping("the server is stopping.")
             self._waiting += jobs
             self._change.notify()
         return jobs
@@ -231,7 +231,6 @@ class Engine:
     def _run(self) -> None:
         while jobs := self._take():
             begun = time.monotonic()
-            self._running = tuple(jobs)
             self._make(jobs)
             self._running = ()
             self._pace += 0.2 * ((time.monotonic() - begun) / len(jobs) - self._pace)
@@ -246,6 +245,7 @@ class Engine:
                 jobs = riding(waiting, self._room)
                 self._waiting = deque(job for job in waiting if job not in jobs)
                 if jobs:
+                    self._running = tuple(jobs)
                     return jobs
                 self._change.wait()
         return []
