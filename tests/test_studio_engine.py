@@ -19,7 +19,7 @@ from difflm.studio.engine import Box, Done, Frames, Text, riding
 from difflm.studio.limits import Limits
 
 assert tiny_runs  # a fixture
-httpx = need("httpx", "fastapi", "uvicorn")
+httpx = need("httpx2", "fastapi", "uvicorn")
 
 SMALL = {"steps": 3, "length": 6}
 

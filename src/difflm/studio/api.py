@@ -25,6 +25,17 @@ from difflm.studio.player import Recording, page
 from difflm.studio.served import Served
 from difflm.studio.streams import ALIVE, EventStream, event, texts_of, unless_left
 
+
+def one_event(*names: str) -> dict[str, Any]:
+    """The schema of each event of a stream."""
+    named = {"event": {"enum": list(names)}} if names else {}
+    return {
+        "type": "object",
+        "properties": {**named, "data": {"type": "string", "contentMediaType": "application/json"}},
+        "required": [*named, "data"],
+    }
+
+
 REFUSED: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorAnswer, "description": "The token is missing or wrong."},
     403: {"model": ErrorAnswer, "description": "Another host name or another page's origin."},
@@ -46,7 +57,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Events.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": one_event("queued", "frame", "text", "done", "error")}},
     }
 }
 # Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.

@@ -14,6 +14,7 @@ from difflm.errors import DifflmError, UsageError
 from difflm.studio import api, completions
 from difflm.studio.engine import Busy, Engine, Stopping, TimedOut
 from difflm.studio.guard import Guard, error_object
+from difflm.studio.limits import Limits
 from difflm.studio.player import HERE
 from difflm.studio.reference import reference
 from difflm.studio.served import Served
@@ -52,12 +53,23 @@ def build_app(served: Served, engine: Engine, token: str | None = None, hosts: C
     app.include_router(api.routes(served, engine))
     app.include_router(completions.routes(served, engine))
     add_pages(app)
-    if token:
-        document = app.openapi()  # kept by the application
-        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"token": []}]
+    complete(app.openapi(), served, engine.limits, token)
     app.add_middleware(Guard, limits=engine.limits, token=token, hosts=hosts)
     return app
+
+
+def complete(document: dict[str, Any], served: Served, limits: Limits, token: str | None) -> None:
+    """Put into the document, which the application keeps, what only this server knows: its limits and its token."""
+    most = {"n": limits.n, "mbr": limits.candidates, "candidates": limits.candidates, "steps": limits.steps}
+    for name in ("Asked", "InfillAsked", "CompletionAsked"):
+        properties = document["components"]["schemas"][name]["properties"]
+        for key, value in {**most, "length": served.lm.model.room}.items():
+            if key in properties:
+                number = next(iter(properties[key].get("anyOf", ())), properties[key])
+                number.update({"minimum": 1, "maximum": value})
+    if token:
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
 
 
 def add_pages(app: FastAPI) -> None:

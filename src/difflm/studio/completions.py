@@ -17,7 +17,7 @@ from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.model import DiffusionModel
 from difflm.pipeline import Generation
-from difflm.studio.api import ERRORS, REFUSED
+from difflm.studio.api import ERRORS, REFUSED, one_event
 from difflm.studio.asked import MOST_SEED, Asked, ControlAnswer, ErrorAnswer, check_size, shown
 from difflm.studio.engine import Alive, Engine, Job, Text
 from difflm.studio.guard import error_object
@@ -300,5 +300,5 @@ def routes(served: Served, engine: Engine) -> APIRouter:
 
 COMPLETED: dict[str, Any] = {
     "description": "All choices; with `stream` a chunk for each when it is finished, then `[DONE]`.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    "content": {"text/event-stream": {"schema": one_event()}},
 }
