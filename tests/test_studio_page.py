@@ -1,17 +1,15 @@
 """The studio's page in a real browser, with the bundled model behind it."""
 
-import importlib.util
 import json
-import os
 import re
 import shlex
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from serving import need, running
 from typer.testing import CliRunner
 
 import difflm.studio
@@ -25,19 +23,9 @@ REFUSED = "Failed to load resource"  # the browser's own line for an answer that
 @pytest.fixture(scope="module")
 def studio() -> Iterator[str]:
     """The address of a server of our own."""
-    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no fastapi and uvicorn: pip install 'difflm[studio]'")
-    from difflm.studio.limits import Limits
-    from difflm.studio.served import Served
-    from difflm.studio.server import listen, make_server
-
-    server = make_server(Served(TextDiffusion.from_pretrained("e2e"), "e2e"), Limits(), token=None)
-    listening = listen("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(timeout=20)
+    need("fastapi", "uvicorn")
+    with running(TextDiffusion.from_pretrained("e2e"), name="e2e") as found:
+        yield f"{found.url}/"
 
 
 class Opener:

@@ -14,7 +14,7 @@ export function offerExamples(controls, n, onChoose) {
   if (!controls.field?.food) return;
   const given = { n, temperature: 0.8 };
   const examples = [
-    [controls.infill, "gaps", { infill: "The Eagle is a ___ near ___:3.", field: { food: "Indian" } }],
+    [controls.infill, "gaps", { infill: "The ___:2 is a ___ near Café Rouge.", field: { food: "Indian" } }],
     [controls.edit, "a rewrite", { edit: "The Mill is a cheap pub near the river.", keep: ["The Mill"], strength: 0.4 }],
     [controls.pos, "tags", { pos: "PROPN AUX DET ADJ NOUN ADP DET NOUN PUNCT" }],
     [controls.contains, "words", { contains: ["coffee shop", "riverside"], avoid: ["cheap"], length: 20 }],

@@ -11,6 +11,7 @@ export class Stage {
   #timer = null;
   #following = true; // the drafts as they come; until somebody takes the time in hand
   #caughtUp = () => {};
+  #newFrames = false; // since the last look
 
   constructor(does) {
     this.does = { ...does, time: () => this.time.at, end: () => this.#end(), onlyOne: (card) => this.#onlyOne(card) };
@@ -40,6 +41,7 @@ export class Stage {
   }
 
   frames(list) {
+    this.#newFrames = true;
     for (const { sample, ...frame } of list) {
       this.cards[Math.floor(sample / this.each)]?.add(sample % this.each, frame);
     }
@@ -67,7 +69,8 @@ export class Stage {
       else if (calm.matches) (card.generation || this.done) && card.skip(true); // nothing moves: the text, once it is there
       else more = card.advance(true) || more;
     }
-    this.#moments();
+    if (this.#newFrames || this.done) this.#moments();
+    this.#newFrames = false;
     if (this.#following) this.time.point(this.#newest());
     if (more) this.#timer = setTimeout(() => this.#tick(), Math.min(120, Math.max(16, WHOLE / this.steps)));
     else this.#caughtUp();

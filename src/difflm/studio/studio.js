@@ -59,7 +59,7 @@ function finished(seconds) {
   const texts = stage.generations;
   const checks = texts.flatMap((text) => text.controls).filter((control) => control.satisfied !== null);
   const obeyed = checks.filter((control) => control.satisfied).length;
-  const marks = checks.length ? ` ${obeyed}/${counted(checks.length, "check")} obeyed.` : "";
+  const marks = checks.length ? ` ${obeyed} of ${checks.length} obeyed.` : "";
   const source = made.edit ? " Words that the source lacks are tinted." : "";
   tell(`${counted(texts.length, "text")} in ${seconds.toFixed(1)} s.${marks}${source}`);
   panel.tally(texts);
