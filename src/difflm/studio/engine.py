@@ -173,7 +173,7 @@ class Engine:
         self.lm, self.limits = lm, limits
         self._waiting, self._running, self._change = deque[Job](), tuple[Job, ...](), threading.Condition()
         self._binding, self._stopped = 0, False
-        self._pace, self._promised = 1.0, 0.0  # seconds a request; when the last one that was refused may come again
+        self._pace, self._promised = 1.0, 0.0  # seconds a request, in full tiles; when the last one refused may come
         self._binder = ThreadPoolExecutor(1, "difflm-binder")  # one, since loading a classifier must happen once
         self._thread = threading.Thread(target=self._run, name="difflm-model", daemon=True)
         self._thread.start()
@@ -233,7 +233,8 @@ class Engine:
             begun = time.monotonic()
             self._make(jobs)
             self._running = ()
-            self._pace += 0.2 * ((time.monotonic() - begun) / len(jobs) - self._pace)
+            full = (time.monotonic() - begun) * self._filled(jobs) / len(jobs)
+            self._pace += 0.2 * (full - self._pace)
             del jobs  # else the last ones would stay in memory until the next
 
     def _take(self) -> list[Job]:
@@ -249,6 +250,12 @@ class Engine:
                     return jobs
                 self._change.wait()
         return []
+
+    def _filled(self, jobs: Sequence[Job]) -> float:
+        """The share of their tiles that is not filling. Where requests are refused, it is near 1."""
+        rows = sum((job.shape for job in jobs), Counter[Any]())
+        places = sum(-(-count // self._room(kind)) * self._room(kind) for kind, count in rows.items())
+        return rows.total() / places
 
     def _room(self, kind: tuple[Any, int]) -> int:
         return tile_size(self.lm.model, kind[1], self.lm.device)
