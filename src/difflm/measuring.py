@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ import torch
 
 from difflm.cards import write_card
 from difflm.console import Bar, note, put_json, put_table
-from difflm.controls.guidance import STANDARD
 from difflm.controls.learned import checking_tagger
 from difflm.data.corpora import NAMES, located
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
@@ -31,6 +29,7 @@ from difflm.evaluation.targets import (
 from difflm.files import append_line
 from difflm.pipeline import TextDiffusion, check_device
 from difflm.run import bundled_runs, find_run, read_config
+from difflm.verbs.shared import guidance_knobs
 
 if TYPE_CHECKING:
     from difflm.verbs.measure import Controlling, Measuring
@@ -79,7 +78,7 @@ def measure(runs: list[str], asked: "Measuring") -> Report:
 def measure_control(run: str, asked: "Measuring", control: "Controlling") -> ControlReport:
     """One run, asked for what the targets ask; they are drawn from E2E, or stand in a file."""
     names, count = control.names(), TARGETS if asked.samples is None else asked.samples
-    knobs = STANDARD if control.guidance is None else replace(STANDARD, size=control.guidance)
+    knobs = guidance_knobs(control.guidance)
     protocol = Protocol(control.each, asked.seed, control.candidates, knobs, asked.settings())
     protocol.check()
     check_known(names or ())
@@ -95,7 +94,17 @@ def measure_control(run: str, asked: "Measuring", control: "Controlling") -> Con
     judge = load_judge(asked.judge, [lm], asked.device)
     with Bar("measuring") as bar:
         report = evaluate_control(
-            lm, run_names([run])[0], targets, judge, protocol, pairs, about, notes, on_progress=bar.update
+            lm,
+            run_names([run])[0],
+            targets,
+            judge,
+            protocol,
+            pairs,
+            about,
+            notes,
+            bar.update,
+            control.texts,
+            control.second_parser,
         )
     if path and given is None:
         note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")

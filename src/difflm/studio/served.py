@@ -5,6 +5,7 @@ from typing import Any
 
 from difflm.controls.learned import POS
 from difflm.controls.phrases import MOST
+from difflm.controls.syntax import PHRASES
 from difflm.data.fields import FIELDS
 from difflm.data.labels import NONE
 from difflm.data.tokenizers import Bpe
@@ -38,15 +39,15 @@ class Served:
         lm = self.lm
         steered = isinstance(lm.model, DiffusionModel)
         labels = {name: values for name, (kind, values) in self.labels().items() if kind == "text"}
-        tags = self.labels().get(POS)
+        tags, phrases = self.labels().get(POS), self.labels().get(PHRASES)
         exact = steered and self.whole_words
         return {
             "length": {"most": lm.model.room} if exact else None,
             "field": {name: values for name, values in labels.items() if name in FIELDS} or None,
             "label": {name: values for name, values in labels.items() if name not in FIELDS} or None,
             "pos": {"tags": tags[1]} if tags and exact else None,
-            "tree": None,
-            "span": None,
+            "tree": {"labels": phrases[1]} if phrases and exact else None,
+            "span": {"labels": phrases[1]} if phrases and exact else None,
             "contains": {"most": MOST} if steered else None,
             "avoid": {} if steered else None,
             "infill": {"sizes": exact} if steered else None,

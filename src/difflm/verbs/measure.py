@@ -17,6 +17,7 @@ from difflm.verbs.shared import (
     Data,
     Device,
     Draws,
+    Guidance,
     Json,
     Judge,
     NoiseTemperature,
@@ -68,16 +69,23 @@ class Controlling:
     """The options of the control task."""
 
     controls: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Control task: length,field,pos,field+length,field+pos. [all]")
+        str | None, typer.Option(metavar="NAMES", help="Control task: which ones, such as length,field+pos. [all]")
     ] = None
     targets: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Control task: targets, drawn into it where it is not there.")
     ] = None
     each: Annotated[int, typer.Option(help="Control task: samples a target.")] = 5
     candidates: Annotated[int, typer.Option(help="Control task: of so many, the one the classifiers find best.")] = 1
-    guidance: Annotated[float | None, typer.Option(help="Control task: how hard classifiers pull. [10]")] = None
+    guidance: Guidance = None
     guide: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Control task: a classifier of this model; repeatable.")
+    ] = None
+
+    texts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Control task: keep the texts; if it is there, measure those.")
+    ] = None
+    second_parser: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Control task: a parser trained on other trees.")
     ] = None
 
     def names(self) -> list[str] | None:
