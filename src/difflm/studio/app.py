@@ -96,7 +96,8 @@ def add_pages(app: FastAPI) -> None:
 
 
 def told(status: int, kind: str, message: str, headers: Any = None) -> JSONResponse:
-    return JSONResponse(error_object(message, kind), status, headers)
+    sayable = message.encode("utf-8", "replace").decode()  # a key may hold half of a sign
+    return JSONResponse(error_object(sayable, kind), status, headers)
 
 
 async def known_error(request: Request, error: Exception) -> Response:
