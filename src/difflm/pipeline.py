@@ -15,7 +15,7 @@ from difflm.controls.brief import Brief, Edit
 from difflm.controls.classifier import Classifier
 from difflm.controls.guidance import STANDARD, Knobs
 from difflm.controls.tile import steered
-from difflm.data.labels import Kind
+from difflm.data.labels import Kind, Labelling
 from difflm.data.tokenizers import Bpe, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
@@ -144,6 +144,11 @@ class TextDiffusion:
         if folder not in self._classifiers:
             self._classifiers[folder] = load_guide(folder, self.model.denoiser, self.tokenizer)
         return self._classifiers[folder]
+
+    @property
+    def labellings(self) -> dict[str, Labelling]:
+        """What its classifiers tell apart, by name; of two that know a label, the later one."""
+        return {name: one for folder in self.guides for name, one in self._classifier(folder).labellings.items()}
 
     @property
     def device(self) -> torch.device:

@@ -1,5 +1,6 @@
 """The server's own API: /api/…"""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -119,7 +120,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         made = await unless_left(request.receive, texts_of(job))
         about = {"model": served.name, "command": asked.command(served.name)}
         headers = {"content-disposition": 'attachment; filename="difflm.html"', "content-security-policy": "sandbox"}
-        return HTMLResponse(page(recording.texts(made), about), headers=headers)
+        return HTMLResponse(await asyncio.to_thread(page, recording.texts(made), about), headers=headers)
 
     return router
 

@@ -86,8 +86,8 @@ class Asked(Request):
 
 def check_size(key: str, value: Any, limits: Limits) -> None:
     if isinstance(value, str):
-        if len(value) > limits.words:
-            raise UsageError(f"{key} has {len(value):,} signs; this server takes {limits.words:,}.")
+        if len(value) > limits.signs:
+            raise UsageError(f"{key} has {len(value):,} signs; this server takes {limits.signs:,}.")
         if any("\ud800" <= sign <= "\udfff" for sign in value):  # JSON can write them, UTF-8 cannot
             raise UsageError(f"{key} holds half of a sign.")
     if isinstance(value, list | dict):

@@ -7,7 +7,7 @@ from difflm.controls.learned import POS
 from difflm.controls.phrases import MOST
 from difflm.controls.syntax import PHRASES
 from difflm.data.fields import FIELDS
-from difflm.data.labels import NONE
+from difflm.data.labels import NONE, Kind
 from difflm.data.tokenizers import Bpe
 from difflm.model import DiffusionModel
 from difflm.pipeline import TextDiffusion
@@ -17,6 +17,7 @@ from difflm.studio.limits import Limits
 class Served:
     def __init__(self, lm: TextDiffusion, name: str) -> None:
         self.lm, self.name = lm, Path(name).name or name  # of a run its own name, not where it lies
+        self.labellings = lm.labellings  # loads the classifiers before anybody waits for them
 
     def facts(self) -> dict[str, Any]:
         lm = self.lm
@@ -38,16 +39,15 @@ class Served:
         """By the name of each control what may be asked; null where this model cannot."""
         lm = self.lm
         steered = isinstance(lm.model, DiffusionModel)
-        labels = {name: values for name, (kind, values) in self.labels().items() if kind == "text"}
-        tags, phrases = self.labels().get(POS), self.labels().get(PHRASES)
+        labels, tags, phrases = self.known("text"), self.known("tags").get(POS), self.known("spans").get(PHRASES)
         exact = steered and self.whole_words
         return {
             "length": {"most": lm.model.room} if exact else None,
             "field": {name: values for name, values in labels.items() if name in FIELDS} or None,
             "label": {name: values for name, values in labels.items() if name not in FIELDS} or None,
-            "pos": {"tags": tags[1]} if tags and exact else None,
-            "tree": {"labels": phrases[1]} if phrases and exact else None,
-            "span": {"labels": phrases[1]} if phrases and exact else None,
+            "pos": {"tags": tags} if tags and exact else None,
+            "tree": {"labels": phrases} if phrases and exact else None,
+            "span": {"labels": phrases} if phrases and exact else None,
             "contains": {"most": MOST} if steered else None,
             "avoid": {} if steered else None,
             "infill": {"sizes": exact} if steered else None,
@@ -56,10 +56,7 @@ class Served:
             "limits": {"n": limits.n, "steps": limits.steps, "candidates": limits.candidates, "rows": limits.rows},
         }
 
-    def labels(self) -> dict[str, tuple[str, list[str]]]:
-        """What the model's classifiers tell apart: by name its kind and values."""
-        found: dict[str, tuple[str, list[str]]] = {}
-        for folder in self.lm.guides:
-            for name, labelling in self.lm._classifier(folder).labellings.items():
-                found[name] = (labelling.kind, [value for value in labelling.values if value != NONE])
-        return found
+    def known(self, kind: Kind) -> dict[str, list[str]]:
+        """What the model's classifiers tell apart of this kind."""
+        found = self.labellings.values()
+        return {one.name: [value for value in one.values if value != NONE] for one in found if one.kind == kind}

@@ -20,7 +20,7 @@ from difflm.studio.limits import Limits
 from difflm.studio.served import Served
 
 HEADER_SECONDS = 10.0  # to say what is asked
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK, EVERYWHERE = ("localhost", "127.0.0.1", "::1"), ("0.0.0.0", "::")
 
 
 def patient(limits: Limits) -> type[H11Protocol]:
@@ -43,6 +43,10 @@ def patient(limits: Limits) -> type[H11Protocol]:
                 self.asked()
             elif self.silent is None:  # the beginning of another request
                 self.silent = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self.stalled = self.loop.call_later(limits.stall_seconds, self.transport.abort)  # if it cannot end
 
         def asked(self) -> None:
             if self.silent:
@@ -114,7 +118,7 @@ def make_server(served: Served, limits: Limits, token: str | None, host: str = "
 def serve(served: Served, host: str, port: int, token: str | None, ready: Callable[[str], None], browse: bool) -> None:
     """Until Ctrl-C."""
     listening = listen(host, port)
-    shown = f"[{host}]" if ":" in host else host
+    shown = "localhost" if host in EVERYWHERE else f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
     server = make_server(served, Limits(), token, host)
     ready(url)
