@@ -73,10 +73,11 @@ export class Card {
   }
 
   // One more frame of those that have come, or several where it lags behind; true while there is more to show.
-  advance(animate) {
+  // Nothing is animated: drawn without a GPU, four texts would take 7.0 s of processor from the model instead of 2.5 s.
+  advance() {
     if (this.head < this.last) {
       this.head += Math.max(1, Math.ceil((this.last - this.head) / 15));
-      this.draw(this.head, animate);
+      this.draw(this.head);
     }
     if (this.settled) this.mark();
     return this.head < this.last;

@@ -19,7 +19,7 @@ export class Hand {
     press(".to-gap", () => does.fill(this.#with(() => "___")));
     press(".to-sized", () => does.fill(this.#with((count) => `___:${count}`)));
     press(".to-must", () => does.must(this.#phrases()));
-    press(".to-avoid", () => does.avoid(this.#phrases().flatMap((phrase) => phrase.split(" "))));
+    press(".to-avoid", () => does.avoid(this.#words()));
     press(".leave", () => this.leave(true));
     card.element.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || !this.#places) return;
@@ -123,6 +123,14 @@ export class Hand {
     const { tokens, spaces } = this.card.frames[this.card.last];
     const written = (i, first) => (i > first && spaces[i] ? " " : "") + tokens[i];
     return runs(this.#places).map(([first, last]) => range(first, last).map((i) => written(i, first)).join("").trim());
+  }
+
+  // One by one, without punctuation; pieces of words as the words that they make up.
+  #words() {
+    const { tokens, spaces } = this.card.frames[this.card.last];
+    const whole = spaces.some(Boolean);
+    const words = whole ? this.#places.map((i) => tokens[i]) : this.#phrases().flatMap((phrase) => phrase.split(" "));
+    return words.filter((word) => /[\p{L}\p{N}]/u.test(word));
   }
 
   // The text with something else in place of each run of words in hand.

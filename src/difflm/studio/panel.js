@@ -202,5 +202,5 @@ function phrases(key) {
 }
 
 function labels(offer) {
-  return offer?.labels ? `Labels: ${offer.labels.join(" ")}` : "";
+  return (offer?.labels ?? []).join(" ");
 }

@@ -33,7 +33,7 @@ export class Stage {
     this.cards = Array.from({ length: n }, card);
     byId("texts").dataset.columns = n === 1 ? 1 : n >= 5 ? 3 : 2;
     byId("texts").replaceChildren(...this.cards.map((card) => card.element));
-    byId("texts").classList.add("forming");
+    byId("texts").classList.add("forming", "live");
     this.time.load([], steps);
     this.time.point(0);
     this.time.live = true;
@@ -58,6 +58,7 @@ export class Stage {
       this.#caughtUp = resolve;
     });
     if (this.#following) this.time.live = false;
+    byId("texts").classList.remove("live");
     byId("texts").classList.toggle("forming", this.time.playing);
     for (const card of this.cards) card.stop();
   }
@@ -67,7 +68,7 @@ export class Stage {
     for (const card of this.cards) {
       if (!this.#following) card.skip(false);
       else if (calm.matches) (card.generation || this.done) && card.skip(true); // nothing moves: the text, once it is there
-      else more = card.advance(true) || more;
+      else more = card.advance() || more;
     }
     if (this.#newFrames || this.done) this.#moments();
     this.#newFrames = false;

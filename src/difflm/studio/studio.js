@@ -114,16 +114,18 @@ function busy(yes) {
 
 // ---- what can be done with a text ----
 
+const SETTLED = { length: undefined, pos: undefined, tree: undefined }; // by the words of a text that is worked on
+
 const does = (controls) => ({
   offers: { ...controls, sizes: controls.infill?.sizes ?? Boolean(controls.infill) },
   begin: (text) => {
     panel.write({ ...panel.read(), infill: undefined, edit: text });
     byId("start").focus();
   },
-  fill: (template) => follow({ infill: template, edit: undefined, keep: undefined, strength: undefined, length: undefined, pos: undefined }),
+  fill: (template) => follow({ ...SETTLED, infill: template, edit: undefined, keep: undefined, strength: undefined }),
   rewrite: (text, words) => {
     const before = (made.keep ?? []).filter((phrase) => text.includes(phrase) && phrase !== words);
-    follow({ edit: text, keep: words ? [...before, words] : before, infill: undefined, length: undefined, pos: undefined });
+    follow({ ...SETTLED, edit: text, keep: words ? [...before, words] : before, infill: undefined });
   },
   must: (phrases) => follow({ contains: [...new Set([...(panel.read().contains ?? []), ...phrases])] }),
   avoid: (words) => follow({ avoid: [...new Set([...(panel.read().avoid ?? []), ...words])] }),
