@@ -59,7 +59,7 @@ class Contains(Control):
 
     @cached_property
     def words(self) -> list[str]:
-        return split_words(self.phrase)
+        return split_words(self.phrase.strip())
 
     def prepare(self, setting: Setting) -> None:
         if not self.words:
