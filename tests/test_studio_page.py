@@ -280,6 +280,30 @@ def test_words_that_were_selected_are_avoided_from_now_on(opened):
     assert asked(tab)["avoid"] == [unwanted]
 
 
+def test_a_word_in_pieces_is_taken_whole(opened):
+    """Byte pairs bring their own spaces."""
+    tokens = ["Ziz", "zi", " is", " che", "ap"]
+    marks = {"confidence": [1.0] * 5, "changed": [False] * 5, "space": [False] * 5}
+    frame = {"sample": 0, "step": 0, "t": 0.0, "tokens": tokens, **marks}
+    text = {"sample": 0, "text": "Zizzi is cheap", "tokens": ["Zizzi", "is", "cheap"], "controls": [], "seed": 0}
+    events = [("queued", {"ahead": 0}), ("frame", {"frames": [frame]}), ("text", text), ("done", {"seconds": 0.1})]
+    body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+    sent: list[Any] = []
+
+    def answer(route: Any) -> None:
+        sent.append(route.request.post_data_json)
+        route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+    tab = opened("#n=1&steps=1", prepare=lambda tab: tab.route("**/api/stream", answer))
+    assert finished(tab) == ["Zizzi is cheap"]
+    tab.locator(".word").nth(4).click()
+    assert tab.locator(".word.picked").all_inner_texts() == ["che", "ap"]
+    hush(tab)
+    tab.get_by_role("button", name="Gap ___", exact=True).last.click()
+    finished(tab)
+    assert sent[-1]["infill"] == "Zizzi is ___"
+
+
 def test_escape_lets_words_go(opened):
     tab = opened("#n=1&steps=3&length=8")
     finished(tab)

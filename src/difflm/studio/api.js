@@ -46,9 +46,11 @@ function remember(value) {
 async function call(path, body, signal) {
   const used = token;
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const options = body === undefined
-    ? { headers, signal }
-    : { method: "POST", headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
+  const options = { headers, signal };
+  if (body !== undefined) {
+    headers["Content-Type"] = "application/json";
+    Object.assign(options, { method: "POST", body: JSON.stringify(body) });
+  }
   let response;
   try {
     response = await fetch(path, options);

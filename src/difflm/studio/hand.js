@@ -75,7 +75,7 @@ export class Hand {
     card.draw(card.last);
     if (!this.#spans.length) return false;
     card.does.onlyOne(card);
-    this.#places = [...new Set(places)].sort((a, b) => a - b);
+    this.#places = [...new Set(places.flatMap((place) => this.#word(place)))].sort((a, b) => a - b);
     this.#cursor = cursor;
     if (anchored) this.#anchor = cursor;
     card.words.setAttribute("role", "group");
@@ -115,6 +115,16 @@ export class Hand {
       for (const name of ["role", "tabindex", "aria-pressed"]) span.removeAttribute(name);
     }
     if (focus) this.card.find(".edit").focus();
+  }
+
+  // All places of the word at this one: a word may be written in pieces, of which the first brings its space along.
+  #word(place) {
+    const { tokens, spaces } = this.card.frames[this.card.last];
+    if (spaces.some(Boolean)) return [place];
+    let [first, last] = [place, place];
+    while (first > 0 && !tokens[first].startsWith(" ")) first -= 1;
+    while (last + 1 < tokens.length && !tokens[last + 1].startsWith(" ")) last += 1;
+    return range(first, last);
   }
 
   // ---- what they say ----

@@ -75,7 +75,7 @@ export class Kept {
 function stored() {
   try {
     const items = JSON.parse(localStorage.getItem(STORE) ?? "[]");
-    return Array.isArray(items) ? items.filter((item) => typeof item?.text === "string" && Array.isArray(item.controls)) : [];
+    return items.filter((item) => typeof item.text === "string" && Array.isArray(item.controls));
   } catch {
     return []; // storage is closed, or holds something else
   }

@@ -65,6 +65,10 @@ export class Panel {
     });
   }
 
+  get #selects() {
+    return document.querySelectorAll("select[data-key]");
+  }
+
   #tag(tag) {
     const button = make("button", "", tag);
     button.type = "button";
@@ -98,7 +102,7 @@ export class Panel {
     else if (start && this.controls.edit) Object.assign(request, this.#rewriting(start));
     else if (start) request.infill = `${start} ___`; // a model that cannot rewrite goes on instead
     if (byId("length").value) request.length = Number(byId("length").value);
-    for (const select of document.querySelectorAll("select[data-key]")) {
+    for (const select of this.#selects) {
       if (select.value) (request[select.dataset.key] ??= {})[select.dataset.name] = select.value;
     }
     for (const key of ["pos", "tree"]) put(key, byId(key).value.trim().replace(/\s+/g, " "));
@@ -132,9 +136,10 @@ export class Panel {
     byId("start").value = request.infill ?? request.edit ?? "";
     for (const key of [...SLIDERS, "seed"]) byId(key).value = request[key] ?? this.defaults[key];
     byId("length").value = request.length ?? "";
-    for (const select of document.querySelectorAll("select[data-key]")) {
+    for (const select of this.#selects) {
       const value = request[select.dataset.key]?.[select.dataset.name] ?? "";
-      if (value && ![...select.options].some((option) => option.value === value)) select.append(new Option(value, value));
+      const known = [...select.options].some((option) => option.value === value);
+      if (!known) select.append(new Option(value, value)); // the server will say what it thinks of it
       select.value = value;
     }
     for (const key of ["pos", "tree"]) byId(key).value = request[key] ?? "";
@@ -151,14 +156,14 @@ export class Panel {
     for (const key of ["guidance", "candidates"]) byId(key).disabled = !this.#steered(request);
     byId("rewriting").hidden = !("edit" in request);
     byId("meaning").textContent = this.#meaning(request);
-    for (const select of document.querySelectorAll("select[data-key]")) select.classList.toggle("set", select.value !== "");
+    for (const select of this.#selects) select.classList.toggle("set", select.value !== "");
     const asked = this.asked(request);
     byId("asked-count").textContent = asked ? `${asked} asked` : "";
     byId("clear").disabled = asked === 0;
   }
 
   asked(request) {
-    const many = (value) => (Array.isArray(value) ? value.length : typeof value === "object" ? Object.keys(value).length : 1);
+    const many = (value) => (typeof value === "object" ? Object.keys(value).length : 1);
     const keys = ["length", "field", "label", "pos", "tree", "span", "contains", "avoid"];
     return keys.reduce((sum, key) => sum + (key in request ? many(request[key]) : 0), 0);
   }
@@ -193,7 +198,8 @@ function say(place, count) {
   if (!count) return;
   const kind = count.open === count.all ? "open" : count.met + count.open === count.all ? "met" : "missed";
   place.classList.add(kind);
-  place.textContent = { met: "✓", missed: "✗", open: "–" }[kind] + (kind === "open" ? "" : ` ${count.met}/${count.all}`);
+  const sign = { met: "✓", missed: "✗", open: "–" }[kind];
+  place.textContent = kind === "open" ? sign : `${sign} ${count.met}/${count.all}`;
   place.title = kind === "open" ? "not checked" : `${count.met} of ${count.all} obey`;
 }
 

@@ -91,13 +91,15 @@ export function python(model, request) {
   const guided = request.label ? '.guided_by("DIR")' : "";
   lines.push("", `lm = TextDiffusion.from_pretrained(${literal(model)})${guided}`);
   const oneLine = `for text in lm.generate(${given.join(", ")}):`;
-  lines.push(...(oneLine.length <= 100 && !oneLine.includes("\n") ? [oneLine] : ["for text in lm.generate(", ...given.map((g) => `    ${g},`), "):"]));
+  if (oneLine.length <= 100 && !oneLine.includes("\n")) lines.push(oneLine);
+  else lines.push("for text in lm.generate(", ...given.map((argument) => `    ${argument},`), "):");
   return [...lines, "    print(text, text.controls)"].join("\n");
 }
 
 function listed(controls) {
   const line = `controls=[${controls.join(", ")}]`;
-  return line.length <= 80 ? line : ["controls=[", ...controls.map((control) => `        ${control},`), "    ]"].join("\n");
+  if (line.length <= 80) return line;
+  return ["controls=[", ...controls.map((control) => `        ${control},`), "    ]"].join("\n");
 }
 
 function literal(text) {

@@ -67,8 +67,8 @@ export class Stage {
     let more = !this.done;
     for (const card of this.cards) {
       if (!this.#following) card.skip(false);
-      else if (calm.matches) (card.generation || this.done) && card.skip(true); // nothing moves: the text, once it is there
-      else more = card.advance() || more;
+      else if (!calm.matches) more = card.advance() || more;
+      else if (card.generation || this.done) card.skip(true); // nothing moves: the text, once it is there
     }
     if (this.#newFrames || this.done) this.#moments();
     this.#newFrames = false;
@@ -116,7 +116,8 @@ export class Stage {
 
 // The controls of a request, as their marks name them.
 function listed(request) {
-  const pairs = (key) => Object.entries(request[key] ?? {}).map(([name, value]) => ({ name: key, target: `${name}=${value}` }));
+  const pairs = (key) =>
+    Object.entries(request[key] ?? {}).map(([name, value]) => ({ name: key, target: `${name}=${value}` }));
   const single = (key) => (key in request ? [{ name: key, target: String(request[key]) }] : []);
   const many = (key) => (request[key] ?? []).map((target) => ({ name: key, target }));
   return [

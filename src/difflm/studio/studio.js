@@ -169,7 +169,8 @@ async function begin() {
   try {
     const [models, controls] = await Promise.all([get("api/models"), get("api/controls")]);
     [model] = models.models;
-    byId("model").textContent = `${model.name} · ${model.method} · ${(model.parameters / 1e6).toFixed(1)}M parameters`;
+    const size = `${(model.parameters / 1e6).toFixed(1)}M parameters`;
+    byId("model").textContent = `${model.name} · ${model.method} · ${size}`;
     document.title = `${model.name} – difflm studio`;
     panel = new Panel(model, controls, () => {});
     stage = new Stage(does(controls));
