@@ -60,7 +60,10 @@ export class Stage {
     if (this.#following) this.time.live = false;
     byId("texts").classList.remove("live");
     byId("texts").classList.toggle("forming", this.time.playing);
-    for (const card of this.cards) card.stop();
+    for (const card of this.cards) {
+      card.stop();
+      if (card.settled) card.freeRoom(); // once, when its marks and buttons appear anyway
+    }
   }
 
   #tick() {
