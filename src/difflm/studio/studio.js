@@ -141,16 +141,16 @@ function usual() {
 function wire() {
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
-    submit(panel.read());
+    if (panel) submit(panel.read()); // or the server has not said yet what can be asked
   });
-  byId("next").addEventListener("click", () => follow({ seed: (panel.read().seed ?? 0) + 1 }));
+  byId("next").addEventListener("click", () => panel && follow({ seed: (panel.read().seed ?? 0) + 1 }));
   byId("stop").addEventListener("click", stop);
   byId("again").addEventListener("click", () => (model ? write(asked) : begin()));
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
     if (event.key === "Escape" && running && !event.target.closest("dialog")) stop();
   });
-  addEventListener("popstate", () => open());
+  addEventListener("popstate", () => panel && open());
   const unfold = () => { byId("panel").open = wide.matches; };
   wide.addEventListener("change", unfold);
   unfold();
