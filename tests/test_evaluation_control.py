@@ -311,7 +311,8 @@ def test_targets_of_a_file_are_made_fit(lm):
     [
         ("{", "line 1 is not JSON"),
         ("3", "is no target such as"),
-        ('{"spans": [[3, 5, "PP"]], "words_": []}', "is no target such as"),
+        ('{"spans": [[3, 5, "PP"]], "words_": []}', "has no words"),
+        ('{"words_": ["a", "pub"]}', "is no target such as"),
         ('{"control": "rhyme", "asked": {}}', "unknown control 'rhyme'. Known: length"),
         ('{"control": "length", "asked": {"pos": "NOUN"}}', "a target of length and asks for pos"),
         ('{"control": "length", "asked": {}}', "asks for nothing"),
@@ -467,3 +468,39 @@ def test_the_rules_of_the_fields_hold_in_this_corpus(pairs):
     """The premise of these tests: every sentence says all that its meaning holds."""
     for pair in pairs[2:]:
         assert all(expresses(split_words(pair.text), field, value) for field, value in pair.fields.items()), pair
+
+
+def test_released_spans_and_compositions_are_read():
+    words = ["START", "It", "is", "cheap", ".", "\n", "END"]
+    span = target_of(json.dumps({"words_": words, "spans": [[1, 2, "VP"]]}), "x")
+    assert (span.control, span.asked.span, span.sentence) == ("span", ["1,2,VP"], "It is cheap.")
+    both = {"words_": words, "pos": ["START", "PRON", "AUX", "ADJ", "PUNCT", "SPACE", "END"]}
+    both["attr"] = ["price", ":", "cheap"]
+    target = target_of(json.dumps(both), "x")
+    assert target.control == "field+pos" and target.asked.field == {"price": "cheap"}
+    assert target.asked.pos == "PRON AUX ADJ PUNCT"
+    for wrong in (
+        {"words_": words, "spans": [[2, 1, "VP"]]},
+        {"words_": words, "spans": 3},
+        {**both, "attr": ["price"]},
+    ):
+        with pytest.raises(UsageError, match=r"^x"):
+            target_of(json.dumps(wrong), "x")
+
+
+def test_texts_made_elsewhere_are_checked_anew(pairs, lm, tmp_path):
+    """What is read from a file has the figures of what was just written, and a file that lacks some is refused."""
+    targets, kept = drawn(pairs, lm, 2), tmp_path / "texts.jsonl"
+    protocol = Protocol(2, 3, settings={"steps": 2})
+    made = evaluate_control(lm, "tiny", targets, None, protocol, pairs, texts=kept)
+    again = evaluate_control(lm, "tiny", targets, None, protocol, pairs, texts=kept)
+    for one, other in zip(made.rows, again.rows, strict=True):
+        assert {k: v for k, v in one.figures.items() if k != "seconds"} == pytest.approx(
+            {k: v for k, v in other.figures.items() if k != "seconds"}
+        )
+    assert again.rows[0].figures["seconds"] is None and "made before" in again.notes[0]
+    with pytest.raises(UsageError, match="--each"):
+        evaluate_control(lm, "tiny", targets, None, Protocol(3), pairs, texts=kept)
+    kept.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="line 1"):
+        evaluate_control(lm, "tiny", targets, None, protocol, pairs, texts=kept)

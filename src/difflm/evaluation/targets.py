@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from difflm.asking import Request, explained
 from difflm.data.e2e import E2EPair
 from difflm.data.fields import FIELDS, expresses, normalise
+from difflm.data.labels import is_span
 from difflm.data.taggers import Tagger
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.tokenizers import UNK
@@ -36,7 +37,7 @@ RELEASED_MARKS = ("START", "END", "\n")  # that the files of Diffusion-LM write 
 class Target:
     control: str
     asked: Request
-    sentence: str | None = None  # the real one that obeys; the released fields have none
+    sentence: str | None = None  # the real one that it was drawn from; the released fields have none
 
     def to_json(self) -> dict[str, Any]:
         asked = self.asked.model_dump(exclude_defaults=True)
@@ -145,7 +146,8 @@ def write_targets(path: Path, targets: Iterable[Target]) -> None:
 
 
 def read_targets(path: Path) -> list[Target]:
-    """Of our own files or of Diffusion-LM's (target_attribute.json, target_pos.json); each fault with its line."""
+    """Of our own files or of Diffusion-LM's (target_attribute.json, target_pos.json, target_spans.json,
+    target_compose_pos_attr.json); each fault with its line."""
     check_readable(path)
     found = [target_of(line, f"{path}, line {number}") for number, line in read_lines(path) if line.strip()]
     if not found:
@@ -160,8 +162,8 @@ def target_of(line: str, where: str) -> Target:
         raise UsageError(f"{where} is not JSON. Each line is one target.") from None
     if isinstance(value, list) and ":" in value and all(isinstance(one, str) for one in value):
         return released_field(value, where)
-    if isinstance(value, dict) and value.keys() == {"pos", "words_"}:
-        return released_tags(value, where)
+    if isinstance(value, dict) and value.keys() - {"attr"} in ({"pos", "words_"}, {"spans", "words_"}):
+        return released(value, where)
     if not isinstance(value, dict) or not {"control", "asked"} <= value.keys() <= {"control", "asked", "sentence"}:
         raise UsageError(f'{where} is no target such as {{"control": "length", "asked": {{"length": 14}}}}.')
     return own_target(value, where)
@@ -194,22 +196,33 @@ def checked(asked: Request, where: str) -> Request:
 
 def released_field(words: list[str], where: str) -> Target:
     """["customer", "rating", ":", "5", "out", "of", "5"]"""
+    if not isinstance(words, list) or ":" not in words:
+        raise UsageError(f"{where}: a field is a list of words with a colon among them.")
     at = words.index(":")
     asked = Request(field={" ".join(words[:at]): " ".join(words[at + 1 :])})
     return Target("field", checked(asked, where))
 
 
-def released_tags(value: dict[str, Any], where: str) -> Target:
-    """Tags and words between START and END."""
-    words, tags = value["words_"], value["pos"]
+def released(value: dict[str, Any], where: str) -> Target:
+    """Words between START and END, with tags for all of them, a field beside these, or spans counted from the first."""
+    words, tags, spans = value["words_"], value.get("pos", value["words_"]), value.get("spans", [])
     if not all(isinstance(one, list) and all(isinstance(w, str) for w in one) for one in (words, tags)):
         raise UsageError(f'{where}: "pos" and "words_" are lists of words.')
     if len(words) != len(tags):
         raise UsageError(f"{where} has {len(tags)} tags for {len(words)} words.")
+    if not isinstance(spans, list) or not all(is_span(span) for span in spans):
+        raise UsageError(f'{where}: "spans" are lists of a first place, a last one and a label.')
     kept = [(word, tag) for word, tag in zip(words, tags, strict=True) if word not in RELEASED_MARKS]
     if not kept:
         raise UsageError(f"{where} has no words.")
-    return Target("pos", Request(pos=" ".join(tag for _, tag in kept)), join_words([word for word, _ in kept]))
+    sentence = join_words([word for word, _ in kept])
+    if spans:
+        return Target("span", Request(span=[f"{first},{last},{label}" for first, last, label in spans]), sentence)
+    asked = Request(pos=" ".join(tag for _, tag in kept))
+    if "attr" not in value:
+        return Target("pos", asked, sentence)
+    field = released_field(value["attr"], where).asked.field
+    return Target("field+pos", asked.model_copy(update={"field": field}), sentence)
 
 
 # -- chosen -----------------------------------------------------------------------------------------------------------
