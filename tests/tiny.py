@@ -52,7 +52,7 @@ def tiny_run(directory: Path, method: str, **changes: Any) -> Path:
         write_grammar(data, 1000)
     recipe = {
         "method": method,
-        "model": MODEL if method == "autoregressive" else {**MODEL, "embedding_dim": 16},
+        "model": {**MODEL, "embedding_dim": 16} if METHODS[method].family == "gaussian" else MODEL,
         "data": str(data),
         "tokenizer": "words",
         "more_than": 0,

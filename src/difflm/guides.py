@@ -31,7 +31,7 @@ from difflm.fit import (
     whole_or_nothing,
 )
 from difflm.model import DiffusionModel, Trainable
-from difflm.noise import Noise
+from difflm.noise import Noise, Torch
 from difflm.recipe import Recipe
 from difflm.run import load_run
 from difflm.training.checkpoints import load_into, load_tensors, newest_checkpoint
@@ -63,7 +63,8 @@ class Learner(Trainable):
     def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
         guided = self.frozen.model.to(ids.device)
         t, _ = guided.times.sample(ids.shape[0], ids.device)
-        noise = torch.randn(*guided.lengths.canvas(ids, lengths)[0].shape, guided.denoiser.codec.dim, device=ids.device)
+        width = guided.lengths.canvas(ids, lengths)[0].shape[1]
+        noise = guided.process.fresh(Torch(ids.shape[0], ids.device), 0, width, guided.denoiser.codec.dim)
         found = self.label_nats(ids, lengths, t, noise, labels)
         parts = {f"{name}_nats": nats.mean() for name, nats in found.items()}  # a label may be called "loss" or "step"
         return {**parts, "loss": torch.stack(list(parts.values())).sum()}
@@ -74,7 +75,9 @@ class Learner(Trainable):
         guided = self.frozen.model.to(ids.device)
         t = guided.times.time_of(noise.uniform(0, stream=5))
         width = guided.lengths.canvas(ids, lengths)[0].shape[1]
-        found = self.label_nats(ids, lengths, t, noise.normal(1, width, guided.denoiser.codec.dim), labels)
+        found = self.label_nats(
+            ids, lengths, t, guided.process.fresh(noise, 1, width, guided.denoiser.codec.dim), labels
+        )
         return torch.stack(list(found.values())).sum(0)
 
     def label_nats(
@@ -85,7 +88,7 @@ class Learner(Trainable):
         guided = self.frozen.model
         canvas, mask = guided.lengths.canvas(ids, lengths)
         with torch.no_grad(), torch.autocast(ids.device.type, enabled=False):
-            x_t = guided.process.corrupt(guided.denoiser.codec.encode(canvas), t, noise)
+            x_t = guided.process.corrupt(guided.denoiser.codec.state(canvas), t, noise)
         opinion = self.classifier(guided.denoiser, x_t, t, mask)
         first = guided.lengths.first
         return {

@@ -1,7 +1,7 @@
 """A trained thing that writes: what the trainer, the evaluation and the front doors ask of every method."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,7 @@ from difflm.lengths import LengthPolicy
 from difflm.noise import Noise
 from difflm.objectives import Corrupted, Objective, masked_mean, text_mean
 from difflm.processes import Gaussian
-from difflm.samplers import STEPS, Clamp, Draw, Forbid, Frame, Settle, Steering, Temperature, Transform, denoise
+from difflm.samplers import STEPS, Clamp, Draw, Forbid, Frame, Settle, Steering, Step, Temperature, Transform, denoise
 from difflm.timesteps import TimeSampler
 
 Likelihood = Literal["exact", "bound"]
@@ -101,9 +101,10 @@ def start_from_frequencies(bias: Tensor, counts: Tensor) -> None:
 
 
 class DiffusionModel(LanguageModel):
-    """The parts of a continuous method, put together."""
+    """The parts of a method, put together: here the continuous ones, and what the discrete ones share with them."""
 
-    likelihood = "bound"
+    likelihood: Likelihood | None = "bound"
+    rules: Mapping[str, Step] = STEPS
 
     def __init__(
         self,
@@ -133,16 +134,9 @@ class DiffusionModel(LanguageModel):
 
     def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
         ids, mask = self.lengths.canvas(ids, lengths)
-        codec = self.denoiser.codec
         t, weight = self.times.sample(ids.shape[0], ids.device)
+        batch = self.corrupted(ids, mask, t)
         with torch.autocast(ids.device.type, enabled=False):
-            vectors = codec.encode(ids)
-            x0 = vectors + codec.x0_std * torch.randn_like(vectors) if codec.x0_std else vectors
-            noise = torch.randn_like(vectors)
-            x_t = self.process.corrupt(x0, t, noise)
-        belief = self.denoiser(x_t, t, mask, self.previous(x_t, t, mask))
-        with torch.autocast(ids.device.type, enabled=False):
-            batch = Corrupted(ids, mask, vectors, x0, x_t, noise, t, belief, self.denoiser)
             terms = self.objective(batch)
             total = self.objective.total(terms)
             losses = {name: masked_mean(term, mask) for name, term in terms.items()}
@@ -154,6 +148,17 @@ class DiffusionModel(LanguageModel):
                 losses["warp"] = fit
                 losses["loss"] = losses["loss"] + fit
         return losses
+
+    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
+        """The batch at times t, and what is believed about it."""
+        codec = self.denoiser.codec
+        with torch.autocast(ids.device.type, enabled=False):
+            vectors = codec.encode(ids)
+            x0 = vectors + codec.x0_std * torch.randn_like(vectors) if codec.x0_std else vectors
+            noise = torch.randn_like(vectors)
+            x_t = self.process.corrupt(x0, t, noise)
+        belief = self.denoiser(x_t, t, mask, self.previous(x_t, t, mask))
+        return Corrupted(ids, mask, vectors, x0, x_t, noise, t, belief, self.denoiser)
 
     def previous(self, x_t: Tensor, t: Tensor, mask: Tensor) -> Tensor | None:
         """A first answer for every second text, zeros for the rest (Chen et al., 2023). Which ones is fixed, since the
@@ -176,7 +181,11 @@ class DiffusionModel(LanguageModel):
     @torch.no_grad()
     def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
         canvas, mask = self.lengths.canvas(ids, lengths)
-        return gaussian_bound(self.denoiser, self.times, canvas, mask, noise, draws) + self.lengths.nats(lengths)
+        return self.bound(canvas, mask, noise, draws) + self.lengths.nats(lengths)
+
+    def bound(self, canvas: Tensor, mask: Tensor, noise: Noise, draws: int) -> Tensor:
+        """Nats of each canvas, [B]."""
+        return gaussian_bound(self.denoiser, self.times, canvas, mask, noise, draws)
 
     # -- generation ---------------------------------------------------------------------------------------------
 
@@ -216,14 +225,19 @@ class DiffusionModel(LanguageModel):
             lambda x, t, previous: self.denoiser(x, t, mask, previous),
             self.process,
             self.grid(sampling.steps, lengths.device, steering.strength),
-            STEPS[sampling.sampler],
+            self.rules[sampling.sampler],
             self.transforms(sampling, noise, width, steering),
             noise,
             mask,
             self.denoiser.codec.dim,
-            None if steering.begin is None else self.denoiser.codec.encode(steering.begin),
+            None if steering.begin is None else self.denoiser.codec.state(steering.begin),
             steering.guide,
+            self.hold(mask, steering),
         )
+
+    def hold(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor] | None:
+        """What puts known words back into a state, where a state holds words."""
+        return None
 
     def words(self, row: list[int]) -> list[int]:
         return self.lengths.words(row)

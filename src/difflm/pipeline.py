@@ -209,9 +209,12 @@ class TextDiffusion:
         if candidates:
             work.candidates |= rows
         seconds = time.perf_counter() - start
-        return {sample: self._generation(sample, ids, work, seconds) for sample, ids in rows.items()}
+        calls = {} if frame.calls is None else dict(zip(tile.samples.tolist(), frame.calls.tolist(), strict=True))
+        return {k: self._generation(k, ids, work, seconds, calls.get(k)) for k, ids in rows.items()}
 
-    def _generation(self, sample: int, ids: list[int], work: "Work", seconds: float) -> Generation:
+    def _generation(
+        self, sample: int, ids: list[int], work: "Work", seconds: float, calls: int | None = None
+    ) -> Generation:
         unknown = work.unknown.get(sample, {})
         if unknown and isinstance(self.tokenizer, Words):  # words that somebody gave and the model has no id for
             words = [unknown.get(place) or self.tokenizer.words[token] for place, token in enumerate(ids)]
@@ -220,7 +223,7 @@ class TextDiffusion:
             text = self.tokenizer.decode(ids)
             words = split_words(text) if isinstance(self.tokenizer, Bpe) else self.tokenizer.tokens(ids)
         checks = work.brief.checks(split_words(text)) if work.brief else []
-        calls = self.model.calls(work.sampling, len(ids))
+        calls = self.model.calls(work.sampling, len(ids)) if calls is None else calls
         return Generation(text, words, work.sampling.steps, calls, seconds, work.seed, checks)
 
     def _chosen(self, n: int, each: int, work: "Work", best: Choice) -> Iterator[dict[int, Generation]]:

@@ -1,4 +1,7 @@
-"""One Transformer for every method: bidirectional or causal, told the time by addition, by adaptive norm, or not.
+"""One Transformer for every method: bidirectional or causal, told the time in one of five ways.
+
+"adaptive": norms are shifted, scaled and gated by it; "addition": it is added at the input; "layers": at the input of
+every layer; "prefix": it is a position of its own before the text; "none": it is not told.
 
 `positions` adds learned places, counted from both ends, for texts of up to that length.
 Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a position that exists) → [B, L, out_dim].
@@ -11,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-TimeInput = Literal["adaptive", "addition", "none"]
+TimeInput = Literal["adaptive", "addition", "layers", "prefix", "none"]
 Cache = tuple[Tensor, Tensor]  # keys and values of one layer, [B, heads, L, head_dim]
 
 
@@ -159,19 +162,31 @@ class Transformer(nn.Module):
         self, x: Tensor, t: Tensor | None, mask: Tensor | None, caches: list[Cache | None], start: int
     ) -> tuple[Tensor, list[Cache | None]]:
         """All blocks over hidden states that begin at position `start`; caches hold what came before."""
-        condition = None
+        condition = told = None
         if t is not None and self.time != "none":
             told = self.embed_time(t)
             if self.time == "adaptive":
                 condition = calm(told)
-            else:
+            elif self.time == "addition":
                 x = x + told
+            elif self.time == "prefix":
+                return self.prefixed(x, told, mask)
         turn = rotary(x.shape[1], self.head_dim, x.device, start)
         grown: list[Cache | None] = []
         for block, cache in zip(self.blocks, caches, strict=True):
+            x = x + told if self.time == "layers" and told is not None else x
             x, cache = block(x, condition, mask, turn, self.causal, cache)
             grown.append(cache)
         return x, grown
+
+    def prefixed(self, x: Tensor, told: Tensor, mask: Tensor | None) -> tuple[Tensor, list[Cache | None]]:
+        """All blocks over the text with the time before it."""
+        x = torch.cat([told[:, :1], x], dim=1)
+        mask = None if mask is None else F.pad(mask, (1, 0), value=True)
+        turn = rotary(x.shape[1], self.head_dim, x.device)
+        for block in self.blocks:
+            x, _ = block(x, None, mask, turn)
+        return x[:, 1:], []
 
     def answer(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.norm(x))

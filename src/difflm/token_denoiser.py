@@ -1,0 +1,26 @@
+"""A network that reads noisy tokens and answers with words: the denoiser of the discrete family."""
+
+import torch
+from torch import Tensor, nn
+
+from difflm.belief import Belief
+from difflm.codecs import Tokens
+from difflm.denoiser import Denoiser, at_precision
+from difflm.processes import TokenProcess
+
+
+class TokenDenoiser(Denoiser):
+    """`belief = denoiser(x_t, t, mask)`, x_t being ids [B, L]; what the process knows of them is added to the network's
+    logits, or put in their place."""
+
+    codec: Tokens
+    process: TokenProcess  # type: ignore[assignment]
+
+    def __init__(self, network: nn.Module, codec: Tokens, process: TokenProcess, step: float = 1 / 1000) -> None:
+        super().__init__(network, codec, process, predicts="logits", step=step)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
+        with at_precision(x.device, self.precision):
+            logits = self.network(self.codec.inputs(x), t, mask).float()
+        with torch.autocast(x.device.type, enabled=False):
+            return self.process.believe(logits, x, t)

@@ -1,0 +1,93 @@
+"""The parts of a discrete method, put together. The loop, lengths, controls and trainer are those of every model; what
+is here is what only tokens can do: be known, be masked, and be written in an order."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from difflm.data.tokenizers import PAD
+from difflm.lengths import LengthPolicy
+from difflm.model import DiffusionModel, Likelihood, Sampling
+from difflm.noise import Noise, Torch
+from difflm.objectives import Corrupted, Objective
+from difflm.processes import Absorbing, Spindle, TokenProcess
+from difflm.samplers import Frame, Steering
+from difflm.samplers.token_steps import MASK_STEPS, TOKEN_STEPS
+from difflm.timesteps import TimeSampler
+from difflm.token_bounds import token_bound
+from difflm.token_denoiser import TokenDenoiser
+
+EARLIEST, LATEST = 1e-4, 1 - 1e-4  # times of training in continuous time: the integrand's ends are not finite
+
+
+class TokenDiffusion(DiffusionModel):
+    """`likelihood=None` is for objectives that are no bound."""
+
+    denoiser: TokenDenoiser
+
+    def __init__(
+        self,
+        denoiser: TokenDenoiser,
+        objective: Objective,
+        times: TimeSampler,
+        lengths: LengthPolicy,
+        sampling: Sampling,
+        likelihood: Likelihood | None = "bound",
+    ) -> None:
+        super().__init__(denoiser, objective, times, lengths, sampling)
+        self.likelihood = likelihood
+        self.rules = MASK_STEPS if isinstance(denoiser.process, Absorbing) else TOKEN_STEPS
+        if isinstance(denoiser.process, Spindle):  # its words come at their own pace, in no order that a rule knows
+            self.rules = TOKEN_STEPS
+        self.samplers = tuple(self.rules)
+
+    @property
+    def process(self) -> TokenProcess:  # type: ignore[override]
+        return self.denoiser.process
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
+        """The clean state is the ids themselves."""
+        t = t if self.times.steps else t.clamp(EARLIEST, LATEST)
+        fresh = self.process.fresh(Torch(ids.shape[0], ids.device), 0, ids.shape[1])
+        x_t = self.process.corrupt(ids, t, fresh)
+        return Corrupted(ids, mask, ids, ids, x_t, fresh, t, self.denoiser(x_t, t, mask), self.denoiser)
+
+    def observe(self, lengths: Tensor, tokens: Tensor) -> None:
+        super().observe(lengths, tokens)
+        self.process.observe(tokens)
+
+    # -- likelihood ---------------------------------------------------------------------------------------------
+
+    def bound(self, canvas: Tensor, mask: Tensor, noise: Noise, draws: int) -> Tensor:
+        return token_bound(self.denoiser, canvas, mask, noise, draws, self.times.steps)
+
+    # -- generation ---------------------------------------------------------------------------------------------
+
+    def calls(self, sampling: Sampling, words: int) -> int:
+        return words if sampling.sampler == "first-hitting" else sampling.steps
+
+    def hold(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor]:
+        """Known words stand from the beginning; places that do not exist are no masks to be written."""
+        known = torch.where(mask, -1, PAD) if steering.known is None else torch.where(mask, steering.known, PAD)
+        return lambda x: torch.where(known >= 0, known, x)
+
+    def stream(
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+    ) -> Iterator[Frame]:
+        ordered = sampling.sampler in ("first-hitting", "confidence", "threshold")
+        if sampling.sampler == "first-hitting":
+            sampling = replace(sampling, steps=int(lengths.max()))
+        calls = torch.zeros_like(lengths)
+        waiting = torch.ones_like(lengths, dtype=torch.bool)
+        for frame in super().stream(noise, lengths, width, sampling, steering):
+            calls = calls + waiting
+            assert frame.state is not None
+            if ordered:  # a text without masks is done
+                waiting = (frame.state == self.process.mask_id).any(-1)
+            yield replace(frame, calls=calls)
+            if ordered and not bool(waiting.any()):
+                return
