@@ -20,7 +20,7 @@ from difflm.model import DiffusionModel, LanguageModel
 from difflm.recipe import Recipe, check, check_init
 from difflm.run import bundled_runs, find_run, load_run, write_config
 from difflm.training.checkpoints import newest_checkpoint
-from difflm.training.loop import Budget, Outcome, Trainer, Watcher
+from difflm.training.loop import Budget, Figure, Outcome, Trainer, Watcher
 
 VALIDATION_BATCHES = 16
 
@@ -57,7 +57,8 @@ def train_run(
         batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
         write_config(out, recipe, tokenizer, model, about)
-    trainer = Trainer(model, budget_of(recipe, device), out, device)
+    figure: Figure = "nats_per_token" if model.likelihood else "masked_nats"
+    trainer = Trainer(model, budget_of(recipe, device), out, device, figure)
     if resume and not trainer.resume():
         note("no checkpoint yet, starting anew", 0)
     outcome = trainer.fit(batches, validation_batches(*held_out, recipe, widths), watcher)

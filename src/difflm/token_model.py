@@ -11,7 +11,7 @@ from difflm.data.tokenizers import PAD
 from difflm.lengths import LengthPolicy
 from difflm.model import DiffusionModel, Likelihood, Sampling
 from difflm.noise import Noise, Torch
-from difflm.objectives import Corrupted, Objective
+from difflm.objectives import Corrupted, Objective, cross_entropy
 from difflm.processes import Absorbing, Spindle, TokenProcess
 from difflm.samplers import Frame, Steering
 from difflm.samplers.token_steps import MASK_STEPS, TOKEN_STEPS
@@ -64,6 +64,18 @@ class TokenDiffusion(DiffusionModel):
 
     def bound(self, canvas: Tensor, mask: Tensor, noise: Noise, draws: int) -> Tensor:
         return token_bound(self.denoiser, canvas, mask, noise, draws, self.times.steps)
+
+    @torch.no_grad()
+    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
+        """Where there is no bound: the cross-entropy of masked words at the time of most training, as many as there are
+        words. It tells a trainer whether training helps, and nobody how likely a text is."""
+        if self.likelihood is not None:
+            return super().nats(ids, lengths, noise, draws, *labels)
+        canvas, mask = self.lengths.canvas(ids, lengths)
+        t = self.times.time_of(torch.full((len(ids),), getattr(self.times, "time", 0.5), device=ids.device))
+        z = self.process.corrupt(canvas, t, self.process.fresh(noise, 0, canvas.shape[1], stream=11))
+        ce = cross_entropy(self.denoiser(z, t, mask).logits, canvas)
+        return (ce * mask).sum(-1) / t
 
     # -- generation ---------------------------------------------------------------------------------------------
 

@@ -2,13 +2,19 @@
 
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.base import Method
+from difflm.methods.bert_mouth import BertMouth
 from difflm.methods.classifier import GuidingClassifier
+from difflm.methods.d3pm import D3pmAbsorbing, D3pmUniform
 from difflm.methods.difflm import DiffLM
 from difflm.methods.diffusion_lm import DiffusionLM
+from difflm.methods.diffusionbert import DiffusionBert
+from difflm.methods.gidd import Gidd
 from difflm.methods.mdlm import Mdlm
+from difflm.methods.sedd import Sedd
+from difflm.methods.udlm import Udlm
 
-METHODS: dict[str, type[Method]] = {
-    m.name: m for m in (DiffusionLM, DiffLM, Mdlm, AutoregressiveTwin, GuidingClassifier)
-}
+CONTINUOUS: tuple[type[Method], ...] = (DiffusionLM, DiffLM)
+DISCRETE: tuple[type[Method], ...] = (D3pmUniform, D3pmAbsorbing, DiffusionBert, BertMouth, Mdlm, Sedd, Udlm, Gidd)
+METHODS = {m.name: m for m in (*CONTINUOUS, *DISCRETE, AutoregressiveTwin, GuidingClassifier)}
 
-__all__ = ["METHODS", "AutoregressiveTwin", "DiffLM", "DiffusionLM", "GuidingClassifier", "Mdlm", "Method"]
+__all__ = ["METHODS", "AutoregressiveTwin", "DiffLM", "DiffusionLM", "Method"]

@@ -89,8 +89,12 @@ class Progress:
         }
 
 
-Figure = Literal["nats_per_token", "label_nats"]
-UNITS: dict[Figure, str] = {"nats_per_token": "nats/token", "label_nats": "nats of labels a text"}
+Figure = Literal["nats_per_token", "masked_nats", "label_nats"]
+UNITS: dict[Figure, str] = {
+    "nats_per_token": "nats/token",
+    "masked_nats": "nats a masked word, no likelihood",
+    "label_nats": "nats of labels a text",
+}
 
 
 @dataclass(frozen=True)
