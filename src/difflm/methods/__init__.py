@@ -15,6 +15,6 @@ from difflm.methods.udlm import Udlm
 
 CONTINUOUS: tuple[type[Method], ...] = (DiffusionLM, DiffLM)
 DISCRETE: tuple[type[Method], ...] = (D3pmUniform, D3pmAbsorbing, DiffusionBert, BertMouth, Mdlm, Sedd, Udlm, Gidd)
-METHODS = {m.name: m for m in (*CONTINUOUS, *DISCRETE, AutoregressiveTwin, GuidingClassifier)}
+METHODS: dict[str, type[Method]] = {m.name: m for m in (*CONTINUOUS, *DISCRETE, AutoregressiveTwin, GuidingClassifier)}
 
 __all__ = ["METHODS", "AutoregressiveTwin", "DiffLM", "DiffusionLM", "Method"]

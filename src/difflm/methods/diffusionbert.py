@@ -1,7 +1,7 @@
 """DiffusionBERT: Improving Generative Masked Language Models with Diffusion Models (He et al., 2022).
 
-Masks at each word's own pace (the spindle), and a body that may begin as a pretrained encoder. The released bound charges
-rare words too little; this one is exact for paces of their own (Shi et al., 2024). See docs/methods/diffusionbert.md.
+Masks at each word's own pace (the spindle), and a body that may begin as a pretrained encoder. The released bound
+charges rare words too little; this one is exact for words with paces of their own (Shi et al., 2024; docs/tokens.md).
 """
 
 from typing import TYPE_CHECKING, Literal
