@@ -18,7 +18,7 @@ from difflm.controls.exact import composition, matches
 from difflm.data.tokenizers import END, PAD, START, UNK, Bpe, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
-from difflm.generation import Layout, laid_out
+from difflm.generation import Layout, Row, tiles
 from difflm.methods import METHODS
 from difflm.pipeline import TextDiffusion
 from difflm.samplers import FREE
@@ -372,11 +372,11 @@ def test_controls_are_for_diffusion_models():
 
 def test_layouts_become_tiles(models):
     layouts = [Layout(5, {0: 9}), Layout(17), Layout(6, {}, [4, 5, 6, 7, 8, 9])]
-    found = list(laid_out(models["difflm"].model, torch.tensor([10, 11, 12]), layouts, torch.device("cpu")))
-    assert [(tile.width, tile.rows, tile.samples.tolist()[: tile.rows]) for tile in found] == [
-        (16, 2, [10, 12]),
-        (32, 1, [11]),
-    ]
+    rows = [Row(7, sample, layout) for sample, layout in zip((10, 11, 12), layouts, strict=True)]
+    found = list(tiles(models["difflm"].model, rows, torch.device("cpu")))
+    assert [(tile.width, list(tile.rows)) for tile in found] == [(16, [rows[0], rows[2]]), (32, [rows[1]])]
+    assert [tile.samples.tolist() for tile in found] == [[10, 12, 12, 12], [11] * 4]
+    assert all(tile.seeds.tolist() == [7] * 4 for tile in found)
     first, second = found
     assert first.known[0].tolist() == [9, *[FREE] * 15] and (first.known[1] == FREE).all()
     assert first.begin[1].tolist() == [4, 5, 6, 7, 8, 9, *[PAD] * 10]
@@ -432,7 +432,7 @@ def test_places_say_what_is_free():
     lm = spiteful("diffusion-lm")
     brief = lm.brief([Length(3), Contains("pub")])
     layouts, _ = brief.layouts(torch.arange(1), 0, torch.device("cpu"))
-    (tile,) = laid_out(lm.model, torch.arange(1), layouts, torch.device("cpu"))
+    (tile,) = tiles(lm.model, [Row(0, 0, layouts[0])], torch.device("cpu"))
     place = Place(tile.mask, 1, tile.known >= 0)
     (rule,) = brief.phrases.rule(lm.model.denoiser.codec, place, False)
     assert rule.free[0].nonzero().flatten().tolist() == [1, 2, 3]

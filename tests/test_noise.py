@@ -99,3 +99,12 @@ def test_mixing_is_splitmix64():
     """The generator's published first outputs for state 0 (each state is the last plus the golden constant)."""
     states = torch.tensor([0, noise_module.GOLDEN], dtype=torch.int64)
     assert [int(v) % 2**64 for v in noise_module.mix(states)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+
+
+def test_samples_of_several_seeds_are_those_of_each():
+    """Texts of different requests stand side by side in one batch."""
+    together = Noise(torch.tensor([5, 9, 5]), torch.tensor([0, 0, 3]))
+    apart = [Noise(5, torch.tensor([0, 3])), Noise(9, torch.tensor([0]))]
+    found = together.normal(2, 4, stream=1)
+    assert torch.equal(found[[0, 2]], apart[0].normal(2, 4, stream=1))
+    assert torch.equal(found[[1]], apart[1].normal(2, 4, stream=1))

@@ -9,7 +9,7 @@ from difflm.controls import Length
 from difflm.data.tokenizers import Bpe
 from difflm.data.words import split_words
 from difflm.errors import UsageError
-from difflm.generation import GPU_TILE, frames, tile_size, tiles
+from difflm.generation import GPU_TILE, drawn_rows, frames, tile_size, tiles
 from difflm.methods import DiffLM
 from difflm.pipeline import TextDiffusion, check_device, check_dtype
 
@@ -127,8 +127,8 @@ def test_words_of_a_byte_pair_text_are_those_of_its_print():
 
 def test_looking_at_a_frame_leaves_gradients_on(models):
     lm = models["difflm"]
-    for tile in tiles(lm.model, 0, 1, 0, lm.device):
-        for frame in frames(lm.model, tile, 0, lm.sampling(steps=2)):
+    for tile in tiles(lm.model, drawn_rows(lm.model, 1, 0, lm.device), lm.device):
+        for frame in frames(lm.model, tile, lm.sampling(steps=2)):
             assert torch.is_grad_enabled() and not frame.confidence.requires_grad
 
 

@@ -41,7 +41,7 @@ GRIDS = {
     "uneven": torch.tensor([1.0, 0.97, 0.6, 0.59, 0.2, 0.01, 0.0], dtype=torch.float64),
     "of each position": torch.tensor(
         [[1.0, 1.0, 1.0], [0.9, 0.99, 0.3], [0.7, 0.5, 0.2], [0.1, 0.45, 0.15], [0.0, 0.02, 0.01]], dtype=torch.float64
-    ),
+    ).unsqueeze(1),
 }
 X_0 = torch.tensor([[1.0, -2.0], [0.5, 0.0], [3.0, 1.0]], dtype=torch.float64)
 
@@ -57,8 +57,9 @@ def test_every_step_lands_on_the_closed_form(rule, grid, exploding):
     walked = oracle_walk(process, STEPS[rule], grid, X_0.expand(draws, -1, -1), Noise(1, torch.arange(draws)))
     assert len(walked) == len(grid) - 1
     for (x, now), s in zip(walked, grid[1:], strict=True):
-        assert torch.equal(now.s, s.expand(draws, *s.shape))
-        alpha, sigma = (at_positions(v, X_0) for v in (process.alpha(s.expand(3)), process.sigma(s.expand(3))))
+        assert torch.equal(now.s, s.expand(draws, *s.shape[1:]))
+        there = now.s[0].expand(3)
+        alpha, sigma = (at_positions(v, X_0) for v in (process.alpha(there), process.sigma(there)))
         z = (x - alpha * X_0) / sigma
         assert float(z.mean((0, 2)).abs().max()) < 5 / math.sqrt(2 * draws) + 4e-4
         assert float((z.std((0, 2)) - 1).abs().max()) < 5 / math.sqrt(4 * draws) + 4e-4
@@ -140,7 +141,7 @@ def test_a_position_whose_time_stands_still_keeps_its_state(rule):
     """Grids of each position may rest (text that is given, blocks that wait): no step, no change, no NaN."""
     grid = torch.tensor([[1.0, 1.0, 1.0], [0.8, 1.0, 0.5], [0.3, 0.7, 0.5], [0.3, 0.2, 0.5], [0.1, 0.2, 0.0]])
     clean = X_0.float().expand(4, -1, -1)
-    walked = oracle_walk(cosine(), STEPS[rule], grid, clean, Noise(1, torch.arange(4)))
+    walked = oracle_walk(cosine(), STEPS[rule], grid.unsqueeze(1), clean, Noise(1, torch.arange(4)))
     for x, now in walked:
         still = now.s == now.t
         assert bool(x.isfinite().all())
@@ -202,7 +203,7 @@ def test_sampling_recovers_a_known_joint(rule, steps, exploding):
 def test_positions_that_are_not_in_step_still_recover_the_joint():
     """The second word a quarter of the way behind the first: times of each position, 50 steps."""
     u = torch.linspace(0, 1.25, 51)
-    grid = 1 - torch.stack([u, u - 0.25], dim=1).clamp(0, 1)
+    grid = 1 - torch.stack([u, u - 0.25], dim=1).clamp(0, 1).unsqueeze(1)
     tokens = sample(ExactDenoiser(cosine()), STEPS["ancestral"], grid, DRAWS)
     assert total_variation(frequencies(tokens), JOINT) < CLOSE
 
@@ -363,7 +364,7 @@ def frames_of(samples: torch.Tensor, steps: int = 6, rule: str = "ancestral") ->
 def test_frames_say_where_they_are_and_what_changed():
     frames = frames_of(torch.arange(50))
     assert [f.step for f in frames] == list(range(6))
-    assert torch.allclose(torch.stack([f.t for f in frames]), even(6)[1:])
+    assert torch.allclose(torch.stack([f.t for f in frames]), even(6)[1:, None].expand(-1, 50))
     assert frames[0].changed is None
     for before, after in pairwise(frames):
         assert torch.equal(after.changed, before.tokens != after.tokens)

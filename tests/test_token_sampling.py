@@ -12,7 +12,7 @@ from difflm.model import Sampling
 from difflm.noise import Noise
 from difflm.processes import Absorbing, Hybrid, Spindle, Uniform
 from difflm.processes.tokens import TokenProcess
-from difflm.samplers import Steering
+from difflm.samplers import Steering, Way
 from difflm.samplers.token_steps import MASK_STEPS, TOKEN_STEPS
 
 DRAWS = 20_000
@@ -179,7 +179,9 @@ def test_calls_are_counted_text_by_text():
 
 def test_an_edit_begins_from_the_text():
     model, text = tiny(), torch.full((4, 16), 5)
-    frame = last(model, Sampling(steps=4), [0, 1, 2, 3], [16] * 4, steering=Steering(begin=text, strength=0.1))
+    frame = last(
+        model, Sampling(steps=4), [0, 1, 2, 3], [16] * 4, steering=Steering(begin=text, ways=[Way(4, 0.1)] * 4)
+    )
     assert float((frame.tokens == 5).double().mean()) > 0.75
 
 

@@ -40,5 +40,15 @@ class Belief:
         """Probability of these tokens, [B, L]."""
         return self.logits.softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
+    def rows(self, part: slice) -> "Belief":
+        """What is believed of some texts."""
+        return Belief(
+            self.clean[part],
+            self.logits[part],
+            None if self.evidence is None else self.evidence[part],
+            self.tokenwise,
+            None if self.words is None else self.words[part],
+        )
+
     def believing(self, clean: Tensor, words: Tensor | None = None) -> "Belief":
         return replace(self, clean=clean, words=words, tokenwise=False)

@@ -4,8 +4,9 @@ On the CPU a tile always has the same shape for a given length: matrix products 
 seed is the same to the bit however many are asked for.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -40,13 +41,24 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Row:
+    """One sample of one request."""
+
+    seed: int
+    sample: int
+    layout: Layout
+    owner: int = 0  # the number of the request, where several are made together
+
+
+@dataclass(frozen=True)
 class Tile:
     """Some samples that are made together. `rows` may be fewer than the tile holds; the rest is filling."""
 
+    seeds: Tensor  # [B]
     samples: Tensor  # [B] sample numbers
     lengths: Tensor  # [B] positions
     width: int
-    rows: int
+    rows: Sequence[Row]
     known: Tensor | None = None  # [B, W] ids, FREE where nothing is settled; None: nowhere
     begin: Tensor | None = None  # [B, W] ids
 
@@ -54,27 +66,30 @@ class Tile:
     def mask(self) -> Tensor:
         return torch.arange(self.width, device=self.lengths.device) < self.lengths.unsqueeze(1)
 
-
-Steer = Callable[[Tile], Steering]
-
-
-def tiles(model: LanguageModel, first: int, count: int, seed: int, device: torch.device) -> Iterator[Tile]:
-    """Samples first … first + count − 1, nothing settled but the length that the model draws."""
-    samples = torch.arange(first, first + count)
-    lengths = model.lengths_for(Noise(seed, samples.to(device))).tolist()
-    return laid_out(model, samples, [Layout(n) for n in lengths], device)
+    @property
+    def owners(self) -> list[tuple[int, slice]]:
+        """Whose rows stand where, the filling with the last of them."""
+        found = [(owner, len(list(run))) for owner, run in groupby(row.owner for row in self.rows)]
+        ends = [*accumulate(size for _, size in found[:-1]), len(self.samples)]
+        return [(owner, slice(a, b)) for (owner, _), a, b in zip(found, [0, *ends], ends, strict=False)]
 
 
-def laid_out(model: LanguageModel, samples: Tensor, layouts: Sequence[Layout], device: torch.device) -> Iterator[Tile]:
-    """The samples in tiles of one canvas width each."""
-    waiting: dict[int, list[int]] = {}
-    for place, layout in enumerate(layouts):  # in the order of their numbers, so that early texts come early
-        width = -(-layout.positions // WIDTH) * WIDTH
-        waiting.setdefault(width, []).append(place)
+def drawn_rows(model: LanguageModel, count: int, seed: int, device: torch.device, owner: int = 0) -> list[Row]:
+    """Samples 0 … count − 1, nothing settled but the length that the model draws."""
+    lengths = model.lengths_for(Noise(seed, torch.arange(count, device=device))).tolist()
+    return [Row(seed, sample, Layout(n), owner) for sample, n in enumerate(lengths)]
+
+
+def tiles(model: LanguageModel, rows: Sequence[Row], device: torch.device) -> Iterator[Tile]:
+    """The rows in tiles of one canvas width each."""
+    waiting: dict[int, list[Row]] = {}
+    for row in rows:  # in their order, so that early texts come early
+        width = -(-row.layout.positions // WIDTH) * WIDTH
+        waiting.setdefault(width, []).append(row)
         if len(waiting[width]) == tile_size(model, width, device):
-            yield filled(samples, layouts, waiting.pop(width), width, device)
-    for width, places in waiting.items():
-        yield filled(samples, layouts, places, width, device)
+            yield filled(waiting.pop(width), width, device)
+    for width, rest in waiting.items():
+        yield filled(rest, width, device)
 
 
 def tile_size(model: LanguageModel, width: int, device: torch.device) -> int:
@@ -83,40 +98,34 @@ def tile_size(model: LanguageModel, width: int, device: torch.device) -> int:
     return max(16, min(GPU_TILE, GPU_BYTES // (width * model.vocabulary * 4)))
 
 
-def filled(samples: Tensor, layouts: Sequence[Layout], places: list[int], width: int, device: torch.device) -> Tile:
+def filled(rows: Sequence[Row], width: int, device: torch.device) -> Tile:
     """A tile of its full size on the CPU: the filling repeats a sample, and nobody reads its answer."""
-    rows = len(places)
-    if device.type == "cpu":
-        places = places + places[-1:] * (CPU_TILE - rows)
-    chosen = [layouts[place] for place in places]
-    lengths = torch.tensor([layout.positions for layout in chosen])
+    chosen = [*rows, *[rows[-1]] * (CPU_TILE - len(rows) if device.type == "cpu" else 0)]
     known = torch.full((len(chosen), width), FREE)
     begin = torch.full((len(chosen), width), PAD)
-    for row, layout in enumerate(chosen):
+    for number, layout in enumerate(row.layout for row in chosen):
         for position, token in layout.known.items():
-            known[row, position] = token
-        begin[row, : len(layout.begin)] = torch.tensor(layout.begin, dtype=torch.int64)
+            known[number, position] = token
+        begin[number, : len(layout.begin)] = torch.tensor(layout.begin, dtype=torch.int64)
     return Tile(
-        samples[places].to(device),
-        lengths.to(device),
+        torch.tensor([row.seed for row in chosen], device=device),
+        torch.tensor([row.sample for row in chosen], device=device),
+        torch.tensor([row.layout.positions for row in chosen], device=device),
         width,
         rows,
-        known.to(device) if any(layout.known for layout in chosen) else None,
-        begin.to(device) if any(layout.begin for layout in chosen) else None,
+        known.to(device) if any(row.layout.known for row in chosen) else None,
+        begin.to(device) if any(row.layout.begin for row in chosen) else None,
     )
 
 
 @torch.no_grad()  # as a decorator it holds while a frame is made, not while its reader looks at it
-def frames(
-    model: LanguageModel, tile: Tile, seed: int, sampling: Sampling, steer: Steer | None = None
-) -> Iterator[Frame]:
+def frames(model: LanguageModel, tile: Tile, sampling: Sampling, steering: Steering | None = None) -> Iterator[Frame]:
     """One tile from noise to text."""
     model.eval()
-    steering = steer(tile) if steer else Steering(tile.known, tile.begin)
-    yield from model.stream(Noise(seed, tile.samples), tile.lengths, tile.width, sampling, steering)
+    yield from model.stream(Noise(tile.seeds, tile.samples), tile.lengths, tile.width, sampling, steering)
 
 
-def finished(model: LanguageModel, tile: Tile, frame: Frame) -> dict[int, list[int]]:
-    """Word ids by sample number, from a tile's last frame."""
-    rows = zip(tile.samples.tolist(), tile.lengths.tolist(), frame.tokens.tolist(), strict=True)
-    return {sample: model.words(row[:length]) for sample, length, row in list(rows)[: tile.rows]}
+def finished(model: LanguageModel, tile: Tile, frame: Frame) -> list[list[int]]:
+    """Word ids of a tile's rows, from their last frame."""
+    tokens = frame.tokens[: len(tile.rows)].tolist()
+    return [model.words(ids[: row.layout.positions]) for row, ids in zip(tile.rows, tokens, strict=True)]

@@ -1,7 +1,7 @@
 """A trained thing that writes: what the trainer, the evaluation and the front doors ask of every method."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,20 @@ from difflm.lengths import LengthPolicy
 from difflm.noise import Noise
 from difflm.objectives import Corrupted, Objective, masked_mean, text_mean
 from difflm.processes import Gaussian
-from difflm.samplers import STEPS, Clamp, Draw, Forbid, Frame, Settle, Steering, Step, Temperature, Transform, denoise
+from difflm.samplers import (
+    STEPS,
+    Clamp,
+    Draw,
+    Forbid,
+    Frame,
+    Settle,
+    Steering,
+    Step,
+    Temperature,
+    Transform,
+    Way,
+    denoise,
+)
 from difflm.timesteps import TimeSampler
 
 Likelihood = Literal["exact", "bound"]
@@ -192,10 +205,15 @@ class DiffusionModel(LanguageModel):
     def lengths_for(self, noise: Noise) -> Tensor:
         return self.lengths.draw(noise.uniform(0, stream=1))
 
-    def grid(self, steps: int, device: torch.device, start: float = 1.0) -> Tensor:
-        """From noise, or from the share `start` of the way to it, to text in evenly spaced u, through the map that
-        training learned."""
-        return self.times.time_of(torch.linspace(start, 0, steps + 1, device=device))
+    def grid(self, ways: Sequence[Way], device: torch.device) -> Tensor:
+        """From noise, or from a share of it, to text in evenly spaced u, through the map that training learned;
+        [N + 1], or [N + 1, B] where the rows' ways differ. A short way ends in a wait for the others."""
+        longest = max(way.steps for way in ways)
+        lines = {way: self.times.time_of(torch.linspace(way.start, 0, way.steps + 1, device=device)) for way in ways}
+        if len(lines) == 1:
+            return lines[ways[0]]
+        whole = {way: torch.cat([line, line[-1:].expand(longest - way.steps)]) for way, line in lines.items()}
+        return torch.stack([whole[way] for way in ways], 1)
 
     def transforms(self, sampling: Sampling, noise: Noise, width: int, steering: Steering) -> list[Transform]:
         codec = self.denoiser.codec
@@ -224,7 +242,7 @@ class DiffusionModel(LanguageModel):
         yield from denoise(
             lambda x, t, previous: self.denoiser(x, t, mask, previous),
             self.process,
-            self.grid(sampling.steps, lengths.device, steering.strength),
+            self.grid(steering.ways or [Way(sampling.steps)], lengths.device),
             self.rules[sampling.sampler],
             self.transforms(sampling, noise, width, steering),
             noise,

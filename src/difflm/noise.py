@@ -30,10 +30,15 @@ def mix(z: Tensor) -> Tensor:
 
 def fold(*parts: int) -> int:
     """Many small integers into one non-negative 63-bit seed."""
-    key = torch.zeros((), dtype=torch.int64)
+    return int(folded(*(torch.tensor(part, dtype=torch.int64) for part in parts)))
+
+
+def folded(*parts: Tensor | int) -> Tensor:
+    """The same for integers that stand in tensors."""
+    key: Tensor | int = 0
     for part in parts:
-        key = mix(key ^ torch.tensor(part, dtype=torch.int64))
-    return int(key) & (2**63 - 1)
+        key = mix(torch.as_tensor(key ^ part))
+    return torch.as_tensor(key) & (2**63 - 1)
 
 
 class Source(Protocol):
@@ -59,13 +64,13 @@ class Torch:
 
 @dataclass(frozen=True)
 class Noise:
-    """Random numbers for some samples of one seed.
+    """Random numbers for some samples of one seed, or each of its own.
 
     `scale` is the noise temperature. `top_p` keeps the central share of the normal's mass and redraws the rest:
     Diffusion-LM's truncation, here by the inverse distribution instead of by rejection.
     """
 
-    seed: int
+    seed: int | Tensor  # [B] int64, where samples of several seeds stand side by side
     samples: Tensor  # [B] int64, the number of each sample
     scale: float = 1.0
     top_p: float = 1.0
@@ -73,7 +78,8 @@ class Noise:
     def uniform(self, step: int, *shape: int, stream: int = 0) -> Tensor:
         """U(0, 1), never 0 or 1, `[B, *shape]`, the same for a position whatever lies beside it."""
         samples = self.samples
-        key = mix(mix(samples + fold(self.seed, stream)) + step)
+        seed = fold(self.seed, stream) if isinstance(self.seed, int) else folded(self.seed, stream)
+        key = mix(mix(samples + seed) + step)
         for size in shape:
             counter = torch.arange(size, device=samples.device, dtype=torch.int64)
             key = mix(key.unsqueeze(-1) + counter)

@@ -2,6 +2,7 @@
 
 import difflib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,16 +14,17 @@ from difflm.controls import Control, Infill, Label, Setting, Tags
 from difflm.controls.brief import Brief, Edit
 from difflm.controls.classifier import Classifier
 from difflm.controls.guidance import STANDARD, Knobs
+from difflm.controls.tile import steered
 from difflm.data.labels import Kind
 from difflm.data.tokenizers import Bpe, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
-from difflm.generation import Tile, finished, frames, laid_out, padded, tiles
+from difflm.generation import Row, Tile, drawn_rows, finished, frames, padded, tiles
 from difflm.guides import load_guide
 from difflm.model import DiffusionModel, LanguageModel, Sampling
 from difflm.noise import Noise
 from difflm.run import find_run, load_run
-from difflm.samplers import Frame
+from difflm.samplers import Frame, Way
 from difflm.textmetrics import most_central
 
 MOST_TEXTS, MOST_STEPS = 1_000_000, 10_000
@@ -57,19 +59,46 @@ class Draft:
 
 
 Watch = Callable[[list[Draft]], None]
-Choice = Callable[[Sequence[int], list[Generation]], int]  # (their numbers, candidates) → the place of the best
+Choice = Callable[[list[list[int]], list[Generation]], int]  # (ids, candidates) → the place of the best
 
 
 @dataclass
 class Work:
-    """One request while it is worked on."""
+    """One request, bound to its model and checked, while it is worked on."""
 
+    n: int
     seed: int
     sampling: Sampling
     brief: Brief | None = None
+    each: int = 1  # candidates of which one is kept
     watch: Watch | None = None
+    choose: Choice | None = None
+    rows: list[Row] = field(default_factory=list)
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and place: words without an id
-    candidates: dict[int, list[int]] = field(default_factory=dict)  # by sample: ids of texts that a choice waits for
+    waiting: dict[int, Generation] = field(default_factory=dict)  # by sample: candidates that a choice waits for
+    ids: dict[int, list[int]] = field(default_factory=dict)  # of these
+    cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
+
+    @property
+    def way(self) -> Way:
+        edit = self.brief.edit if self.brief else None
+        return Way(self.sampling.steps, edit.strength if edit else 1.0)
+
+    def chosen(self, made: dict[int, Generation]) -> dict[int, Generation]:
+        """Of the candidates of a text the best, once all are there; all of them are counted in its cost."""
+        if self.choose is None:
+            return made
+        self.waiting |= made
+        done: dict[int, Generation] = {}
+        for k in sorted({sample // self.each for sample in made}):
+            self.cost[k] += next(iter(made.values())).seconds  # texts of a batch share its clock
+            samples = range(k * self.each, (k + 1) * self.each)
+            if all(sample in self.waiting for sample in samples):
+                candidates = [self.waiting.pop(sample) for sample in samples]
+                best = candidates[self.choose([self.ids.pop(sample) for sample in samples], candidates)]
+                calls = sum(g.denoiser_calls for g in candidates)
+                done[k] = replace(best, denoiser_calls=calls, seconds=self.cost.pop(k))
+        return done
 
 
 class TextDiffusion:
@@ -149,17 +178,41 @@ class TextDiffusion:
         `controls` are asked of every text. `edit` starts from a text instead of noise. Of `candidates` the one is kept
         that the guiding classifiers find likeliest to obey; of `mbr` candidates the one most like the others. `watch`
         sees every text at every step. `settings` are those of `Sampling`."""
+        for _, made in self.together([self.work(n, seed, mbr, candidates, controls, edit, knobs, watch, **settings)]):
+            yield made
+
+    def work(
+        self,
+        n: int,
+        seed: int = 0,
+        mbr: int = 1,
+        candidates: int = 1,
+        controls: Sequence[Control] = (),
+        edit: Edit | None = None,
+        knobs: Knobs | None = None,
+        watch: Watch | None = None,
+        **settings: Any,
+    ) -> Work:
+        """A request that is refused here or can be worked on; the words are those of `batches`."""
         check_request(n, seed, mbr)
         check_candidates(candidates, mbr, controls)
-        work = Work(seed, self.sampling(**settings), self.brief(controls, edit, knobs), watch)
+        work = Work(n, seed, self.sampling(**settings), self.brief(controls, edit, knobs), max(mbr, candidates), watch)
         if mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
-            yield from self._chosen(n, mbr, work, lambda _, made: most_central([g.tokens for g in made]))
-            return
-        if candidates > 1:
-            yield from self._chosen(n, candidates, work, self._likeliest(work))
-            return
-        for tile in self._tiles(0, n, work):
-            yield self._finish(tile, work)
+            work.choose = lambda _, made: most_central([g.tokens for g in made])
+        elif candidates > 1:
+            work.choose = likeliest(work)
+        return work
+
+    def together(self, works: Sequence[Work]) -> Iterator[tuple[int, dict[int, Generation]]]:
+        """The texts of several requests as they are finished: the request's number in the list, and texts by number.
+
+        Rows of all requests share tiles, whatever is asked of each. Steps may differ; requests that differ in other
+        settings, or in how strongly they are guided, stand in tiles of their own."""
+        for owner, work in enumerate(works):
+            work.rows = self._rows(work, owner)
+        for group in like_ones(works, self.model):
+            for tile in tiles(self.model, [row for work in group for row in work.rows], self.device):
+                yield from self._finish(tile, works)
 
     def brief(self, controls: Sequence[Control], edit: Edit | None = None, knobs: Knobs | None = None) -> Brief | None:
         """Controls bound to this model; what it cannot do is refused here."""
@@ -179,41 +232,52 @@ class TextDiffusion:
         )
         return Brief(self.model, setting, controls, edit, classifiers[::-1], knobs or STANDARD)
 
-    def _likeliest(self, work: "Work") -> Choice:
-        """Selection by the model's own classifiers: the checkers have no say in it."""
-
-        def best(samples: Sequence[int], made: list[Generation]) -> int:
-            assert work.brief is not None
-            nats = work.brief.own_nats([work.candidates[sample] for sample in samples])
-            return min(range(len(made)), key=nats.__getitem__)
-
-        return best
-
-    def _tiles(self, first: int, count: int, work: "Work") -> Iterator[Tile]:
+    def _rows(self, work: Work, owner: int = 0) -> list[Row]:
+        count = work.n * work.each
         if work.brief is None:
-            return tiles(self.model, first, count, work.seed, self.device)
-        samples = torch.arange(first, first + count)
-        layouts, unknown = work.brief.layouts(samples, work.seed, self.device)
-        work.unknown |= dict(zip(samples.tolist(), unknown, strict=True))
-        return laid_out(self.model, samples, layouts, self.device)
+            return drawn_rows(self.model, count, work.seed, self.device, owner)
+        layouts, unknown = work.brief.layouts(torch.arange(count), work.seed, self.device)
+        work.unknown = dict(enumerate(unknown))
+        return [Row(work.seed, sample, layout, owner) for sample, layout in enumerate(layouts)]
 
-    def _frames(self, tile: Tile, work: "Work") -> Iterator[Frame]:
-        return frames(self.model, tile, work.seed, work.sampling, work.brief.steer if work.brief else None)
+    def _frames(self, tile: Tile, works: Sequence[Work]) -> Iterator[Frame]:
+        parts = [(works[owner].brief, part) for owner, part in tile.owners]
+        ways = [works[owner].way for owner, part in tile.owners for _ in range(part.stop - part.start)]
+        return frames(self.model, tile, works[tile.rows[0].owner].sampling, steered(tile, parts, ways))
 
-    def _finish(self, tile: Tile, work: "Work", candidates: bool = False) -> dict[int, Generation]:
+    def _finish(self, tile: Tile, works: Sequence[Work]) -> Iterator[tuple[int, dict[int, Generation]]]:
+        """A tile's texts; those with fewer steps before the others."""
         start = time.perf_counter()
-        for frame in self._frames(tile, work):
-            if work.watch:
-                work.watch(self._drafts(tile, frame, work))
+        ends = {owner: works[owner].sampling.steps for owner, _ in tile.owners}
+        early = {steps for steps in ends.values() if steps < max(ends.values())}
+        for frame in self._frames(tile, works):
+            for owner, part in tile.owners:
+                gone = ends[owner] in early and frame.step >= ends[owner]
+                if (watch := works[owner].watch) and not gone:
+                    watch(self._drafts(tile, frame, works[owner], part))
+            if frame.step + 1 in early:
+                done = [owner for owner, steps in ends.items() if steps == frame.step + 1]
+                yield from self._harvest(tile, frame, works, done, time.perf_counter() - start)
+        # A model may be done before its time is up.
+        rest = [owner for owner, steps in ends.items() if steps not in early or steps > frame.step + 1]
+        yield from self._harvest(tile, frame, works, rest, time.perf_counter() - start)
+
+    def _harvest(
+        self, tile: Tile, frame: Frame, works: Sequence[Work], owners: Sequence[int], seconds: float
+    ) -> Iterator[tuple[int, dict[int, Generation]]]:
         rows = finished(self.model, tile, frame)
-        if candidates:
-            work.candidates |= rows
-        seconds = time.perf_counter() - start
-        calls = {} if frame.calls is None else dict(zip(tile.samples.tolist(), frame.calls.tolist(), strict=True))
-        return {k: self._generation(k, ids, work, seconds, calls.get(k)) for k, ids in rows.items()}
+        for owner in owners:
+            work = works[owner]
+            ids = {row.sample: one for row, one in zip(tile.rows, rows, strict=True) if row.owner == owner}
+            if work.choose:
+                work.ids |= ids
+            calls = {} if frame.calls is None else dict(zip(tile.samples.tolist(), frame.calls.tolist(), strict=True))
+            made = {k: self._generation(k, one, work, seconds, calls.get(k)) for k, one in ids.items()}
+            if ready := work.chosen(made):
+                yield owner, ready
 
     def _generation(
-        self, sample: int, ids: list[int], work: "Work", seconds: float, calls: int | None = None
+        self, sample: int, ids: list[int], work: Work, seconds: float, calls: int | None = None
     ) -> Generation:
         unknown = work.unknown.get(sample, {})
         if unknown and isinstance(self.tokenizer, Words):  # words that somebody gave and the model has no id for
@@ -226,45 +290,27 @@ class TextDiffusion:
         calls = self.model.calls(work.sampling, len(ids)) if calls is None else calls
         return Generation(text, words, work.sampling.steps, calls, seconds, work.seed, checks)
 
-    def _chosen(self, n: int, each: int, work: "Work", best: Choice) -> Iterator[dict[int, Generation]]:
-        """Of `each` candidates a text the one that `best` points at; all of them are counted in its cost."""
-        made: dict[int, Generation] = {}
-        cost: dict[int, float] = dict.fromkeys(range(n), 0.0)
-        for tile in self._tiles(0, n * each, work):
-            batch = self._finish(tile, work, candidates=True)
-            made |= batch
-            for k in {sample // each for sample in batch}:
-                cost[k] += next(iter(batch.values())).seconds  # texts of a batch share its clock
-                samples = range(k * each, (k + 1) * each)
-                if all(sample in made for sample in samples):
-                    whole = [made.pop(sample) for sample in samples]
-                    chosen = whole[best(samples, whole)]
-                    for sample in samples:
-                        del work.candidates[sample]
-                    calls = sum(g.denoiser_calls for g in whole)
-                    yield {k: replace(chosen, denoiser_calls=calls, seconds=cost[k])}
-
     def stream(
         self, n: int = 1, seed: int = 0, controls: Sequence[Control] = (), edit: Edit | None = None, **settings: Any
     ) -> Iterator[list[Draft]]:
         """Every text at every step: one list of drafts a step, tile after tile."""
-        check_request(n, seed, 1)
-        work = Work(seed, self.sampling(**settings), self.brief(controls, edit))
-        for tile in self._tiles(0, n, work):
-            for frame in self._frames(tile, work):
-                yield self._drafts(tile, frame, work)
+        work = self.work(n, seed, controls=controls, edit=edit, **settings)
+        for tile in tiles(self.model, self._rows(work), self.device):
+            for frame in self._frames(tile, [work]):
+                yield self._drafts(tile, frame, work, slice(None))
 
-    def _drafts(self, tile: Tile, frame: Frame, work: "Work") -> list[Draft]:
+    def _drafts(self, tile: Tile, frame: Frame, work: Work, part: slice) -> list[Draft]:
         changed = torch.ones_like(frame.mask) if frame.changed is None else frame.changed
-        t = float(frame.t.mean())
-        looked_at = (tile.samples, tile.lengths, frame.tokens, frame.confidence, changed)
-        rows = zip(*(tensor[: tile.rows].tolist() for tensor in looked_at), strict=True)
+        times = frame.t.reshape(len(frame.t), -1).mean(1)
+        looked_at = (times, tile.samples, tile.lengths, frame.tokens, frame.confidence, changed)
+        there = slice(*part.indices(len(tile.rows)))
+        rows = zip(*(tensor[there].tolist() for tensor in looked_at), strict=True)
         return [
             Draft(sample, frame.step, t, self._pieces_of(sample, ids[:length], work), sure[:length], new[:length])
-            for sample, length, ids, sure, new in rows
+            for t, sample, length, ids, sure, new in rows
         ]
 
-    def _pieces_of(self, sample: int, ids: list[int], work: "Work") -> list[str]:
+    def _pieces_of(self, sample: int, ids: list[int], work: Work) -> list[str]:
         """What stands at each position; words that somebody gave and the model has no id for as they were given."""
         given = work.unknown.get(sample, {})
         first = work.brief.setting.first if work.brief else 0
@@ -306,6 +352,29 @@ class TextDiffusion:
             noise = Noise(seed, first + torch.tensor(chosen, device=self.device))
             nats[chosen] = self.model.nats(ids.to(self.device), lengths.to(self.device), noise, draws).float().cpu()
         return nats
+
+
+def likeliest(work: Work) -> Choice:
+    """Selection by the model's own classifiers: the checkers have no say in it."""
+
+    def best(ids: list[list[int]], _: list[Generation]) -> int:
+        assert work.brief is not None
+        nats = work.brief.own_nats(ids)
+        return min(range(len(ids)), key=nats.__getitem__)
+
+    return best
+
+
+def like_ones(works: Sequence[Work], model: LanguageModel) -> Iterator[list[Work]]:
+    """Works whose texts one loop can make: settings that belong to a whole tile are the same."""
+    groups: dict[Any, list[Work]] = {}
+    for work in works:
+        # A denoiser's rows go each at their own pace; words of the twin come one by one in any case.
+        own = replace(work.sampling, steps=1) if isinstance(model, DiffusionModel) else work.sampling
+        knobs = work.brief.knobs if work.brief else STANDARD
+        edited = work.brief is not None and work.brief.edit is not None
+        groups.setdefault((own, knobs, edited), []).append(work)
+    yield from groups.values()
 
 
 def check_device(device: str) -> torch.device:

@@ -19,7 +19,7 @@ from difflm import __version__
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import SPECIALS
 from difflm.fit import budget_of
-from difflm.generation import WIDTH, Tile, frames, tile_size
+from difflm.generation import WIDTH, Layout, Row, filled, frames, tile_size
 from difflm.noise import Noise
 from difflm.pipeline import TextDiffusion
 from difflm.recipe import Recipe, check
@@ -126,11 +126,10 @@ class Bench:
     def writing_seconds(self, rows: int) -> float:
         """From noise to text, so many texts together."""
         model, device = self.lm.model, self.lm.device
-        lengths = torch.full((rows,), self.positions, device=device)
-        tile = Tile(torch.arange(rows, device=device), lengths, self.width, rows)
+        tile = filled([Row(0, sample, Layout(self.positions)) for sample in range(rows)], self.width, device)
 
         def write(steps: int | None) -> None:
-            deque(frames(model, tile, 0, self.lm.sampling(steps=steps)), maxlen=1)
+            deque(frames(model, tile, self.lm.sampling(steps=steps)), maxlen=1)
 
         self.finished(lambda: write(2))()
         return median_seconds(self.finished(lambda: write(self.steps)), repeats=3, at_most=2 * AT_MOST, warm=True)

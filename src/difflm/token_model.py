@@ -80,7 +80,7 @@ class TokenDiffusion(DiffusionModel):
     # -- generation ---------------------------------------------------------------------------------------------
 
     def calls(self, sampling: Sampling, words: int) -> int:
-        return words if sampling.sampler == "first-hitting" else sampling.steps
+        return min(words, sampling.steps) if sampling.sampler == "first-hitting" else sampling.steps
 
     def hold(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor]:
         """Known words stand from the beginning; places that do not exist are no masks to be written."""
@@ -91,8 +91,6 @@ class TokenDiffusion(DiffusionModel):
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
         ordered = sampling.sampler in ("first-hitting", "confidence", "threshold")
-        if sampling.sampler == "first-hitting":
-            sampling = replace(sampling, steps=int(lengths.max()))
         calls = torch.zeros_like(lengths)
         waiting = torch.ones_like(lengths, dtype=torch.bool)
         for frame in super().stream(noise, lengths, width, sampling, steering):

@@ -97,7 +97,8 @@ class Autoregressive(LanguageModel):
             confidence[:, i] = p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
             done = done | (drawn == END)
             last = drawn.unsqueeze(1)
-            yield Frame(i, torch.tensor(1 - (i + 1) / places), tokens.clone(), confidence.clone(), mask, changed)
+            t = torch.full((batch,), 1 - (i + 1) / places)
+            yield Frame(i, t, tokens.clone(), confidence.clone(), mask, changed)
             if i % 8 == 7 and bool(done.all()):  # the one look at the device, every eighth word
                 return
 
@@ -137,7 +138,7 @@ class Autoregressive(LanguageModel):
         tokens = torch.full((len(noise.samples), width), PAD, device=device)
         tokens[:, : best.shape[1]] = best
         there = tokens != PAD
-        return Frame(0, torch.zeros(()), tokens, torch.ones_like(tokens, dtype=torch.float), there, there)
+        return Frame(0, torch.zeros(len(tokens)), tokens, torch.ones_like(tokens, dtype=torch.float), there, there)
 
     def words(self, row: list[int]) -> list[int]:
         row = row[: row.index(END)] if END in row else row

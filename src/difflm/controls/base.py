@@ -48,6 +48,9 @@ class Place:
     first: int  # position of the first word
     settled: "Tensor"  # [B, W] positions whose word is known already
 
+    def rows(self, part: slice) -> "Place":
+        return Place(self.mask[part], self.first, self.settled[part])
+
 
 class Control(ABC):
     """Subclasses are frozen values: what a person asks. They compose by being listed."""

@@ -17,10 +17,10 @@ from difflm.controls.rules import Inside
 from difflm.data.tokenizers import END, SPECIALS, UNK, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
-from difflm.generation import Layout, Tile, padded
+from difflm.generation import Layout, padded
 from difflm.model import DiffusionModel
 from difflm.noise import Noise
-from difflm.samplers import Guide, Steering, Transform
+from difflm.samplers import Transform
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 GAPS = 4  # the stream of random numbers that cuts the words of free gaps
@@ -144,16 +144,12 @@ class Brief:
 
     # -- while it forms -----------------------------------------------------------------------------------------
 
-    def steer(self, tile: Tile) -> Steering:
-        settled = tile.known >= 0 if tile.known is not None else torch.zeros_like(tile.mask)
-        place = Place(tile.mask, self.setting.first, settled)
+    def rules(self, place: Place) -> list[Transform]:
         codec = self.model.denoiser.codec
         rules: list[Transform] = [] if self.open_ended else [Inside(codec, place, self.newline)]
         rules += [rule for c in self.controls if (rule := c.rule(codec, self.setting, place)) is not None]
         # Words that must appear come last: what else is asked of their places must not unsettle them.
-        rules += self.phrases.rule(codec, place, self.open_ended)
-        strength = self.edit.strength if self.edit else 1.0
-        return Steering(tile.known, tile.begin, strength, rules, self.guide(place))
+        return rules + self.phrases.rule(codec, place, self.open_ended)
 
     @property
     def newline(self) -> int | None:
@@ -161,12 +157,11 @@ class Brief:
         words = self.setting.tokenizer.words if isinstance(self.setting.tokenizer, Words) else []
         return words.index("\n", len(SPECIALS)) if "\n" in words[len(SPECIALS) :] else None
 
-    def guide(self, place: Place) -> Guide | None:
-        wishes = [wish for c in self.controls if c.head for wish in self.wishes(c, place)]
-        return Guidance(wishes, self.model.denoiser, place.mask, self.knobs) if wishes else None
+    def wishes(self, place: Place) -> list[Wish]:
+        """Of every control that a classifier knows: which one, and what is asked of it."""
+        return [wish for control in self.controls if control.head for wish in self._wish(control, place)]
 
-    def wishes(self, control: Control, place: Place) -> Iterator[Wish]:
-        """The classifier that knows the control's head, and what is asked of it."""
+    def _wish(self, control: Control, place: Place) -> Iterator[Wish]:
         for classifier in self.classifiers:
             if control.head in classifier.labellings:
                 labelling = classifier.labellings[control.head]
@@ -183,8 +178,8 @@ class Brief:
         device = self.model.denoiser.codec.bias.device
         ids, lengths = padded(rows)
         canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
-        guide = self.guide(Place(mask, self.setting.first, torch.zeros_like(mask)))
-        assert isinstance(guide, Guidance)
+        wishes = self.wishes(Place(mask, self.setting.first, torch.zeros_like(mask)))
+        guide = Guidance(wishes, self.model.denoiser, mask, self.knobs)
         t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
         return guide.nats(self.model.denoiser.codec.encode(canvas), t).tolist()
 

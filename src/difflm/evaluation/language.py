@@ -21,7 +21,7 @@ from difflm.data.tokenizers import UNK, Tokenizer, split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, corpus_for
 from difflm.evaluation.records import Report, Row
-from difflm.generation import finished, frames, tiles
+from difflm.generation import drawn_rows, finished, frames, tiles
 from difflm.model import Sampling
 from difflm.pipeline import TextDiffusion
 from difflm.textmetrics import (
@@ -132,9 +132,10 @@ class Writer:
         self.warm_up(seed, sampling)
         rows: dict[int, list[int]] = {}
         start = time.perf_counter()
-        for tile in tiles(lm.model, 0, n, seed, lm.device):
-            *_, last = frames(lm.model, tile, seed, sampling)
-            rows |= finished(lm.model, tile, last)
+        for tile in tiles(lm.model, drawn_rows(lm.model, n, seed, lm.device), lm.device):
+            *_, last = frames(lm.model, tile, sampling)
+            made = finished(lm.model, tile, last)
+            rows |= {row.sample: ids for row, ids in zip(tile.rows, made, strict=True)}
             on_progress(len(rows), n)
         seconds = time.perf_counter() - start
         ids = [rows[k] for k in range(n)]
@@ -149,8 +150,8 @@ class Writer:
 
     def warm_up(self, seed: int, sampling: Sampling) -> None:
         """Two steps of one tile: the first call of anything is no measure of the next ones."""
-        for tile in tiles(self.lm.model, 0, 1, seed, self.lm.device):
-            deque(islice(frames(self.lm.model, tile, seed, sampling), 2), maxlen=0)
+        for tile in tiles(self.lm.model, drawn_rows(self.lm.model, 1, seed, self.lm.device), self.lm.device):
+            deque(islice(frames(self.lm.model, tile, sampling), 2), maxlen=0)
 
 
 def described(sampling: Sampling) -> str:

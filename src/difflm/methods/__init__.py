@@ -13,8 +13,20 @@ from difflm.methods.mdlm import Mdlm
 from difflm.methods.sedd import Sedd
 from difflm.methods.udlm import Udlm
 
-CONTINUOUS: tuple[type[Method], ...] = (DiffusionLM, DiffLM)
-DISCRETE: tuple[type[Method], ...] = (D3pmUniform, D3pmAbsorbing, DiffusionBert, BertMouth, Mdlm, Sedd, Udlm, Gidd)
-METHODS: dict[str, type[Method]] = {m.name: m for m in (*CONTINUOUS, *DISCRETE, AutoregressiveTwin, GuidingClassifier)}
+LISTED: tuple[type[Method], ...] = (
+    DiffusionLM,
+    DiffLM,
+    D3pmUniform,
+    D3pmAbsorbing,
+    DiffusionBert,
+    BertMouth,
+    Mdlm,
+    Sedd,
+    Udlm,
+    Gidd,
+    AutoregressiveTwin,
+    GuidingClassifier,
+)
+METHODS: dict[str, type[Method]] = {method.name: method for method in LISTED}
 
 __all__ = ["METHODS", "AutoregressiveTwin", "DiffLM", "DiffusionLM", "Method"]

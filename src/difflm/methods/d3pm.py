@@ -1,9 +1,8 @@
 """Structured Denoising Diffusion Models in Discrete State-Spaces (Austin et al., 2021).
 
-A chain of a thousand steps whose bound is trained one step at a time, beside λ times the cross-entropy of x_0. The paper
-found λ to help masks and to hurt uniform noise; here it judges the posterior of x_0 that the answer implies, whose
-optimum is the bound's own (docs/tokens.md). The last step draws, as the bound assumes; the released code takes the
-likeliest word.
+A chain of a thousand steps whose bound is trained one step at a time, beside λ times the cross-entropy of x_0. λ helped
+masks and hurt uniform noise there; here it judges the posterior of x_0 that the answer implies, whose optimum is the
+bound's own (docs/tokens.md). The last step draws, as the bound assumes; the released code takes the likeliest word.
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,12 @@
 """What the methods of the discrete family have in common: sizes, a Transformer over tokens, and a drawn length."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from difflm.methods.base import Method
 
 if TYPE_CHECKING:
     from difflm.model import Likelihood, Sampling
+    from difflm.networks.transformer import TimeInput
     from difflm.processes import TokenProcess
     from difflm.timesteps import TimeSampler
     from difflm.token_model import TokenDiffusion
@@ -24,7 +25,7 @@ class TokenMethod(Method):
         objective: dict[str, float],
         sampling: "Sampling",
         times: "TimeSampler | None" = None,
-        time: Literal["adaptive", "layers", "prefix", "none"] = "adaptive",
+        time: "TimeInput" = "adaptive",
         likelihood: "Likelihood | None" = "bound",
     ) -> "TokenDiffusion":
         """The parts that a paper chooses among, on the body that all share."""

@@ -49,8 +49,8 @@ class Gaussian:
         """Where sampling starts."""
         return at_positions(self.prior_std(t), fresh) * fresh
 
-    def shown(self, x: Tensor, guess: Tensor, last: bool) -> Tensor:
-        """The words to show of a state: a vector is shown as what it is believed to become."""
+    def shown(self, x: Tensor, guess: Tensor, s: Tensor) -> Tensor:
+        """The words to show of a state at time s: a vector is shown as what it is believed to become."""
         return guess
 
     def corrupt(self, clean: Tensor, t: Tensor, noise: Tensor) -> Tensor:

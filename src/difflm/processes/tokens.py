@@ -47,9 +47,11 @@ class TokenProcess(nn.Module):
         """The random numbers that a corruption or a step takes, [B, L, NUMBERS]."""
         return noise.uniform(step, length, NUMBERS, stream=stream)
 
-    def shown(self, x: Tensor, guess: Tensor, last: bool) -> Tensor:
-        """The words to show of a state: those that are settled, and guesses elsewhere."""
-        return torch.where(x == self.mask_id, guess, x) if last or self.settles else guess
+    def shown(self, x: Tensor, guess: Tensor, s: Tensor) -> Tensor:
+        """The words to show of a state at time s: those that are settled, at s = 0 all, and guesses elsewhere."""
+        settled = x != self.mask_id
+        settled = settled if self.settles else settled & at(s <= 0, x, settled)
+        return torch.where(settled, x, guess)
 
     @property
     def settles(self) -> bool:

@@ -1,7 +1,7 @@
 """From noise to text: a time grid, a step rule, and transforms of the belief, as a generator of frames."""
 
 from difflm.samplers.loop import Frame, denoise
-from difflm.samplers.steering import FREE, Guide, Settle, Steering, put
+from difflm.samplers.steering import FREE, Guide, Settle, Steering, Way, put
 from difflm.samplers.steps import STEPS, Moment, Step
 from difflm.samplers.transforms import Clamp, Draw, Forbid, Temperature, Transform, with_logits
 
@@ -19,6 +19,7 @@ __all__ = [
     "Step",
     "Temperature",
     "Transform",
+    "Way",
     "denoise",
     "put",
     "with_logits",

@@ -23,7 +23,7 @@ class Frame:
     """
 
     step: int
-    t: Tensor  # the time that was reached, [] or [L]
+    t: Tensor  # the time that was reached, [B] or [B, L]
     tokens: Tensor  # [B, L]
     sure: Tensor | Callable[[], Tensor]
     mask: Tensor  # [B, L]
@@ -53,11 +53,12 @@ def denoise(
     guide: Guide | None = None,
     hold: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Frame]:
-    """Walk down `grid` ([N + 1], or [N + 1, L] for times of each position) from noise at its first entry, or from the
-    clean state `begin` noised to that time. `guide` may move the state after every step; `hold` puts back what is known
-    of it, where a state can be known. Vectors [B, L, D] and tokens [B, L] walk alike: what differs is the process's."""
+    """Walk down `grid` ([N + 1], or [N + 1, B], or [N + 1, B, L] for times of each position) from noise at its first
+    entry, or from the clean state `begin` noised to that time. `guide` may move the state after every step; `hold` puts
+    back what is known of it, where a state can be known. A row whose times have reached their end stays there while
+    others go on. Vectors [B, L, D] and tokens [B, L] walk alike: what differs is the process's."""
     batch, length = mask.shape
-    times = grid.unsqueeze(1).expand(-1, batch, *grid.shape[1:])
+    times = (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, batch, *grid.shape[2:])
     fresh = process.fresh(noise, 0, length, dim)
     x = process.prior(times[0], fresh) if begin is None else process.corrupt(begin, times[0], fresh)
     x = x if hold is None else hold(x)
@@ -80,6 +81,6 @@ def denoise(
             x = guide(now, x)
         x = x if hold is None else hold(x)
         previous, last = belief.clean, (belief.clean, t)
-        before, tokens = tokens, process.shown(x, belief.tokens, i + 2 == len(times))
+        before, tokens = tokens, process.shown(x, belief.tokens, s)
         sure = lambda belief=belief, tokens=tokens: belief.confidence_in(tokens)  # noqa: E731
-        yield Frame(i, grid[i + 1], tokens, sure, mask, None if before is None else tokens != before, x)
+        yield Frame(i, s, tokens, sure, mask, None if before is None else tokens != before, x)

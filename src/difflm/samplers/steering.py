@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,15 +19,21 @@ FREE = -1  # a position whose word is not settled
 
 @dataclass(frozen=True)
 class Steering:
-    """`known` [B, W] holds the ids of settled positions and FREE elsewhere. `begin` [B, W] is a text that is noised to
-    the share `strength` of the way and denoised again, instead of pure noise. `rules` come after the model's own
+    """`known` [B, W] holds the ids of settled positions and FREE elsewhere. `begin` [B, W] are texts that are noised to
+    a share of the noise and denoised again, instead of pure noise. `ways` tells for each row in how many steps it goes,
+    and from what share of the noise; None: as the sampling says, from noise. `rules` come after the model's own
     transforms and before known words."""
 
     known: Tensor | None = None
     begin: Tensor | None = None
-    strength: float = 1.0
+    ways: Sequence["Way"] | None = None
     rules: Sequence[Transform] = ()
     guide: Guide | None = None
+
+
+class Way(NamedTuple):
+    steps: int
+    start: float = 1.0
 
 
 def put(belief: Belief, codec: Embedding, here: Tensor, ids: Tensor) -> Belief:

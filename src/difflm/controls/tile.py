@@ -1,0 +1,95 @@
+"""Texts of several requests in one tile: each obeys its own controls, and the networks are asked once for all."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from difflm.belief import Belief
+from difflm.controls.base import Place
+from difflm.controls.brief import Brief
+from difflm.controls.guidance import Guidance, Wish
+from difflm.data.labels import NOTHING
+from difflm.generation import Tile
+from difflm.samplers import Steering, Transform, Way
+
+Part = tuple[Brief | None, slice]  # what is asked of some rows; None: nothing
+
+
+def steered(tile: Tile, parts: Sequence[Part], ways: Sequence[Way]) -> Steering:
+    """The steering of a tile whose rows belong to one brief or to several with the same knobs."""
+    lead = next((brief for brief, _ in parts if brief is not None), None)
+    if lead is None:
+        return Steering(tile.known, tile.begin, ways)
+    settled = tile.known >= 0 if tile.known is not None else torch.zeros_like(tile.mask)
+    place = Place(tile.mask, lead.setting.first, settled)
+    rules = [brief.rules(place.rows(part)) if brief else [] for brief, part in parts]
+    wishes = [brief.wishes(place.rows(part)) if brief else [] for brief, part in parts]
+    slices = [part for _, part in parts]
+    wished = side_by_side(wishes, [len(tile.lengths[part]) for part in slices])
+    return Steering(
+        tile.known,
+        tile.begin,
+        ways,
+        rules[0] if len(parts) == 1 else [Apiece(slices, rules)],
+        Guidance(wished, lead.model.denoiser, tile.mask, lead.knobs) if wished else None,
+    )
+
+
+@dataclass(frozen=True)
+class Apiece:
+    """Rules of their own for each part of the rows."""
+
+    parts: Sequence[slice]
+    rules: Sequence[Sequence[Transform]]
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        ruled = []
+        for part, rules in zip(self.parts, self.rules, strict=True):
+            own = belief.rows(part)
+            for rule in rules:
+                own = rule(own, x[part], t[part])
+            ruled.append(own)
+        return replace(
+            belief,
+            clean=torch.cat([own.clean for own in ruled]),
+            logits=torch.cat([own.logits for own in ruled]),
+            words=None if all(own.words is None for own in ruled) else torch.cat([own.tokens for own in ruled]),
+        )
+
+
+def side_by_side(wishes: Sequence[Sequence[Wish]], sizes: Sequence[int]) -> list[Wish]:
+    """The wishes of parts of so many rows as wishes of all rows: each head is asked once, for nothing where a part does
+    not ask."""
+    keyed = [numbered(own) for own in wishes]
+    first = {key: wish for own in keyed for key, wish in own.items()}
+    return [
+        replace(wish, labels=stacked([own[key].labels if key in own else None for own in keyed], sizes))
+        for key, wish in first.items()
+    ]
+
+
+def numbered(wishes: Sequence[Wish]) -> dict[tuple[int, str, bool, int], Wish]:
+    """By classifier, head and kind of asking; two of the same are the first and the second."""
+    seen: Counter[tuple[int, str, bool]] = Counter()
+    found = {}
+    for wish in wishes:
+        key = (id(wish.classifier), wish.head, wish.whole)
+        found[(*key, seen[key])] = wish
+        seen[key] += 1
+    return found
+
+
+def stacked(labels: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
+    """Labels of parts under each other, NOTHING where there are none or fewer than elsewhere."""
+    given = [one for one in labels if one is not None]
+    shape = [max(one.shape[k] for one in given) for k in range(1, given[0].dim())]
+    out = given[0].new_full((sum(sizes), *shape), NOTHING)
+    start = 0
+    for one, size in zip(labels, sizes, strict=True):
+        if one is not None:
+            out[(slice(start, start + size), *(slice(n) for n in one.shape[1:]))] = one
+        start += size
+    return out

@@ -1,0 +1,93 @@
+"""Several requests in one loop: each gets what it would get alone, to the bit."""
+
+import pytest
+import torch
+from test_guidance import guide
+from tiny import tiny_runs
+
+from difflm.controls import Avoid, Contains, Infill, Label, Length
+from difflm.controls.brief import Edit
+from difflm.controls.guidance import Knobs
+from difflm.generation import CPU_TILE, Layout, Row, filled
+from difflm.pipeline import TextDiffusion
+
+assert tiny_runs and guide  # fixtures
+
+
+@pytest.fixture(scope="module", params=["difflm", "diffusion-lm", "autoregressive"])
+def lm(request, tiny_runs):
+    return TextDiffusion.from_pretrained(tiny_runs[request.param])
+
+
+FREE = [{"n": 3, "seed": 1}, {"n": 1, "seed": 2, "steps": 3}, {"n": 2, "seed": 1, "steps": 7, "mbr": 2}]
+
+ASKED = [
+    {"n": 2, "seed": 1, "controls": [Length(6)], "steps": 5},
+    {"n": 1, "seed": 1, "steps": 5},
+    {"n": 2, "seed": 9, "controls": [Contains("pub"), Avoid("the")], "steps": 3},
+    {"n": 1, "seed": 4, "controls": [Infill("The ___:2 is ___ .")], "steps": 6},
+    {"n": 1, "seed": 3, "edit": Edit("The old pub is cheap .", 0.4), "steps": 5},
+    {"n": 1, "seed": 3, "edit": Edit("The old pub is cheap .", 0.9, ("pub",)), "steps": 2},
+]
+
+
+def all_together(lm: TextDiffusion, asked: list[dict]) -> list[list[str]]:
+    found: list[dict] = [{} for _ in asked]
+    for number, made in lm.together([lm.work(**one) for one in asked]):
+        assert not found[number].keys() & made.keys(), "no text is told twice"
+        found[number] |= made
+    return [[texts[k].text for k in range(len(texts))] for texts in found]
+
+
+def apart(lm: TextDiffusion, asked: list[dict]) -> list[list[str]]:
+    return [[str(g) for g in lm.generate(**one)] for one in asked]
+
+
+def test_free_texts_of_several_requests_are_those_of_each_alone(lm):
+    assert all_together(lm, FREE) == apart(lm, FREE)
+
+
+@pytest.mark.parametrize("method", ["difflm", "diffusion-lm"])
+def test_controls_of_several_requests_do_not_meet(tiny_runs, method):
+    lm = TextDiffusion.from_pretrained(tiny_runs[method])
+    assert all_together(lm, ASKED) == apart(lm, ASKED)
+    assert all_together(lm, ASKED[::-1]) == apart(lm, ASKED[::-1])
+
+
+def test_each_text_is_guided_towards_its_own_label(tiny_runs, guide):
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide)
+    known = lm._classifier(guide).labellings["food"].values[1:]
+    asked = [
+        {"n": 2, "seed": 1, "controls": [Label("food", known[0])], "steps": 6},
+        {"n": 1, "seed": 1, "controls": [Label("food", known[1]), Length(6)], "steps": 6},
+        {"n": 1, "seed": 5, "steps": 4},
+        {"n": 1, "seed": 1, "controls": [Label("food", known[1])], "steps": 6, "candidates": 3},
+        {"n": 1, "seed": 1, "controls": [Label("food", known[0])], "steps": 6, "knobs": Knobs(size=0.0)},
+    ]
+    assert all_together(lm, asked) == apart(lm, asked)
+
+
+def test_each_watch_sees_its_own_texts_for_as_many_steps_as_they_take(tiny_runs):
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    seen: dict[int, list] = {0: [], 1: []}
+    works = [
+        lm.work(2, 1, steps=6, controls=[Length(5)], watch=seen[0].append),
+        lm.work(1, 2, steps=3, controls=[Length(7)], watch=seen[1].append),
+    ]
+    texts = {number: made for number, made in lm.together(works)}
+    assert [len(drafts) for drafts in seen[0]] == [2] * 6 and [len(drafts) for drafts in seen[1]] == [1] * 3
+    for number, drafts in seen.items():
+        assert [d.tokens for d in drafts[-1]] == [g.tokens for g in texts[number].values()]
+        assert drafts[-1][0].t < 1e-3 and [d[0].t for d in drafts] == sorted((d[0].t for d in drafts), reverse=True)
+
+
+def test_texts_with_fewer_steps_come_first(tiny_runs):
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    works = [lm.work(1, 1, steps=steps, controls=[Length(5)]) for steps in (8, 2, 5)]
+    assert [number for number, _ in lm.together(works)] == [1, 2, 0]
+
+
+def test_the_filling_belongs_to_the_last_request():
+    tile = filled([Row(1, 0, Layout(5), 3), Row(1, 1, Layout(5), 3), Row(2, 0, Layout(5), 8)], 16, torch.device("cpu"))
+    assert tile.owners == [(3, slice(0, 2)), (8, slice(2, CPU_TILE))]
+    assert tile.seeds.tolist() == [1, 1, 2, 2]
