@@ -197,7 +197,7 @@ def check_places(labels: Labels, tokens: TokenFile, path: Path) -> None:
 def fresh_classifier(method: dict[str, Any], guided: DiffusionModel, labels: list[Labels]) -> Classifier:
     sizes = {key: method[key] for key in SIZES}
     labellings = [one.labelling for one in labels]
-    return Classifier(labellings, guided.denoiser.codec.dim, guided.longest, guided.vocabulary, **sizes)
+    return Classifier(labellings, guided.denoiser.view_dim, guided.longest, guided.vocabulary, **sizes)
 
 
 def count_words(classifier: Classifier, tokens: TokenFile, found: list[Labels]) -> None:
@@ -245,7 +245,7 @@ def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classi
             raise UsageError(f"the classifier {folder} was made for another model ({guides}), not for this one.")
         labellings = [Labelling(one["name"], one["kind"], tuple(one["values"])) for one in config["labels"]]
         sizes = {key: config["model"][key] for key in SIZES}
-        classifier = Classifier(labellings, denoiser.codec.dim, config["longest"], denoiser.codec.vocabulary, **sizes)
+        classifier = Classifier(labellings, denoiser.view_dim, config["longest"], denoiser.codec.vocabulary, **sizes)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise DifflmError(f"{folder}/config.json does not describe a classifier ({reason}).") from None

@@ -16,6 +16,7 @@ from difflm.objectives import Corrupted, Objective, masked_mean, text_mean
 from difflm.processes import Gaussian
 from difflm.samplers import (
     STEPS,
+    Ask,
     Clamp,
     Draw,
     Forbid,
@@ -45,6 +46,7 @@ class Sampling:
     clamp: bool = False
     clamp_below: float = 1.0  # clamp at times up to this one
     draw: bool = False
+    contrast: float = 0.0  # tokens alone: how much more known words count than they do by themselves
     top_k: int = 0  # the twin alone
     top_p: float = 1.0  # the twin alone
     beams: int = 0  # the twin alone: beam search instead of drawing
@@ -240,7 +242,7 @@ class DiffusionModel(LanguageModel):
         noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
         mask = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
         yield from denoise(
-            lambda x, t, previous: self.denoiser(x, t, mask, previous),
+            self.asked(mask, sampling, steering),
             self.process,
             self.grid(steering.ways or [Way(sampling.steps)], lengths.device),
             self.rules[sampling.sampler],
@@ -252,6 +254,10 @@ class DiffusionModel(LanguageModel):
             steering.guide,
             self.hold(mask, steering),
         )
+
+    def asked(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Ask:
+        """The denoiser, for texts of this mask."""
+        return lambda x, t, previous: self.denoiser(x, t, mask, previous)
 
     def hold(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor] | None:
         """What puts known words back into a state, where a state holds words."""

@@ -13,7 +13,7 @@ import torch
 from difflm.controls import Control, Infill, Label, Setting, Tags
 from difflm.controls.brief import Brief, Edit
 from difflm.controls.classifier import Classifier
-from difflm.controls.guidance import STANDARD, Knobs
+from difflm.controls.guidance import STANDARD, TOKENS, Knobs
 from difflm.controls.tile import steered
 from difflm.data.labels import Kind
 from difflm.data.tokenizers import Bpe, Tokenizer, Words
@@ -26,6 +26,7 @@ from difflm.noise import Noise
 from difflm.run import find_run, load_run
 from difflm.samplers import Frame, Way
 from difflm.textmetrics import most_central
+from difflm.token_model import TokenDiffusion
 
 MOST_TEXTS, MOST_STEPS = 1_000_000, 10_000
 
@@ -230,7 +231,9 @@ class TextDiffusion:
             {name: c.labellings[name].values for name, c in knowing.items()},
             {name: c.counted()[name] for name, c in knowing.items() if c.labellings[name].kind == "tags"},
         )
-        return Brief(self.model, setting, controls, edit, classifiers[::-1], knobs or STANDARD)
+        if knobs is None or knobs is STANDARD:
+            knobs = TOKENS if isinstance(self.model, TokenDiffusion) else STANDARD
+        return Brief(self.model, setting, controls, edit, classifiers[::-1], knobs)
 
     def _rows(self, work: Work, owner: int = 0) -> list[Row]:
         count = work.n * work.each
@@ -449,6 +452,10 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         raise UsageError(f"--noise-top-p must lie above 0 and up to 1, not {sampling.noise_top_p}.")
     if not 0 <= sampling.clamp_below <= 1:
         raise UsageError(f"--clamp-below must lie between 0 and 1, not {sampling.clamp_below}.")
+    if not 0 <= sampling.contrast <= 100:
+        raise UsageError(f"--contrast must lie between 0 and 100, not {sampling.contrast}.")
+    if sampling.contrast and not isinstance(model, TokenDiffusion):
+        raise UsageError("a contrast needs a model of tokens, such as mdlm: its known words can be hidden from it.")
     if sampling.top_k < 0:
         raise UsageError(f"--top-k must be at least 1 (0: all words), not {sampling.top_k}.")
     if not 0 < sampling.top_p <= 1:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from difflm.belief import Belief
 from difflm.codecs import Tokens
@@ -24,3 +25,17 @@ class TokenDenoiser(Denoiser):
             logits = self.network(self.codec.inputs(x), t, mask).float()
         with torch.autocast(x.device.type, enabled=False):
             return self.process.believe(logits, x, t)
+
+    @property
+    def view_dim(self) -> int:
+        return self.process.states
+
+    def view(self, x: Tensor, t: Tensor) -> Tensor:
+        """The noisy tokens as one-hot vectors, or mixtures of them as they are: guidance asks for their slopes."""
+        return x if x.is_floating_point() else F.one_hot(x, self.process.states).float()
+
+    def levels(self) -> list[float]:
+        """How likely the middle word still stands at five times."""
+        ids = torch.full((5, 1), self.process.words // 2, device=self.codec.bias.device)
+        t = torch.linspace(0.1, 0.9, 5, device=ids.device)
+        return self.process.kept(ids, t).flatten().tolist()

@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from difflm.belief import Belief
 from difflm.data.tokenizers import PAD
 from difflm.lengths import LengthPolicy
 from difflm.model import DiffusionModel, Likelihood, Sampling
 from difflm.noise import Noise, Torch
 from difflm.objectives import Corrupted, Objective, cross_entropy
 from difflm.processes import Absorbing, Spindle, TokenProcess
-from difflm.samplers import Frame, Steering
+from difflm.samplers import Ask, Frame, Steering
 from difflm.samplers.token_steps import MASK_STEPS, TOKEN_STEPS
 from difflm.timesteps import TimeSampler
 from difflm.token_bounds import token_bound
@@ -87,17 +88,40 @@ class TokenDiffusion(DiffusionModel):
         known = torch.where(mask, -1, PAD) if steering.known is None else torch.where(mask, steering.known, PAD)
         return lambda x: torch.where(known >= 0, known, x)
 
+    def asked(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Ask:
+        """With a contrast w, log p is moved on by w (log p(· | known words) − log p(· | none of them)): classifier-free
+        guidance (Ho & Salimans, 2022; Nie et al., 2025), whose label is what is known. It costs a second call."""
+        if not sampling.contrast or steering.known is None:
+            return super().asked(mask, sampling, steering)
+        known = steering.known >= 0
+
+        def ask(x: Tensor, t: Tensor, previous: Tensor | None) -> Belief:
+            blind = self.process.prior(torch.ones_like(t), self.process.fresh(Torch(len(x), x.device), 0, x.shape[1]))
+            told, untold = (self.denoiser(z, t, mask) for z in (x, torch.where(known, blind, x)))
+            return contrasted(told, untold, sampling.contrast)
+
+        return ask
+
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
         ordered = sampling.sampler in ("first-hitting", "confidence", "threshold")
         calls = torch.zeros_like(lengths)
+        cost = 2 if sampling.contrast and steering and steering.known is not None else 1
         waiting = torch.ones_like(lengths, dtype=torch.bool)
         for frame in super().stream(noise, lengths, width, sampling, steering):
-            calls = calls + waiting
+            calls = calls + cost * waiting
             assert frame.state is not None
             if ordered:  # a text without masks is done
                 waiting = (frame.state == self.process.mask_id).any(-1)
             yield replace(frame, calls=calls)
             if ordered and not bool(waiting.any()):
                 return
+
+
+def contrasted(told: Belief, untold: Belief, weight: float) -> Belief:
+    """Log-probabilities moved on from `untold` past `told`; what is settled stays."""
+    here, there = (belief.logits.log_softmax(-1) for belief in (told, untold))
+    moved = here + weight * (here - there)
+    logits = torch.where(torch.isfinite(here) & torch.isfinite(there), moved, told.logits)
+    return replace(told, logits=logits, clean=logits)

@@ -11,9 +11,11 @@ from difflm.belief import Belief
 from difflm.controls.base import Place
 from difflm.controls.brief import Brief
 from difflm.controls.guidance import Guidance, Wish
+from difflm.controls.token_guidance import Tilted
 from difflm.data.labels import NOTHING
 from difflm.generation import Tile
 from difflm.samplers import Steering, Transform, Way
+from difflm.token_model import TokenDiffusion
 
 Part = tuple[Brief | None, slice]  # what is asked of some rows; None: nothing
 
@@ -29,13 +31,11 @@ def steered(tile: Tile, parts: Sequence[Part], ways: Sequence[Way]) -> Steering:
     wishes = [brief.wishes(place.rows(part)) if brief else [] for brief, part in parts]
     slices = [part for _, part in parts]
     wished = side_by_side(wishes, [len(tile.lengths[part]) for part in slices])
-    return Steering(
-        tile.known,
-        tile.begin,
-        ways,
-        rules[0] if len(parts) == 1 else [Apiece(slices, rules)],
-        Guidance(wished, lead.model.denoiser, tile.mask, lead.knobs) if wished else None,
-    )
+    whole = rules[0] if len(parts) == 1 else [Apiece(slices, rules)]
+    guidance = Guidance(wished, lead.model.denoiser, tile.mask, lead.knobs) if wished else None
+    if guidance and isinstance(lead.model, TokenDiffusion):  # words have no slope to climb: the belief is tilted
+        return Steering(tile.known, tile.begin, ways, [Tilted(guidance), *whole])
+    return Steering(tile.known, tile.begin, ways, whole, guidance)
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,11 @@ class Interpolating(TokenProcess):
         return Mix(alpha, rest[0].clamp(min=0), rest[1].clamp(min=0))
 
     def corrupt(self, ids: Tensor, t: Tensor, fresh: Tensor) -> Tensor:
-        alpha, mask, uniform = (at(share, ids, fresh) for share in self.mix(t.double()))
-        kept = fresh[..., 0] < alpha
-        return torch.where(kept, ids, self.noise(mask, uniform, fresh))
+        _, mask, uniform = (at(share, ids, fresh) for share in self.mix(t.double()))
+        return torch.where(fresh[..., 0] < self.kept(ids, t), ids, self.noise(mask, uniform, fresh))
+
+    def kept(self, ids: Tensor, t: Tensor) -> Tensor:
+        return at(self.mix(t.double()).alpha, ids, t).expand(ids.shape)
 
     def noise(self, mask: Tensor, uniform: Tensor, fresh: Tensor) -> Tensor:
         """A draw from βπ, [B, L]."""

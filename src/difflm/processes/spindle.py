@@ -42,9 +42,8 @@ class Spindle(Absorbing):
         t = (t if t.dim() == 2 else t.unsqueeze(1)).double().unsqueeze(-1)
         return -1 + self.strength * math.pi * torch.cos(math.pi * t) * self.pace
 
-    def corrupt(self, ids: Tensor, t: Tensor, fresh: Tensor) -> Tensor:
-        alpha = chosen(self.alphas(t).expand(*ids.shape, -1), ids)
-        return torch.where(fresh[..., 0] < alpha, ids, self.mask_id)
+    def kept(self, ids: Tensor, t: Tensor) -> Tensor:
+        return chosen(self.alphas(t).expand(*ids.shape, -1), ids)
 
     def believe(self, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
         there = (z != self.mask_id).unsqueeze(-1)

@@ -40,6 +40,10 @@ class TokenProcess(nn.Module):
     def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """q(x_s | x_t, x_0), [B, L, states]."""
 
+    @abstractmethod
+    def kept(self, ids: Tensor, t: Tensor) -> Tensor:
+        """α: how likely each word has met no noise by t, [B, L]."""
+
     def observe(self, counts: Tensor) -> None:
         """Learn from how often each token occurs."""
 

@@ -1,6 +1,6 @@
 """From noise to text: a time grid, a step rule, and transforms of the belief, as a generator of frames."""
 
-from difflm.samplers.loop import Frame, denoise
+from difflm.samplers.loop import Ask, Frame, denoise
 from difflm.samplers.steering import FREE, Guide, Settle, Steering, Way, put
 from difflm.samplers.steps import STEPS, Moment, Step
 from difflm.samplers.transforms import Clamp, Draw, Forbid, Temperature, Transform, with_logits
@@ -8,6 +8,7 @@ from difflm.samplers.transforms import Clamp, Draw, Forbid, Temperature, Transfo
 __all__ = [
     "FREE",
     "STEPS",
+    "Ask",
     "Clamp",
     "Draw",
     "Forbid",

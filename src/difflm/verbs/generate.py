@@ -47,6 +47,9 @@ def generate(
     noise_top_p: NoiseTopP = None,
     clamp: Clamp = None,
     clamp_below: Annotated[float | None, typer.Option(help="Clamp at times up to this one, in 0 to 1.")] = None,
+    contrast: Annotated[
+        float | None, typer.Option(help="Models of tokens: how much more known words count. [0]")
+    ] = None,
     mbr: Annotated[int, typer.Option(help="Of so many candidates, the one most like the others.")] = 1,
     top_k: Annotated[int | None, typer.Option(help="Autoregressive: draw from the k likeliest words.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Autoregressive: draw from this share of probability.")] = None,
@@ -62,7 +65,9 @@ def generate(
     guide: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="A classifier that difflm train made; repeatable.")
     ] = None,
-    guidance: Annotated[float | None, typer.Option(help="How strongly classifiers pull. [10]")] = None,
+    guidance: Annotated[
+        float | None, typer.Option(help="How strongly classifiers pull. [10; models of tokens 2]")
+    ] = None,
     candidates: Annotated[int, typer.Option(help="Of so many, the one that the classifiers like best.")] = 1,
     contains: Annotated[list[str] | None, typer.Option(help="A word or phrase that must appear; repeatable.")] = None,
     avoid: Annotated[list[str] | None, typer.Option(help="A word that must not appear; repeatable.")] = None,
@@ -92,6 +97,7 @@ def generate(
         "noise_top_p": noise_top_p,
         "clamp": clamp,
         "clamp_below": clamp_below,
+        "contrast": contrast,
     }
     twin = {"top_k": top_k, "top_p": top_p, "beams": beams}
     from difflm.asking import Request, read_requests
