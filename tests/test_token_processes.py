@@ -12,7 +12,8 @@ from token_oracles import CELLS, MUTUAL, ExactTokens, chained, continuous, expec
 from torch.nn import functional as F
 
 from difflm.belief import Belief
-from difflm.processes import Absorbing, Hybrid, Informed, Keep, Power, Quarter, Spindle, Straight, Uniform
+from difflm.processes import Absorbing, Hybrid, Informed, Keep, Matrix, Power, Quarter, Spindle, Straight, Uniform
+from difflm.processes.matrix import balanced, company, gaussian_rate, nearest_rate
 from difflm.processes.tokens import draw
 
 EXACT = -JOINT.flatten().log()
@@ -46,6 +47,8 @@ PROCESSES = {
     "hybrid 0.1": Hybrid(3, 0.1),
     "hybrid 0.3": Hybrid(3, 0.3),
     "spindle": spindle(),
+    "matrix": Matrix(torch.tensor([[-1.0, 0.7, 0.3], [0.7, -0.9, 0.2], [0.3, 0.2, -0.5]])),
+    "matrix, not symmetric": Matrix(torch.tensor([[-1.0, 0.7, 0.3], [0.1, -0.3, 0.2], [0.6, 0.2, -0.8]])),
 }
 
 
@@ -252,6 +255,63 @@ def test_the_released_spindle_weights_words_by_1_plus_1852_lambda_c():
         right += weight * -process.slopes_of(t.view(1))[0, 0]
     assert released.tolist() == pytest.approx((1 + 1.851937 * 0.3 * process.pace).tolist(), abs=1e-5)
     assert right.tolist() == pytest.approx([1, 1, 1], abs=1e-6)
+
+
+# -- matrices -------------------------------------------------------------------------------------------------------
+
+
+def test_a_matrix_process_is_the_exponential_of_its_rate():
+    torch.manual_seed(1)
+    rate = balanced(torch.rand(7, 7, dtype=torch.float64)).T.clone()
+    rate = rate - torch.diag(rate.sum(-1))
+    process, t = Matrix(rate), torch.tensor([0.6]).double()
+    rows = process.rows(torch.arange(7).view(1, 7), t)[0]
+    assert torch.allclose(rows, torch.matrix_exp(-math.log(0.4) * rate), atol=1e-9)
+
+
+def test_a_step_matrix_is_its_own_root_of_many_steps():
+    """Q given for one step: after σ = 3 of them, Q³."""
+    step = torch.tensor([[0.8, 0.15, 0.05], [0.1, 0.85, 0.05], [0.02, 0.08, 0.9]], dtype=torch.float64)
+    process = Matrix.from_step(step)
+    t = torch.tensor([1 - math.exp(-3)]).double()
+    assert torch.allclose(process.rows(torch.arange(3).view(1, 3), t)[0], torch.matrix_power(step, 3), atol=1e-9)
+
+
+def test_uniform_jumps_as_a_matrix_are_the_uniform_process():
+    matrix, uniform = Matrix(balanced(torch.full((3, 3), 1 / 3))), Uniform(3)
+    z, ids, t, s = (
+        torch.tensor([[0, 2]]),
+        torch.tensor([[1, 2]]),
+        torch.tensor([0.6]).double(),
+        torch.tensor([0.2]).double(),
+    )
+    belief = believing(torch.randn(1, 2, 3, dtype=torch.float64))
+    assert torch.allclose(matrix.posterior(z, ids, t, s), uniform.posterior(z, ids, t, s))
+    assert torch.allclose(matrix.reverse(z, belief, t, s), uniform.reverse(z, belief, t, s))
+    assert torch.allclose(matrix.rate_nats(ids, z, belief, t), uniform.rate_nats(ids, z, belief, t))
+
+
+@pytest.mark.parametrize("kind", ["nearest", "gaussian"])
+def test_matrices_of_the_paper_are_symmetric_rates_that_end_uniform(kind):
+    rate = nearest_rate(torch.randn(27, 8), 5) if kind == "nearest" else gaussian_rate(27, 0.1)
+    process = Matrix(rate, Informed())
+    assert torch.allclose(rate.sum(-1), torch.zeros(27, dtype=torch.float64), atol=1e-12) and torch.equal(rate, rate.T)
+    assert torch.allclose(process.rest, torch.full((27,), 1 / 27, dtype=torch.float64), atol=1e-6)
+    counts = 1e6 / torch.arange(1, 28).double()
+    process.observe(counts)
+    for t in (0.1, 0.5, 0.9):
+        left = process.information(counts, process.sigma(torch.tensor(t)))
+        assert float(left) == pytest.approx(1 - t, abs=2e-3)
+
+
+def test_company_finds_words_that_stand_in_like_places():
+    """a and b stand before c alone, c before a and b, d and e by themselves."""
+    pairs = torch.zeros(5, 5)
+    pairs[0, 2] = pairs[1, 2] = 9
+    pairs[2, 0] = pairs[2, 1] = 7
+    pairs[3, 4] = 5
+    rate = nearest_rate(company(pairs), 1)
+    assert rate[0].argmax() == 1 and rate[1].argmax() == 0
 
 
 # -- draws ----------------------------------------------------------------------------------------------------------

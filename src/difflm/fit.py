@@ -19,6 +19,7 @@ from difflm.files import explain, read_json, write_atomic
 from difflm.model import DiffusionModel, LanguageModel
 from difflm.recipe import Recipe, check, check_init
 from difflm.run import bundled_runs, find_run, load_run, write_config
+from difflm.token_model import TokenDiffusion
 from difflm.training.checkpoints import newest_checkpoint
 from difflm.training.loop import Budget, Figure, Outcome, Trainer, Watcher
 
@@ -50,6 +51,8 @@ def train_run(
         if begin:
             take_over(model, begin[0], counts[0])
         else:
+            if isinstance(model, TokenDiffusion) and model.process.reads_pairs:
+                model.process.read_pairs(neighbours(tokens, subset, recipe.longest, tokenizer.size))
             model.observe(*counts)
         if begin and not resume:
             tell_unknown(counts[1], recipe, note)
@@ -238,10 +241,24 @@ def counted(texts: Iterable[str], what: str, note: Note) -> Iterator[str]:
         yield text
 
 
-def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many training texts have each length, and how often each token occurs; of 100,000 texts at most."""
+def some_rows(tokens: TokenFile, subset: Subset, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training texts, 100,000 at most."""
     chosen = subset(Permutation(len(subset), 0)(np.arange(min(len(subset), 100_000))))
-    ids, lengths = tokens.rows(chosen, longest)
+    return tokens.rows(chosen, longest)
+
+
+def neighbours(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> torch.Tensor:
+    """How often each token stands before each other one, [V, V]."""
+    ids, lengths = some_rows(tokens, subset, longest)
+    inside = np.arange(1, longest) < lengths[:, None]
+    before, after = ids[:, :-1][inside].astype(np.int64), ids[:, 1:][inside]
+    counts = np.bincount(before * vocabulary + after, minlength=vocabulary**2)
+    return torch.from_numpy(counts).view(vocabulary, vocabulary)
+
+
+def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many training texts have each length, and how often each token occurs."""
+    ids, lengths = some_rows(tokens, subset, longest)
     words = ids[np.arange(longest) < lengths[:, None]]
     counts = np.bincount(lengths, minlength=longest + 1), np.bincount(words, minlength=vocabulary)
     return torch.from_numpy(counts[0]), torch.from_numpy(counts[1])

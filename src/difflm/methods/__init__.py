@@ -4,7 +4,7 @@ from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.base import Method
 from difflm.methods.bert_mouth import BertMouth
 from difflm.methods.classifier import GuidingClassifier
-from difflm.methods.d3pm import D3pmAbsorbing, D3pmUniform
+from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusionbert import DiffusionBert
@@ -18,6 +18,7 @@ LISTED: tuple[type[Method], ...] = (
     DiffLM,
     D3pmUniform,
     D3pmAbsorbing,
+    D3pmNearest,
     DiffusionBert,
     BertMouth,
     Mdlm,

@@ -50,3 +50,16 @@ class D3pmUniform(D3pm):
         from difflm.processes import Informed, Uniform
 
         return Uniform(vocabulary, Informed())
+
+
+class D3pmNearest(D3pm):
+    """Words become words that keep like company in the training texts."""
+
+    name, family = "d3pm-nearest", "matrix"
+
+    neighbours: int = 20
+
+    def noise(self, vocabulary: int) -> "TokenProcess":
+        from difflm.processes import Informed, Nearest
+
+        return Nearest(vocabulary, self.neighbours, Informed())

@@ -3,6 +3,7 @@
 from difflm.processes.gaussian import Gaussian, at_positions
 from difflm.processes.interpolating import Absorbing, Hybrid, Interpolating, Uniform
 from difflm.processes.keep import Informed, Keep, Power, Quarter, Straight
+from difflm.processes.matrix import Matrix, Nearest
 from difflm.processes.spindle import Spindle
 from difflm.processes.tokens import TokenProcess
 
@@ -13,6 +14,8 @@ __all__ = [
     "Informed",
     "Interpolating",
     "Keep",
+    "Matrix",
+    "Nearest",
     "Power",
     "Quarter",
     "Spindle",

@@ -21,6 +21,7 @@ class TokenProcess(nn.Module):
     """Times s < t are [B] or [B, L] everywhere; nats are [B, L]."""
 
     mask_id: int = -1  # none
+    reads_pairs = False
 
     def __init__(self, words: int, states: int) -> None:
         super().__init__()
@@ -46,6 +47,9 @@ class TokenProcess(nn.Module):
 
     def observe(self, counts: Tensor) -> None:
         """Learn from how often each token occurs."""
+
+    def read_pairs(self, pairs: Tensor) -> None:
+        """Learn from how often each token stands before each other one, [words, words]; asked with `reads_pairs`."""
 
     def fresh(self, noise: Source, step: int, length: int, dim: int = 0, stream: int = 0) -> Tensor:
         """The random numbers that a corruption or a step takes, [B, L, NUMBERS]."""
@@ -122,6 +126,16 @@ def draw(p: Tensor, z: Tensor, fresh: Tensor) -> Tensor:
     others = p.scatter(-1, z.unsqueeze(-1), 0.0).double().cumsum(-1)
     total = others[..., -1]
     moves = (fresh[..., 0] * (stay + total.to(p.dtype)) >= stay) & (total > 0)
+    return torch.where(moves, where_to(others, fresh), z)
+
+
+def drawn(p: Tensor, fresh: Tensor) -> Tensor:
+    """One state each from p [B, L, states]."""
+    return where_to(p.double().cumsum(-1), fresh)
+
+
+def where_to(shares: Tensor, fresh: Tensor) -> Tensor:
+    """The state whose share of the sums so far holds a random number."""
     u = fresh[..., 1].double() + (fresh[..., 2].double() - 0.5) * FINE
-    target = torch.searchsorted(others, (u * total).unsqueeze(-1), right=True).squeeze(-1)
-    return torch.where(moves, target.clamp(max=p.shape[-1] - 1), z)
+    found = torch.searchsorted(shares, (u * shares[..., -1]).unsqueeze(-1), right=True).squeeze(-1)
+    return found.clamp(max=shares.shape[-1] - 1)

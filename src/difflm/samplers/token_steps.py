@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from difflm.processes.tokens import FINE, at, draw
+from difflm.processes.tokens import at, draw, drawn
 from difflm.samplers.steps import Moment, Step
 
 REMASK = 0.02  # share of the words that is masked again in a step, at most
@@ -69,13 +69,7 @@ def gibbs(now: Moment) -> Tensor:
 
 def words_of(now: Moment, fresh: Tensor) -> Tensor:
     """A word each from the belief, [B, L]."""
-    shares = now.belief.logits.softmax(-1).double().cumsum(-1)
-    u = fresh[..., 1].double() + (fresh[..., 2].double() - 0.5) * FINE
-    return (
-        torch.searchsorted(shares, (u * shares[..., -1]).unsqueeze(-1), right=True)
-        .squeeze(-1)
-        .clamp(max=shares.shape[-1] - 1)
-    )
+    return drawn(now.belief.logits.softmax(-1), fresh)
 
 
 def ends(now: Moment) -> Tensor:
