@@ -42,11 +42,12 @@ def train_run(
         tokenizer = Tokenizer.load(out / "tokenizer.json") if resume else words_of(recipe, begin, out, root, note)
         torch.manual_seed(recipe.seed)
         model = recipe.build_method().build(tokenizer.size, recipe.longest)
-        training, held_out = read_splits(recipe, tokenizer, model.room, out, root, note)
+        room = min(model.room, recipe.longest)
+        training, held_out = read_splits(recipe, tokenizer, room, out, root, note)
         tokens, subset = training
         about = {"texts": len(subset), "held_out": len(held_out[1]), **left_out(tokens)}
         if not resume:
-            tell_left_out(tokens, held_out[1], model.room, note)
+            tell_left_out(tokens, held_out[1], room, note)
         counts = histograms(tokens, subset, recipe.longest, tokenizer.size)
         if begin:
             take_over(model, begin[0], counts[0])

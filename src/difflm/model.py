@@ -120,6 +120,7 @@ class DiffusionModel(LanguageModel):
 
     likelihood: Likelihood | None = "bound"
     rules: Mapping[str, Step] = STEPS
+    steps_mix = True  # whether texts of different numbers of steps can be made side by side
 
     def __init__(
         self,
@@ -207,7 +208,7 @@ class DiffusionModel(LanguageModel):
     def lengths_for(self, noise: Noise) -> Tensor:
         return self.lengths.draw(noise.uniform(0, stream=1))
 
-    def grid(self, ways: Sequence[Way], device: torch.device) -> Tensor:
+    def grid(self, ways: Sequence[Way], device: torch.device, width: int = 0) -> Tensor:
         """From noise, or from a share of it, to text in evenly spaced u, through the map that training learned;
         [N + 1], or [N + 1, B] where the rows' ways differ. A short way ends in a wait for the others."""
         longest = max(way.steps for way in ways)
@@ -244,7 +245,7 @@ class DiffusionModel(LanguageModel):
         yield from denoise(
             self.asked(mask, sampling, steering),
             self.process,
-            self.grid(steering.ways or [Way(sampling.steps)], lengths.device),
+            self.grid(steering.ways or [Way(sampling.steps)], lengths.device, width),
             self.rules[sampling.sampler],
             self.transforms(sampling, noise, width, steering),
             noise,

@@ -373,7 +373,8 @@ def like_ones(works: Sequence[Work], model: LanguageModel) -> Iterator[list[Work
     groups: dict[Any, list[Work]] = {}
     for work in works:
         # A denoiser's rows go each at their own pace; words of the twin come one by one in any case.
-        own = replace(work.sampling, steps=1) if isinstance(model, DiffusionModel) else work.sampling
+        mixes = isinstance(model, DiffusionModel) and model.steps_mix
+        own = replace(work.sampling, steps=1) if mixes else work.sampling
         knobs = work.brief.knobs if work.brief else STANDARD
         edited = work.brief is not None and work.brief.edit is not None
         groups.setdefault((own, knobs, edited), []).append(work)

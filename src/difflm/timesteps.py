@@ -68,6 +68,17 @@ class Often(LowDiscrepancy):
         return t
 
 
+class Between(LowDiscrepancy):
+    """Times of a part of [0, 1], where losses vary least."""
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+
+    def draw(self, batch: int, device: torch.device) -> Tensor:
+        return self.low + (self.high - self.low) * super().draw(batch, device)
+
+
 class LossAware(TimeSampler):
     """Times in proportion to the root mean square of recent losses there (Nichol & Dhariwal, 2021).
 

@@ -37,7 +37,7 @@ def _draw(
     else:
         t, weight = (torch.floor(u * levels) + 1).clamp(max=levels) / levels, torch.full_like(u, levels)
     z = process.corrupt(ids, t, process.fresh(noise, k, ids.shape[1], stream=11))
-    belief = denoiser(z, t.float(), mask)
+    belief = denoiser(z, t.float(), mask, ids)  # of which blocks may see the earlier ones, and others nothing
     if levels is None:
         nats = process.rate_nats(ids, z, belief, t)
     else:

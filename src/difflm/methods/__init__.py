@@ -3,6 +3,7 @@
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.base import Method
 from difflm.methods.bert_mouth import BertMouth
+from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.classifier import GuidingClassifier
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
@@ -25,6 +26,7 @@ LISTED: tuple[type[Method], ...] = (
     Sedd,
     Udlm,
     Gidd,
+    BlockDiffusionMethod,
     AutoregressiveTwin,
     GuidingClassifier,
 )

@@ -66,7 +66,7 @@ class Attention(nn.Module):
             q, k = rotate(q, *turn), rotate(k, *turn)
         if cache is not None:
             k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
-        keep = None if mask is None else mask[:, None, None, :]
+        keep = None if mask is None else mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
         dropout = self.dropout if self.training else 0.0
         # With a cache there is one new query, which may see everything before it.
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=causal and not cache)
@@ -159,9 +159,16 @@ class Transformer(nn.Module):
         return places[0, place.clamp(max=most)] + places[1, (last - place).clamp(0, most)]
 
     def run(
-        self, x: Tensor, t: Tensor | None, mask: Tensor | None, caches: list[Cache | None], start: int
+        self,
+        x: Tensor,
+        t: Tensor | None,
+        mask: Tensor | None,
+        caches: list[Cache | None],
+        start: int,
+        turn: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:
-        """All blocks over hidden states that begin at position `start`; caches hold what came before."""
+        """All blocks over hidden states that begin at position `start`; caches hold what came before. A mask [B, L, L]
+        tells who sees whom; `turn` are rotations of positions that do not simply follow each other."""
         condition = told = None
         if t is not None and self.time != "none":
             told = self.embed_time(t)
@@ -171,7 +178,7 @@ class Transformer(nn.Module):
                 x = x + told
             elif self.time == "prefix":
                 return self.prefixed(x, told, mask)
-        turn = rotary(x.shape[1], self.head_dim, x.device, start)
+        turn = turn or rotary(x.shape[1], self.head_dim, x.device, start)
         grown: list[Cache | None] = []
         for block, cache in zip(self.blocks, caches, strict=True):
             x = x + told if self.time == "layers" and told is not None else x

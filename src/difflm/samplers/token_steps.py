@@ -27,10 +27,9 @@ def remask(now: Moment, most: float = REMASK) -> Tensor:
     process, x, fresh = now.process, now.x, now.noise()
     early, late = process.keep.alpha(now.s.double()), process.keep.alpha(now.t.double())
     sigma = ((1 - early) / late.clamp(min=1e-12)).clamp(max=most)
-    masked = x == process.mask_id
-    shown = (early - (1 - sigma) * late) / (1 - late)
-    moves = fresh[..., 0] < torch.where(masked, at(shown, x, fresh), at(sigma, x, fresh))
-    return torch.where(moves, torch.where(masked, words_of(now, fresh), process.mask_id), x)
+    there, shown = masked(now), (early - (1 - sigma) * late) / (1 - late)
+    moves = fresh[..., 0] < torch.where(there, at(shown, x, fresh), at(sigma, x, fresh))
+    return torch.where(moves, torch.where(there, words_of(now, fresh), process.mask_id), x)
 
 
 def first_hitting(now: Moment) -> Tensor:
@@ -50,21 +49,22 @@ def threshold(now: Moment, sure: float = SURE) -> Tensor:
     """Every word that the belief is sure of is written at once, and one at least (Wu et al., 2025)."""
     words = words_of(now, now.noise())
     share = now.belief.confidence_in(words)
-    masked = now.x == now.process.mask_id
-    left = torch.minimum((masked & (share < sure)).sum(-1), fewest_left(now).clamp(min=masked.sum(-1) - 1))
-    return written(now, words, share, torch.where(ends(now), 0, left))
+    open_ = masked(now) & moving(now)
+    fewest = (masked(now) & ~moving(now)).sum(-1)
+    unsure = fewest + (open_ & (share < sure)).sum(-1)
+    left = torch.minimum(unsure, (fewest + open_.sum(-1) - 1).clamp(min=0))
+    return written(now, words, share, torch.where(ends(now), fewest, left))
 
 
 def gibbs(now: Moment) -> Tensor:
     """One mask becomes a word; when all are written, one word is masked again, and so on (Wang & Cho, 2019)."""
-    process, fresh = now.process, now.noise()
-    masked = now.x == process.mask_id
-    left = torch.where(ends(now), 0, (masked.sum(-1) - 1).clamp(min=0))
+    fresh = now.noise()
+    left = torch.where(ends(now), 0, (masked(now).sum(-1) - 1).clamp(min=0))
     x = written(now, words_of(now, fresh), fresh[..., 0], left)
-    again = (x != process.mask_id).all(-1, keepdim=True) & ~ends(now).unsqueeze(-1)
+    again = (x != now.process.mask_id).all(-1, keepdim=True) & ~ends(now).unsqueeze(-1)
     place = fresh[..., 0].argmax(-1, keepdim=True)
-    here = torch.zeros_like(masked).scatter(-1, place, True)
-    return torch.where(again & here, process.mask_id, x)
+    here = torch.zeros_like(again).expand(x.shape).scatter(-1, place, True)
+    return torch.where(again & here, now.process.mask_id, x)
 
 
 def words_of(now: Moment, fresh: Tensor) -> Tensor:
@@ -72,28 +72,40 @@ def words_of(now: Moment, fresh: Tensor) -> Tensor:
     return drawn(now.belief.logits.softmax(-1), fresh)
 
 
+def masked(now: Moment) -> Tensor:
+    there: Tensor = now.x == now.process.mask_id
+    return there
+
+
+def moving(now: Moment) -> Tensor:
+    """Places whose time goes on, [B, L]; of a text in blocks those of the current one."""
+    return at(now.s < now.t, now.x, now.x == now.x)
+
+
 def ends(now: Moment) -> Tensor:
-    """Texts whose time is up, [B]."""
-    s = now.s if now.s.dim() == 1 else now.s.amax(-1)
-    return s <= 0
+    """Texts, or their current blocks, whose time is up, [B]."""
+    up: Tensor = (at(now.s <= 0, now.x, now.x == now.x) | ~moving(now)).all(-1)
+    return up
 
 
 def fewest_left(now: Moment) -> Tensor:
     """How many masks of each text the schedule leaves at s, one fewer than now at least, [B]."""
     early, late = now.process.keep.alpha(now.s.double()), now.process.keep.alpha(now.t.double())
-    share = (1 - early) / (1 - late)
-    share = share if share.dim() == 1 else share.amax(-1)
-    masked = (now.x == now.process.mask_id).sum(-1)
+    share = at((1 - early) / (1 - late), now.x, early).expand(now.x.shape)
+    there = masked(now)
     # A hair more, since 8 · 7/8 may be a little below 7.
-    return torch.minimum((masked * share + 1e-6).long(), (masked - 1).clamp(min=0))
+    left = (torch.where(there, share, 0.0).sum(-1) + 1e-6).long()
+    return torch.minimum(left, (there.sum(-1) - 1).clamp(min=0))
 
 
 def written(now: Moment, words: Tensor, rank: Tensor, left: Tensor) -> Tensor:
-    """Words in place of the masks of highest `rank`, so that `left` [B] masks stay. What stands is kept, unless a rule
-    put another word there."""
-    masked = now.x == now.process.mask_id
-    order = rank.masked_fill(~masked, float("inf")).argsort(dim=-1, stable=True).argsort(-1)
-    return torch.where(masked & (order < left.unsqueeze(-1)), now.x, torch.where(masked, words, now.belief.tokens))
+    """Words in place of the masks of highest `rank`, so that `left` [B] masks stay; those whose time stands still first
+    of all. What stands is kept, unless a rule put another word there."""
+    there = masked(now)
+    rank = rank.masked_fill(~moving(now), -1.0).masked_fill(~there, float("inf"))
+    order = rank.argsort(dim=-1, stable=True).argsort(-1)
+    stays = there & ((order < left.unsqueeze(-1)) | ~moving(now))
+    return torch.where(stays, now.x, torch.where(there, words, now.belief.tokens))
 
 
 TOKEN_STEPS: Mapping[str, Step] = {"ancestral": ancestral}
