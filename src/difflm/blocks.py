@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from difflm.belief import Belief
 from difflm.codecs import Tokens
@@ -84,6 +84,12 @@ class BlockDenoiser(TokenDenoiser):
     def __init__(self, network: Transformer, codec: Tokens, process: Absorbing, size: int, window: int) -> None:
         super().__init__(network, codec, process)
         self.size, self.window = size, window
+        # Rotations tell distances between unlike things; to masks that see masks alone, every place looks the same.
+        self.places = nn.Parameter(0.5 * torch.randn(size, codec.dim))
+
+    def inputs_of(self, x: Tensor) -> Tensor:
+        """Vectors of tokens, and of their places within a block."""
+        return self.network.input(self.codec.inputs(x) + self.places.repeat(x.shape[1] // self.size, 1))
 
     def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
         """`previous` is the clean text [B, L]; all blocks are answered at once, as training and the bound need it."""
@@ -92,7 +98,7 @@ class BlockDenoiser(TokenDenoiser):
         cos, sin = rotary(length, self.network.head_dim, x.device)
         turn = torch.cat([cos, cos]), torch.cat([sin, sin])
         with at_precision(x.device, self.precision):
-            inputs = self.network.input(self.codec.inputs(torch.cat([x, previous], dim=1)))
+            inputs = self.inputs_of(torch.cat([x, previous], dim=1))
             nothing: list[Cache | None] = [None] * len(self.network.blocks)
             hidden, _ = self.network.run(inputs, None, self.seen_by(length, x.device), nothing, 0, turn)
             logits = self.network.answer(hidden[:, :length]).float()
@@ -112,8 +118,7 @@ class BlockDenoiser(TokenDenoiser):
         kept = max(0, -(-self.window // self.size) - 1) * self.size  # words before the block that it may see
         caches = [None if c is None else (c[0][:, :, -kept:], c[1][:, :, -kept:]) if kept else None for c in caches]
         with at_precision(block.device, self.precision):
-            inputs = self.network.input(self.codec.inputs(block))
-            hidden, grown = self.network.run(inputs, None, None, caches, start)
+            hidden, grown = self.network.run(self.inputs_of(block), None, None, caches, start)
             return self.network.answer(hidden).float(), grown
 
 

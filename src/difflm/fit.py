@@ -55,6 +55,8 @@ def train_run(
             if isinstance(model, TokenDiffusion) and model.process.reads_pairs:
                 model.process.read_pairs(neighbours(tokens, subset, recipe.longest, tokenizer.size))
             model.observe(*counts)
+            if not resume:
+                recipe.build_method().start(model, tokenizer)
         if begin and not resume:
             tell_unknown(counts[1], recipe, note)
         widths = recipe.widths or default_widths(recipe.longest, device)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from difflm.methods.base import Method
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from difflm.model import Likelihood, Sampling
     from difflm.networks.transformer import TimeInput
     from difflm.processes import TokenProcess
@@ -17,6 +19,13 @@ class TokenMethod(Method):
     layers: int = 8
     heads: int = 6
     dropout: float = 0.1
+
+    def body(self, vocabulary: int, longest: int, time: "TimeInput") -> "nn.Module":
+        """From vectors of tokens to logits of words."""
+        from difflm.networks import Transformer
+
+        sizes = (self.hidden, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+        return Transformer(*sizes, time, positions=longest)
 
     def compose(
         self,
@@ -31,7 +40,6 @@ class TokenMethod(Method):
         """The parts that a paper chooses among, on the body that all share."""
         from difflm.codecs import Tokens
         from difflm.lengths import Drawn
-        from difflm.networks import Transformer
         from difflm.objectives import Objective
         from difflm.timesteps import LowDiscrepancy
         from difflm.token_denoiser import TokenDenoiser
@@ -39,9 +47,7 @@ class TokenMethod(Method):
 
         times = times or LowDiscrepancy()
         codec = Tokens(process.words, self.hidden, process.states)
-        network = Transformer(
-            self.hidden, process.words, self.hidden, self.layers, self.heads, self.dropout, time, positions=longest
-        )
+        network = self.body(process.words, longest, time)
         step = 1 / times.steps if times.steps else 1 / 1000
         return TokenDiffusion(
             TokenDenoiser(network, codec, process, step),
