@@ -13,7 +13,7 @@ import torch
 from difflm.data.batches import AllBut, Batch, Batches, LabelBatch, Permutation, Subset, split
 from difflm.data.corpora import NAMES, corpus, corpus_path, located
 from difflm.data.tokenfile import TokenFile, source_fingerprint
-from difflm.data.tokenizers import UNK, Bpe, Tokenizer, Words
+from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.errors import DifflmError, UsageError
 from difflm.files import explain, read_json, write_atomic
 from difflm.model import DiffusionModel, LanguageModel
@@ -191,10 +191,12 @@ def words_of(recipe: Recipe, begin: Begin | None, out: Path, root: Path | None, 
 
 def learn_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
     """Learned from the training texts."""
-    texts = counted(corpus(recipe.data, root, "train", recipe.column), "learning words", note)
-    tokenizer = (
-        Words.build(texts, recipe.more_than) if recipe.tokenizer == "words" else Bpe.build(texts, recipe.vocabulary)
-    )
+    texts = counted(corpus(recipe.data, root, "train", recipe.column, recipe.chunk), "learning words", note)
+    tokenizer: Tokenizer
+    if recipe.tokenizer == "bpe":
+        tokenizer = Bpe.build(texts, recipe.vocabulary)
+    else:
+        tokenizer = (Words if recipe.tokenizer == "words" else Characters).build(texts, recipe.more_than)
     if tokenizer.size <= 5:
         raise DifflmError(f"{recipe.data} gives no vocabulary. Give more text, or a lower more_than.")
     return tokenizer
@@ -226,6 +228,8 @@ def read_tokens(
     directory = out / "data" / split
     source = source_fingerprint(corpus_path(recipe.data, root, split))  # type: ignore[arg-type]
     source["column"] = recipe.column
+    if recipe.chunk:
+        source["chunk"] = recipe.chunk
     distinct = recipe.distinct and split == "train"
     if directory.exists():
         tokens = TokenFile.open(directory)
@@ -233,7 +237,7 @@ def read_tokens(
             return tokens
         if newest_checkpoint(out):
             raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
-    texts = counted(corpus(recipe.data, root, split, recipe.column), f"reading {split} texts", note)  # type: ignore[arg-type]
+    texts = counted(corpus(recipe.data, root, split, recipe.column, recipe.chunk), f"reading {split} texts", note)  # type: ignore[arg-type]
     return TokenFile.build(directory, texts, tokenizer, longest, source, distinct)
 
 

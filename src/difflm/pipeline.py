@@ -16,7 +16,7 @@ from difflm.controls.classifier import Classifier
 from difflm.controls.guidance import STANDARD, TOKENS, Knobs
 from difflm.controls.tile import steered
 from difflm.data.labels import Kind
-from difflm.data.tokenizers import Bpe, Tokenizer, Words
+from difflm.data.tokenizers import Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.generation import Row, Tile, drawn_rows, finished, frames, padded, tiles
@@ -288,7 +288,7 @@ class TextDiffusion:
             text = join_words(words)
         else:
             text = self.tokenizer.decode(ids)
-            words = split_words(text) if isinstance(self.tokenizer, Bpe) else self.tokenizer.tokens(ids)
+            words = self.tokenizer.tokens(ids) if isinstance(self.tokenizer, Words) else split_words(text)
         checks = work.brief.checks(split_words(text)) if work.brief else []
         calls = self.model.calls(work.sampling, len(ids)) if calls is None else calls
         return Generation(text, words, work.sampling.steps, calls, seconds, work.seed, checks)

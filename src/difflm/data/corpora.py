@@ -5,17 +5,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from difflm.data.e2e import Split, e2e_path, read_e2e
-from difflm.data.texts import FORMATS, check_readable, read_texts
+from difflm.data.texts import FORMATS, check_readable, read_chunks, read_texts
 from difflm.errors import UsageError
 
 NAMES = ("e2e",)
 
 
 def corpus(
-    name_or_path: str | Path, root: Path | None, split: Split = "train", column: str | None = None
+    name_or_path: str | Path,
+    root: Path | None,
+    split: Split = "train",
+    column: str | None = None,
+    chunk: int = 0,
 ) -> Iterator[str]:
-    """The texts of a split of a known corpus, or all texts of a file, which has no splits."""
+    """The texts of a split of a known corpus, or all texts of a file, which has no splits; with `chunk`, the file cut
+    into texts of so many characters."""
     path = corpus_path(name_or_path, root, split)
+    if chunk:
+        return read_chunks(path, chunk)
     if str(name_or_path) in NAMES:
         return (pair.text for pair in read_e2e(path))
     return read_texts(path, column)
