@@ -136,6 +136,11 @@ class BlockDiffusion(TokenDiffusion):
         x_t = self.process.corrupt(ids, t, fresh)
         return Corrupted(ids, mask, ids, ids, x_t, fresh, t, self.denoiser(x_t, t, mask, ids), self.denoiser)
 
+    def observe(self, lengths: Tensor, tokens: Tensor) -> None:
+        tokens = tokens.clone()
+        tokens[END], tokens[PAD] = lengths.sum(), lengths.sum() * (self.denoiser.size - 1) // 2
+        super().observe(lengths, tokens)
+
     def bound(self, canvas: Tensor, mask: Tensor, noise: Noise, draws: int) -> Tensor:
         if self.denoiser.size > 1:
             return token_bound(self.denoiser, canvas, mask, noise, draws)
