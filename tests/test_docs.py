@@ -1,6 +1,6 @@
 """README and docs tell the truth: every command in them runs, every Python block works, every link leads somewhere.
 
-A command runs in a folder that holds what the pages speak of (`FILES`, `RUNS`, and a small E2E in `DIR` and `data`),
+A command runs in a folder that holds what the pages speak of (`FILES`, `RUNS`, and small corpora in `DIR` and `data`),
 with smaller numbers than written: few steps, few texts, tiny networks. Texts are made as written in `make test-slow`.
 What is only parsed stands in `PARSED_ONLY` with its reason; nothing else is left out. Where a page shows a complaint
 (`difflm: …`) below a command, that is what the command must say.
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import typer
-from tiny import write_grammar
+from tiny import write_grammar, write_stories
 
 from difflm.cli import app, main
 from difflm.pipeline import TextDiffusion
@@ -51,6 +51,9 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/e2e": "e2e",
     "runs/diffusion-lm": "e2e-diffusion-lm",
     "runs/twin": "e2e-autoregressive",
+    "runs/roc": "roc",
+    "runs/roc-twin": "roc-twin",
+    "runs/roc-infill-twin": "roc-infill-twin",
     "my-guide": "classifier data=labelled.jsonl model.guides=e2e",
 }
 TINY = "steps=2 batch_size=8 warmup=0 widths=[] sample_every=0 model.hidden=16 model.layers=1 model.heads=2"
@@ -175,6 +178,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, content in FILES.items():
         (home / name).write_text(content, encoding="utf-8")
     write_e2e(home / "DIR" / "e2e")
+    write_stories(home / "DIR", 24, 8)
     shutil.copytree(home / "DIR", home / "data")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
@@ -234,6 +238,8 @@ def smaller(argv: list[str]) -> list[str]:
         return [*argv, *tiny(argv[1])]
     if verb == "evaluate" and "control" in argv:
         return [*argv, "--samples", "1", "--each", "1"]
+    if verb == "evaluate" and "infill" in argv:
+        return [*argv, *["--samples", "2", "--mbr", "2", "--beams", "2", "--draws", "1"]]
     if verb in ("evaluate", "compare"):
         return [*argv, *FEW.split()]
     if verb == "score":

@@ -18,22 +18,22 @@ from difflm.data.e2e import E2EPair, read_e2e
 from difflm.data.fields import FIELDS, expresses
 from difflm.data.taggers import own_tagger
 from difflm.data.tokenizers import UNK
+from difflm.data.trees import phrases, shapes
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.evaluation.control import (
     Made,
     Protocol,
-    equal_tags,
     evaluate_control,
     human_self_bleu,
     interval,
     model_row,
     outcomes,
-    taggers,
     target_means,
     wilson,
 )
 from difflm.evaluation.control_records import SENTENCES
+from difflm.evaluation.opinions import Checkers, equal_tags
 from difflm.evaluation.targets import (
     CONTROLS,
     Target,
@@ -44,6 +44,7 @@ from difflm.evaluation.targets import (
     write_targets,
 )
 from difflm.guides import train_guide
+from difflm.parsing import own_parser, parse_texts
 from difflm.pipeline import Generation, TextDiffusion
 from difflm.recipe import check
 
@@ -93,8 +94,12 @@ def runs(home, pairs):
     changes = {"data": str(home / "texts.txt"), "longest": 48, "steps": 10, "batch_size": 8}
     for method in ("difflm", "autoregressive"):
         tiny_run(home, method, **changes)
-    tags = checking_tagger().tags([split_words(p.text) for p in known])
-    rows = [{"text": p.text, **p.fields, "pos": own} for p, own in zip(known, tags, strict=True)]
+    words = [split_words(p.text) for p in known]
+    found = zip(known, checking_tagger().tags(words), parse_texts(own_parser(), words), strict=True)
+    rows = [
+        {"text": p.text, **p.fields, "pos": own, "tree": [list(s) for s in phrases(tree)], "shape": shapes(tree)}
+        for p, own, tree in found
+    ]
     (home / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     model = {"guides": str(home / "difflm"), "hidden": 16, "layers": 1, "heads": 2, "dropout": 0.0}
     recipe = {"method": "classifier", "model": model, "data": str(home / "labels.jsonl"), "column": "text"}
@@ -180,7 +185,7 @@ def test_success_of_tags_and_of_both_at_once():
 def test_a_row_is_the_mean_over_targets_and_its_interval_counts_targets():
     one = said(Target("length", Request(length=2)), "A pub", "A pub", "A pub")
     other = said(Target("length", Request(length=2)), "A pub", "A big pub", "A big old cheap pub")
-    row = model_row("m", "length", [one, other], None, checking_tagger(), None, 1.5)
+    row = model_row("m", "length", [one, other], None, Checkers.there(None), 1.5)
     assert row.figures["length_exact"] == pytest.approx(2 / 3)
     assert row.intervals["length_exact"] == pytest.approx(wilson(2 / 3, 2))
     assert row.figures["length_within_2"] == pytest.approx(5 / 6)
@@ -189,10 +194,11 @@ def test_a_row_is_the_mean_over_targets_and_its_interval_counts_targets():
 
 
 def test_without_spacy_the_bundled_tagger_is_alone(monkeypatch):
-    monkeypatch.setattr("difflm.evaluation.control.checking_tagger", own_tagger)
-    assert taggers() == (own_tagger(), None)
+    monkeypatch.setattr("difflm.evaluation.opinions.checking_tagger", own_tagger)
+    alone = Checkers.there(None)
+    assert alone.tagger is own_tagger() and alone.second_tagger is None
     target = Target("pos", Request(pos="DET NOUN"), "A pub")
-    row = model_row("m", "pos", [said(target, "A pub", "A pub")], None, *taggers(), 1.0)
+    row = model_row("m", "pos", [said(target, "A pub", "A pub")], None, alone, 1.0)
     assert row.checkers == [own_tagger().name] and "tagger_agreement" not in row.figures
 
 
@@ -213,9 +219,8 @@ def test_a_second_tagger_compares_its_own_tags_of_both():
             return [["PROPN"] * len(words) for words in sentences]
 
     target = Target("pos", Request(pos="PROPN PROPN PROPN PROPN"), "Cotto is a pub")
-    row = model_row(
-        "m", "pos", [said(target, "Ranch has no pub", "Ranch has no Pub")], None, Capital(), Capitals(), 1.0
-    )
+    checkers = Checkers(Capital(), own_parser(), Capitals())
+    row = model_row("m", "pos", [said(target, "Ranch has no pub", "Ranch has no Pub")], None, checkers, 1.0)
     assert row.figures["tags_equal_second"] == pytest.approx((1 + 3 / 4) / 2)
     assert row.figures["tagger_agreement"] == pytest.approx(3 / 8)  # the capital words of both
 
@@ -237,7 +242,7 @@ def drawn(pairs, lm, count=9, seed=0, names=CONTROLS):
 
 def test_every_target_is_obeyed_by_its_own_sentence(pairs, lm):
     targets = drawn(pairs, lm, 20)
-    assert {t.control for t in targets} == set(CONTROLS) and len(targets) == 5 * 20
+    assert {t.control for t in targets} == set(CONTROLS) and len(targets) == len(CONTROLS) * 20
     for target in targets:
         words = split_words(target.sentence)
         assert [c.check(words).satisfied for c in target.asked.controls()] == [True] * len(target.control.split("+"))
@@ -376,7 +381,7 @@ def test_the_judges_figure_of_the_sentences_is_their_likelihood(pairs, lm, judge
 
 def test_all_candidates_are_counted_where_there_is_something_to_choose_by(report):
     calls = {row.control: row.figures["denoiser_calls"] for row in report.rows if row.name == "tiny"}
-    assert calls == {"length": 3, "field": 6, "pos": 6, "field+length": 6, "field+pos": 6}
+    assert calls == {control: 3 if control == "length" else 6 for control in CONTROLS}
 
 
 def test_records_name_what_they_were_made_with(report):

@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 
 from difflm.errors import DifflmError
 from difflm.textmetrics import (
+    bleu_counts,
+    cider,
     copied_among,
     copied_share,
+    corpus_bleu,
     distinct_n,
     length_distance,
     length_histogram,
     most_central,
+    rouge_l,
     self_bleu,
     sentence_bleu,
     unique_share,
@@ -185,3 +189,62 @@ def test_length_distance_is_a_distance(a, b, c):
 def test_a_share_of_nothing_is_refused(measure):
     with pytest.raises(DifflmError, match="no text"):
         measure()
+
+
+# -- overlap with references --------------------------------------------------------------------------------------
+
+TEXTS = [
+    ("the cat sat on the mat", ["the cat is on the mat", "there is a cat on the mat"]),
+    ("a dog ran home", ["the dog ran home quickly", "a dog ran to its home"]),
+    ("she bought some new candy .", ["donna got some new candy .", "she refilled it at the end of the week ."]),
+]
+SPLIT = [(text.split(), [reference.split() for reference in references]) for text, references in TEXTS]
+
+
+def test_bleu_of_a_set_by_hand():
+    """4 words, a reference of 5 and one of 3, equally near: the shorter counts. 3 of 4 words, 2 of 3 pairs, 1 of 2
+    triples match, and of the second text 1 of 1, 0 of 0 …: sums are taken over texts before anything is divided."""
+    first = bleu_counts(["a", "b", "c", "d"], [["a", "b", "c", "x", "y"], ["q", "r", "s"]])
+    assert first == [3, 4, 2, 3, 1, 2, 0, 1, 4, 3]
+    assert corpus_bleu(first) == 0.0
+    second = bleu_counts(["a", "b", "c", "d", "e"], [["a", "b", "c", "d", "e", "f"]])
+    assert second == [5, 5, 4, 4, 3, 3, 2, 2, 5, 6]
+    both = [a + b for a, b in zip(first, second, strict=True)]
+    expected = (8 / 9 * 6 / 7 * 4 / 5 * 2 / 3) ** 0.25  # 9 words written, 9 asked for: no penalty
+    assert corpus_bleu(both) == pytest.approx(expected)
+    assert corpus_bleu(second) == pytest.approx(math.exp(1 - 6 / 5))
+
+
+def test_bleu_of_a_set_is_sacrebleu_s():
+    counts = [sum(column) for column in zip(*(bleu_counts(*pair) for pair in SPLIT), strict=True)]
+    streams = [[references[k] for _, references in TEXTS] for k in range(2)]
+    theirs = sacrebleu.corpus_bleu([text for text, _ in TEXTS], streams, tokenize="none", smooth_method="none")
+    assert 100 * corpus_bleu(counts) == pytest.approx(theirs.score)
+    assert theirs.score > 10
+
+
+def test_rouge_l_by_hand():
+    """Of "a b c d" the first reference has a c d in order (recall 3/5), the second a b (2/2); precision is 3/4 of the
+    first, recall 1 of the second: (1 + 1.44)·0.75·1 / (1 + 1.44·0.75)."""
+    references = [["a", "x", "c", "y", "d"], ["a", "b"]]
+    assert rouge_l(["a", "b", "c", "d"], references) == pytest.approx(2.44 * 0.75 / (1 + 1.44 * 0.75))
+    assert rouge_l(["a", "b", "c", "d"], [["a", "b", "c", "d"]]) == pytest.approx(1)
+    assert rouge_l(["a", "b"], [["c", "d"]]) == 0
+    assert rouge_l([], [["c", "d"]]) == 0
+
+
+def test_cider_by_hand():
+    """Two gaps: "a" stands in the references of both and weighs nothing, b and c weigh log 2 each. "a b" against "a b":
+    words (0, 1)·(0, 1) = 1, the pair 1, no triples: 2 of 4 orders are alike. "a c" against "a b": nothing is."""
+    assert cider([["a", "b"], ["a", "c"]], [[["a", "b"]], [["a", "c"]]]) == pytest.approx([5, 5])
+    assert cider([["a", "c"], ["a", "b"]], [[["a", "b"]], [["a", "c"]]]) == [0, 0]
+    # "b b d" against "b d": d and b weigh 1 (in log 2), so 2,1 is clipped to 1,1: (1 + 1)/(√5·√2). The pair "b d" of
+    # two pairs: 1/(√2·1). Lengths differ by one.
+    one, other = ["b", "b", "d"], [["b", "d"]]
+    expected = 10 / 4 * (2 / math.sqrt(10) + 1 / math.sqrt(2)) * math.exp(-1 / 72)
+    assert cider([one, ["c"]], [other, [["c"]]])[0] == pytest.approx(expected)
+
+
+def test_cider_of_several_references_is_their_mean():
+    several = cider([["a", "b"], ["c"]], [[["a", "b"], ["x", "y"]], [["c"]]])[0]
+    assert several == pytest.approx(2.5)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.model import Sampling
 from difflm.noise import Noise
+from difflm.samplers import FREE, Steering
 from difflm.twin import NEVER, Autoregressive, inverse_distribution, truncated
 
 VOCABULARY = 7  # the four specials and three words
@@ -216,3 +217,56 @@ def test_words_end_where_the_text_does(twin):
     assert twin.words([4, 5, END, 6, PAD]) == [4, 5]
     assert twin.words([4, 5, 6]) == [4, 5, 6]
     assert math.isinf(float(truncated(SHARES.log(), Sampling(top_k=1))[0, 0]))
+
+
+# -- words to begin with ------------------------------------------------------------------------------------------
+
+
+def begun(twin: Autoregressive, begins: list[list[int]], sampling: Sampling, seed: int = 0) -> list[list[int]]:
+    known = torch.full((len(begins), 5), FREE)
+    for row, ids in enumerate(begins):
+        known[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
+    noise, lengths = Noise(seed, torch.arange(len(begins))), torch.full((len(begins),), 5)
+    with torch.no_grad():
+        *_, last = twin.stream(noise, lengths, 5, sampling, Steering(known))
+    return [twin.words(row) for row in last.tokens.tolist()]
+
+
+def test_a_text_goes_on_from_the_words_that_were_given(twin):
+    """Side by side with others of other lengths; UNK may be given, and at least one word is added."""
+    begins = [[4], [5, UNK, 6], [], [6, 6, 6, 6]]
+    for sampling in (Sampling(), Sampling(temperature=0)):
+        for begin, text in zip(begins, begun(twin, begins, sampling), strict=True):
+            assert text[: len(begin)] == begin
+            assert len(begin) < len(text) <= 5
+            assert UNK not in text[len(begin) :]
+
+
+def test_the_word_after_a_beginning_follows_the_model(twin):
+    """10,000 draws of one word behind two that were given, against the softmax; 0.02 is four standard errors."""
+    found = begun(twin, [[5, 4]] * 10_000, Sampling())
+    logits = ruled(full_logits(twin, (5, 4)), first=True)  # nor does a text end where its beginning was given
+    p = logits.softmax(-1)
+    for word in WORDS:
+        share = sum(text[2] == word for text in found) / len(found)
+        assert share == pytest.approx(float(p[word]), abs=0.02)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_wide_beam_finds_the_likeliest_end_of_a_text(seed):
+    """Two beginnings in one batch, each with the best of all ends by enumeration."""
+    twin = random_twin(seed, 1.0)
+    with torch.no_grad():
+        twin.network.head.bias[END] = -20.0
+    begins = [[4], [6, 5]]
+    best = []
+    for begin in begins:
+        ends = [end for n in range(1, 5 - len(begin)) for end in itertools.product(WORDS, repeat=n)]
+        scores = []
+        for end in ends:
+            total = 0.0
+            for i, word in enumerate((*end, END)):
+                total += float(ruled(full_logits(twin, (*begin, *end[:i])), first=i == 0).log_softmax(-1)[word])
+            scores.append(total)
+        best.append([*begin, *ends[scores.index(max(scores))]])
+    assert begun(twin, begins, Sampling(beams=81)) == best

@@ -3,6 +3,7 @@
 Use: `from tiny import tiny_runs` in a test module (the fixture), or `tiny_run(tmp_path, "difflm", steps=5)`.
 """
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def write_grammar(path: Path, n: int, seed: int = 0) -> list[str]:
     return texts
 
 
-def tiny_run(directory: Path, method: str, **changes: Any) -> Path:
+def tiny_run(directory: Path, method: str, root: Path | None = None, **changes: Any) -> Path:
     """Train `directory/method` on `directory/grammar.txt`, which is written if it is not there."""
     directory.mkdir(parents=True, exist_ok=True)
     data = directory / "grammar.txt"
@@ -64,7 +65,7 @@ def tiny_run(directory: Path, method: str, **changes: Any) -> Path:
         "sample_every": 0,
     }
     train_run(
-        check({**recipe, **changes}), directory / method, torch.device("cpu"), Silent(), lambda *_: None, None, False
+        check({**recipe, **changes}), directory / method, torch.device("cpu"), Silent(), lambda *_: None, root, False
     )
     return directory / method
 
@@ -77,3 +78,35 @@ def tiny_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for method in WRITERS:
             tiny_run(directory, method)
     return {method: directory / method for method in WRITERS}
+
+
+NAMES, THINGS, PLACES = ("Ann", "Bea", "Tom", "Max"), ("dog", "cat", "hat", "ball"), ("park", "shop", "house")
+
+
+def make_story(draw: random.Random) -> str:
+    name, thing, place = draw.choice(NAMES), draw.choice(THINGS), draw.choice(PLACES)
+    return (
+        f"{name} went to the {place}. {name} saw a {thing} there. The {thing} was nice. "
+        f"{name} took the {thing} home. Now {name} has a {thing}."
+    )
+
+
+def write_stories(root: Path, train: int = 120, valid: int = 30) -> Path:
+    """A small ROCStories and a small aNLG with two answers a gap and a word that no story has."""
+    for split, count, seed in (("train", train, 0), ("valid", valid, 1)):
+        draw = random.Random(seed)
+        path = root / "roc" / f"{split}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps([make_story(draw)]) + "\n" for _ in range(count)))
+    pairs = {
+        f"{name}-{thing}": {
+            "obs1": f"{name} went to Zanzibar.",
+            "obs2": f"Now {name} has a {thing}.",
+            "gold_labels": [f"{name} saw a {thing} there.", f"{name} took a {thing} home."],
+        }
+        for name in NAMES
+        for thing in THINGS
+    }
+    (root / "anlg").mkdir(exist_ok=True)
+    (root / "anlg" / "dev.json").write_text(json.dumps(pairs))
+    return root

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Tags
+    from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span, Tags, Tree
     from difflm.controls.brief import Edit
     from difflm.errors import DifflmError, UsageError
     from difflm.pipeline import Draft, Generation, TextDiffusion
@@ -21,8 +21,10 @@ __all__ = [
     "Infill",
     "Label",
     "Length",
+    "Span",
     "Tags",
     "TextDiffusion",
+    "Tree",
     "UsageError",
     "__version__",
 ]
@@ -36,7 +38,9 @@ _HOMES = {
     "Infill": "difflm.controls",
     "Label": "difflm.controls",
     "Length": "difflm.controls",
+    "Span": "difflm.controls",
     "Tags": "difflm.controls",
+    "Tree": "difflm.controls",
     "DifflmError": "difflm.errors",
     "Draft": "difflm.pipeline",
     "Generation": "difflm.pipeline",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Setting
 
-from difflm.controls import Avoid, Contains, Control, Field, Infill, Label, Length, Tags
+from difflm.controls import Avoid, Contains, Control, Field, Infill, Label, Length, Span, Tags, Tree
 from difflm.errors import DifflmError, UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class Request(BaseModel):
     field: dict[str, str] = Setting(default_factory=dict)
     label: dict[str, str] = Setting(default_factory=dict)
     pos: str | None = None
+    tree: str | None = None
+    span: list[str] = Setting(default_factory=list)
     infill: str | None = None
     edit: str | None = None
     keep: list[str] = Setting(default_factory=list)
@@ -45,6 +47,9 @@ class Request(BaseModel):
         asked += [Label(name, value) for name, value in self.label.items()]
         if self.pos is not None:
             asked.append(Tags(tuple(self.pos.split())))
+        if self.tree is not None:
+            asked.append(Tree(self.tree))
+        asked += [Span.parse(span) for span in self.span]
         asked += [Contains(phrase) for phrase in self.contains]
         asked += [Avoid(word) for word in self.avoid]
         return asked

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from difflm.data.batches import AllBut, Batch, Batches, LabelBatch, Permutation, Subset, split
-from difflm.data.corpora import NAMES, corpus, corpus_path, located
+from difflm.data.corpora import NAMES, corpus, corpus_path, counted_texts, located
 from difflm.data.tokenfile import TokenFile, source_fingerprint
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.errors import DifflmError, UsageError
@@ -191,7 +191,7 @@ def words_of(recipe: Recipe, begin: Begin | None, out: Path, root: Path | None, 
 
 def learn_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
     """Learned from the training texts."""
-    texts = counted(corpus(recipe.data, root, "train", recipe.column, recipe.chunk), "learning words", note)
+    texts = counted(counted_texts(recipe.data, root, recipe.column, recipe.chunk), "learning words", note)
     tokenizer: Tokenizer
     if recipe.tokenizer == "bpe":
         tokenizer = Bpe.build(texts, recipe.vocabulary)

@@ -1,8 +1,8 @@
 """What the verbs that need a model share: loading runs, measuring them, keeping the figures. Imports torch."""
 
 import json
+import random
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,15 @@ import torch
 
 from difflm.cards import write_card
 from difflm.console import Bar, note, put_json, put_table
-from difflm.controls.guidance import STANDARD
 from difflm.controls.learned import checking_tagger
-from difflm.data.corpora import NAMES, located
+from difflm.data.corpora import NAMES, corpus, located
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
+from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
 from difflm.errors import UsageError
 from difflm.evaluation.control import Protocol, evaluate_control
 from difflm.evaluation.control_records import ControlReport
+from difflm.evaluation.infill import Asked, Lengths, Set, evaluate_infill
+from difflm.evaluation.infill_records import InfillReport
 from difflm.evaluation.language import Report, check_numbers, corpus_for, evaluate_language
 from difflm.evaluation.targets import (
     CONTROLS,
@@ -28,14 +30,16 @@ from difflm.evaluation.targets import (
     read_targets,
     write_targets,
 )
-from difflm.files import append_line
+from difflm.files import append_line, write_atomic
 from difflm.pipeline import TextDiffusion, check_device
 from difflm.run import bundled_runs, find_run, read_config
+from difflm.verbs.shared import guidance_knobs
 
 if TYPE_CHECKING:
-    from difflm.verbs.measure import Controlling, Measuring
+    from difflm.verbs.measure import Controlling, Infilling, Measuring
 
-SAMPLES, TARGETS = 1000, 200  # texts of the language task, targets a control
+SAMPLES, TARGETS = 1000, 200  # texts of the language task or gaps, targets a control
+AnyReport = Report | ControlReport | InfillReport
 
 
 def load(name: str, device: str, dtype: str | None = None) -> TextDiffusion:
@@ -79,7 +83,7 @@ def measure(runs: list[str], asked: "Measuring") -> Report:
 def measure_control(run: str, asked: "Measuring", control: "Controlling") -> ControlReport:
     """One run, asked for what the targets ask; they are drawn from E2E, or stand in a file."""
     names, count = control.names(), TARGETS if asked.samples is None else asked.samples
-    knobs = STANDARD if control.guidance is None else replace(STANDARD, size=control.guidance)
+    knobs = guidance_knobs(control.guidance)
     protocol = Protocol(control.each, asked.seed, control.candidates, knobs, asked.settings())
     protocol.check()
     check_known(names or ())
@@ -95,7 +99,17 @@ def measure_control(run: str, asked: "Measuring", control: "Controlling") -> Con
     judge = load_judge(asked.judge, [lm], asked.device)
     with Bar("measuring") as bar:
         report = evaluate_control(
-            lm, run_names([run])[0], targets, judge, protocol, pairs, about, notes, on_progress=bar.update
+            lm,
+            run_names([run])[0],
+            targets,
+            judge,
+            protocol,
+            pairs,
+            about,
+            notes,
+            bar.update,
+            control.texts,
+            control.second_parser,
         )
     if path and given is None:
         note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")
@@ -130,6 +144,46 @@ def settle_targets(
     if path:
         write_targets(path, targets)
     return targets, {"corpus": "e2e", "split": asked.split}, []
+
+
+def measure_infill(run: str, asked: "Measuring", infill: "Infilling") -> tuple[InfillReport, dict[str, str]]:
+    """A run and its rivals on the same gaps; also some of what they wrote, for people."""
+    names, count = infill.names(), SAMPLES if asked.samples is None else asked.samples
+    how = Asked(asked.seed, infill.mbr, infill.beams, asked.draws, asked.settings())
+    how.check()
+    if count < 2:
+        raise UsageError(f"the number of samples, which are gaps here, must be at least 2, not {count}.")
+    if unknown := set(names) - {"anlg", "roc"}:
+        raise UsageError(f"no gaps {min(unknown)!r}. Known: anlg, roc.")
+    stories = list(whole(corpus("roc", asked.data, "train")))
+    sets = [gaps_of(name, stories, count, asked) for name in names]
+    runs = [run, *(infill.rival or ())]
+    models = dict(zip(run_names(runs), (load(one, asked.device) for one in runs), strict=True))
+    training = [sentence for story in stories for sentence in story]
+    with Bar("measuring") as bar:
+        return evaluate_infill(models, sets, how, training, on_progress=bar.update)
+
+
+def gaps_of(name: str, stories: Sequence[Sequence[str]], count: int, asked: "Measuring") -> Set:
+    """`count` gaps, drawn by the seed: of aNLG's development set, or of the stories of the split."""
+    ends_only = name == "anlg"
+    if ends_only:
+        found = read_anlg(anlg_path(asked.data))
+    else:
+        found = list(story_gaps(corpus("roc", asked.data, asked.split), asked.seed))
+    chosen = random.Random(asked.seed).sample(found, min(count, len(found)))
+    return Set(name, chosen, Lengths.of(stories, ends_only), "dev" if ends_only else asked.split)
+
+
+def keep_middles(run: str, middles: dict[str, str], out: Path | None) -> None:
+    """What was written goes beside the figures."""
+    if out is None and run in bundled_runs():
+        return
+    folder = out.parent if out else find_run(run)
+    for name, text in middles.items():
+        path = folder / f"{out.stem if out else 'infill'}-{name}.txt"
+        write_atomic(path, text)
+        note(f"{path}: gaps and what was written into them.")
 
 
 def source_of(lm: TextDiffusion, root: Path | None) -> tuple[str, ...]:
@@ -171,11 +225,11 @@ def load_judge(name: str | None, models: Iterable[TextDiffusion], device: str) -
     return None
 
 
-def show_report(report: Report | ControlReport, as_json: bool) -> None:
+def show_report(report: AnyReport, as_json: bool) -> None:
     if not as_json:
         put_table(report.table())
         return
-    if isinstance(report, ControlReport):
+    if not isinstance(report, Report):
         for row_object in report.objects():
             put_json(row_object)
         return
@@ -187,7 +241,7 @@ def show_report(report: Report | ControlReport, as_json: bool) -> None:
         put_json({"name": row.name, "method": row.method, **row.figures, **about, **shared})
 
 
-def keep_records(runs: list[str], report: Report | ControlReport, out: Path | None) -> None:
+def keep_records(runs: list[str], report: AnyReport, out: Path | None) -> None:
     """All figures go to `out`. Without it each run's metrics.jsonl and card get its own and those of the rows that are
     no run's, real text and the twin; a bundled model is left as it was shipped."""
     names = run_names(runs)
@@ -204,7 +258,7 @@ def keep_records(runs: list[str], report: Report | ControlReport, out: Path | No
         write_card(folder)
 
 
-def append_records(path: Path, report: Report | ControlReport, rows: list[str]) -> None:
+def append_records(path: Path, report: AnyReport, rows: list[str]) -> None:
     for row in rows:
         for record in report.records(row):
             append_line(path, json.dumps(record, ensure_ascii=False))

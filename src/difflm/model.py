@@ -3,17 +3,18 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from difflm.belief import Belief
 from difflm.bounds import gaussian_bound
 from difflm.denoiser import Denoiser
 from difflm.lengths import LengthPolicy
 from difflm.noise import Noise
 from difflm.objectives import Corrupted, Objective, masked_mean, text_mean
-from difflm.processes import Gaussian
+from difflm.processes import Gaussian, at_positions
 from difflm.samplers import (
     STEPS,
     Ask,
@@ -129,8 +130,10 @@ class DiffusionModel(LanguageModel):
         times: TimeSampler,
         lengths: LengthPolicy,
         sampling: Sampling,
+        context: float = 0.0,  # share of training texts of which all but a stretch is clean
     ) -> None:
         super().__init__()
+        self.context = context
         self.denoiser, self.objective, self.times, self.lengths = denoiser, objective, times, lengths
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, denoiser.codec.vocabulary
         self.predicts_words = denoiser.predicts == "logits"
@@ -152,12 +155,13 @@ class DiffusionModel(LanguageModel):
         ids, mask = self.lengths.canvas(ids, lengths)
         t, weight = self.times.sample(ids.shape[0], ids.device)
         batch = self.corrupted(ids, mask, t)
+        counted = batch.mask
         with torch.autocast(ids.device.type, enabled=False):
             terms = self.objective(batch)
             total = self.objective.total(terms)
-            losses = {name: masked_mean(term, mask) for name, term in terms.items()}
-            losses["loss"] = masked_mean(total * weight[:, None], mask)
-            per_text = text_mean(total, mask).detach()
+            losses = {name: masked_mean(term, counted) for name, term in terms.items()}
+            losses["loss"] = masked_mean(total * weight[:, None], counted)
+            per_text = text_mean(total, counted).detach()
             self.times.observe(t, per_text)
             fit = self.times.fit_loss(t, per_text)
             if fit is not None:
@@ -168,13 +172,25 @@ class DiffusionModel(LanguageModel):
     def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
         """The batch at times t, and what is believed about it."""
         codec = self.denoiser.codec
+        at, counted = (t, mask) if not self.context else self.in_context(t, mask)
         with torch.autocast(ids.device.type, enabled=False):
             vectors = codec.encode(ids)
             x0 = vectors + codec.x0_std * torch.randn_like(vectors) if codec.x0_std else vectors
             noise = torch.randn_like(vectors)
-            x_t = self.process.corrupt(x0, t, noise)
-        belief = self.denoiser(x_t, t, mask, self.previous(x_t, t, mask))
-        return Corrupted(ids, mask, vectors, x0, x_t, noise, t, belief, self.denoiser)
+            x_t = self.process.corrupt(x0, at, noise)
+        belief = self.denoiser(x_t, at, mask, self.previous(x_t, at, mask))
+        return Corrupted(ids, counted, vectors, x0, x_t, noise, at, belief, self.denoiser)
+
+    def in_context(self, t: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Times of all positions [B, L] and the mask of those that count. In a share of the texts one stretch, its two
+        ends anywhere, is at time t and the rest at 0: what a gap looks like between words that are known."""
+        batch, width = mask.shape
+        ends = torch.rand(3, batch, 1, device=t.device)
+        size = mask.sum(-1, keepdim=True)
+        first, last = (ends[:2] * size).long().sort(dim=0).values
+        place = torch.arange(width, device=t.device)
+        free = (place >= first) & (place <= last) | (ends[2] >= self.context)
+        return torch.where(free, t.unsqueeze(1), 0.0), mask & free
 
     def previous(self, x_t: Tensor, t: Tensor, mask: Tensor) -> Tensor | None:
         """A first answer for every second text, zeros for the rest (Chen et al., 2023). Which ones is fixed, since the
@@ -257,8 +273,23 @@ class DiffusionModel(LanguageModel):
         )
 
     def asked(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Ask:
-        """The denoiser, for texts of this mask."""
-        return lambda x, t, previous: self.denoiser(x, t, mask, previous)
+        """The denoiser as the loop asks it."""
+        return self.answer(mask, steering.known)
+
+    def answer(self, mask: Tensor, known: Tensor | None) -> Ask:
+        """The denoiser, for texts of this mask. A model that learned from clean context is shown known words so."""
+        if not self.context or known is None:
+            return lambda x, t, previous: self.denoiser(x, t, mask, previous)
+        here = known >= 0
+        vectors = self.denoiser.codec.encode(known.clamp(min=0))
+        vectors = vectors * at_positions(self.process.alpha(torch.zeros_like(mask, dtype=vectors.dtype)), vectors)
+
+        def ask(x: Tensor, t: Tensor, previous: Tensor | None) -> Belief:
+            times = t.unsqueeze(1) if t.dim() == 1 else t
+            x = torch.where(here.unsqueeze(-1), vectors, x)
+            return cast(Belief, self.denoiser(x, torch.where(here, 0.0, times), mask, previous))
+
+        return ask
 
     def hold(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor] | None:
         """What puts known words back into a state, where a state holds words."""

@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -111,6 +113,12 @@ def load_parser(directory: Path, device: str | torch.device = "cpu") -> SpanPars
     load_into(parser.network, load_tensors(path), path)
     parser.network.eval()
     return parser.to(device)
+
+
+@cache
+def own_parser() -> SpanParser:
+    """The bundled parser of E2E texts, made from GUM's trees by `benchmarks/distil_parser.py`."""
+    return load_parser(Path(str(resources.files("difflm") / "pretrained" / "parser")))
 
 
 def labels_of(trees: Sequence[Tree]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from difflm.controls import Control, Infill, Label, Setting, Tags
+from difflm.controls import Control, Infill, Label, Setting, Span, Tags, Tree
 from difflm.controls.brief import Brief, Edit
 from difflm.controls.classifier import Classifier
 from difflm.controls.guidance import STANDARD, TOKENS, Knobs
@@ -60,7 +60,8 @@ class Draft:
 
 
 Watch = Callable[[list[Draft]], None]
-Choice = Callable[[list[list[int]], list[Generation]], int]  # (ids, candidates) → the place of the best
+Ids = list[int]
+Choice = Callable[[list[list[Ids]], list[list[Generation]]], list[int]]  # candidates of each text → places of the best
 
 
 @dataclass
@@ -86,20 +87,25 @@ class Work:
         return Way(self.sampling.steps, edit.strength if edit else 1.0)
 
     def chosen(self, made: dict[int, Generation]) -> dict[int, Generation]:
-        """Of the candidates of a text the best, once all are there; all of them are counted in its cost."""
+        """Of the candidates of each text the best, once all are there; all of them are counted in its cost."""
         if self.choose is None:
             return made
         self.waiting |= made
-        done: dict[int, Generation] = {}
-        for k in sorted({sample // self.each for sample in made}):
+        for k in {sample // self.each for sample in made}:
             self.cost[k] += next(iter(made.values())).seconds  # texts of a batch share its clock
-            samples = range(k * self.each, (k + 1) * self.each)
-            if all(sample in self.waiting for sample in samples):
-                candidates = [self.waiting.pop(sample) for sample in samples]
-                best = candidates[self.choose([self.ids.pop(sample) for sample in samples], candidates)]
-                calls = sum(g.denoiser_calls for g in candidates)
-                done[k] = replace(best, denoiser_calls=calls, seconds=self.cost.pop(k))
-        return done
+        ready = [k for k in sorted(self.cost) if all(sample in self.waiting for sample in self.samples(k))]
+        groups = [[self.waiting.pop(sample) for sample in self.samples(k)] for k in ready]
+        best = self.choose([[self.ids.pop(sample) for sample in self.samples(k)] for k in ready], groups)
+        return {k: self.kept(group[place], group, k) for k, group, place in zip(ready, groups, best, strict=True)}
+
+    def samples(self, k: int) -> range:
+        """The candidates of text k."""
+        return range(k * self.each, (k + 1) * self.each)
+
+    def kept(self, text: Generation, candidates: list[Generation], k: int) -> Generation:
+        checks = self.brief.checks(split_words(text.text)) if self.brief else []
+        calls = sum(g.denoiser_calls for g in candidates)
+        return replace(text, denoiser_calls=calls, seconds=self.cost.pop(k), controls=checks)
 
 
 class TextDiffusion:
@@ -123,8 +129,7 @@ class TextDiffusion:
         model, tokenizer, config = load_run(name_or_path, chosen)
         model.compute_in(None if dtype is torch.float32 else dtype)
         made = cls(model, tokenizer, config)
-        own = find_run(name_or_path) / "guide"
-        made.guides = [own] if own.is_dir() else []
+        made.guides = sorted(find_run(name_or_path).glob("guide*/"))
         return made
 
     def guided_by(self, folder: str | Path) -> "TextDiffusion":
@@ -199,7 +204,7 @@ class TextDiffusion:
         check_candidates(candidates, mbr, controls)
         work = Work(n, seed, self.sampling(**settings), self.brief(controls, edit, knobs), max(mbr, candidates), watch)
         if mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
-            work.choose = lambda _, made: most_central([g.tokens for g in made])
+            work.choose = lambda _, made: [most_central([g.tokens for g in group]) for group in made]
         elif candidates > 1:
             work.choose = likeliest(work)
         return work
@@ -289,7 +294,8 @@ class TextDiffusion:
         else:
             text = self.tokenizer.decode(ids)
             words = self.tokenizer.tokens(ids) if isinstance(self.tokenizer, Words) else split_words(text)
-        checks = work.brief.checks(split_words(text)) if work.brief else []
+        # Of candidates the chosen one alone is checked.
+        checks = work.brief.checks(split_words(text)) if work.brief and not work.choose else []
         calls = self.model.calls(work.sampling, len(ids)) if calls is None else calls
         return Generation(text, words, work.sampling.steps, calls, seconds, work.seed, checks)
 
@@ -360,10 +366,13 @@ class TextDiffusion:
 def likeliest(work: Work) -> Choice:
     """Selection by the model's own classifiers: the checkers have no say in it."""
 
-    def best(ids: list[list[int]], _: list[Generation]) -> int:
+    def best(ids: list[list[Ids]], _: list[list[Generation]]) -> list[int]:
         assert work.brief is not None
-        nats = work.brief.own_nats(ids)
-        return min(range(len(ids)), key=nats.__getitem__)
+        if not ids:
+            return []
+        nats = iter(work.brief.own_nats([one for group in ids for one in group]))
+        costs = [[next(nats) for _ in group] for group in ids]
+        return [min(range(len(group)), key=group.__getitem__) for group in costs]
 
     return best
 
@@ -416,14 +425,17 @@ def check_candidates(candidates: int, mbr: int, controls: Sequence[Control]) -> 
     if candidates > 1 and mbr > 1:
         raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
     if candidates > 1 and not any(control.head for control in controls):
-        raise UsageError("--candidates are chosen by a classifier: ask for a field, a label or tags, or use --mbr.")
+        raise UsageError("--candidates are chosen by a classifier: ask for a field, a label, tags or a tree, or --mbr.")
 
 
 def check_kinds(controls: Sequence[Control], kinds: Mapping[str, Kind]) -> None:
     """A label is of a whole text, tags are of words: what was learned as one cannot be asked for as the other."""
     meant: dict[Kind, str] = {"text": "a label of a whole text", "tags": "a tag for every word", "spans": "spans"}
     for control in controls:
-        if isinstance(control, Label | Tags) and (kind := kinds.get(control.head, control.kind)) != control.kind:
+        if (
+            isinstance(control, Label | Tags | Span | Tree)
+            and (kind := kinds.get(control.head, control.kind)) != control.kind
+        ):
             asked = meant[control.kind]
             raise UsageError(f"{control.head!r} is {meant[kind]} in this classifier; {control.name} asks for {asked}.")
 

@@ -24,7 +24,7 @@ class Recipe(BaseModel):
     "A bundled model or the directory of a run whose words and weights this one begins with."
 
     data: str
-    "`e2e`, or the path of a .txt, .csv or .jsonl file."
+    "`e2e`, `roc`, `roc-excerpts`, `roc-rearranged`, or the path of a .txt, .csv or .jsonl file."
     column: str | None = None
     "The column of a .csv or .jsonl file that holds the text."
     chunk: int = Field(default=0, ge=0, le=512)
@@ -116,7 +116,7 @@ def check_init(recipe: Recipe) -> None:
         if key != "model" and ours[key] != theirs[key]:
             raise UsageError(f"init={recipe.init} has {key}={theirs[key]}, not {ours[key]}: leave {key} out.")
     for key, value in theirs["model"].items():
-        if key != "dropout" and ours["model"][key] != value:  # which has no weights
+        if key not in ("dropout", "context") and ours["model"][key] != value:  # which have no weights
             given = ours["model"][key]
             raise UsageError(f"init={recipe.init} has model.{key}={value}, not {given}: leave model.{key} out.")
 

@@ -50,6 +50,63 @@ def self_bleu(token_lists: Sequence[Tokens], references: int = 100, seed: int = 
     return total / len(grams)
 
 
+def bleu_counts(candidate: Tokens, references: Sequence[Tokens]) -> list[int]:
+    """What corpus BLEU-4 adds up over texts: matched and all n-grams of order 1 … 4, the candidate's length, and that
+    of the nearest reference (of two equally near the shorter)."""
+    own, others = _grams(candidate), [_grams(reference) for reference in references]
+    counts = []
+    for order, grams in enumerate(own):
+        pool = [other[order] for other in others]
+        counts += [sum(min(n, max(other.get(gram, 0) for other in pool)) for gram, n in grams.items()), grams.total()]
+    length = len(candidate)
+    return [*counts, length, min((len(r) for r in references), key=lambda n: (abs(n - length), n))]
+
+
+def corpus_bleu(counts: Sequence[float]) -> float:
+    """BLEU-4 of a whole set in [0, 1] (Papineni et al., 2002), not smoothed, from sums of `bleu_counts`."""
+    *pairs, length, nearest = counts
+    if not all(pairs[::2]):
+        return 0.0
+    logs = sum(math.log(matched / total) for matched, total in zip(pairs[::2], pairs[1::2], strict=True))
+    return math.exp(logs / ORDERS + min(0.0, 1 - nearest / length))
+
+
+def rouge_l(candidate: Tokens, references: Sequence[Tokens], beta: float = 1.2) -> float:
+    """The longest common subsequence as an F measure in [0, 1] (Lin, 2004). As in the captioning task's code (Chen et
+    al., 2015): best precision and best recall over the references, recall counting β² times."""
+    if not candidate:
+        return 0.0
+    common = [_common(candidate, reference) for reference in references]
+    precision = max(common) / len(candidate)
+    recall = max(n / len(reference) for n, reference in zip(common, references, strict=True))
+    both = recall + beta**2 * precision
+    return (1 + beta**2) * precision * recall / both if both else 0.0
+
+
+def cider(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], sigma: float = 6.0) -> list[float]:
+    """CIDEr-D of each text, in [0, 10] (Vedantam et al., 2015): cosine of the tf-idf weights of n-grams, clipped at the
+    reference's, averaged over orders 1 … 4 and over its references; unlike lengths count less.
+
+    How rare an n-gram is, the references of the whole set say: among how many texts' references it stands."""
+    grams = [[_grams(reference) for reference in many] for many in references]
+    seen = Counter(gram for many in grams for gram in {g for one in many for order in one for g in order})
+    known = math.log(len(references))
+
+    def weights(counts: Counter[tuple[Hashable, ...]]) -> dict[tuple[Hashable, ...], float]:
+        return {gram: n * (known - math.log(max(1, seen[gram]))) for gram, n in counts.items()}
+
+    scores = []
+    for candidate, many in zip(candidates, grams, strict=True):
+        own = [weights(order) for order in _grams(candidate)]
+        total = 0.0
+        for reference in many:
+            apart = len(candidate) - reference[0].total()
+            alike = sum(_clipped_cosine(mine, weights(order)) for mine, order in zip(own, reference, strict=True))
+            total += alike / ORDERS * math.exp(-(apart**2) / (2 * sigma**2))
+        scores.append(10 * total / len(many))
+    return scores
+
+
 def most_central(candidates: Sequence[Tokens]) -> int:
     """Minimum Bayes risk: the index of the candidate with the highest mean smoothed BLEU against each other one
     (Kumar & Byrne, 2004). The first of equals."""
@@ -119,6 +176,21 @@ def _bleu(candidate: Grams, references: Sequence[Grams], smooth: bool = True) ->
         logs += math.log(matched / (grams.total() + added))
     nearest = min((reference[0].total() for reference in references), key=lambda n: (abs(n - length), n))
     return math.exp(logs / ORDERS + min(0.0, 1 - nearest / length))
+
+
+def _clipped_cosine(a: dict[tuple[Hashable, ...], float], b: dict[tuple[Hashable, ...], float]) -> float:
+    norms = math.sqrt(sum(w * w for w in a.values()) * sum(w * w for w in b.values()))
+    return sum(min(w, b[gram]) * b[gram] for gram, w in a.items() if gram in b) / norms if norms else 0.0
+
+
+def _common(a: Tokens, b: Tokens) -> int:
+    """Length of the longest common subsequence."""
+    row = [0] * (len(b) + 1)
+    for x in a:
+        before = 0
+        for j, y in enumerate(b):
+            before, row[j + 1] = row[j + 1], before + 1 if x == y else max(row[j], row[j + 1])
+    return row[-1]
 
 
 def _grams(tokens: Tokens) -> Grams:

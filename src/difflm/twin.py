@@ -12,13 +12,13 @@ from difflm.networks import Transformer
 from difflm.networks.transformer import Cache
 from difflm.noise import Noise
 from difflm.objectives import cross_entropy, masked_mean
-from difflm.samplers import Frame, Steering
+from difflm.samplers import FREE, Frame, Steering
 
 NEVER = (START, UNK, PAD)  # tokens that no text contains
 
 
 class Autoregressive(LanguageModel):
-    """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood."""
+    """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood. Words to begin with may be given."""
 
     likelihood = "exact"
     samplers = ("autoregressive",)
@@ -76,8 +76,9 @@ class Autoregressive(LanguageModel):
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
+        known = steering.known if steering else None  # words to begin with; ids on the left, FREE behind them
         if sampling.beams:
-            yield self.beam_search(noise, width, sampling.beams)
+            yield self.beam_search(noise, width, sampling.beams, known)
             return
         batch = lengths.shape[0]
         tokens = torch.full((batch, width), PAD, device=lengths.device)
@@ -89,8 +90,12 @@ class Autoregressive(LanguageModel):
         places = min(width, self.longest)
         for i in range(places):
             logits, caches = self.next_logits(last, caches, i)
+            if known is not None and i:  # nor does a text end where its beginning was given
+                logits[:, END] = logits[:, END].masked_fill(known[:, i - 1] >= 0, float("-inf"))
             p = truncated(logits, sampling).softmax(-1)
             drawn = p.argmax(-1) if sampling.temperature == 0 else inverse_distribution(p, noise.uniform(i, stream=3))
+            if known is not None:
+                drawn = torch.where(known[:, i] >= 0, known[:, i], drawn)
             tokens[:, i] = torch.where(done, PAD, drawn)
             changed = torch.zeros_like(mask)
             changed[:, i] = ~done
@@ -113,16 +118,31 @@ class Autoregressive(LanguageModel):
             logits[:, END] = float("-inf")  # a text has at least one word
         return logits, caches
 
-    def beam_search(self, noise: Noise, width: int, beams: int) -> Frame:
-        """The likeliest text that `beams` partial texts lead to; every sample of the batch gets the same one."""
-        device = noise.samples.device
-        texts = torch.full((1, 0), PAD, device=device)
-        scores = torch.zeros(1, device=device)
+    def beam_search(self, noise: Noise, width: int, beams: int, known: Tensor | None = None) -> Frame:
+        """The likeliest text that `beams` partial texts lead to; every sample of the batch gets the same one, unless
+        they begin with different words."""
+        batch, device = len(noise.samples), noise.samples.device
+        begin = torch.full((batch, width), FREE, device=device) if known is None else known
+        firsts, which = begin.unique(dim=0, return_inverse=True)
+        found = [self.likeliest(row[row >= 0].unsqueeze(0), min(width, self.longest), beams) for row in firsts]
+        tokens = torch.full((batch, width), PAD, device=device)
+        for row, number in enumerate(which.tolist()):
+            tokens[row, : found[number].shape[1]] = found[number]
+        there = tokens != PAD
+        return Frame(0, torch.zeros(batch), tokens, torch.ones_like(tokens, dtype=torch.float), there, there)
+
+    def likeliest(self, begin: Tensor, places: int, beams: int) -> Tensor:
+        """One beam search: `begin` [1, n] and the words after it, [1, m]."""
+        texts, given = begin, begin.shape[1]
+        scores = torch.zeros(1, device=begin.device)
         caches: list[Cache | None] = [None] * len(self.network.blocks)
         best, best_score = texts, float("-inf")
-        for i in range(min(width, self.longest)):
-            last = texts[:, -1:] if i else torch.full((1, 1), START, device=device)
-            logits, caches = self.next_logits(last, caches, i)
+        start = torch.full((1, 1), START, device=begin.device)
+        for i in range(given, places):
+            last = texts[:, -1:] if i > given else torch.cat([start, texts], dim=1)
+            logits, caches = self.next_logits(last, caches, i + 1 - last.shape[1])
+            if i == given:
+                logits[:, END] = float("-inf")
             totals = scores.unsqueeze(1) + logits.log_softmax(-1)
             ending = totals[:, END].argmax()
             if float(totals[ending, END]) > best_score:
@@ -134,11 +154,7 @@ class Autoregressive(LanguageModel):
             caches = [(c[0][parent], c[1][parent]) for c in caches if c is not None]
             if float(scores[0]) < best_score:  # no continuation can win any more
                 break
-        best = best if best.shape[1] else texts[:1]
-        tokens = torch.full((len(noise.samples), width), PAD, device=device)
-        tokens[:, : best.shape[1]] = best
-        there = tokens != PAD
-        return Frame(0, torch.zeros(len(tokens)), tokens, torch.ones_like(tokens, dtype=torch.float), there, there)
+        return best if best.shape[1] > given else texts[:1]
 
     def words(self, row: list[int]) -> list[int]:
         row = row[: row.index(END)] if END in row else row

@@ -3,5 +3,19 @@
 from difflm.controls.base import Check, Control, Setting
 from difflm.controls.exact import Avoid, Contains, Infill, Length
 from difflm.controls.learned import Field, Label, Tags
+from difflm.controls.syntax import Span, Tree
 
-__all__ = ["Avoid", "Check", "Contains", "Control", "Field", "Infill", "Label", "Length", "Setting", "Tags"]
+__all__ = [
+    "Avoid",
+    "Check",
+    "Contains",
+    "Control",
+    "Field",
+    "Infill",
+    "Label",
+    "Length",
+    "Setting",
+    "Span",
+    "Tags",
+    "Tree",
+]

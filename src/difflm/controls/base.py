@@ -80,6 +80,10 @@ class Control(ABC):
         """The number of tokens it settles by itself."""
         return None
 
+    def least(self, setting: Setting) -> int:
+        """The fewest tokens of a text that can obey."""
+        return 1
+
     def verbatim(self, setting: Setting) -> str | None:
         """Words that must appear as they stand; those of all controls are placed together."""
         return None
@@ -89,7 +93,8 @@ class Control(ABC):
         return None
 
     def wanted(self, setting: Setting) -> Any:
-        """The labels under `head` that guidance climbs towards, as ids: one of the text, one a word, or spans."""
+        """The labels under `head` that guidance climbs towards, as ids: one of the text, one a word, or
+        [first, last, label] for each span, with further labels where any of them will do."""
         return None
 
     def __str__(self) -> str:

@@ -57,7 +57,8 @@ class Brief:
         self.words = self.agreed_length()
         known = [split_words(part) for part in (self.infill.parts if self.infill else edit.keep if edit else ())]
         check_words(self.controls, setting, known)
-        self.phrases = Phrases.of(self.controls, setting, known)
+        self.ruling = [c for c in self.controls if knobs.impose or not c.head]
+        self.phrases = Phrases.of(self.ruling, setting, known)
         self.more = self.phrases.more(self.infill, self.words) if self.infill else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)
@@ -78,6 +79,9 @@ class Brief:
             raise UsageError(f"the infilled text has at least {least} words; a length of {words} is too short.")
         if words is not None and words > self.setting.room:
             raise UsageError(f"{words} words are asked for; this model holds {self.setting.room}.")
+        for control in self.controls:
+            if words is not None and words < (needed := control.least(self.setting)):
+                raise UsageError(f"{control} needs {needed} words; a length of {words} is too short.")
         return words
 
     def check_edit(self, edit: Edit) -> None:
@@ -109,18 +113,20 @@ class Brief:
         if self.open_ended:
             layouts = [Layout(n) for n in self.model.lengths_for(noise).tolist()]
         else:
-            layouts = [self.layout(n, {}) for n in self.totals(noise, max(1, self.phrases.needed))]
+            layouts = [self.layout(n, {}) for n in self.totals(noise, self.phrases.needed)]
         return layouts, [{}] * len(samples)
 
     @property
     def open_ended(self) -> bool:
         """Whether nothing settles the length, and the model writes its own end."""
-        return END not in self.model.lengths.forbidden and self.words is None and self.infill is None
+        settled = self.words is not None or any(control.least(self.setting) > 1 for control in self.controls)
+        return END not in self.model.lengths.forbidden and not settled and self.infill is None
 
     def totals(self, noise: Noise, least: int) -> list[int]:
         """The number of tokens of each text."""
         if self.words is not None:
             return [self.words] * len(noise.samples)
+        least = max([least, *(control.least(self.setting) for control in self.controls)])
         lengths: list[int] = self.model.lengths.draw_between(
             noise.uniform(0, stream=1), least, self.setting.room
         ).tolist()
@@ -147,7 +153,7 @@ class Brief:
     def rules(self, place: Place) -> list[Transform]:
         codec = self.model.denoiser.codec
         rules: list[Transform] = [] if self.open_ended else [Inside(codec, place, self.newline)]
-        rules += [rule for c in self.controls if (rule := c.rule(codec, self.setting, place)) is not None]
+        rules += [rule for c in self.ruling if (rule := c.rule(codec, self.setting, place)) is not None]
         # Words that must appear come last: what else is asked of their places must not unsettle them.
         return rules + self.phrases.rule(codec, place, self.open_ended)
 
@@ -184,17 +190,22 @@ class Brief:
         return guide.nats(self.model.denoiser.codec.state(canvas), t).tolist()
 
     def checks(self, words: Sequence[str]) -> list[dict[str, Any]]:
-        found = [(control, control.check(words)) for control in self.controls]
-        return [
-            {
-                "name": control.name,
-                "target": control.target,
-                "satisfied": check.satisfied,
-                "score": None if check.score is None else round(check.score, 4),
-                "checker": check.checker,
-            }
-            for control, check in found
-        ]
+        return checked(self.controls, words)
+
+
+def checked(controls: Sequence[Control], words: Sequence[str]) -> list[dict[str, Any]]:
+    """What the checkers say of a finished text, a control each, as every reader outside Python gets it."""
+    found = [(control, control.check(words)) for control in controls]
+    return [
+        {
+            "name": control.name,
+            "target": control.target,
+            "satisfied": check.satisfied,
+            "score": None if check.score is None else round(check.score, 4),
+            "checker": check.checker,
+        }
+        for control, check in found
+    ]
 
 
 def only(found: Sequence[Any], name: str) -> Any:

@@ -5,6 +5,7 @@ It is trained at all times of the process, so that it does not know how many ste
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,8 @@ from difflm.data.labels import NOTHING, Labelling
 from difflm.denoiser import Denoiser
 from difflm.networks import Transformer
 
-CHART = 64  # width of the vectors that a span's two ends add up to
+CHART = 128  # width of the vectors that a span's two ends add up to
+MOSTLY_NONE = 5.0  # nearly all pairs of places are no span: known from the start, not learned
 
 
 class Classifier(nn.Module):
@@ -43,7 +45,11 @@ class Classifier(nn.Module):
             if one.kind == "tags":
                 self.word_counts[str(number)] = nn.Parameter(torch.zeros(vocabulary, len(one.values)), False)
             if one.kind == "spans":
-                self.heads[f"{number}-ends"] = nn.Linear(hidden, 2 * CHART)
+                self.heads[f"{number}-first"] = nn.Linear(2 * hidden, CHART)
+                self.heads[f"{number}-last"] = nn.Linear(2 * hidden, CHART)
+                with torch.no_grad():
+                    out = cast(nn.Linear, self.heads[str(number)])
+                    out.bias[0] = MOSTLY_NONE
 
     def forward(self, denoiser: Denoiser, x: Tensor, t: Tensor, mask: Tensor) -> "Opinion":
         return Opinion(self, self.trunk(denoiser.view(x, t), t, mask), mask)
@@ -84,13 +90,16 @@ class Opinion:
     def spans(self, name: str) -> Tensor:
         """The same for every pair of a first and a last position, [B, L, L, labels]."""
         number, _ = self.classifier.head(name)
-        first, last = self.classifier.heads[f"{number}-ends"](self.features).chunk(2, -1)
+        # An end of a span is a place between two words: both are looked at.
+        around = F.pad(self.features, (0, 0, 1, 1))
+        first = self.classifier.heads[f"{number}-first"](torch.cat([around[:, :-2], self.features], -1))
+        last = self.classifier.heads[f"{number}-last"](torch.cat([self.features, around[:, 2:]], -1))
         pair = torch.tanh(first.unsqueeze(2) + last.unsqueeze(1))
         return F.log_softmax(self.classifier.heads[str(number)](pair).float(), -1)
 
     def nats(self, name: str, labels: Tensor, whole: bool = True) -> Tensor:
         """−log p(labels | x_t) of each text, all its places together, [B]; NOTHING asks for nothing. `whole`: pairs of
-        places that no span names shall be no span."""
+        places that no span names shall be no span; else a span may have several labels, of which any will do."""
         kind = self.classifier.labellings[name].kind
         if kind == "text":
             chosen = self.text(name).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -98,9 +107,20 @@ class Opinion:
         if kind == "tags":
             chosen = self.tags(name).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
             return -(chosen * (labels != NOTHING)).sum(-1)
+        if not whole:
+            return -self.any_of(name, labels).sum(-1)
         chart = charted(labels, self.mask)
         chosen = self.spans(name).gather(-1, chart.unsqueeze(-1)).squeeze(-1)
-        return -(chosen * (pairs(self.mask) if whole else chart != 0)).sum((-1, -2))
+        return -(chosen * pairs(self.mask)).sum((-1, -2))
+
+    def any_of(self, name: str, spans: Tensor) -> Tensor:
+        """log p(one of its labels) of each span, 0 where there is none, [B, M]."""
+        first, last, labels = spans[..., 0].clamp(min=0), spans[..., 1].clamp(min=0), spans[..., 2:]
+        rows = torch.arange(len(spans), device=spans.device).unsqueeze(1)
+        chosen = self.spans(name)[rows, first, last].gather(-1, labels.clamp(min=0))
+        there = spans[..., 0] != NOTHING
+        some = chosen.masked_fill((labels == NOTHING) & there.unsqueeze(-1), float("-inf")).logsumexp(-1)
+        return torch.where(there, some, 0.0)
 
 
 def on_canvas(labelling: Labelling, labels: Tensor, width: int, first: int) -> Tensor:
@@ -119,7 +139,7 @@ def on_canvas(labelling: Labelling, labels: Tensor, width: int, first: int) -> T
 def charted(spans: Tensor, mask: Tensor) -> Tensor:
     """(first, last, label) triples [B, M, 3] as labels of all pairs [B, L, L]; pairs that are no span have label 0."""
     batch, length = mask.shape
-    first, last, label = spans.unbind(-1)
+    first, last, label = spans[..., :3].unbind(-1)
     there = label != NOTHING
     cell = torch.where(there, first * length + last, length * length)  # filling goes to a cell behind the chart
     chart = torch.zeros(batch, length * length + 1, dtype=torch.int64, device=mask.device)

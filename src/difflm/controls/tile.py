@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from difflm.belief import Belief
 from difflm.controls.base import Place
 from difflm.controls.brief import Brief
 from difflm.controls.guidance import Guidance, Wish
+from difflm.controls.rules import Inside
 from difflm.controls.token_guidance import Tilted
 from difflm.data.labels import NOTHING
 from difflm.generation import Tile
@@ -31,11 +33,30 @@ def steered(tile: Tile, parts: Sequence[Part], ways: Sequence[Way]) -> Steering:
     wishes = [brief.wishes(place.rows(part)) if brief else [] for brief, part in parts]
     slices = [part for _, part in parts]
     wished = side_by_side(wishes, [len(tile.lengths[part]) for part in slices])
-    whole = rules[0] if len(parts) == 1 else [Apiece(slices, rules)]
+    slices, rules = joined(slices, rules, place)
+    whole = rules[0] if len(slices) == 1 else [Apiece(slices, rules)]
     guidance = Guidance(wished, lead.model.denoiser, tile.mask, lead.knobs) if wished else None
     if guidance and isinstance(lead.model, TokenDiffusion):  # words have no slope to climb: the belief is tilted
         return Steering(tile.known, tile.begin, ways, [Tilted(guidance), *whole])
     return Steering(tile.known, tile.begin, ways, whole, guidance)
+
+
+def joined(
+    parts: Sequence[slice], rules: Sequence[list[Transform]], place: Place
+) -> tuple[list[slice], list[list[Transform]]]:
+    """Neighbours that must only stay inside their texts are ruled as one: a thousand gaps would be as many parts."""
+    slices: list[slice] = []
+    ruled: list[list[Transform]] = []
+    for inside, run in groupby(zip(parts, rules, strict=True), lambda pair: [type(r) for r in pair[1]] == [Inside]):
+        found = list(run)
+        if inside:
+            rows = slice(found[0][0].start, found[-1][0].stop)
+            (rule,) = found[0][1]
+            assert isinstance(rule, Inside)
+            found = [(rows, [replace(rule, place=place.rows(rows))])]
+        slices += [part for part, _ in found]
+        ruled += [own for _, own in found]
+    return slices, ruled
 
 
 @dataclass(frozen=True)

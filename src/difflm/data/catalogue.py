@@ -178,7 +178,8 @@ _ALL = (
         home="https://cs.rochester.edu/nlp/rocstories/",
         licence="research use on request",
         research_only=True,
-        obtain="its authors send it to those who fill in the form at https://cs.rochester.edu/nlp/rocstories/.",
+        obtain="its authors send it to those who fill in the form at https://cs.rochester.edu/nlp/rocstories/. "
+        "Save its tables as roc/train.csv and roc/valid.csv in the folder of --data.",
     ),
     Corpus(
         name="anlg",

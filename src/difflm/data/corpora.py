@@ -1,14 +1,35 @@
 """Texts by the name of a corpus or by the path of a file."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from difflm.data.e2e import Split, e2e_path, read_e2e
+from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
 from difflm.data.texts import FORMATS, check_readable, read_chunks, read_texts
 from difflm.errors import UsageError
 
-NAMES = ("e2e",)
+Texts = Iterator[str]
+REARRANGED = "roc-rearranged"  # stories from which a left-to-right model learns to fill gaps
+
+
+@dataclass(frozen=True)
+class Known:
+    """A corpus that has a name: where its file is, and its texts."""
+
+    path: Callable[[Path | None, Split], Path]
+    read: Callable[[Path], Texts]
+    words: Callable[[Path], Texts] | None = None  # texts whose words are counted, where they are not these
+
+
+KNOWN = {
+    "e2e": Known(e2e_path, lambda path: (pair.text for pair in read_e2e(path))),
+    "roc": Known(roc_path, read_stories),
+    "roc-excerpts": Known(roc_path, lambda path: with_excerpts(read_stories(path)), read_stories),
+    REARRANGED: Known(roc_path, lambda path: rearranged(read_stories(path)), lambda path: marked(read_stories(path))),
+}
+NAMES = tuple(KNOWN)
 
 
 def corpus(
@@ -23,15 +44,24 @@ def corpus(
     path = corpus_path(name_or_path, root, split)
     if chunk:
         return read_chunks(path, chunk)
-    if str(name_or_path) in NAMES:
-        return (pair.text for pair in read_e2e(path))
-    return read_texts(path, column)
+    known = KNOWN.get(str(name_or_path))
+    return known.read(path) if known else read_texts(path, column)
+
+
+def counted_texts(
+    name_or_path: str | Path, root: Path | None, column: str | None = None, chunk: int = 0
+) -> Iterator[str]:
+    """The training texts whose words make a vocabulary: a corpus that tells its texts in several forms counts once."""
+    known = KNOWN.get(str(name_or_path))
+    if known and known.words:
+        return known.words(known.path(root, "train"))
+    return corpus(name_or_path, root, "train", column, chunk)
 
 
 def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "train") -> Path:
     """The file that `corpus` reads."""
-    if str(name_or_path) in NAMES:
-        return e2e_path(root, split)
+    if str(name_or_path) in KNOWN:
+        return KNOWN[str(name_or_path)].path(root, split)
     path = _found(Path(name_or_path), root)
     if path.suffix or path.exists():
         if root and not path.exists():

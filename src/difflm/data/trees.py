@@ -46,6 +46,10 @@ class Tree:
     def words(self) -> list[str]:
         return [word for c in self.children for word in (c.words() if isinstance(c, Tree) else [c])]
 
+    def bare(self) -> "Tree":
+        """The same phrases over any words."""
+        return Tree(self.label, tuple(c.bare() if isinstance(c, Tree) else ANY for c in self.children))
+
     def spans(self) -> list[Span]:
         """All phrases, from the outside in and from left to right; those over the same words one by one."""
         return _spans(self, 0)[0]
@@ -56,6 +60,27 @@ class Tree:
         while len(node.children) == 1 and isinstance(only := node.children[0], Tree):
             label, node = f"{label}{CHAIN}{only.label}", only
         return Tree(label, tuple(c.chained() if isinstance(c, Tree) else c for c in node.children))
+
+
+def phrases(tree: Tree) -> list[Span]:
+    """The phrases of a text, one for each stretch of words: those over the same words are joined, TEXT is none."""
+    labels: dict[tuple[int, int], list[str]] = {}
+    for first, last, label in tree.spans():
+        if label != TEXT:
+            labels.setdefault((first, last), []).append(label)
+    return [Span(*place, CHAIN.join(names)) for place, names in labels.items()]
+
+
+def shapes(tree: Tree) -> list[str]:
+    """How each word stands in the smallest phrase that holds it: NP-first, NP-last, NP-only or NP-inner. Much of a tree
+    shows in these, and words differ in how they like to stand."""
+    spans = phrases(tree)
+    found = []
+    for word in range(len(tree.words())):
+        first, last, label = min((s for s in spans if s.first <= word <= s.last), key=lambda s: s.last - s.first)
+        place = "only" if first == last else "first" if word == first else "last" if word == last else "inner"
+        found.append(f"{label}-{place}")
+    return found
 
 
 def parse_tree(text: str) -> Tree:

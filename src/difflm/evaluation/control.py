@@ -10,26 +10,30 @@ import math
 import random
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from difflm import __version__
-from difflm.controls import Control, Field, Length
-from difflm.controls.guidance import STANDARD, Knobs
-from difflm.controls.learned import POS, checking_tagger
+from difflm.asking import Request
+from difflm.controls import Control, Field, Length, Span, Tree
+from difflm.controls.brief import checked
+from difflm.controls.guidance import ORIGINAL, STANDARD, Knobs
+from difflm.controls.learned import POS
 from difflm.data.e2e import E2EPair
 from difflm.data.fields import verbatim
-from difflm.data.taggers import Tagger, own_tagger
+from difflm.data.texts import read_lines
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.evaluation.control_records import FIGURES, SENTENCES, ControlReport, ControlRow
 from difflm.evaluation.language import OnProgress, described, device_name, model_name, ratio, score
+from difflm.evaluation.opinions import Checkers
 from difflm.evaluation.targets import Target
-from difflm.pipeline import Generation, TextDiffusion, check_request
+from difflm.files import write_atomic
+from difflm.pipeline import Generation, TextDiffusion, Work, check_request
 from difflm.textmetrics import distinct_n, self_bleu
 
 ALIKE = 5  # samples of a target whose self-BLEU is told: people wrote about eight sentences for a meaning
@@ -55,10 +59,10 @@ class Protocol:
         if not 0 <= self.knobs.size <= 1000:
             raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.knobs.size}.")
 
-    def texts(self, lm: TextDiffusion, target: Target, number: int) -> list[Generation]:
+    def work(self, lm: TextDiffusion, target: Target, number: int) -> Work:
         """The samples of one target, with noise of their own."""
         controls = target.asked.controls()
-        return lm.generate(
+        return lm.work(
             self.each,
             zlib.crc32(f"{self.seed} {target.control} {number}".encode()) >> 1,
             candidates=self.candidates if guided(controls) else 1,  # else there is nothing to choose by
@@ -69,11 +73,13 @@ class Protocol:
 
     def warm_up(self, lm: TextDiffusion, target: Target) -> None:
         """The first call of anything is no measure of the next ones."""
-        replace(self, each=1, candidates=1, settings={**(self.settings or {}), "steps": 2}).texts(lm, target, 0)
+        quick = replace(self, each=1, candidates=1, settings={**(self.settings or {}), "steps": 2})
+        list(lm.together([quick.work(lm, target, 0)]))
 
     def described(self, lm: TextDiffusion) -> str:
         said = described(lm.sampling(**(self.settings or {})))
-        return f"{said} guidance={self.knobs.size:g} candidates={self.candidates}"
+        rule = "original" if self.knobs == ORIGINAL else f"{self.knobs.size:g}"
+        return f"{said} guidance={rule} candidates={self.candidates}"
 
 
 def guided(controls: Sequence[Control]) -> bool:
@@ -102,26 +108,37 @@ def evaluate_control(
     about: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     on_progress: OnProgress = lambda what, done, total: None,
+    texts: Path | None = None,
+    second_parser: Path | None = None,
 ) -> ControlReport:
     """Ask `lm` for every target and measure what it writes. `pairs` are those whose sentences of one meaning stand
-    beside the samples of one target; `about` says where the targets come from."""
+    beside the samples of one target; `about` says where the targets come from. What was written is kept in the file
+    `texts`; where that is there already, nothing is written anew and its texts are measured."""
     protocol.check()
     sampling = protocol.described(lm)
-    for target in targets:  # all that is wrong, before the first text is made
-        lm.brief(target.asked.controls())
     if judge and judge.model.likelihood != "exact":
         raise UsageError(f"a judge needs an exact likelihood, which {judge.config['method']} has not.")
-    tagger, second = taggers()
+    checkers = Checkers.there(second_parser)
+    kept = read_texts(texts, targets, protocol.each) if texts and texts.exists() else None
+    for target in targets if kept is None else ():  # all that is wrong, before the first text is made
+        lm.brief(target.asked.controls(), knobs=protocol.knobs)
     people = human_self_bleu(pairs, min(protocol.each, ALIKE), protocol.seed)
     rows: list[ControlRow] = []
+    every: list[Made] = []
     for control, asked in by_control(targets).items():
-        protocol.warm_up(lm, asked[0])
-        start = time.perf_counter()
-        made = list(written(lm, asked, protocol, partial(on_progress, f"{control}: writing")))
-        seconds = time.perf_counter() - start
+        if kept is None:
+            protocol.warm_up(lm, asked[0])
+            start = time.perf_counter()
+            made = written(lm, asked, protocol, partial(on_progress, f"{control}: writing"))
+            seconds = time.perf_counter() - start
+        else:
+            made, seconds = [kept[target.control, target.key] for target in asked], None
+        every += made
         on_progress(f"{control}: measuring", 0, 1)
-        rows.append(model_row(name, control, made, judge, tagger, second, seconds))
-        rows.append(sentence_row(control, asked, judge, tagger, second, people))
+        rows.append(model_row(name, control, made, judge, checkers, seconds))
+        rows.append(sentence_row(control, asked, judge, checkers, people))
+    if texts and kept is None:
+        write_texts(texts, every)
     shared = {
         "method": lm.config["method"],
         "tokenizer": f"{lm.tokenizer.kind}, {lm.tokenizer.size} entries, {lm.tokenizer.fingerprint()}",
@@ -132,7 +149,8 @@ def evaluate_control(
         "judge": model_name(judge) if judge else None,
         "sampling": sampling,
     }
-    return ControlReport(rows, shared, [*notes, *remarks(rows, lm, judge, people, second)])
+    said = [f"the texts stand in {texts.name}, made before"] if texts and kept is not None else []
+    return ControlReport(rows, shared, [*notes, *said, *remarks(rows, lm, judge, people, checkers)])
 
 
 def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:
@@ -144,10 +162,53 @@ def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:
 
 def written(
     lm: TextDiffusion, targets: Sequence[Target], protocol: Protocol, on_progress: Callable[[int, int], None]
-) -> Iterator[Made]:
-    for number, target in enumerate(targets):
-        on_progress(number, len(targets))
-        yield Made(target, protocol.texts(lm, target, number))
+) -> list[Made]:
+    """The texts of all targets, made together."""
+    found: list[dict[int, Generation]] = [{} for _ in targets]
+    total = len(targets) * protocol.each
+    for number, made in lm.together([protocol.work(lm, target, n) for n, target in enumerate(targets)]):
+        found[number] |= made
+        on_progress(sum(map(len, found)), total)
+    return [Made(t, [texts[k] for k in range(protocol.each)]) for t, texts in zip(targets, found, strict=True)]
+
+
+def write_texts(path: Path, made: Sequence[Made]) -> None:
+    lines = [
+        {"control": one.target.control, "asked": one.target.to_json()["asked"], "text": text.text, **calls_of(text)}
+        for one in made
+        for text in one.texts
+    ]
+    write_atomic(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def calls_of(text: Generation) -> dict[str, int]:
+    return {"steps": text.steps, "denoiser_calls": text.denoiser_calls}
+
+
+def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[tuple[str, str], Made]:
+    """Texts that were made before, by this or any other system: each line names its target. They are checked anew."""
+    texts: dict[tuple[str, str], list[Generation]] = {}
+    for number, line in read_lines(path):
+        try:
+            one = json.loads(line)
+            target = Target(one["control"], Request.model_validate(one["asked"]))
+            calls = (int(one.get("steps", 0)), int(one.get("denoiser_calls", 0)))
+            text = Generation(str(one["text"]), split_words(str(one["text"])), *calls, 0.0, 0)
+        except (ValueError, KeyError, TypeError, AttributeError):  # pydantic's own error is a ValueError
+            raise UsageError(f'{path}, line {number} is no text such as {{"control", "asked", "text"}}.') from None
+        texts.setdefault((target.control, target.key), []).append(text)
+    found = {}
+    for target in targets:
+        own = texts.get((target.control, target.key), [])
+        if len(own) < each:
+            raise UsageError(f"{path} holds {len(own)} texts for {target.key}, not {each}. Ask for fewer with --each.")
+        controls = target.asked.controls()
+        found[target.control, target.key] = Made(target, [seen(text, controls) for text in own[:each]])
+    return found
+
+
+def seen(text: Generation, controls: Sequence[Control]) -> Generation:
+    return replace(text, controls=checked(controls, split_words(text.text)))
 
 
 def fingerprint(targets: Sequence[Target]) -> str:
@@ -169,6 +230,10 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
         elif isinstance(control, Field):
             found["field_rule"] = float(check["satisfied"])
             found["field_verbatim"] = float(verbatim(words, control.head, control.value))
+        elif isinstance(control, Tree):
+            found["tree_f1"], found["tree_exact"] = check["score"], float(check["satisfied"])
+        elif isinstance(control, Span):
+            found["span_found"] = float(check["satisfied"])
         else:
             found["tags_equal"], found["tags_whole"] = check["score"], float(check["satisfied"])
     if len(text.controls) > 1:
@@ -198,34 +263,6 @@ def interval(figure: str, values: Sequence[float]) -> tuple[float, float]:
     return max(0.0, mean - half), min(1.0, mean + half)
 
 
-# -- a second tagger --------------------------------------------------------------------------------------------------
-
-
-def taggers() -> tuple[Tagger, Tagger | None]:
-    """The tagger that checks, and the bundled one beside it where that is another."""
-    first, own = checking_tagger(), own_tagger()
-    return first, None if first.name == own.name else own
-
-
-def equal_tags(found: Sequence[str], wanted: Sequence[str]) -> float:
-    same = sum(a == b for a, b in zip(found, wanted, strict=False))
-    return same / max(len(found), len(wanted), 1)
-
-
-def second_opinions(made: Sequence[Made], second: Tagger) -> list[float]:
-    """For each target with a sentence: the mean share of equal tags, target and texts tagged by this tagger."""
-    known = [one for one in made if one.target.sentence]
-    wanted = second.tags([split_words(str(one.target.sentence)) for one in known])
-    found = [second.tags(one.words) for one in known]
-    return [float(np.mean([equal_tags(f, w) for f in many])) for many, w in zip(found, wanted, strict=True)]
-
-
-def agreement(texts: Sequence[Words], first: Tagger, second: Tagger) -> float | None:
-    pairs = zip(first.tags(texts), second.tags(texts), strict=True)
-    same = [a == b for one, other in pairs for a, b in zip(one, other, strict=True)]
-    return float(np.mean(same)) if same else None
-
-
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
@@ -234,18 +271,15 @@ def model_row(
     control: str,
     made: Sequence[Made],
     judge: TextDiffusion | None,
-    tagger: Tagger,
-    second: Tagger | None,
-    seconds: float,
+    checkers: Checkers,
+    seconds: float | None,
 ) -> ControlRow:
     means = [target_means(one) for one in made]
     values = {figure: [found[figure] for found in means] for figure in means[0]}
     texts = [text for one in made for text in one.texts]
-    row = empty_row(name, control, len(made), len(texts), checkers_of(control, tagger, second))
-    if POS in control.split("+") and second:
-        row.figures["tagger_agreement"] = agreement([w for one in made for w in one.words], tagger, second)
-        if opinions := second_opinions(made, second):
-            values["tags_equal_second"] = opinions
+    row = empty_row(name, control, len(made), len(texts), checkers.names(control))
+    row.figures.update(checkers.agreements(control, [words for one in made for words in one.words if words]))
+    values |= checkers.second_opinions(control, [(one.target, one.words) for one in made])
     for figure, found in values.items():
         row.figures[figure], row.intervals[figure] = float(np.mean(found)), interval(figure, found)
     judged(row, [[text.text for text in one.texts] for one in made], judge)
@@ -262,19 +296,17 @@ def sentence_row(
     control: str,
     targets: Sequence[Target],
     judge: TextDiffusion | None,
-    tagger: Tagger,
-    second: Tagger | None,
+    checkers: Checkers,
     people: tuple[float, int] | None,
 ) -> ControlRow:
     """Real text beside the model's: the sentences that the targets were drawn from, which obey them."""
     sentences = [target.sentence for target in targets if target.sentence]
-    row = empty_row(SENTENCES, control, len(targets), len(sentences), checkers_of(control, tagger, second))
+    row = empty_row(SENTENCES, control, len(targets), len(sentences), checkers.names(control))
     if people:
         row.figures["self_bleu"], row.texts["self_bleu"] = people
     if sentences:
         words = [split_words(sentence) for sentence in sentences]
-        if POS in control.split("+") and second:
-            row.figures["tagger_agreement"] = agreement(words, tagger, second)
+        row.figures.update(checkers.agreements(control, words))
         judged(row, [[sentence] for sentence in sentences], judge)
         row.figures["distinct_4"] = distinct_n(words, 4)
     return row
@@ -282,16 +314,6 @@ def sentence_row(
 
 def empty_row(name: str, control: str, targets: int, texts: int, checkers: list[str]) -> ControlRow:
     return ControlRow(name, control, targets, dict.fromkeys(FIGURES, texts), {}, checkers=checkers)
-
-
-def checkers_of(control: str, tagger: Tagger, second: Tagger | None) -> list[str]:
-    """With their versions: figures of different checkers do not compare."""
-    names = {
-        "length": [f"difflm words {__version__}"],
-        "field": [f"difflm field rules {__version__}"],
-        POS: [tagger.name, *([f"second: {second.name}"] if second else [])],
-    }
-    return [checker for part in control.split("+") for checker in names[part]]
 
 
 def judged(row: ControlRow, groups: Sequence[Sequence[str]], judge: TextDiffusion | None) -> None:
@@ -330,19 +352,19 @@ def remarks(
     lm: TextDiffusion,
     judge: TextDiffusion | None,
     people: tuple[float, int] | None,
-    second: Tagger | None,
+    checkers: Checkers,
 ) -> list[str]:
     """What a reader of the table must know."""
     said = [f"seconds: on {device_name(lm.device)}"]
     if judge is None:
         said.append("no judge: no judge figures")
     for row in rows:
-        short = row.name != SENTENCES and row.texts["seconds"] - row.texts["judge_nats_per_token"]
+        short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts["judge_nats_per_token"]
         if judge is not None and short:
             said.append(f"{row.control}: {short} texts are empty or too long for the judge, and not judged")
     if people is None:
         said.append("no sentences of one meaning to compare self-BLEU with")
-    if second is None and any(POS in row.control.split("+") for row in rows):
+    if checkers.second_tagger is None and any(POS in row.control.split("+") for row in rows):
         said.append("spaCy is not installed: tags are told by the bundled tagger alone")
     if not all(row.texts["judge_nats_per_token"] for row in rows if row.name == SENTENCES):
         said.append("some targets come without a sentence")

@@ -9,8 +9,14 @@ field_rule, field_verbatim      the text says that the field has the value, by t
 tags_equal, tags_whole          share of places with the tag that is asked (of the longer of both where their numbers
                                 differ); share of texts whose tags are all equal.
 tags_equal_second               the same share by a second tagger, against its own tags of the target's sentence.
+tree_f1, tree_exact             labelled F1 of the text's phrases and those that are asked; share of texts whose tree is
+                                the one that is asked.
+tree_f1_second                  the same by a second parser, against its own tree of the target's sentence.
+span_found                      share of texts in which the phrase that is asked stands.
+span_found_second               the same by a second parser, of the targets in whose sentence it finds the phrase.
+parser_agreement                labelled F1 of both parsers' trees of the same texts.
 tagger_agreement                share of words to which both taggers give the same tag.
-all_at_once                     of compositions: share of texts that obey every part, tags wholly.
+all_at_once                     of compositions: share of texts that obey every part, tags and trees wholly.
 judge_nats_per_token            as in the language task; the other row has the target sentences. Lower than these is not
                                 better: plain texts are likely ones.
 self_bleu                       mean over targets of the self-BLEU of their first samples, five at most; the other row
@@ -52,10 +58,16 @@ SUCCESSES: dict[str, Figure] = {
     "tags_equal": Figure("tags equal", "share of places", ".1%", graded=True),
     "tags_whole": Figure("all tags equal", "share of texts", ".1%"),
     "tags_equal_second": Figure("tags equal, second tagger", "share of places", ".1%", graded=True),
+    "tree_f1": Figure("tree, labelled F1", "F1 of phrases", ".1%", graded=True),
+    "tree_exact": Figure("whole tree equal", "share of texts", ".1%"),
+    "tree_f1_second": Figure("tree F1, second parser", "F1 of phrases", ".1%", graded=True),
+    "span_found": Figure("phrase found", "share of texts", ".1%"),
+    "span_found_second": Figure("phrase found, second parser", "share of texts", ".1%"),
     "all_at_once": Figure("all parts at once", "share of texts", ".1%"),
 }
 OTHERS: dict[str, Figure] = {
     "tagger_agreement": Figure("words on which the taggers agree", "share of words", ".1%"),
+    "parser_agreement": Figure("F1 of the two parsers", "F1 of phrases", ".1%"),
     "judge_nats_per_token": Figure("judge, nats/token", "nats/token", ".3f"),
     "self_bleu": Figure("self-BLEU of one target", "BLEU-4 of words, 0 to 1", ".3f"),
     "distinct_4": Figure("distinct-4", "share of 4-grams of words", ".3f"),
@@ -65,6 +77,7 @@ OTHERS: dict[str, Figure] = {
 FIGURES = SUCCESSES | OTHERS
 BESIDE = {  # what the figure of the real sentences is called in the table
     "tagger_agreement": "  in the target sentences",
+    "parser_agreement": "  in the target sentences",
     "judge_nats_per_token": "  of the target sentences",
     "self_bleu": "  of people, one meaning",
     "distinct_4": "  of the target sentences",

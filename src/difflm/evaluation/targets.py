@@ -20,12 +20,14 @@ from difflm.data.fields import FIELDS, expresses, normalise
 from difflm.data.taggers import Tagger
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.tokenizers import UNK
+from difflm.data.trees import Tree, phrases
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.files import write_atomic
+from difflm.parsing import own_parser, parse_texts
 from difflm.pipeline import TextDiffusion
 
-CONTROLS = ("length", "field", "pos", "field+length", "field+pos")
+CONTROLS = ("length", "field", "pos", "tree", "span", "field+length", "field+pos", "field+tree")
 T = TypeVar("T")
 RELEASED_MARKS = ("START", "END", "\n")  # that the files of Diffusion-LM write around a sentence
 
@@ -39,6 +41,11 @@ class Target:
     def to_json(self) -> dict[str, Any]:
         asked = self.asked.model_dump(exclude_defaults=True)
         return {"control": self.control, "asked": asked, "sentence": self.sentence}
+
+    @property
+    def key(self) -> str:
+        """What is asked, as one string: texts that were made elsewhere name their target by it."""
+        return json.dumps(self.to_json()["asked"], sort_keys=True, ensure_ascii=False)
 
     def retagged(self, tags: Sequence[str]) -> "Target":
         return replace(self, asked=self.asked.model_copy(update={"pos": " ".join(tags)}))
@@ -73,6 +80,8 @@ def draw(name: str, pairs: Sequence[E2EPair], tagger: Tagger, count: int, seed: 
     chosen = list(islice(by_field(order) if "field" in parts else ((pair, None) for pair in order), count))
     words = [split_words(pair.text) for pair, _ in chosen]
     tags = tagger.tags(words) if "pos" in parts else [[]] * len(words)
+    trees = parse_texts(own_parser(), words) if {"tree", "span"} & {*parts} else [None] * len(words)
+    some = random.Random(f"{seed} {name} spans")
     return [
         Target(
             name,
@@ -80,11 +89,21 @@ def draw(name: str, pairs: Sequence[E2EPair], tagger: Tagger, count: int, seed: 
                 field={field: pair.fields[field]} if field else {},
                 length=len(own) if "length" in parts else None,
                 pos=" ".join(tagged) or None,
+                tree=str(tree.bare()) if tree and "tree" in parts else None,
+                span=[inner_phrase(tree, some)] if tree and "span" in parts else [],
             ),
             pair.text,
         )
-        for (pair, field), own, tagged in zip(chosen, words, tags, strict=True)
+        for (pair, field), own, tagged, tree in zip(chosen, words, tags, trees, strict=True)
     ]
+
+
+def inner_phrase(tree: Tree, draw: random.Random) -> str:
+    """A phrase of several words but not of all; of a text that has none, any."""
+    found = phrases(tree)
+    inner = [s for s in found if s.last > s.first and s.last - s.first + 1 < len(tree.words())]
+    first, last, label = draw.choice(inner or found)
+    return f"{first},{last},{label}"
 
 
 def by_field(order: Sequence[E2EPair]) -> Iterator[tuple[E2EPair, str]]:

@@ -8,6 +8,8 @@ beforehand. What was tried, with numbers: docs/log.md.
 
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from difflm.methods.base import Method
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ class DiffLM(Method):
     evidence: bool = True
     warp: bool = True
     positions: bool = True
+    context: float = Field(default=0.0, ge=0, le=1)  # share of texts learned with a gap between clean words
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         from difflm.codecs import LearnedEmbedding
@@ -60,4 +63,5 @@ class DiffLM(Method):
             times=LearnedWarp() if self.warp else LowDiscrepancy(),
             lengths=Drawn(longest),
             sampling=Sampling("ancestral", steps=50),
+            context=self.context,
         )

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from difflm.verbs.shared import (
     Clamp,
     Device,
     Dtype,
+    Guidance,
     Json,
     NoiseTemperature,
     NoiseTopP,
@@ -24,6 +25,7 @@ from difflm.verbs.shared import (
     Seed,
     Steps,
     Temperature,
+    guidance_knobs,
     told,
 )
 
@@ -59,15 +61,19 @@ def generate(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A fact, such as food=Japanese; repeatable.")
     ] = None,
     pos: Annotated[str | None, typer.Option(help='A part of speech for every word, such as "PROPN AUX ADJ".')] = None,
+    tree: Annotated[
+        str | None, typer.Option(help='The tree of the text, such as "(S (NP * *) (VP * (ADJP *)))".')
+    ] = None,
+    span: Annotated[
+        list[str] | None, typer.Option(metavar="FIRST,LAST,LABEL", help="A phrase, such as 7,10,VP; repeatable.")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A label of your own --guide; repeatable.")
     ] = None,
     guide: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="A classifier that difflm train made; repeatable.")
     ] = None,
-    guidance: Annotated[
-        float | None, typer.Option(help="How strongly classifiers pull. [10; models of tokens 2]")
-    ] = None,
+    guidance: Guidance = None,
     candidates: Annotated[int, typer.Option(help="Of so many, the one that the classifiers like best.")] = 1,
     contains: Annotated[list[str] | None, typer.Option(help="A word or phrase that must appear; repeatable.")] = None,
     avoid: Annotated[list[str] | None, typer.Option(help="A word that must not appear; repeatable.")] = None,
@@ -88,8 +94,8 @@ def generate(
 ) -> None:
     """Write texts; ask of them what you like."""
     shared = {"n": n, "seed": seed, "steps": steps, "temperature": temperature}
-    asked = {"length": length, "pos": pos, "infill": infill, "edit": edit, "strength": strength}
-    lists = {"contains": contains, "avoid": avoid, "keep": keep}
+    asked = {"length": length, "pos": pos, "tree": tree, "infill": infill, "edit": edit, "strength": strength}
+    lists = {"contains": contains, "avoid": avoid, "span": span, "keep": keep}
     facts = {"field": named_values("field", field), "label": named_values("label", label)}
     diffusion = {
         "sampler": sampler,
@@ -157,17 +163,13 @@ class Writer:
     settings: dict[str, Any]
     mbr: int
     candidates: int
-    guidance: float | None
+    guidance: str | None
     as_json: bool
     numbered: bool  # the requests, in what is printed of them
 
     @property
     def knobs(self) -> "Knobs | None":
-        if self.guidance is None:
-            return None
-        from difflm.controls.guidance import STANDARD
-
-        return replace(STANDARD, size=self.guidance)
+        return None if self.guidance is None else guidance_knobs(self.guidance)
 
     @property
     def each(self) -> int:
@@ -178,16 +180,16 @@ class Writer:
         """All that is wrong, before the first text is made."""
         from difflm.pipeline import check_candidates, check_request
 
-        if self.guidance is not None and not 0 <= self.guidance <= 1000:
-            raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.guidance}.")
-        if self.guidance is not None and not any(control.head for r in requests for control in r.controls()):
-            raise UsageError("--guidance is how strongly classifiers pull: ask for a field, a label or tags as well.")
+        if self.knobs is not None and not any(control.head for r in requests for control in r.controls()):
+            raise UsageError(
+                "--guidance is how strongly classifiers pull: ask for a field, a label, tags or phrases as well."
+            )
         for number, request in enumerate(requests):
             try:
                 check_request(request.n, request.seed, self.mbr)
                 self.lm.sampling(**request.settings(), **self.settings)
                 check_candidates(self.candidates, self.mbr, request.controls())
-                self.lm.brief(request.controls(), request.edited())
+                self.lm.brief(request.controls(), request.edited(), self.knobs)
             except UsageError as error:
                 raise UsageError(f"request {number}: {error}" if self.numbered else str(error)) from None
 

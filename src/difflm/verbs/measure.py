@@ -17,6 +17,7 @@ from difflm.verbs.shared import (
     Data,
     Device,
     Draws,
+    Guidance,
     Json,
     Judge,
     NoiseTemperature,
@@ -40,7 +41,8 @@ class Measuring:
     data: Data = None
     split: Split = "valid"
     samples: Annotated[
-        int | None, typer.Option(help="Texts to generate [1000]; of the control task: targets a control [200].")
+        int | None,
+        typer.Option(help="Texts to generate [1000]; control task: targets a control [200]; infilling: gaps [1000]."),
     ] = None
     score_texts: ScoreTexts = 500
     seed: Seed = 0
@@ -68,22 +70,46 @@ class Controlling:
     """The options of the control task."""
 
     controls: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Control task: length,field,pos,field+length,field+pos. [all]")
+        str | None, typer.Option(metavar="NAMES", help="Control task: which ones, such as length,field+pos. [all]")
     ] = None
     targets: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Control task: targets, drawn into it where it is not there.")
     ] = None
     each: Annotated[int, typer.Option(help="Control task: samples a target.")] = 5
     candidates: Annotated[int, typer.Option(help="Control task: of so many, the one the classifiers find best.")] = 1
-    guidance: Annotated[float | None, typer.Option(help="Control task: how hard classifiers pull. [10]")] = None
+    guidance: Guidance = None
     guide: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Control task: a classifier of this model; repeatable.")
+    ] = None
+
+    texts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Control task: keep the texts; if it is there, measure those.")
+    ] = None
+    second_parser: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Control task: a parser trained on other trees.")
     ] = None
 
     def names(self) -> list[str] | None:
         if self.controls is None:
             return None
         return list(dict.fromkeys(name.strip() for name in self.controls.split(",")))
+
+
+@dataclass(frozen=True)
+class Infilling:
+    """The options of the infilling task."""
+
+    sets: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Infilling task: anlg, roc, or both with a comma. [both]")
+    ] = None
+    rival: Annotated[
+        list[str] | None, typer.Option(metavar="RUN", help="Infilling task: a run to stand beside; repeatable.")
+    ] = None
+    mbr: Annotated[int, typer.Option(help="Infilling task: of so many candidates, the one most like the others.")] = 10
+    beams: Annotated[int, typer.Option(help="Infilling task: beams of a left-to-right model; 0: no search.")] = 5
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name.strip() for name in (self.sets or "anlg,roc").split(",")))
 
 
 def with_options(**groups: type) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
@@ -107,17 +133,24 @@ def with_options(**groups: type) -> Callable[[Callable[..., int | None]], Callab
 
 
 @told
-@with_options(asked=Measuring, control=Controlling)
+@with_options(asked=Measuring, control=Controlling, infill=Infilling)
 def evaluate(
     run: Run,
     asked: Measuring,
     control: Controlling,
-    task: Annotated[Literal["language", "control"], typer.Option(help="What to measure.")] = "language",
+    infill: Infilling,
+    task: Annotated[Literal["language", "control", "infill"], typer.Option(help="What to measure.")] = "language",
 ) -> None:
     """Measure a model beside real text; append the figures to its metrics.jsonl."""
-    if task == "language":
+    if task != "control":
         refuse_given(control, [f.name for f in fields(control)], "control")
+    if task != "infill":
+        refuse_given(infill, [f.name for f in fields(infill)], "infill")
+    if task == "language":
         measure_and_keep([run], asked)
+        return
+    if task == "infill":
+        measure_gaps(run, asked, infill)
         return
     refuse_given(asked, ["draws", "score_texts", "twin"], "language")
     from difflm.measuring import keep_records, measure_control, show_report
@@ -127,7 +160,17 @@ def evaluate(
     keep_records([run], report, asked.out)
 
 
-def refuse_given(options: Measuring | Controlling, names: list[str], task: str) -> None:
+def measure_gaps(run: str, asked: Measuring, infill: Infilling) -> None:
+    refuse_given(asked, ["score_texts", "twin", "judge"], "language")
+    from difflm.measuring import keep_middles, keep_records, measure_infill, show_report
+
+    report, middles = measure_infill(run, asked, infill)
+    show_report(report, asked.as_json)
+    keep_records([run, *(infill.rival or ())], report, asked.out)
+    keep_middles(run, middles, asked.out)
+
+
+def refuse_given(options: Measuring | Controlling | Infilling, names: list[str], task: str) -> None:
     """An option without effect would be taken for one that has some."""
     for f in fields(options):
         if f.name in names and getattr(options, f.name) not in (f.default, []):

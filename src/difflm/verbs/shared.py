@@ -5,13 +5,17 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Literal, ParamSpec
 
 import typer
 
 from difflm.console import complain
-from difflm.errors import DifflmError
+from difflm.errors import DifflmError, UsageError
+
+if TYPE_CHECKING:
+    from difflm.controls.guidance import Knobs
 
 P = ParamSpec("P")
 
@@ -34,6 +38,28 @@ Temperature = Annotated[float | None, typer.Option(help="Below 1: the likelier w
 NoiseTemperature = Annotated[float | None, typer.Option(help="Scale of the noise that is drawn.")]
 NoiseTopP = Annotated[float | None, typer.Option(help="Keep noise inside this share of its probability.")]
 Clamp = Annotated[bool | None, typer.Option("--clamp/--no-clamp", help="Snap each belief to the nearest word.")]
+
+Guidance = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="How strongly classifiers pull; `original`: as Li et al. did. [10; tokens 2]"),
+]
+
+
+def guidance_knobs(given: str | None) -> "Knobs":
+    """A size of our own rule, or the rule and the sizes of the first system."""
+    from difflm.controls.guidance import ORIGINAL, STANDARD
+
+    if given is None:
+        return STANDARD
+    if given == "original":
+        return ORIGINAL
+    try:
+        size = float(given)
+    except ValueError:
+        raise UsageError(f"--guidance must be a number or `original`, not {given!r}.") from None
+    if not 0 <= size <= 1000:
+        raise UsageError(f"--guidance must lie between 0 and 1,000, not {given}.")
+    return replace(STANDARD, size=size)
 
 
 def told(work: Callable[P, int | None]) -> Callable[P, int]:

@@ -1,0 +1,194 @@
+"""Stories of five sentences (ROCStories), and the gaps between two observations that people filled (aNLG)."""
+
+import csv
+import gzip
+import json
+import os
+import random
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from difflm.data.e2e import Split
+from difflm.data.texts import check_readable, read_lines
+from difflm.errors import DifflmError, UsageError
+
+SENTENCES = 5
+MIDDLES = (1, 2, 3)  # the sentences that may be missing: of the second to the fourth, something stands on both sides
+BLANK, ANSWER = "␣", "→"  # marks of a rearranged story: here something is missing; what follows is what is missing
+_BETWEEN = re.compile(r"""(?<=[.!?])(?P<close>["”’')]*)\s+(?=["“‘'(]*[A-Z0-9$£])""")
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Something is missing between `left` and `right`; `references` is what people wrote there."""
+
+    left: str
+    right: str
+    references: tuple[str, ...]
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text: one ends at . ! or ? (and what closes a quotation) before a capital or a digit."""
+    return _BETWEEN.sub(lambda end: f"{end['close']}\n", " ".join(text.split())).split("\n")
+
+
+# -- where they are ---------------------------------------------------------------------------------------------------
+
+
+def roc_path(root: Path | None, split: Split) -> Path:
+    """The file of a split under `root` ($DIFFLM_DATA where None), under one of the names it is known by."""
+    if split not in ("train", "valid"):
+        raise UsageError(f"ROCStories has no split {split!r} here: train or valid.")
+    stems = (f"roc/{split}.json", f"roc/{split}.csv", f"ROCstory/roc_{split}.json")
+    return _found(root, "ROCStories", stems, f"roc/{split}.json[.gz], roc/{split}.csv")
+
+
+def anlg_path(root: Path | None) -> Path:
+    stems = ("anlg/dev.json", "anlg/dev.jsonl", "anlg/dev-w-comet-preds.jsonl")
+    return _found(root, "aNLG", stems, "anlg/dev.json[.gz], anlg/dev.jsonl[.gz]")
+
+
+def _found(root: Path | None, title: str, stems: tuple[str, ...], said: str) -> Path:
+    if root is None and "DIFFLM_DATA" not in os.environ:
+        raise UsageError(f"where is {title}? Set DIFFLM_DATA, or give --data, to the directory that holds {said}.")
+    root = root or Path(os.environ["DIFFLM_DATA"])
+    places = [root / f"{stem}{packed}" for stem in stems for packed in (".gz", "")]
+    for place in places:
+        if place.is_file():
+            return place
+    raise UsageError(f"no {title} in {root}: none of {said} is there.\nPoint --data or DIFFLM_DATA at its folder.")
+
+
+# -- stories ----------------------------------------------------------------------------------------------------------
+
+
+def read_stories(path: Path) -> Iterator[str]:
+    """A story a line: a JSON list that holds it (Li et al., 2022), or the authors' table with sentence1 … sentence5."""
+    check_readable(path)
+    table = path.name.removesuffix(".gz").endswith(".csv")
+    return _some(_table_stories(path) if table else _json_stories(path), path)
+
+
+def _some(stories: Iterator[str], path: Path) -> Iterator[str]:
+    empty = True
+    for story in stories:
+        empty = False
+        yield " ".join(story.split())
+    if empty:
+        raise DifflmError(f"there is no story in {path}.")
+
+
+def _json_stories(path: Path) -> Iterator[str]:
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, list) or len(row) != 1 or not isinstance(row[0], str) or not row[0].strip():
+            raise DifflmError(f'line {number} of {path} is not a story: a line is a list such as ["It rained. …"].')
+        yield row[0]
+
+
+def _table_stories(path: Path) -> Iterator[str]:
+    names = [f"sentence{k}" for k in range(1, SENTENCES + 1)]
+    rows = csv.DictReader((line for _, line in read_lines(path)), strict=True)
+    try:
+        if missing := [name for name in names if name not in (rows.fieldnames or ())]:
+            raise DifflmError(f"{path} has no column {missing[0]!r}: it is not the table of ROCStories.")
+        for row in rows:
+            if not all(row[name] and row[name].strip() for name in names):
+                raise DifflmError(f"line {rows.line_num} of {path} has fewer than {SENTENCES} sentences.")
+            yield " ".join(row[name].strip() for name in names)
+    except csv.Error as error:
+        raise DifflmError(f"line {rows.line_num} of {path} is not CSV: {error}.") from None
+
+
+def whole(stories: Iterator[str]) -> Iterator[list[str]]:
+    """The sentences of the stories that have five; a few have other numbers of them."""
+    return (found for story in stories if len(found := sentences(story)) == SENTENCES)
+
+
+def with_excerpts(stories: Iterator[str]) -> Iterator[str]:
+    """Each story, and its first sentence, one of its middle and its last: the form of aNLG's texts."""
+    for story in stories:
+        yield story
+        if len(found := sentences(story)) == SENTENCES:
+            yield from (" ".join((found[0], found[k], found[-1])) for k in MIDDLES)
+
+
+def rearranged(stories: Iterator[str]) -> Iterator[str]:
+    """The same stories and excerpts with one middle sentence moved to the end: what is left and right of it comes
+    first, so that a left-to-right model learns to fill gaps (Donahue et al., 2020)."""
+    for found in whole(stories):
+        for k in MIDDLES:
+            for left, right in ((found[:k], found[k + 1 :]), (found[:1], found[-1:])):
+                yield f"{asked(' '.join(left), ' '.join(right))} {found[k]}"
+
+
+def asked(left: str, right: str) -> str:
+    """A rearranged text up to its answer."""
+    return f"{left} {BLANK} {right} {ANSWER}"
+
+
+def marked(stories: Iterator[str]) -> Iterator[str]:
+    """Stories with the marks that rearranged ones have: their words are the vocabulary."""
+    return (f"{story} {BLANK} {ANSWER}" for story in stories)
+
+
+# -- gaps -------------------------------------------------------------------------------------------------------------
+
+
+def story_gaps(stories: Iterator[str], seed: int) -> Iterator[Gap]:
+    """Each story without its second, third or fourth sentence. Which one is a matter of the seed and the story."""
+    for found in whole(stories):
+        k = random.Random(zlib.crc32(f"{seed} {found}".encode())).choice(MIDDLES)
+        yield Gap(" ".join(found[:k]), " ".join(found[k + 1 :]), (found[k],))
+
+
+def read_anlg(path: Path) -> list[Gap]:
+    """Pairs of observations, each once, with everything that people wrote between them.
+
+    Either one object of all, id → `obs1`, `obs2`, `gold_labels`, or a line for each two answers of which `label` says
+    the better one, as aNLI has them: `obs1`, `obs2`, `hyp1`, `hyp2`."""
+    check_readable(path)
+    lines = path.name.removesuffix(".gz").endswith(".jsonl")
+    gaps: dict[tuple[str, str], dict[str, None]] = {}
+    for where, row in _anlg_lines(path) if lines else _anlg_object(path):
+        answers = row.get("gold_labels") if "gold_labels" in row else [row.get(f"hyp{row.get('label')}")]
+        fields = (row.get("obs1"), row.get("obs2"), *(answers if isinstance(answers, list) else [None]))
+        if len(fields) < 3 or not all(isinstance(text, str) and text.strip() for text in fields):
+            raise DifflmError(f"{where} of {path} is not a pair obs1, obs2 with gold_labels (or hyp1, hyp2 and label).")
+        left, right, *written = (" ".join(str(text).split()) for text in fields)
+        gaps.setdefault((left, right), {}).update(dict.fromkeys(written))
+    if not gaps:
+        raise DifflmError(f"there is no pair of observations in {path}.")
+    return [Gap(left, right, tuple(answers)) for (left, right), answers in gaps.items()]
+
+
+def _anlg_object(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        raw = path.read_bytes()
+        rows = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError):
+        rows = None
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+        raise DifflmError(f"{path} is not a JSON object of pairs of observations.")
+    return ((f"{name!r}", row) for name, row in rows.items())
+
+
+def _anlg_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in read_lines(path):
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise DifflmError(f"line {number} of {path} is not a JSON object.")
+        if row:
+            yield f"line {number}", row

@@ -1,0 +1,280 @@
+"""How models write what is missing: a diffusion model gets both sides as known words and a gap of so many words; a
+left-to-right model that learned from rearranged stories gets both sides, then answers; any other one continues the left
+side up to the end of a sentence."""
+
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from difflm.controls import Infill
+from difflm.data.corpora import REARRANGED
+from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, sentences
+from difflm.data.words import join_words, split_words
+from difflm.errors import UsageError
+from difflm.evaluation.language import Counted, OnProgress, described, score
+from difflm.model import Sampling
+from difflm.noise import Noise
+from difflm.pipeline import TextDiffusion, check_request
+from difflm.samplers import FREE, Steering
+from difflm.textmetrics import most_central
+
+GOLDEN_RATIO = 0.6180339887498949
+NEAR = 500  # training gaps with about the same sentences around them, whose lengths a gap may have
+MOST_WORDS = 40  # that a left-to-right model may write
+Words = list[str]
+
+
+@dataclass(frozen=True)
+class Set:
+    """Gaps of one kind, and the lengths that such gaps have in training stories."""
+
+    name: str
+    gaps: Sequence[Gap]
+    lengths: "Lengths"
+    split: str = "valid"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long a missing sentence is: as in training stories whose other sentences are about as long."""
+
+    around: NDArray[np.float64]  # mean words of the sentences around each training gap, rising
+    missing: NDArray[np.int64]  # words of each training gap
+
+    @classmethod
+    def of(cls, stories: Sequence[Sequence[str]], ends_only: bool) -> "Lengths":
+        """Of stories of five sentences. With `ends_only` the first and the last stand around a gap, else all others."""
+        counts = np.array([[len(split_words(sentence)) for sentence in story] for story in stories])
+        missing = counts[:, list(MIDDLES)]
+        ends = (counts[:, :1] + counts[:, -1:]) / 2
+        around = np.broadcast_to(ends, missing.shape) if ends_only else (counts.sum(1, keepdims=True) - missing) / 4
+        order = np.argsort(around, axis=None, kind="stable")
+        return cls(around.ravel()[order], missing.ravel()[order])
+
+    def spread(self, gap: Gap, count: int, offset: float, most: int) -> list[int]:
+        """`count` lengths that cover the distribution evenly, whatever their number; the first is a plain draw."""
+        sides = [sentence for side in (gap.left, gap.right) for sentence in sentences(side)]
+        mean = sum(len(split_words(sentence)) for sentence in sides) / len(sides)
+        middle = sum(int(np.searchsorted(self.around, mean, side)) for side in ("left", "right")) // 2
+        start = max(0, min(middle - NEAR // 2, len(self.around) - NEAR))
+        near = np.sort(self.missing[start : start + NEAR])
+        u = (offset + GOLDEN_RATIO * np.arange(count)) % 1.0
+        return [max(1, min(int(near[int(x * len(near))]), most)) for x in u]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Middles of all gaps in one way."""
+
+    how: str
+    middles: list[Words]
+    seconds: float
+    calls: float  # a gap
+    kept: float | None = None
+    sampling: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How the middles are asked for."""
+
+    seed: int = 0
+    mbr: int = 10
+    beams: int = 5
+    draws: int = 8
+    settings: Mapping[str, Any] | None = None
+
+    def check(self) -> None:
+        check_request(1, self.seed, self.mbr)
+        if not 0 <= self.beams <= 1000:
+            raise UsageError(f"--beams must lie between 0 (no beam search) and 1,000, not {self.beams}.")
+        if not 0 <= self.draws <= 1000:
+            raise UsageError(f"--draws must lie between 0 (no choice by score) and 1,000, not {self.draws}.")
+
+
+class Writer:
+    """A model on one set of gaps. Subclasses make candidates, `mbr` a gap, and say what a whole text is."""
+
+    kept: float | None = None  # share of texts whose sides are as given
+
+    def __init__(self, lm: TextDiffusion, gaps: Set, asked: Asked) -> None:
+        self.lm, self.set, self.asked = lm, gaps, asked
+
+    def candidates(self, on_progress: Counted) -> list[list[Words]]:
+        raise NotImplementedError
+
+    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
+        """What the model is asked about, to say which candidate is likeliest; None where that would mean little."""
+        return None
+
+    def others(self, on_progress: OnProgress) -> Iterator[Written]:
+        """Ways of writing that need no candidates."""
+        return iter(())
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        return self.lm.sampling(**self.settings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.asked.settings or {})
+
+    def write(self, name: str, on_progress: OnProgress) -> Iterator[Written]:
+        start = time.perf_counter()
+        made = self.candidates(partial(on_progress, f"{self.set.name}, {name}: writing"))
+        seconds, each = time.perf_counter() - start, self.asked.mbr
+        firsts = [candidates[0] for candidates in made]
+        yield self.written("one sample", firsts, seconds / each, [[first] for first in firsts])
+        if each > 1:
+            on_progress(f"{self.set.name}, {name}: choosing", 0, 1)
+            central = [candidates[most_central(candidates)] for candidates in made]
+            yield self.written(f"MBR of {each}", central, seconds, made)
+            likeliest = self.likeliest(made, partial(on_progress, f"{self.set.name}, {name}: scoring"))
+            if likeliest is not None:
+                yield self.written(f"likeliest of {each}", likeliest, seconds, made)
+        yield from self.others(on_progress)
+
+    def written(self, how: str, middles: list[Words], seconds: float, made: list[list[Words]]) -> Written:
+        """Middles that were chosen among `made`, which all count in their cost."""
+        calls = sum(self.lm.model.calls(self.sampling, len(middle)) for candidates in made for middle in candidates)
+        return Written(how, middles, seconds, calls / len(made), self.kept, described(self.sampling))
+
+    def likeliest(self, made: list[list[Words]], on_progress: Counted) -> list[Words] | None:
+        texts = self.whole_texts(made) if self.asked.draws and self.lm.model.likelihood else None
+        if texts is None:
+            return None
+        nats = self.scored(texts, on_progress)
+        return [found[told.index(min(told))] for found, told in zip(made, nats, strict=True)]
+
+    def scored(self, texts: list[list[str]], on_progress: Counted) -> list[list[float]]:
+        """Nats of all candidates' texts."""
+        flat = self.lm.tokenizer.encode_batch([text for many in texts for text in many])
+        nats = iter(score(self.lm, flat, self.asked.seed, self.asked.draws, on_progress).tolist())
+        return [[next(nats) for _ in many] for many in texts]
+
+
+class BothSides(Writer):
+    """Diffusion: both sides are known words, and every candidate has a gap of its own length."""
+
+    def candidates(self, on_progress: Counted) -> list[list[Words]]:
+        requests = [request for gap in self.set.gaps for request in self.requests(gap)]
+        works = [self.lm.work(1, seed, controls=[infill], **self.settings) for seed, infill in requests]
+        texts = ["" for _ in works]
+        kept = 0
+        for done, (number, finished) in enumerate(self.lm.together(works), start=1):
+            texts[number] = finished[0].text
+            kept += bool(finished[0].controls[0]["satisfied"])
+            on_progress(done, len(works))
+        self.kept = kept / len(works)
+        gaps = [gap for gap in self.set.gaps for _ in range(self.asked.mbr)]
+        made = [between(gap, text) for gap, text in zip(gaps, texts, strict=True)]
+        return [made[k : k + self.asked.mbr] for k in range(0, len(made), self.asked.mbr)]
+
+    def requests(self, gap: Gap) -> Iterator[tuple[int, Infill]]:
+        """A seed and what is asked for, for each candidate."""
+        key = zlib.crc32(f"{self.asked.seed} {gap.left} {gap.right}".encode())
+        room = self.lm.model.room - len(split_words(gap.left)) - len(split_words(gap.right))
+        for k, words in enumerate(self.set.lengths.spread(gap, self.asked.mbr, key / 2**32, room)):
+            yield (key + k) % 2**31, Infill(f"{gap.left} ___:{words} {gap.right}")
+
+    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
+        gaps = zip(self.set.gaps, made, strict=True)
+        return [[f"{gap.left} {join_words(middle)} {gap.right}" for middle in found] for gap, found in gaps]
+
+
+def between(gap: Gap, text: str) -> Words:
+    """The words of a printed text between its two sides."""
+    words = split_words(text)
+    return words[len(split_words(gap.left)) : len(words) - len(split_words(gap.right))]
+
+
+class Answering(Writer):
+    """Left to right on rearranged stories: both sides, then the answer (Donahue et al., 2020)."""
+
+    def prompt(self, gap: Gap) -> str:
+        return asked(gap.left, gap.right)
+
+    def middle(self, text: str) -> Words:
+        return [word for word in split_words(text) if word not in (BLANK, ANSWER)]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is not about denoising."""
+        return {key: value for key, value in super().settings.items() if key == "temperature"}
+
+    @cached_property
+    def prompts(self) -> list[list[int]]:
+        return self.lm.tokenizer.encode_batch([self.prompt(gap) for gap in self.set.gaps])
+
+    def candidates(self, on_progress: Counted) -> list[list[Words]]:
+        each = self.asked.mbr
+        prompts = [prompt for prompt in self.prompts for _ in range(each)]
+        made = self.continued(prompts, self.sampling, on_progress)
+        return [made[k : k + each] for k in range(0, len(made), each)]
+
+    def continued(self, prompts: list[list[int]], sampling: Sampling, on_progress: Counted) -> list[Words]:
+        """What the model writes after each prompt, those of like length together."""
+        model, device = self.lm.model.eval(), self.lm.device
+        made: list[Words] = [[] for _ in prompts]
+        order = sorted(range(len(prompts)), key=lambda k: len(prompts[k]))
+        size = 64 if device.type == "cpu" else 1024
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            width = min(len(prompts[chosen[-1]]) + MOST_WORDS, model.longest)
+            known = torch.full((len(chosen), width), FREE)
+            for row, k in enumerate(chosen):
+                known[row, : len(prompts[k])] = torch.tensor(prompts[k])
+            noise = Noise(self.asked.seed, torch.tensor(chosen, device=device))
+            lengths = torch.full((len(chosen),), width, device=device)
+            with torch.no_grad():
+                *_, last = model.stream(noise, lengths, width, sampling, Steering(known.to(device)))
+            for k, row in zip(chosen, last.tokens.tolist(), strict=True):
+                written = model.words(row)[len(prompts[k]) :][:MOST_WORDS]
+                made[k] = self.middle(self.lm.tokenizer.decode(written))
+            on_progress(start + len(chosen), len(order))
+        return made
+
+    def others(self, on_progress: OnProgress) -> Iterator[Written]:
+        yield self.searched("greedy", replace(self.sampling, temperature=0.0), on_progress)
+        if self.asked.beams:
+            how = f"beam search, {self.asked.beams}"
+            yield self.searched(how, replace(self.sampling, beams=self.asked.beams, temperature=1.0), on_progress)
+
+    def searched(self, how: str, sampling: Sampling, on_progress: OnProgress) -> Written:
+        start = time.perf_counter()
+        middles = self.continued(self.prompts, sampling, partial(on_progress, f"{self.set.name}: {how}"))
+        calls = sum(self.lm.model.calls(sampling, len(m)) for m in middles) / len(middles)
+        return Written(how, middles, time.perf_counter() - start, calls, None, described(sampling))
+
+    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
+        gaps = zip(self.set.gaps, made, strict=True)
+        return [[f"{self.prompt(gap)} {join_words(middle)}" for middle in found] for gap, found in gaps]
+
+
+class LeftOnly(Answering):
+    """Left to right on plain stories: the left side goes on for a sentence; nothing knows of the right side."""
+
+    def prompt(self, gap: Gap) -> str:
+        return gap.left
+
+    def middle(self, text: str) -> Words:
+        return split_words(sentences(text)[0])
+
+    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
+        return None  # a story that breaks off
+
+    def others(self, on_progress: OnProgress) -> Iterator[Written]:
+        yield self.searched("greedy", replace(self.sampling, temperature=0.0), on_progress)
+
+
+def writer_for(lm: TextDiffusion, gaps: Set, asked: Asked) -> Writer:
+    if lm.config["method"] != "autoregressive":
+        return BothSides(lm, gaps, asked)
+    return (Answering if lm.config["recipe"]["data"] == REARRANGED else LeftOnly)(lm, gaps, asked)
