@@ -19,13 +19,13 @@ from difflm.lengths import Drawn
 from difflm.model import Sampling
 from difflm.networks import Transformer
 from difflm.networks.transformer import Cache, rotary
-from difflm.noise import Noise, Torch
+from difflm.noise import Noise
 from difflm.objectives import Corrupted, cross_entropy
 from difflm.processes import Absorbing
 from difflm.samplers import Ask, Frame, Steering, Way
 from difflm.token_bounds import token_bound
 from difflm.token_denoiser import TokenDenoiser
-from difflm.token_model import TokenDiffusion
+from difflm.token_model import EARLIEST, TokenDiffusion
 
 ROOM = 512  # words of a text at most, however short those of training were
 
@@ -131,10 +131,8 @@ class BlockDiffusion(TokenDiffusion):
         """Every block at a time of its own."""
         size = self.denoiser.size
         fine, _ = self.times.sample(ids.numel() // size, ids.device)
-        t = fine.view(ids.shape[0], -1).repeat_interleave(size, 1).clamp(1e-4, 1.0)
-        fresh = self.process.fresh(Torch(ids.shape[0], ids.device), 0, ids.shape[1])
-        x_t = self.process.corrupt(ids, t, fresh)
-        return Corrupted(ids, mask, ids, ids, x_t, fresh, t, self.denoiser(x_t, t, mask, ids), self.denoiser)
+        t = fine.view(ids.shape[0], -1).repeat_interleave(size, 1)
+        return self.corrupted_at(ids, mask, t.clamp(EARLIEST, 1.0))
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         tokens = tokens.clone()

@@ -36,10 +36,12 @@ def _draw(
         t, weight = torch.sin(angle) ** 2, torch.sin(2 * angle) * (math.pi / 2)
     else:
         t, weight = (torch.floor(u * levels) + 1).clamp(max=levels) / levels, torch.full_like(u, levels)
-    z = process.corrupt(ids, t, process.fresh(noise, k, ids.shape[1], stream=11))
+    with torch.autocast(ids.device.type, enabled=False):
+        z = process.corrupt(ids, t, process.fresh(noise, k, ids.shape[1], stream=11))
     belief = denoiser(z, t.float(), mask, ids)  # of which blocks may see the earlier ones, and others nothing
-    if levels is None:
-        nats = process.rate_nats(ids, z, belief, t)
-    else:
-        nats = process.step_nats(ids, z, belief, t, (t - 1 / levels).clamp(min=0))
-    return weight * (nats.double() * mask).sum(-1)
+    with torch.autocast(ids.device.type, enabled=False):
+        if levels is None:
+            nats = process.rate_nats(ids, z, belief, t)
+        else:
+            nats = process.step_nats(ids, z, belief, t, (t - 1 / levels).clamp(min=0))
+        return weight * (nats.double() * mask).sum(-1)

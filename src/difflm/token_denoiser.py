@@ -2,12 +2,12 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from difflm.belief import Belief
 from difflm.codecs import Tokens
 from difflm.denoiser import Denoiser, at_precision
 from difflm.processes import TokenProcess
+from difflm.processes.tokens import indicator
 
 
 class TokenDenoiser(Denoiser):
@@ -32,7 +32,7 @@ class TokenDenoiser(Denoiser):
 
     def view(self, x: Tensor, t: Tensor) -> Tensor:
         """The noisy tokens as one-hot vectors, or mixtures of them as they are: guidance asks for their slopes."""
-        return x if x.is_floating_point() else F.one_hot(x, self.process.states).float()
+        return x if x.is_floating_point() else indicator(x, self.process.states, torch.float32)
 
     def levels(self) -> list[float]:
         """How likely the middle word still stands at five times."""

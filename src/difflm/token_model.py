@@ -53,9 +53,14 @@ class TokenDiffusion(DiffusionModel):
     def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
         """The clean state is the ids themselves."""
         t = t if self.times.steps else t.clamp(EARLIEST, LATEST)
-        fresh = self.process.fresh(Torch(ids.shape[0], ids.device), 0, ids.shape[1])
-        x_t = self.process.corrupt(ids, t, fresh)
-        return Corrupted(ids, mask, ids, ids, x_t, fresh, t, self.denoiser(x_t, t, mask), self.denoiser)
+        return self.corrupted_at(ids, mask, t)
+
+    def corrupted_at(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
+        with torch.autocast(ids.device.type, enabled=False):
+            fresh = self.process.fresh(Torch(ids.shape[0], ids.device), 0, ids.shape[1])
+            x_t = self.process.corrupt(ids, t, fresh)
+        belief = self.denoiser(x_t, t, mask, ids)  # of which blocks may see the earlier ones, and others nothing
+        return Corrupted(ids, mask, ids, ids, x_t, fresh, t, belief, self.denoiser)
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         super().observe(lengths, tokens)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from difflm.belief import Belief
 from difflm.controls.guidance import Guidance, Wish
-from difflm.processes.tokens import TokenProcess
+from difflm.processes.tokens import TokenProcess, indicator
 from difflm.samplers import with_logits
 
 
@@ -35,7 +35,7 @@ class Tilted:
 
     def sloped(self, x: Tensor, t: Tensor, process: TokenProcess) -> Tensor:
         """log p(c | x_t with w at a place) − log p(c | x_t) to first order in the one-hot vectors, [B, L, words]."""
-        one_hot = torch.nn.functional.one_hot(x, process.states).float()
+        one_hot = indicator(x, process.states, torch.float32)
         slope = self.guidance.slope(one_hot, t)
         return (slope - slope.gather(-1, x.unsqueeze(-1)))[..., : process.words]
 

@@ -25,6 +25,8 @@ def transformers() -> ModuleType:
         import transformers as library
     except ImportError:
         raise UsageError(EXTRA) from None
+    library.utils.logging.set_verbosity_error()  # its report of a missing head would be taken for a fault
+    library.utils.logging.disable_progress_bar()
     return library
 
 
@@ -50,8 +52,10 @@ class Through(nn.Identity):
 class PretrainedEncoder(nn.Module):
     """[CLS] text [SEP] through the encoder and the transform of its masked-LM head; `head` gives logits of our words.
 
-    `blocks` is empty: the library's layers are not compiled one by one.
+    `blocks` is empty: the library's layers are not compiled one by one, nor captured, since they may look at masks.
     """
+
+    captures = False
 
     def __init__(self, encoder: dict[str, Any], vocabulary: int, dropout: float, time: TimeDesign) -> None:
         super().__init__()
@@ -121,7 +125,7 @@ def take_weights(network: PretrainedEncoder, table: Tensor, folder: str, words: 
         pieces = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"pretrained={folder} cannot be read: {str(error).splitlines()[0]}") from None
-    vectors, output = source.get_input_embeddings().weight, source.get_output_embeddings().weight
+    vectors, output = (part.weight.float() for part in (source.get_input_embeddings(), source.get_output_embeddings()))
     own = network.body.state_dict()
     fitting = {k: v for k, v in source.state_dict().items() if k in own and own[k].shape == v.shape}
     network.body.load_state_dict(fitting, strict=False)

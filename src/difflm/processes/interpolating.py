@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from difflm.belief import Belief
 from difflm.processes.keep import Informed, Keep, Straight
-from difflm.processes.tokens import TokenProcess, at, chosen, sure
+from difflm.processes.tokens import TokenProcess, at, chosen, indicator, sure
 
 
 class Mix(NamedTuple):
@@ -68,12 +67,12 @@ class Interpolating(TokenProcess):
         alpha, mask, uniform = (at(value, x, x) for value in self.between(t.double(), s.double()))
         towards = uniform / self.words
         towards = torch.where((z == self.mask_id).unsqueeze(-1), mask, towards)
-        here = F.one_hot(z, self.states).to(x.dtype)
+        here = indicator(z, self.states, x.dtype)
         joint = (alpha * here + towards) * self.spread(self.mix(s.double()), x)
         return joint / joint.sum(-1, keepdim=True)
 
     def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return self.back(z, F.one_hot(ids, self.words).to(t.dtype), t, s)
+        return self.back(z, indicator(ids, self.words, t.dtype), t, s)
 
     def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
         return self.back(z, belief.context.softmax(-1), t, s)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from difflm.belief import Belief
 from difflm.processes.keep import Informed, Keep, Straight
-from difflm.processes.tokens import TokenProcess, at, chosen, divergence, drawn
+from difflm.processes.tokens import TokenProcess, at, chosen, divergence, drawn, indicator
 
 LONGEST = 1e4  # σ of t = 1, where nothing is left of any word
 EXPONENTS = 128  # at which a schedule looks, as the paper's does
@@ -55,7 +55,8 @@ class Matrix(TokenProcess):
             # What stays for ever has λ = 0, not nearly 0: σ is large.
             still = torch.where(found.values.abs() < 1e-10, torch.zeros_like(found.values), found.values)
             wide = dtype if not still.is_complex() else torch.complex64 if dtype is torch.float32 else torch.complex128
-            self._axes = {key: Axes(still.to(wide), found.forth.to(wide), found.back.to(wide).contiguous())}
+            current = {k: axes for k, axes in self._axes.items() if k[:2] == key[:2]}
+            self._axes = current | {key: Axes(still.to(wide), found.forth.to(wide), found.back.to(wide).contiguous())}
         return self._axes[key]
 
     def sigma(self, t: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ class Matrix(TokenProcess):
         return Belief(logits + evidence, logits + evidence, evidence=evidence, tokenwise=True)
 
     def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return self.back(z, F.one_hot(ids, self.words).to(t.dtype), t, s)
+        return self.back(z, indicator(ids, self.words, t.dtype), t, s)
 
     def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
         return self.back(z, belief.context.softmax(-1), t, s)

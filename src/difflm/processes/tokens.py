@@ -106,6 +106,11 @@ def sure(ids: Tensor, words: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return logits.scatter(-1, ids.unsqueeze(-1), 0.0)
 
 
+def indicator(ids: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """1 at the state and 0 elsewhere, [B, L, size]; torch's own would look at the ids, and a GPU would wait."""
+    return torch.zeros(*ids.shape, size, dtype=dtype, device=ids.device).scatter(-1, ids.unsqueeze(-1), 1.0)
+
+
 def chosen(values: Tensor, ids: Tensor) -> Tensor:
     """The entry of each position's token."""
     return values.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
