@@ -29,7 +29,7 @@ bench: .venv/.ready
 	@echo "Installing difflm and its requirements into .venv (once; a few minutes) ..."
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	@$(PIP) install -e '.[dev,plot]' -c constraints.txt
+	@$(PIP) install -e '.[dev,plot,studio]' -c constraints.txt
 	@touch $@
 
 clean:

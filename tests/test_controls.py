@@ -436,3 +436,27 @@ def test_places_say_what_is_free():
     place = Place(tile.mask, 1, tile.known >= 0)
     (rule,) = brief.phrases.rule(lm.model.denoiser.codec, place, False)
     assert rule.free[0].nonzero().flatten().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "\n", " \n "])
+def test_a_phrase_of_nothing_is_refused(nothing):
+    """A newline is a word here, but the ends of a phrase are not looked at."""
+    for method in DIFFUSION:
+        with pytest.raises(UsageError, match="give a word"):
+            spiteful(method).generate(1, controls=[Contains(nothing), Contains("pub")])
+
+
+@given(st.integers(1, 6), st.sampled_from(["___", "The ___", "___ is old .", "The ___ is ___ ."]), st.integers(0, 9))
+def test_gaps_have_no_more_words_than_asked_together(most, template, seed):
+    gaps = template.count("___")
+    assume(gaps <= most)
+    for method in DIFFUSION:
+        controls = [Infill(template, most)]
+        for made in spiteful(method).generate(3, seed=seed, steps=1, controls=controls):
+            assert gaps <= len(made.tokens) - len(split_words(template.replace("___", ""))) <= most
+            assert made.controls[0]["satisfied"]
+
+
+def test_gaps_that_need_more_words_than_asked_are_refused():
+    with pytest.raises(UsageError, match="more than 2 words"):
+        spiteful("difflm").generate(1, controls=[Infill("The ___:3 is old .", 2)])

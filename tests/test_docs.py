@@ -32,6 +32,7 @@ IMAGES = ROOT / "docs" / "images"
 PARSED_ONLY = {
     "difflm data fetch": "needs the internet; tests/test_fetch.py fetches from a server of its own",
     "difflm bench": "measures for half a minute; tests/test_speed.py runs its parts",
+    "difflm studio": "serves until Ctrl-C; tests/test_studio_api.py starts and ends one",
     "make": "installs, or runs this suite; `make -n` says whether the target exists",
     "pip": "would install into this environment, from the internet",
 }

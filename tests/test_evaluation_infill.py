@@ -2,6 +2,7 @@
 the command with small models of stories made here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from difflm.data.stories import Gap
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.evaluation.infill import Measure, evaluate_infill, readable, that_fit
-from difflm.evaluation.infill_records import PEOPLE
+from difflm.evaluation.infill_records import PEOPLE, InfillReport
 from difflm.evaluation.infill_writers import Asked, Lengths, Set, Writer, Written, between, writer_for
 from difflm.pipeline import TextDiffusion
 
@@ -115,6 +116,8 @@ def test_intervals_hold_the_value_and_differences_are_paired():
 def test_people_are_held_against_each_other_where_there_are_several():
     (row,) = Measure(SET, 0, []).people()
     assert (row.name, row.tasks) == (PEOPLE, 2)
+    rows = [row, replace(row, name="m", tasks=3)]
+    assert str(InfillReport(rows, {"seed": 0}, []).table().title) == "anlg: 3 gaps; seed 0"
     assert Measure(Set("roc", GAPS[1:2] * 2, LENGTHS), 0, []).people() == []
 
 

@@ -1,11 +1,8 @@
 """The HTML player: what is embedded comes back, nothing is loaded, and a browser plays it."""
 
 import json
-import os
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +16,6 @@ from difflm.studio import PlayedText, Recording, write_player
 from difflm.studio.frames import SIGNS, frame_object, spaces
 from difflm.studio.player import MOST_FRAMES, MOST_TEXTS, page
 
-CHROMIUM = Path("/usr/bin/chromium")
 STEPS = 12
 WORDS = ["Zizzi", "is", "a", "cheap", "pub", "near", "the", "river", "."]
 HOSTILE = [
@@ -266,22 +262,6 @@ def test_every_level_of_confidence_can_be_read_and_told_apart(theme):
 
 
 # ---- in a browser ----
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    missing = [] if CHROMIUM.exists() else [f"no {CHROMIUM}"]
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        missing.append("no playwright")
-    if missing:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(" and ".join(missing))
-    arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=str(CHROMIUM), args=arguments)
-        yield started
-        started.close()
 
 
 @pytest.fixture

@@ -91,3 +91,31 @@ def test_the_filling_belongs_to_the_last_request():
     tile = filled([Row(1, 0, Layout(5), 3), Row(1, 1, Layout(5), 3), Row(2, 0, Layout(5), 8)], 16, torch.device("cpu"))
     assert tile.owners == [(3, slice(0, 2)), (8, slice(2, CPU_TILE))]
     assert tile.seeds.tolist() == [1, 1, 2, 2]
+
+
+def test_what_nobody_wants_is_left_unfinished_and_the_rest_is_made(tiny_runs):
+    """Eight rows of one request and one of another: three tiles. The first request is given up in the first tile."""
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    steps = []
+    works = [
+        lm.work(8, 1, steps=5, controls=[Length(5)], watch=steps.append),
+        lm.work(1, 2, steps=5, controls=[Length(5)]),
+    ]
+    works[0].wanted = lambda: len(steps) < 2
+    made = list(lm.together(works))
+    assert len(steps) == 2, "given up at the third step"
+    assert [number for number, _ in made] == [1]
+    assert made[0][1][0].text == lm.generate(1, 2, steps=5, controls=[Length(5)])[0].text
+
+
+def test_the_shape_of_a_request_tells_which_tiles_it_needs(tiny_runs):
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    short, long = lm.work(3, 1, steps=5, controls=[Length(5)]), lm.work(2, 1, steps=9, controls=[Length(20)])
+    edited, warm = lm.work(1, edit=Edit("The old pub .")), lm.work(1, temperature=0.5, controls=[Length(5)])
+    shapes = [lm.shape(work) for work in (short, long, edited, warm)]
+    assert [list(shape.values()) for shape in shapes] == [[3], [2], [1], [1]]
+    kinds = [next(iter(shape)) for shape in shapes]
+    assert [width for _, width in kinds] == [16, 32, 16, 16]
+    assert kinds[0][0] == kinds[1][0], "steps may differ"
+    assert len({kind for kind, _ in kinds}) == 3
+    assert lm.shape(lm.work(1, 5, mbr=4, controls=[Length(5)])) == {kinds[0]: 4}

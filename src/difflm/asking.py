@@ -1,4 +1,5 @@
-"""A request as people write it: options of the command, a line of a .jsonl file. It becomes controls."""
+"""A request as people write it: options of the command, a line of a .jsonl file. It becomes controls. And the answer
+as machines read it."""
 
 import difflib
 import json
@@ -13,6 +14,7 @@ from difflm.errors import DifflmError, UsageError
 
 if TYPE_CHECKING:
     from difflm.controls.brief import Edit
+    from difflm.pipeline import Generation
 
 
 class Request(BaseModel):
@@ -107,3 +109,9 @@ def explained(error: ValidationError) -> str:
         else:
             faults.append(f"{key}: {fault['msg'].lower()}.")
     return " ".join(faults)
+
+
+def generation_object(g: "Generation") -> dict[str, Any]:
+    """One line of `generate --json`."""
+    keys = ("text", "tokens", "controls", "steps", "denoiser_calls", "seconds", "seed")
+    return {key: round(g.seconds, 4) if key == "seconds" else getattr(g, key) for key in keys}

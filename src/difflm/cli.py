@@ -16,6 +16,7 @@ from difflm.verbs.data import data_app
 from difflm.verbs.generate import generate
 from difflm.verbs.measure import compare, evaluate, score
 from difflm.verbs.plot import plot_app
+from difflm.verbs.studio import studio
 from difflm.verbs.tell import info, methods
 from difflm.verbs.train import train
 
@@ -35,6 +36,7 @@ EXAMPLES: dict[Callable[..., int], str] = {
     methods: "difflm methods --json",
     info: "difflm info e2e",
     bench: "difflm bench e2e --steps 20",
+    studio: "difflm studio e2e --port 8000",
 }
 for verb, example in EXAMPLES.items():
     app.command(epilog=f"Example: {example}")(verb)

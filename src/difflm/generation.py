@@ -39,6 +39,11 @@ class Layout:
     known: Mapping[int, int] = field(default_factory=dict)
     begin: Sequence[int] = ()  # ids of all positions of a text that is re-denoised
 
+    @property
+    def width(self) -> int:
+        """Of the canvas that it stands on."""
+        return -(-self.positions // WIDTH) * WIDTH
+
 
 @dataclass(frozen=True)
 class Row:
@@ -84,7 +89,7 @@ def tiles(model: LanguageModel, rows: Sequence[Row], device: torch.device) -> It
     """The rows in tiles of one canvas width each."""
     waiting: dict[int, list[Row]] = {}
     for row in rows:  # in their order, so that early texts come early
-        width = -(-row.layout.positions // WIDTH) * WIDTH
+        width = row.layout.width
         waiting.setdefault(width, []).append(row)
         if len(waiting[width]) == tile_size(model, width, device):
             yield filled(waiting.pop(width), width, device)

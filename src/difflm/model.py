@@ -187,7 +187,8 @@ class DiffusionModel(LanguageModel):
         batch, width = mask.shape
         ends = torch.rand(3, batch, 1, device=t.device)
         size = mask.sum(-1, keepdim=True)
-        first, last = (ends[:2] * size).long().sort(dim=0).values
+        one, other = (ends[:2] * size).long()
+        first, last = torch.minimum(one, other), torch.maximum(one, other)
         place = torch.arange(width, device=t.device)
         free = (place >= first) & (place <= last) | (ends[2] >= self.context)
         return torch.where(free, t.unsqueeze(1), 0.0), mask & free

@@ -2,7 +2,7 @@
 
 import difflib
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from difflm.controls.brief import Brief, Edit
 from difflm.controls.classifier import Classifier
 from difflm.controls.guidance import STANDARD, TOKENS, Knobs
 from difflm.controls.tile import steered
-from difflm.data.labels import Kind
+from difflm.data.labels import Kind, Labelling
 from difflm.data.tokenizers import Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
@@ -75,6 +75,7 @@ class Work:
     each: int = 1  # candidates of which one is kept
     watch: Watch | None = None
     choose: Choice | None = None
+    wanted: Callable[[], bool] = lambda: True  # asked at every step: what nobody wants any more is left unfinished
     rows: list[Row] = field(default_factory=list)
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and place: words without an id
     waiting: dict[int, Generation] = field(default_factory=dict)  # by sample: candidates that a choice waits for
@@ -144,6 +145,11 @@ class TextDiffusion:
         if folder not in self._classifiers:
             self._classifiers[folder] = load_guide(folder, self.model.denoiser, self.tokenizer)
         return self._classifiers[folder]
+
+    @property
+    def labellings(self) -> dict[str, Labelling]:
+        """What its classifiers tell apart, by name; of two that know a label, the later one."""
+        return {name: one for folder in self.guides for name, one in self._classifier(folder).labellings.items()}
 
     @property
     def device(self) -> torch.device:
@@ -220,6 +226,10 @@ class TextDiffusion:
             for tile in tiles(self.model, [row for work in group for row in work.rows], self.device):
                 yield from self._finish(tile, works)
 
+    def shape(self, work: Work) -> Counter[tuple[Any, int]]:
+        """How many rows it has of each kind and canvas width: those that agree in both share tiles."""
+        return Counter((alike(work, self.model), row.layout.width) for row in self._rows(work))
+
     def brief(self, controls: Sequence[Control], edit: Edit | None = None, knobs: Knobs | None = None) -> Brief | None:
         """Controls bound to this model; what it cannot do is refused here."""
         if not controls and edit is None:
@@ -259,6 +269,8 @@ class TextDiffusion:
         ends = {owner: works[owner].sampling.steps for owner, _ in tile.owners}
         early = {steps for steps in ends.values() if steps < max(ends.values())}
         for frame in self._frames(tile, works):
+            if not any(works[owner].wanted() for owner in ends):
+                return
             for owner, part in tile.owners:
                 gone = ends[owner] in early and frame.step >= ends[owner]
                 if (watch := works[owner].watch) and not gone:
@@ -381,13 +393,18 @@ def like_ones(works: Sequence[Work], model: LanguageModel) -> Iterator[list[Work
     """Works whose texts one loop can make: settings that belong to a whole tile are the same."""
     groups: dict[Any, list[Work]] = {}
     for work in works:
-        # A denoiser's rows go each at their own pace; words of the twin come one by one in any case.
-        mixes = isinstance(model, DiffusionModel) and model.steps_mix
-        own = replace(work.sampling, steps=1) if mixes else work.sampling
-        knobs = work.brief.knobs if work.brief else STANDARD
-        edited = work.brief is not None and work.brief.edit is not None
-        groups.setdefault((own, knobs, edited), []).append(work)
+        groups.setdefault(alike(work, model), []).append(work)
     yield from groups.values()
+
+
+def alike(work: Work, model: LanguageModel) -> Any:
+    """What belongs to a whole tile: works for which this is the same share them."""
+    # A denoiser's rows go each at their own pace; words of the twin come one by one in any case.
+    mixes = isinstance(model, DiffusionModel) and model.steps_mix
+    own = replace(work.sampling, steps=1) if mixes else work.sampling
+    knobs = work.brief.knobs if work.brief else STANDARD
+    edited = work.brief is not None and work.brief.edit is not None
+    return own, knobs, edited
 
 
 def check_device(device: str) -> torch.device:

@@ -127,8 +127,9 @@ class Brief:
         if self.words is not None:
             return [self.words] * len(noise.samples)
         least = max([least, *(control.least(self.setting) for control in self.controls)])
+        room = self.infill.room(self.setting) if self.infill else self.setting.room
         lengths: list[int] = self.model.lengths.draw_between(
-            noise.uniform(0, stream=1), least, self.setting.room
+            noise.uniform(0, stream=1), least, max(least, room)
         ).tolist()
         return lengths
 

@@ -59,7 +59,7 @@ class Contains(Control):
 
     @cached_property
     def words(self) -> list[str]:
-        return split_words(self.phrase)
+        return split_words(self.phrase.strip())
 
     def prepare(self, setting: Setting) -> None:
         if not self.words:
@@ -117,6 +117,7 @@ class Infill(Control):
     """A text with gaps: `___` of any length, `___:4` of four words. The rest stays as it is."""
 
     template: str
+    most: int | None = None  # words of all gaps together
     name = "infill"
 
     @property
@@ -146,6 +147,8 @@ class Infill(Control):
             raise UsageError(
                 f"infill: the text has at least {self.least(setting)} tokens; this model holds {setting.room}."
             )
+        if self.least(setting) > self.room(setting):
+            raise UsageError(f"infill: the gaps have more than {self.most} words.")
 
     def known(self, setting: Setting) -> list[list[int]]:
         """Ids of the parts. The space before a gap is the gap's own where tokens have spaces."""
@@ -154,6 +157,12 @@ class Infill(Control):
 
     def least(self, setting: Setting) -> int:
         return sum(map(len, self.known(setting))) + sum(gap or 1 for gap in self.gaps)
+
+    def room(self, setting: Setting) -> int:
+        """The most tokens of the whole text."""
+        if self.most is None:
+            return setting.room
+        return min(setting.room, sum(map(len, self.known(setting))) + self.most)
 
     def length(self, setting: Setting) -> int | None:
         return None if None in self.gaps else self.least(setting)

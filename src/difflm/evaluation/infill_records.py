@@ -113,8 +113,8 @@ class InfillReport:
 
     def table(self) -> Table:
         """A row a line: sets have many ways of writing and few figures."""
-        sets = list(dict.fromkeys(row.gaps for row in self.rows))
-        title = ", ".join(f"{name}: {next(r.tasks for r in self.rows if r.gaps == name):,} gaps" for name in sets)
+        counts = {row.gaps: row.tasks for row in self.rows if row.name != PEOPLE}
+        title = ", ".join(f"{name}: {count:,} gaps" for name, count in counts.items())
         table = Table(title=Text(f"{title}; seed {self.about['seed']}"), caption=Text(self._caption()))
         table.title_justify = table.caption_justify = "left"
         shown = [figure for figure in FIGURES if any(row.figures.get(figure) is not None for row in self.rows)]

@@ -1,9 +1,8 @@
-"use strict";
 // Draws one text at one step. Shared by the player and by every page that shows texts in the making.
 //
 // A text is {text, frames}; a frame is {step, t, tokens, confidence, changed} and, where it is known, `spaces`:
 // whether a space is written before each token.
-const Player = (() => {
+export const Player = (() => {
   const SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
   const LEVELS = 8;
   const RIGHT_TO_LEFT =
@@ -39,6 +38,16 @@ const Player = (() => {
 
   function written(frame) {
     return frame.tokens.map((token, i) => spaceBefore(frame, i) + token).join("");
+  }
+
+  // A finished text's last frame without the words behind its end, where a model writes some.
+  function upToTheEnd(frame, text) {
+    for (let end = frame.tokens.length; end > 0; end--) {
+      const cut = { ...frame };
+      for (const key of ["tokens", "spaces", "confidence", "changed"]) cut[key] = frame[key]?.slice(0, end);
+      if (written(cut) === text) return cut;
+    }
+    return frame;
   }
 
   // How sure the text is of itself on the whole; words that show nothing do not count.
@@ -93,5 +102,5 @@ const Player = (() => {
     });
   }
 
-  return { unpack, at, written, sureness, draw };
+  return { unpack, at, written, upToTheEnd, sureness, draw };
 })();

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MOST_TEXTS = 100  # more than anyone looks at, and few enough for a browser
 MOST_FRAMES = 250  # kept of a text; of more steps, only every second, third … is
 HERE = Path(__file__).parent
+MODULES = ["player.js", "parts.js", "time.js"]  # that the player and the studio share
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def write_player(path: Path, texts: Sequence[PlayedText], about: Mapping[str, An
 
 
 def page(texts: Sequence[PlayedText], about: Mapping[str, Any]) -> bytes:
-    style, module, script = (part(name) for name in ("player.css", "player.js", "page.js"))
+    style, module, script = part("look.css") + part("player.css"), joined(MODULES), joined(["player-page.js"])
     filled = Template(part("player.html")).substitute(
         policy=policy(style, [module, script]),
         title=html.escape(f"{about['model']}: texts out of noise" if "model" in about else "Texts out of noise"),
@@ -94,6 +95,12 @@ def page(texts: Sequence[PlayedText], about: Mapping[str, Any]) -> bytes:
 
 def part(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
+
+
+def joined(names: Sequence[str]) -> str:
+    """Modules as one script of a page that loads nothing: what one exports, those after it find."""
+    lines = [line for name in names for line in part(name).splitlines() if not line.startswith("import ")]
+    return "\n".join(['"use strict";', *(line.removeprefix("export ") for line in lines)]) + "\n"
 
 
 def packed(texts: Sequence[PlayedText]) -> dict[str, Any]:

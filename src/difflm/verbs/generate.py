@@ -226,6 +226,8 @@ class Writer:
     def line(self, text: "Generation", request: int | None) -> str:
         if not self.as_json:
             return str(text)
+        from difflm.asking import generation_object
+
         about = {} if request is None else {"request": request}
         return json.dumps({**generation_object(text), **about}, ensure_ascii=False)
 
@@ -272,11 +274,6 @@ def without_html() -> list[str]:
             kept.append(argument)
         skip = argument == "--html"
     return kept
-
-
-def generation_object(g: Any) -> dict[str, Any]:
-    keys = ("text", "tokens", "controls", "steps", "denoiser_calls", "seconds", "seed")
-    return {key: round(g.seconds, 4) if key == "seconds" else getattr(g, key) for key in keys}
 
 
 def in_order(batches: Iterator[dict[int, Any]], on_done: Callable[[int], None]) -> Iterator[Any]:

@@ -1,0 +1,156 @@
+// The server's side of the page: requests, the stream of frames, and faults as sentences.
+import { askToken } from "./token.js";
+
+export class Refused extends Error {
+  constructor(message, status, retryAfter) {
+    super(message);
+    Object.assign(this, { status, retryAfter });
+  }
+}
+
+export class Lost extends Error {
+  constructor() {
+    super("The connection to the server was lost. Is difflm studio still running?");
+  }
+}
+
+let token = recall();
+
+// `#token=…` in the address, as `difflm studio` opens it, or what was typed before in this tab.
+function recall() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const found = given.get("token");
+  if (found === null) return stored();
+  given.delete("token");
+  history.replaceState(null, "", `#${given}`);
+  remember(found);
+  return found;
+}
+
+function stored() {
+  try {
+    return sessionStorage.getItem("difflm-token");
+  } catch {
+    return null; // storage is closed
+  }
+}
+
+function remember(value) {
+  try {
+    sessionStorage.setItem("difflm-token", value);
+  } catch {
+    // then it is asked for again
+  }
+}
+
+async function call(path, body, signal) {
+  const used = token;
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const options = { headers, signal };
+  if (body !== undefined) {
+    headers["Content-Type"] = "application/json";
+    Object.assign(options, { method: "POST", body: JSON.stringify(body) });
+  }
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (fault) {
+    throw fault.name === "AbortError" ? fault : new Lost();
+  }
+  if (response.ok) return response;
+  if (response.status === 401) {
+    if (token === used) token = await askToken(Boolean(used)); // or another call has asked meanwhile
+    remember(token);
+    return call(path, body, signal);
+  }
+  const wait = Number(response.headers.get("Retry-After")) || 1;
+  throw new Refused(await sentence(response), response.status, wait);
+}
+
+async function sentence(response) {
+  try {
+    const { error } = await response.json();
+    if (error?.message) return spoken(error.message);
+  } catch {
+    // no JSON: the status must do
+  }
+  return `The server answered ${response.status} ${response.statusText}`.trim() + ".";
+}
+
+function spoken(message) {
+  return message[0].toUpperCase() + message.slice(1);
+}
+
+// A full server says when to come again: it is obeyed, and `onWait(seconds)` may tell.
+async function patiently(path, body, signal, onWait) {
+  for (;;) {
+    try {
+      return await call(path, body, signal);
+    } catch (fault) {
+      if (fault.status !== 429) throw fault;
+      for (let left = fault.retryAfter; left > 0; left--) {
+        onWait?.(left);
+        await pause(1000, signal);
+      }
+    }
+  }
+}
+
+function pause(milliseconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    }, { once: true });
+  });
+}
+
+export async function get(path) {
+  return (await call(path)).json();
+}
+
+export async function player(request, signal, onWait) {
+  return (await patiently("api/player", { request }, signal, onWait)).blob();
+}
+
+// Every event of a request that is being made, as [name, data]; ends with "done".
+export async function* stream(request, signal, onWait) {
+  const response = await patiently("api/stream", request, signal, onWait);
+  for await (const [name, data] of events(response.body.getReader())) {
+    if (name === "error") throw new Refused(spoken(data.message ?? data.error?.message ?? "it failed."), 500);
+    yield [name, data];
+    if (name === "done") return;
+  }
+  throw new Lost();
+}
+
+async function* events(reader) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const blocks = (rest + decoder.decode(value, { stream: true })).split(/\r?\n\r?\n/);
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const event = parsed(block);
+        if (event) yield event;
+      }
+    }
+  } catch (fault) {
+    throw fault.name === "AbortError" ? fault : new Lost();
+  }
+}
+
+// A block without data is a comment that keeps the line open.
+function parsed(block) {
+  let name = "message";
+  const data = [];
+  for (const line of block.split(/\r?\n/)) {
+    if (line.startsWith("event:")) name = line.slice(6).trim();
+    else if (line.startsWith("data:")) data.push(line.slice(5).trimStart());
+  }
+  return data.length ? [name, JSON.parse(data.join("\n"))] : null;
+}

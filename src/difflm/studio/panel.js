@@ -1,0 +1,212 @@
+// What is asked, as people set it: the sentence to begin with and the panel of controls.
+import { byId, make } from "./parts.js";
+
+const GAP = /___(:\d+)?/g;
+const SLIDERS = ["n", "steps", "temperature", "guidance", "candidates", "strength"];
+const PHRASES = ["contains", "avoid", "keep"];
+
+export class Panel {
+  constructor(facts, controls, onInput) {
+    Object.assign(this, { facts, controls });
+    this.defaults = { n: 1, steps: facts.steps, temperature: 1, guidance: 10, candidates: 1, strength: 0.5, seed: 0 };
+    for (const key of ["field", "label"]) byId(key).append(...this.#choices(key));
+    byId("tags").append(...(controls.pos?.tags ?? []).map((tag) => this.#tag(tag)));
+    byId("tree-labels").textContent = labels(controls.tree);
+    byId("span-labels").textContent = labels(controls.span);
+    this.#offer();
+    this.#limit(controls.limits ?? {});
+    for (const area of [byId("ask"), byId("panel")]) {
+      area.addEventListener("input", () => {
+        this.refresh();
+        onInput();
+      });
+    }
+    byId("gap").addEventListener("click", () => this.#putGap());
+    byId("clear").addEventListener("click", () => {
+      const { n, seed, steps, temperature, infill, edit, keep, strength } = this.read();
+      this.write({ n, seed, steps, temperature, infill, edit, keep, strength });
+      onInput();
+    });
+  }
+
+  // ---- what the model can be asked ----
+
+  #offer() {
+    const steered = Boolean(this.controls.field ?? this.controls.label ?? this.controls.pos);
+    const offered = { ...this.controls, guidance: steered, candidates: steered };
+    for (const part of document.querySelectorAll("[data-part]")) part.hidden = !offered[part.dataset.part];
+    document.querySelector(".words-asked").hidden = !this.controls.contains && !this.controls.avoid;
+    byId("ask").hidden = false;
+    byId("start").disabled = !this.controls.infill && !this.controls.edit;
+    byId("gap").hidden = !this.controls.infill;
+  }
+
+  #limit({ n = 8, steps = 200, candidates = 8 }) {
+    byId("n").max = n;
+    byId("steps").max = Math.max(Math.min(steps, 200), 1);
+    byId("candidates").max = candidates;
+    if (this.controls.length?.most) byId("length").max = this.controls.length.most;
+  }
+
+  #choices(key) {
+    return Object.entries(this.controls[key] ?? {}).map(([name, values]) => {
+      const label = make("label");
+      const title = make("span", "", name.toLowerCase());
+      const tally = make("span", "tally");
+      tally.dataset.tally = `${key}.${name}`;
+      title.append(" ", tally);
+      const select = make("select");
+      select.setAttribute("form", "ask");
+      select.dataset.key = key;
+      select.dataset.name = name;
+      select.append(new Option("any", ""), ...values.map((value) => new Option(value, value)));
+      label.append(title, select);
+      return label;
+    });
+  }
+
+  get #selects() {
+    return document.querySelectorAll("select[data-key]");
+  }
+
+  #tag(tag) {
+    const button = make("button", "", tag);
+    button.type = "button";
+    button.addEventListener("click", () => {
+      byId("pos").value = `${byId("pos").value.trim()} ${tag}`.trim();
+      byId("pos").dispatchEvent(new Event("input", { bubbles: true }));
+    });
+    return button;
+  }
+
+  #putGap() {
+    const area = byId("start");
+    area.setRangeText("___", area.selectionStart, area.selectionEnd, "end");
+    area.focus();
+    area.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+
+  // ---- the request ----
+
+  // Only what differs from what the model does by itself, so that commands and addresses stay short.
+  read() {
+    const request = { n: Number(byId("n").value) };
+    const put = (key, value) => {
+      if (value !== undefined && value !== "" && value !== this.defaults[key]) request[key] = value;
+    };
+    put("seed", Math.max(0, Math.floor(Number(byId("seed").value) || 0)));
+    put("steps", Number(byId("steps").value));
+    put("temperature", Number(byId("temperature").value));
+    const start = byId("start").value.trim();
+    if (start && this.#gaps(start)) request.infill = start;
+    else if (start && this.controls.edit) Object.assign(request, this.#rewriting(start));
+    else if (start) request.infill = `${start} ___`; // a model that cannot rewrite goes on instead
+    if (byId("length").value) request.length = Number(byId("length").value);
+    for (const select of this.#selects) {
+      if (select.value) (request[select.dataset.key] ??= {})[select.dataset.name] = select.value;
+    }
+    for (const key of ["pos", "tree"]) put(key, byId(key).value.trim().replace(/\s+/g, " "));
+    if (byId("span").value.trim()) request.span = byId("span").value.trim().split(/\s+/);
+    for (const key of ["contains", "avoid"]) if (phrases(key).length) request[key] = phrases(key);
+    if (this.#steered(request)) {
+      put("guidance", Number(byId("guidance").value));
+      put("candidates", Number(byId("candidates").value));
+    }
+    return request;
+  }
+
+  #rewriting(text) {
+    const request = { edit: text };
+    if (phrases("keep").length) request.keep = phrases("keep");
+    const strength = Number(byId("strength").value);
+    if (strength !== this.defaults.strength) request.strength = strength;
+    return request;
+  }
+
+  #gaps(text) {
+    return this.controls.infill ? (text.match(GAP) ?? []).length : 0;
+  }
+
+  // Whether a classifier steers: only then has its strength an effect, and can it choose among candidates.
+  #steered(request) {
+    return ["field", "label", "pos", "tree", "span"].some((key) => key in request);
+  }
+
+  write(request) {
+    byId("start").value = request.infill ?? request.edit ?? "";
+    for (const key of [...SLIDERS, "seed"]) byId(key).value = request[key] ?? this.defaults[key];
+    byId("length").value = request.length ?? "";
+    for (const select of this.#selects) {
+      const value = request[select.dataset.key]?.[select.dataset.name] ?? "";
+      const known = [...select.options].some((option) => option.value === value);
+      if (!known) select.append(new Option(value, value)); // the server will say what it thinks of it
+      select.value = value;
+    }
+    for (const key of ["pos", "tree"]) byId(key).value = request[key] ?? "";
+    byId("span").value = (request.span ?? []).join(" ");
+    for (const key of PHRASES) byId(key).value = (request[key] ?? []).join(", ");
+    this.refresh();
+  }
+
+  // ---- what the panel says about itself ----
+
+  refresh() {
+    const request = this.read();
+    for (const key of SLIDERS) byId(key).closest("label").querySelector("output").textContent = byId(key).value;
+    for (const key of ["guidance", "candidates"]) byId(key).disabled = !this.#steered(request);
+    byId("rewriting").hidden = !("edit" in request);
+    byId("meaning").textContent = this.#meaning(request);
+    for (const select of this.#selects) select.classList.toggle("set", select.value !== "");
+    const asked = this.asked(request);
+    byId("asked-count").textContent = asked ? `${asked} asked` : "";
+    byId("clear").disabled = asked === 0;
+  }
+
+  asked(request) {
+    const many = (value) => (typeof value === "object" ? Object.keys(value).length : 1);
+    const keys = ["length", "field", "label", "pos", "tree", "span", "contains", "avoid"];
+    return keys.reduce((sum, key) => sum + (key in request ? many(request[key]) : 0), 0);
+  }
+
+  #meaning(request) {
+    if ("edit" in request) return "This text is noised a part of the way and written anew.";
+    if (!("infill" in request)) return "All words form at once, out of pure noise.";
+    const gaps = this.#gaps(request.infill);
+    return `${gaps === 1 ? "The gap is" : `${gaps} gaps are`} filled; every other word stays.`;
+  }
+
+  // How many of the texts obey each control: beside the control, by sign and number.
+  tally(texts) {
+    const counts = new Map();
+    for (const { controls } of texts) {
+      for (const { name, target, satisfied } of controls) {
+        const key = name === "field" || name === "label" ? `${name}.${String(target).split("=")[0]}` : name;
+        const count = counts.get(key) ?? { met: 0, open: 0, all: 0 };
+        count.all += 1;
+        count.met += satisfied === true;
+        count.open += satisfied === null;
+        counts.set(key, count);
+      }
+    }
+    for (const place of document.querySelectorAll("[data-tally]")) say(place, counts.get(place.dataset.tally));
+  }
+}
+
+function say(place, count) {
+  place.classList.remove("met", "missed", "open");
+  place.textContent = "";
+  if (!count) return;
+  const kind = count.open === count.all ? "open" : count.met + count.open === count.all ? "met" : "missed";
+  place.classList.add(kind);
+  const sign = { met: "✓", missed: "✗", open: "–" }[kind];
+  place.textContent = kind === "open" ? sign : `${sign} ${count.met}/${count.all}`;
+  place.title = kind === "open" ? "not checked" : `${count.met} of ${count.all} obey`;
+}
+
+function phrases(key) {
+  return byId(key).value.split(",").map((phrase) => phrase.trim()).filter(Boolean);
+}
+
+function labels(offer) {
+  return (offer?.labels ?? []).join(" ");
+}

@@ -1,0 +1,191 @@
+// The studio: what is asked goes to the server, what forms there is shown.
+import { get, stream } from "./api.js";
+import { offerExamples, welcome } from "./examples.js";
+import { Export } from "./export.js";
+import { Kept } from "./kept.js";
+import { Panel } from "./panel.js";
+import { byId, themed } from "./parts.js";
+import { fromHash, toHash } from "./request.js";
+import { Stage } from "./stage.js";
+
+const wide = matchMedia("(min-width: 60rem)"); // as in studio.css: the panel stands beside the texts
+let panel, stage, kept, model;
+let asked = {}; // the latest request
+let made = null; // the one whose texts are on the stage
+let running = null; // an AbortController while the server writes
+
+// ---- asking ----
+
+async function write(request) {
+  running?.abort();
+  asked = request;
+  const own = (running = new AbortController());
+  fault(null);
+  busy(true);
+  const begun = performance.now();
+  const writing = `Writing ${counted(request.n ?? 1, "text")} …`;
+  tell(writing);
+  try {
+    const wait = (seconds) => tell(`The server is busy; trying again in ${seconds} s.`);
+    for await (const [name, data] of stream(request, own.signal, wait)) {
+      if (own.signal.aborted) return;
+      if (made !== request) clear(request); // what was on the stage stays until the server has taken this one
+      if (name === "queued") tell(data.ahead ? `${counted(data.ahead, "request")} ahead …` : writing);
+      else if (name === "frame") stage.frames(data.frames);
+      else if (name === "text") stage.text(data);
+    }
+    await stage.close();
+    if (running === own) finished((performance.now() - begun) / 1000);
+  } catch (problem) {
+    if (running !== own) return; // another request took its place
+    if (made === request) await stage.close();
+    if (own.signal.aborted) tell("Stopped.");
+    else fault(problem);
+  } finally {
+    if (running === own) {
+      running = null;
+      busy(false);
+    }
+  }
+}
+
+function clear(request) {
+  made = request;
+  panel.tally([]);
+  stage.open(request, request.steps ?? model.steps);
+}
+
+function finished(seconds) {
+  const texts = stage.generations;
+  const checks = texts.flatMap((text) => text.controls).filter((control) => control.satisfied !== null);
+  const obeyed = checks.filter((control) => control.satisfied).length;
+  const marks = checks.length ? ` ${obeyed} of ${checks.length} obeyed.` : "";
+  const source = made.edit ? " Words that the source lacks are tinted." : "";
+  tell(`${counted(texts.length, "text")} in ${seconds.toFixed(1)} s.${marks}${source}`);
+  panel.tally(texts);
+}
+
+function counted(count, thing) {
+  return `${count} ${thing}${count === 1 ? "" : "s"}`;
+}
+
+function submit(request) {
+  const hash = toHash(request);
+  if (hash !== location.hash) history.pushState(null, "", hash);
+  if (!wide.matches) {
+    byId("panel").open = false; // or the texts would form out of sight
+    byId("stage").scrollIntoView({ block: "nearest" });
+  }
+  write(request);
+}
+
+// A request that grew out of a text on the stage.
+function follow(changes) {
+  const request = { ...panel.read(), ...changes };
+  for (const [key, value] of Object.entries(changes)) if (value === undefined) delete request[key];
+  panel.write(request);
+  submit(panel.read());
+}
+
+function stop() {
+  running?.abort();
+}
+
+// ---- saying ----
+
+function tell(text) {
+  byId("status").textContent = text;
+}
+
+function fault(problem) {
+  const notice = byId("notice");
+  notice.hidden = problem === null;
+  if (problem === null) return;
+  notice.querySelector("p").textContent = problem.message;
+  tell("");
+}
+
+function busy(yes) {
+  byId("write").hidden = yes;
+  byId("stop").hidden = !yes;
+  byId("export").disabled = yes || made === null;
+  document.body.classList.toggle("busy", yes);
+}
+
+// ---- what can be done with a text ----
+
+const SETTLED = { length: undefined, pos: undefined, tree: undefined }; // by the words of a text that is worked on
+
+const does = (controls) => ({
+  offers: { ...controls, sizes: controls.infill?.sizes ?? Boolean(controls.infill) },
+  begin: (text) => {
+    panel.write({ ...panel.read(), infill: undefined, edit: text });
+    byId("start").focus();
+  },
+  fill: (template) => follow({ ...SETTLED, infill: template, edit: undefined, keep: undefined, strength: undefined }),
+  rewrite: (text, words) => {
+    const before = (made.keep ?? []).filter((phrase) => text.includes(phrase) && phrase !== words);
+    follow({ ...SETTLED, edit: text, keep: words ? [...before, words] : before, infill: undefined });
+  },
+  must: (phrases) => follow({ contains: [...new Set([...(panel.read().contains ?? []), ...phrases])] }),
+  avoid: (words) => follow({ avoid: [...new Set([...(panel.read().avoid ?? []), ...words])] }),
+  keep: (generation) => kept.add(generation, made),
+});
+
+// ---- beginning ----
+
+function usual() {
+  return wide.matches ? 4 : 2; // texts at once
+}
+
+function wire() {
+  byId("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (panel) submit(panel.read()); // or the server has not said yet what can be asked
+  });
+  byId("next").addEventListener("click", () => panel && follow({ seed: (panel.read().seed ?? 0) + 1 }));
+  byId("stop").addEventListener("click", stop);
+  byId("again").addEventListener("click", () => (model ? write(asked) : begin()));
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
+    if (event.key === "Escape" && running && !event.target.closest("dialog")) stop();
+  });
+  addEventListener("popstate", () => panel && open());
+  const unfold = () => { byId("panel").open = wide.matches; };
+  wide.addEventListener("change", unfold);
+  unfold();
+  themed(byId("theme"));
+}
+
+function open() {
+  const given = fromHash(location.hash);
+  const request = Object.keys(given).length ? given : welcome(model, panel.controls, usual());
+  panel.write(request);
+  write(panel.read());
+}
+
+async function begin() {
+  fault(null);
+  try {
+    const [models, controls] = await Promise.all([get("api/models"), get("api/controls")]);
+    [model] = models.models;
+    const size = `${(model.parameters / 1e6).toFixed(1)}M parameters`;
+    byId("model").textContent = `${model.name} · ${model.method} · ${size}`;
+    document.title = `${model.name} – difflm studio`;
+    panel = new Panel(model, controls, () => {});
+    stage = new Stage(does(controls));
+    const put = (request) => {
+      panel.write(request);
+      submit(panel.read());
+    };
+    kept = new Kept(put);
+    offerExamples(controls, usual(), put);
+    new Export(model.name, () => ({ request: made, texts: stage.generations, kept: kept.items }));
+    open();
+  } catch (problem) {
+    fault(problem);
+  }
+}
+
+wire();
+begin();

@@ -1,0 +1,119 @@
+"""A studio server of a test's own: the real thing, on a free port of this machine, in a thread."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from difflm.pipeline import TextDiffusion
+
+PATIENCE = 30.0  # seconds after which a test that waits has failed
+
+
+def need(*modules: str) -> Any:
+    """The first of these modules. A test file is skipped without them; where they must be there, it fails."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"{', '.join(missing)} must be installed here", pytrace=False)
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}", allow_module_level=True)
+    return importlib.import_module(modules[0])
+
+
+@dataclass(frozen=True)
+class Running:
+    url: str
+    port: int
+    server: Any
+    loop: Any
+
+    @property
+    def engine(self) -> Any:
+        return self.server.engine
+
+    def tasks(self) -> int:
+        """Tasks of the event loop, counted there."""
+
+        async def count() -> int:
+            return len(asyncio.all_tasks()) - 1
+
+        return asyncio.run_coroutine_threadsafe(count(), self.loop).result(PATIENCE)
+
+
+@contextmanager
+def running(
+    lm: TextDiffusion, limits: Any = None, token: str | None = None, name: str = "tiny", buffer: int | None = None
+) -> Iterator[Running]:
+    from difflm.studio.limits import Limits
+    from difflm.studio.served import Served
+    from difflm.studio.server import listen, make_server
+
+    listening = listen("127.0.0.1", 0)
+    if buffer:  # accepted connections have it too
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+    server, loops = make_server(Served(lm, name), limits or Limits(), token), []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve([listening])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    port = listening.getsockname()[1]
+    try:
+        yield Running(f"http://127.0.0.1:{port}", port, server, loops[0])
+    finally:
+        server.engine.stop()
+        server.should_exit = True
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "the server does not end"
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def events(lines: Any) -> Iterator[tuple[str, Any]]:
+    """Server-sent events of a stream's lines."""
+    name = ""
+    for line in lines:
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
+
+
+class Gate:
+    """Holds a model back: frames pass while it is open. Counts the loops and the frames that were made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lm: TextDiffusion) -> None:
+        self.open, self.frames, self.loops, self.together = threading.Event(), 0, 0, []
+        self.open.set()
+        frames, together = lm._frames, lm.together
+
+        def held(*args: Any) -> Iterator[Any]:
+            for frame in frames(*args):
+                assert self.open.wait(PATIENCE)
+                self.frames += 1
+                yield frame
+
+        def counted(works: Any) -> Iterator[Any]:
+            self.loops += 1
+            self.together.append(len(works))
+            return together(works)
+
+        monkeypatch.setattr(lm, "_frames", held)
+        monkeypatch.setattr(lm, "together", counted)

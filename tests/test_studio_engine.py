@@ -1,0 +1,200 @@
+"""The engine behind the studio: a bounded queue, requests that share tiles, clients that leave, time limits."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serving import PATIENCE, Gate, events, need, running, wait_for
+from tiny import tiny_runs
+
+from difflm.pipeline import Draft, TextDiffusion
+from difflm.studio.engine import Box, Done, Frames, Text, riding
+from difflm.studio.limits import Limits
+
+assert tiny_runs  # a fixture
+httpx = need("httpx2", "fastapi", "uvicorn")
+
+SMALL = {"steps": 3, "length": 6}
+
+
+@pytest.fixture
+def lm(tiny_runs: dict[str, Path]) -> TextDiffusion:
+    return TextDiffusion.from_pretrained(tiny_runs["difflm"])
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch, lm: TextDiffusion) -> Iterator[Gate]:
+    found = Gate(monkeypatch, lm)
+    yield found
+    found.open.set()
+
+
+class Waiting:
+    def __init__(self, **shape: int) -> None:
+        self.shape = Counter(shape)
+
+
+shapes = st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1).map(lambda shape: Waiting(**shape))
+
+
+@given(st.lists(shapes, min_size=1, max_size=12), st.integers(1, 5))
+def test_those_who_ride_along_cost_no_tile_more(waiting: list[Any], size: int) -> None:
+    taken = riding(waiting, lambda kind: size)
+    assert taken[0] is waiting[0], "nobody is overtaken for ever"
+    assert [job for job in waiting if job in taken] == taken, "in their order"
+
+    def tiles(jobs: list[Any]) -> int:
+        return sum(-(-count // size) for count in sum((job.shape for job in jobs), Counter()).values())
+
+    assert tiles(taken) == tiles(waiting[:1])
+    left_out = [job for job in waiting if job not in taken]
+    assert all(tiles([*taken, job]) > tiles(taken) for job in left_out)
+
+
+def test_a_box_drops_frames_and_nothing_else() -> None:
+    async def filled() -> list[Any]:
+        box = Box(frames=3)
+        for step in range(10):
+            box.put(Frames([Draft(0, step, 0.0, [], [], [])]))
+            box.put(Text(step, None))  # type: ignore[arg-type]
+        box.put(Done(1.0))
+        return await box.get(PATIENCE)
+
+    found = asyncio.run(filled())
+    assert [event.drafts[0].step for event in found if isinstance(event, Frames)] == [7, 8, 9]
+    assert [event.number for event in found if isinstance(event, Text)] == list(range(10))
+    assert isinstance(found[-1], Done)
+
+
+@pytest.fixture
+def asking(lm: TextDiffusion) -> Iterator[Any]:
+    """A server with a short queue, a client, and what sends requests without waiting for them."""
+    with (
+        running(lm, Limits(queue=2)) as server,
+        httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        yield server, client, lambda **asked: pool.submit(client.post, "/api/generate", json={**SMALL, **asked})
+
+
+def test_a_full_queue_says_when_to_come_again(asking: Any, gate: Gate) -> None:
+    server, client, ask = asking
+    gate.open.clear()
+    first = ask(seed=1)
+    wait_for(lambda: gate.loops == 1)
+    waiting = [ask(seed=2), ask(seed=3)]
+    wait_for(lambda: server.engine.queue == 2)
+    waits = []
+    bodies = {"/api/infill": {"template": "The ___"}, "/api/player": {"request": {}}}
+    for path in ("/api/generate", "/api/stream", "/v1/completions", *bodies):
+        refused = client.post(path, json=bodies.get(path, {}))
+        assert refused.status_code == 429 and refused.json()["error"]["type"] == "busy"
+        waits.append(int(refused.headers["retry-after"]))
+    assert waits[0] >= 1 and waits == sorted(waits) and waits[-1] > waits[0], "each a little later than the one before"
+    gate.open.set()
+    assert {answer.result().status_code for answer in (first, *waiting)} == {200}
+
+
+def test_who_leaves_the_queue_is_not_worked_for(asking: Any, gate: Gate) -> None:
+    server, client, ask = asking
+    gate.open.clear()
+    first = ask(seed=1)
+    wait_for(lambda: gate.loops == 1)
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/api/generate", json={**SMALL, "seed": 2}, timeout=0.2)
+    wait_for(lambda: all(job.over for job in server.engine._waiting))
+    gate.open.set()
+    assert first.result().status_code == 200
+    assert ask(seed=3).result().status_code == 200
+    assert gate.together == [1, 1] and gate.frames == 2 * SMALL["steps"]
+
+
+def test_what_a_client_leaves_in_mid_stream_is_not_finished(asking: Any, gate: Gate) -> None:
+    server, client, ask = asking
+    with client.stream("POST", "/api/stream", json={"n": 16, "steps": 200, "length": 9}) as answer:
+        assert next(name for name, _ in events(answer.iter_lines()) if name == "frame")
+        gate.open.clear()
+    wait_for(lambda: all(job.over for job in server.engine._running))
+    before = gate.frames
+    gate.open.set()
+    assert ask(seed=1).result().status_code == 200
+    assert gate.frames <= before + 4 + SMALL["steps"] < 200
+
+
+def test_those_who_share_a_tile_with_one_who_left_get_their_texts(asking: Any, gate: Gate) -> None:
+    server, client, ask = asking
+    gate.open.clear()
+    first = ask(seed=1)
+    wait_for(lambda: gate.loops == 1)
+    staying = ask(seed=2)
+    wait_for(lambda: server.engine.queue == 1)
+    left = threading.Event()
+
+    def leave() -> None:
+        with client.stream("POST", "/api/stream", json={**SMALL, "steps": 6, "seed": 3}) as answer:
+            next(name for name, _ in events(answer.iter_lines()) if name == "frame")
+        left.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        leaving = pool.submit(leave)
+        wait_for(lambda: server.engine.queue == 2)
+        gate.open.set()
+        assert left.wait(PATIENCE) and leaving.result() is None
+    assert first.result().status_code == staying.result().status_code == 200
+    assert gate.together == [1, 2]
+
+
+def test_the_time_limit_is_told(lm: TextDiffusion, gate: Gate) -> None:
+    gate.open.clear()
+    with running(lm, Limits(seconds=0.3)) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+        answer = client.post("/api/generate", json=SMALL)
+        assert answer.status_code == 503 and "time limit of 0.3 s" in answer.json()["error"]["message"]
+        with client.stream("POST", "/api/stream", json=SMALL) as stream:
+            (_, queued), (name, data) = events(stream.iter_lines())
+        assert name == "error" and "time limit" in data["message"] and queued["ahead"] == 0
+        gate.open.set()
+        wait_for(lambda: not server.engine._running)
+        assert client.get("/health").json()["queue"] == 0
+
+
+def test_the_fault_of_one_is_not_that_of_the_others(
+    asking: Any, gate: Gate, lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Three share a loop; a fault in one of them ends the loop, and the others are made again."""
+    server, client, ask = asking
+    generation = lm._generation
+
+    def broken(sample: int, ids: list[int], work: Any, seconds: float) -> Any:
+        assert work.seed != 13, "a fault on purpose"
+        return generation(sample, ids, work, seconds)
+
+    monkeypatch.setattr(lm, "_generation", broken)
+    gate.open.clear()
+    first = ask(seed=1)
+    wait_for(lambda: gate.loops == 1)
+    second, faulty = ask(seed=2), ask(seed=13)
+    wait_for(lambda: server.engine.queue == 2)
+    gate.open.set()
+    assert first.result().status_code == second.result().status_code == 200
+    assert faulty.result().status_code == 500 and "log" in faulty.result().json()["error"]["message"]
+    assert "a fault on purpose" in capfd.readouterr().err
+    assert client.post("/api/generate", json=SMALL).status_code == 200
+
+
+def test_stopping_tells_everybody(asking: Any, gate: Gate) -> None:
+    server, _, ask = asking
+    gate.open.clear()
+    answers = [ask(seed=1)]
+    wait_for(lambda: gate.loops == 1)
+    answers.append(ask(seed=2))
+    wait_for(lambda: server.engine.queue == 1)
+    server.engine.stop()
+    for answer in (*answers, ask(seed=3)):
+        assert answer.result().status_code == 503 and answer.result().json()["error"]["type"] == "stopping"

@@ -1,0 +1,140 @@
+"""The `openai` package talks to the studio as to any other server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import Running, need, running
+from tiny import tiny_runs
+
+from difflm.data.words import split_words
+from difflm.pipeline import TextDiffusion
+
+assert tiny_runs  # a fixture
+openai = need("openai", "fastapi", "uvicorn")
+
+STEPS = {"controls": {"steps": 4}}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_runs: dict[str, Path]) -> Iterator[Running]:
+    with running(TextDiffusion.from_pretrained(tiny_runs["difflm"]), token="secret") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Any:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0)
+
+
+def complete(client: Any, prompt: Any, **asked: Any) -> Any:
+    return client.completions.create(model="tiny", prompt=prompt, **{"seed": 1, "extra_body": STEPS, **asked})
+
+
+def test_it_lists_the_model(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "difflm"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+
+
+def test_it_continues_a_prompt(client: Any) -> None:
+    made = complete(client, "The old pub", n=3)
+    assert [choice.index for choice in made.choices] == [0, 1, 2]
+    for choice in made.choices:
+        assert choice.text[0] == " " and choice.finish_reason == "stop"
+        assert split_words("The old pub" + choice.text)[:3] == ["The", "old", "pub"]
+    words = sum(len(split_words(choice.text)) for choice in made.choices)
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (3, words)
+    assert [c.text for c in complete(client, "The old pub", n=3).choices] == [c.text for c in made.choices]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_no_more_words_than_asked(client: Any, most: int) -> None:
+    for prompt in ("", "The old", ["One", "A small"]):
+        for choice in complete(client, prompt, n=4, max_tokens=most).choices:
+            assert 1 <= len(split_words(choice.text)) <= most
+
+
+def test_it_fills_what_stands_between_prompt_and_suffix(client: Any) -> None:
+    for before, after in (("The old", "is cheap."), ("The old ", " is cheap."), ("", "is cheap."), ("The", " .")):
+        (choice,) = complete(client, before, suffix=after, max_tokens=4).choices
+        assert 1 <= len(split_words(choice.text)) <= 4
+        assert choice.controls[0]["satisfied"]
+        whole = before + choice.text + after
+        assert split_words(whole) == [*split_words(before), *split_words(choice.text), *split_words(after)]
+        assert "  " not in whole
+
+
+def test_it_fills_gaps_and_obeys_controls(client: Any) -> None:
+    body = {"infill": "The ___:2 pub ___ .", "controls": {"steps": 4, "contains": ["river"], "avoid": ["near"]}}
+    for prompt in ("", None):
+        (choice,) = complete(client, prompt, extra_body=body).choices
+        words = split_words(choice.text)
+        assert words[0] == "The" and words[3] == "pub" and "river" in words and "near" not in words
+        assert [control["satisfied"] for control in choice.controls] == [True, True, True]
+
+
+def test_a_stream_holds_the_same_choices(client: Any) -> None:
+    whole = complete(client, ["The", ""], n=2)
+    chunks = list(complete(client, ["The", ""], n=2, stream=True, stream_options={"include_usage": True}))
+    found = {choice.index: choice.text for chunk in chunks for choice in chunk.choices}
+    assert found == {choice.index: choice.text for choice in whole.choices}
+    assert chunks[-1].usage == whole.usage and not chunks[-1].choices
+
+
+def test_a_choice_ends_before_a_stop_and_repeats_its_prompt(client: Any) -> None:
+    (plain,) = complete(client, "The old").choices
+    (echoed,) = complete(client, "The old", echo=True).choices
+    assert echoed.text == "The old" + plain.text
+    word = split_words(plain.text)[2]
+    (stopped,) = complete(client, "The old", stop=[word, "no such word"]).choices
+    assert stopped.text == plain.text[: plain.text.index(word)]
+
+
+def test_temperature_zero_is_not_refused(client: Any) -> None:
+    assert complete(client, "The", temperature=0).choices[0].text
+
+
+def test_without_a_seed_texts_differ_and_the_seed_is_told(client: Any) -> None:
+    one, other = (client.completions.create(model="tiny", prompt="", extra_body=STEPS) for _ in range(2))
+    assert one.seed != other.seed
+    assert complete(client, "", seed=one.seed).choices[0].text == one.choices[0].text
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"prompt": "a ___ b"}, "infill"),
+        ({"prompt": "x", "top_p": 0.5}, "top_p has no effect"),
+        ({"prompt": "x", "logprobs": 3}, "logprobs has no effect"),
+        ({"prompt": "x", "n": 17}, "n is at most 16"),
+        ({"prompt": ["x"] * 9, "n": 4}, "32 texts"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": "x", "extra_body": {"infill": "The ___"}}, "two ways"),
+        ({"prompt": "x", "extra_body": {"controls": {"seed": 3}}}, "beside controls"),
+        ({"prompt": "x", "extra_body": {"controls": {"length": 99}}}, "between 1 and 24"),
+        ({"prompt": "word " * 30}, "at least 31 tokens"),
+    ],
+)
+def test_what_is_wrong_is_said(client: Any, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match=said):
+        client.completions.create(model="tiny", **asked)
+
+
+def test_another_model_and_another_token_are_refused(client: Any, server: Running) -> None:
+    with pytest.raises(openai.NotFoundError, match="not served here"):
+        client.completions.create(model="/etc/passwd", prompt="x")
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0).models.list()
+
+
+def test_an_autoregressive_model_writes_free_texts_of_the_length_asked(tiny_runs: dict[str, Path]) -> None:
+    lm = TextDiffusion.from_pretrained(tiny_runs["autoregressive"])
+    with running(lm) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        (choice,) = client.completions.create(model="tiny", prompt="", seed=0, max_tokens=3).choices
+        assert len(split_words(choice.text)) == 3 and choice.finish_reason == "length"
+        with pytest.raises(openai.UnprocessableEntityError, match="diffusion models"):
+            client.completions.create(model="tiny", prompt="The")
