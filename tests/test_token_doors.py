@@ -65,6 +65,14 @@ def test_one_report_of_both_worlds(tiny_runs):
     assert rows["block-diffusion"].figures["denoiser_calls"] == sum(calls) / 4
 
 
+@pytest.mark.parametrize(
+    "setting", [{"clamp": True}, {"noise_temperature": 0.5}, {"noise_top_p": 0.9}, {"sampler": "ddim"}]
+)
+def test_what_only_vectors_understand_is_refused(setting, tiny_runs):
+    with pytest.raises(UsageError, match=r"vectors|unknown sampler"):
+        TextDiffusion.from_pretrained(tiny_runs["udlm"]).generate(**setting)
+
+
 def test_requests_of_several_kinds_are_made_as_alone(tiny_runs, tmp_path, capsys):
     lines = [{"length": 8}, {"infill": "The ___ pub"}, {"steps": 3, "seed": 4}]
     (tmp_path / "many.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

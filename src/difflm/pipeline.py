@@ -407,6 +407,16 @@ def alike(work: Work, model: LanguageModel) -> Any:
     return own, knobs, edited
 
 
+def refuse_vector_settings(sampling: Sampling) -> None:
+    """Tokens have no noise of some size, and are always words."""
+    usual = Sampling()
+    for name in ("clamp", "draw", "noise_temperature", "noise_top_p"):
+        if getattr(sampling, name) != getattr(usual, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for models that diffuse vectors; this one diffuses tokens."
+            )
+
+
 def check_device(device: str) -> torch.device:
     """A device that is there; "auto" is a GPU where there is one."""
     if device == "auto":
@@ -482,6 +492,8 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         raise UsageError(f"--noise-top-p must lie above 0 and up to 1, not {sampling.noise_top_p}.")
     if not 0 <= sampling.clamp_below <= 1:
         raise UsageError(f"--clamp-below must lie between 0 and 1, not {sampling.clamp_below}.")
+    if isinstance(model, TokenDiffusion):
+        refuse_vector_settings(sampling)
     if not 0 <= sampling.contrast <= 100:
         raise UsageError(f"--contrast must lie between 0 and 100, not {sampling.contrast}.")
     if sampling.contrast and not isinstance(model, TokenDiffusion):

@@ -11,7 +11,7 @@ from torch import Tensor
 from difflm.noise import Noise
 from difflm.token_denoiser import TokenDenoiser
 
-EDGE = 1e-9  # of u: t = sin²(πu/2) then ends 2e-18 from 0, and at 1 where float64 still tells α from 0
+EDGE = 1e-7  # of u: t = sin²(πu²/2) then begins at 2e-28 and ends where float64 still tells α from 0
 
 
 def token_bound(
@@ -31,9 +31,11 @@ def _draw(
 ) -> Tensor:
     process = denoiser.process
     if levels is None:
-        # Both ends of time are steep: 1/t for masks, 1/√t for hybrid noise. The map takes the steepness away.
-        angle = u.clamp(EDGE, 1 - EDGE) * (math.pi / 2)
-        t, weight = torch.sin(angle) ** 2, torch.sin(2 * angle) * (math.pi / 2)
+        # Both ends of time are steep, the early one of hybrid noise so much that t = sin²(πu/2) has no finite variance:
+        # wrong words are there with the share √t, and weigh 1/t. The map takes the steepness away.
+        u = u.clamp(EDGE, 1 - EDGE)
+        angle = u**2 * (math.pi / 2)
+        t, weight = torch.sin(angle) ** 2, torch.sin(2 * angle) * u * math.pi
     else:
         t, weight = (torch.floor(u * levels) + 1).clamp(max=levels) / levels, torch.full_like(u, levels)
     with torch.autocast(ids.device.type, enabled=False):
