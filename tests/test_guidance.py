@@ -272,7 +272,7 @@ def test_of_two_classifiers_that_know_a_label_the_later_one_is_asked(tiny_runs, 
         )
 
 
-@pytest.mark.parametrize("method", ["difflm", "diffusion-lm"])
+@pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "mdlm"])
 def test_tags_and_spans_are_learned_and_asked_for(tiny_runs, small_guide, method, capsys):
     """Labels of odd names as well: they go into files that have names of their own."""
     rows = [

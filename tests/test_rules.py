@@ -97,7 +97,10 @@ def test_known_positions_follow_the_posterior_of_their_words(rule, grid):
     vectors = codec.encode(known.clamp(min=0))
     for (x, now), s in zip(walked, grid[1:], strict=True):
         assert torch.equal(now.belief.clean[:, 1], lie.clean[:, 1])
-        alpha, sigma = (at_positions(v, vectors) for v in (process.alpha(s.reshape(-1).expand(3)), process.sigma(s.reshape(-1).expand(3))))
+        alpha, sigma = (
+            at_positions(v, vectors)
+            for v in (process.alpha(s.reshape(-1).expand(3)), process.sigma(s.reshape(-1).expand(3)))
+        )
         z = ((x - alpha * vectors) / sigma)[:, [0, 2]]
         assert float(z.mean((0, 2)).abs().max()) < 5 / (2 * draws) ** 0.5 + 1e-3
         assert float((z.std((0, 2)) - 1).abs().max()) < 5 / (4 * draws) ** 0.5 + 1e-3

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from difflm.belief import Belief
 from difflm.processes.keep import Informed, Keep, Straight
-from difflm.processes.tokens import TokenProcess, at, chosen, indicator, sure
+from difflm.processes.tokens import CERTAIN, TokenProcess, at, chosen, indicator, standing, sure
 
 
 class Mix(NamedTuple):
@@ -82,7 +82,7 @@ class Interpolating(TokenProcess):
         alpha, _, uniform = (at(share, z, like) for share in self.mix(t.double()))
         # The word that stands there is likelier by this much than any other.
         gain = torch.log1p(alpha * self.words / uniform.clamp(min=torch.finfo(like.dtype).tiny))
-        gain = gain.clamp(max=1e4).expand(z.shape)
+        gain = gain.clamp(max=CERTAIN).expand(z.shape)
         gain = gain.masked_fill(z == self.mask_id, 0.0)
         return torch.zeros_like(like).scatter(-1, z.clamp(max=self.words - 1).unsqueeze(-1), gain.unsqueeze(-1))
 
@@ -161,8 +161,7 @@ class Absorbing(Interpolating):
         return True
 
     def believe(self, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
-        there = (z != self.mask_id).unsqueeze(-1)
-        logits = torch.where(there, sure(z.clamp(max=self.words - 1), self.words, logits.dtype), logits)
+        logits = standing(logits, z, self.mask_id)
         return Belief(logits, logits, tokenwise=True)
 
     def revealed(self, t: Tensor, s: Tensor, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from difflm.belief import Belief
 from difflm.processes.interpolating import Absorbing
-from difflm.processes.tokens import TokenProcess, chosen, sure
+from difflm.processes.tokens import TokenProcess, chosen, standing
 
 
 class Spindle(Absorbing):
@@ -48,8 +48,7 @@ class Spindle(Absorbing):
     def believe(self, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
         there = (z != self.mask_id).unsqueeze(-1)
         evidence = torch.log1p(-self.alphas(t)).to(logits.dtype).masked_fill(there, 0.0)
-        settled = sure(z.clamp(max=self.words - 1), self.words, logits.dtype)
-        logits = torch.where(there, settled, logits + evidence)
+        logits = standing(logits + evidence, z, self.mask_id)
         return Belief(logits, logits, evidence=evidence, tokenwise=True)
 
     def revealed(self, t: Tensor, s: Tensor, x: Tensor) -> Tensor:

@@ -106,6 +106,15 @@ def sure(ids: Tensor, words: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return logits.scatter(-1, ids.unsqueeze(-1), 0.0)
 
 
+CERTAIN = 1e4  # nats: a softmax leaves nothing beside it; where a rule forbids the word, the likeliest other is left
+
+
+def standing(logits: Tensor, z: Tensor, mask_id: int) -> Tensor:
+    """Logits without doubt of the words that stand, and as they are at masks."""
+    gain = torch.where(z == mask_id, 0.0, CERTAIN).to(logits.dtype)
+    return logits.scatter_add(-1, z.clamp(max=logits.shape[-1] - 1).unsqueeze(-1), gain.unsqueeze(-1))
+
+
 def indicator(ids: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     """1 at the state and 0 elsewhere, [B, L, size]; torch's own would look at the ids, and a GPU would wait."""
     return torch.zeros(*ids.shape, size, dtype=dtype, device=ids.device).scatter(-1, ids.unsqueeze(-1), 1.0)

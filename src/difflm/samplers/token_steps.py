@@ -29,7 +29,8 @@ def remask(now: Moment, most: float = REMASK) -> Tensor:
     sigma = ((1 - early) / late.clamp(min=1e-12)).clamp(max=most)
     there, shown = masked(now), (early - (1 - sigma) * late) / (1 - late)
     moves = fresh[..., 0] < torch.where(there, at(shown, x, fresh), at(sigma, x, fresh))
-    return torch.where(moves, torch.where(there, words_of(now, fresh), process.mask_id), x)
+    stays = torch.where(there, x, now.belief.tokens)
+    return torch.where(moves, torch.where(there, words_of(now, fresh), process.mask_id), stays)
 
 
 def first_hitting(now: Moment) -> Tensor:
