@@ -150,9 +150,13 @@ def test_a_classifier_of_noisy_tokens_guides(tmp_path):
         assert sum("French" in text.tokens for text in texts) > 18
 
 
-def test_contrast_is_for_tokens_and_counts_its_calls(masked):
+def test_contrast_is_for_masks_and_counts_its_calls(masked, tmp_path):
     lm = TextDiffusion.from_pretrained(masked)
     (text,) = lm.infill("The old ___ serves Italian food.", contrast=1.0, steps=10)
     assert text.denoiser_calls == 20 and text.controls[0]["satisfied"]
-    with pytest.raises(UsageError, match="model of tokens"):
-        TextDiffusion.from_pretrained("e2e").generate(contrast=1.0)
+    for other in (
+        TextDiffusion.from_pretrained("e2e"),
+        TextDiffusion.from_pretrained(tiny_run(tmp_path, "udlm", steps=2)),
+    ):
+        with pytest.raises(UsageError, match="behind masks"):
+            other.generate(contrast=1.0)

@@ -126,6 +126,7 @@ class BlockDiffusion(TokenDiffusion):
     denoiser: BlockDenoiser
     lengths: Blocks
     steps_mix = False
+    hides = False  # what is kept of known words was kept with them
 
     def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
         """Every block at a time of its own."""

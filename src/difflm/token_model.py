@@ -45,6 +45,11 @@ class TokenDiffusion(DiffusionModel):
         self.samplers = tuple(self.rules)
 
     @property
+    def hides(self) -> bool:
+        """Whether known words can be hidden from it, as a contrast does."""
+        return self.process.masks
+
+    @property
     def process(self) -> TokenProcess:  # type: ignore[override]
         return self.denoiser.process
 
@@ -101,8 +106,8 @@ class TokenDiffusion(DiffusionModel):
         known = steering.known >= 0
 
         def ask(x: Tensor, t: Tensor, previous: Tensor | None) -> Belief:
-            blind = self.process.prior(torch.ones_like(t), self.process.fresh(Torch(len(x), x.device), 0, x.shape[1]))
-            told, untold = (self.denoiser(z, t, mask) for z in (x, torch.where(known, blind, x)))
+            hidden = torch.where(known, self.process.mask_id, x)
+            told, untold = (self.denoiser(z, t, mask) for z in (x, hidden))
             return contrasted(told, untold, sampling.contrast)
 
         return ask

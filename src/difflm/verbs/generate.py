@@ -50,7 +50,7 @@ def generate(
     clamp: Clamp = None,
     clamp_below: Annotated[float | None, typer.Option(help="Clamp at times up to this one, in 0 to 1.")] = None,
     contrast: Annotated[
-        float | None, typer.Option(help="Models of tokens: how much more known words count. [0]")
+        float | None, typer.Option(help="Models of masks: how much more known words count. [0]")
     ] = None,
     mbr: Annotated[int, typer.Option(help="Of so many candidates, the one most like the others.")] = 1,
     top_k: Annotated[int | None, typer.Option(help="Autoregressive: draw from the k likeliest words.")] = None,
