@@ -104,7 +104,7 @@ def test_a_file_without_requests(tmp_path):
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["difflm", "diffusion-lm"])
+@pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "mdlm", "gidd"])
 def test_controls_from_the_command(say, tiny_runs, method):
     argv = ["--length", 12, "--contains", "coffee shop", "--contains", "£30", "--avoid", "the", "--avoid", "wine"]
     objects = say(tiny_runs[method], "-n", 5, *argv)
@@ -118,7 +118,7 @@ def test_controls_from_the_command(say, tiny_runs, method):
     assert first["text"] == objects[0]["text"]
 
 
-@pytest.mark.parametrize("method", ["difflm", "diffusion-lm"])
+@pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "mdlm", "gidd"])
 def test_gaps_and_edits_from_the_command(say, tiny_runs, method):
     for o in say(tiny_runs[method], "-n", 3, "--infill", "Zoë's ___:2 near ___."):
         assert o["tokens"][:2] == ["Zoë", "'s"] and o["tokens"][4] == "near" and o["text"].endswith(".")

@@ -230,7 +230,8 @@ def test_the_standard_error_is_the_spread_over_draws_of_texts():
 
 
 def test_three_methods_in_one_report(tiny_runs):  # noqa: F811
-    lms = {method: TextDiffusion.from_pretrained(path) for method, path in tiny_runs.items()}
+    methods = ("diffusion-lm", "difflm", "autoregressive")
+    lms = {method: TextDiffusion.from_pretrained(tiny_runs[method]) for method in methods}
     models = {name: lms[name] for name in ("diffusion-lm", "difflm")}
     texts = corpus_for(models["difflm"], None, "valid")
     told: list[tuple[str, int, int]] = []

@@ -189,7 +189,7 @@ def test_nats_are_those_of_the_labels_and_of_nothing_else():
     """Heads that know nothing give log(number of labels) for every place that is asked for."""
     kinds = [Labelling("topic", "text", (NONE, "x")), Labelling("pos", "tags", (NONE, "A", "B")),
              Labelling("tree", "spans", (NONE, "S", "NP", "VP"))]  # fmt: skip
-    classifier = Classifier(kinds, state_dim=4, longest=8, vocabulary=9, hidden=8, layers=1, heads=2)
+    classifier = Classifier(kinds, view_dim=8, longest=8, vocabulary=9, hidden=8, layers=1, heads=2)
     for head in classifier.heads.values():
         torch.nn.init.zeros_(head.weight)
         torch.nn.init.zeros_(head.bias)
@@ -272,7 +272,7 @@ def test_of_two_classifiers_that_know_a_label_the_later_one_is_asked(tiny_runs, 
         )
 
 
-@pytest.mark.parametrize("method", ["difflm", "diffusion-lm"])
+@pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "mdlm"])
 def test_tags_and_spans_are_learned_and_asked_for(tiny_runs, small_guide, method, capsys):
     """Labels of odd names as well: they go into files that have names of their own."""
     rows = [
@@ -309,7 +309,7 @@ def test_tags_and_spans_are_learned_and_asked_for(tiny_runs, small_guide, method
 
 def test_the_frozen_model_is_shared_by_copies_and_saved_nowhere(tiny_runs):
     model, _, _ = load_run(tiny_runs["difflm"])
-    learner = Learner(Classifier([Labelling("k", "text", (NONE, "x"))], 16, 24, 9, 8, 1, 2), model)
+    learner = Learner(Classifier([Labelling("k", "text", (NONE, "x"))], 32, 24, 9, 8, 1, 2), model)
     assert copy.deepcopy(learner).frozen.model is model
     assert all(name.startswith("classifier.") for name in learner.state_dict())
 

@@ -18,8 +18,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     {"schedules", "belief", "textmetrics", "errors", "files", "noise", "data"},
     {"processes", "networks", "timesteps"},
-    {"codecs", "denoiser", "objectives", "bounds"},
-    {"samplers", "lengths", "model", "twin", "generation", "training", "parsing"},
+    {"codecs", "denoiser", "token_denoiser", "objectives", "bounds", "token_bounds"},
+    {"samplers", "lengths", "model", "token_model", "blocks", "twin", "generation", "training", "parsing"},
     {"controls", "methods"},
     {"recipe", "run", "fit", "cards", "pipeline", "asking", "guides", "baselines"},
     {"evaluation", "studio", "pictures", "speed"},

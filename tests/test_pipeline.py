@@ -13,7 +13,7 @@ from difflm.generation import GPU_TILE, drawn_rows, frames, tile_size, tiles
 from difflm.methods import DiffLM
 from difflm.pipeline import TextDiffusion, check_device, check_dtype
 
-METHODS = ["difflm", "diffusion-lm", "autoregressive"]
+METHODS = ["difflm", "diffusion-lm", "autoregressive", "mdlm", "block-diffusion"]
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,8 @@ def test_room_is_what_encode_accepts(models):
         "difflm": 24,
         "diffusion-lm": 22,
         "autoregressive": 24,
+        "mdlm": 24,
+        "block-diffusion": 512,
     }
     for lm in models.values():
         assert len(lm.encode(["pub " * lm.model.room])[0]) == lm.model.room

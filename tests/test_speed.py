@@ -54,7 +54,7 @@ def one_second(monkeypatch):
     monkeypatch.setattr(speed, "median_seconds", measured)
 
 
-@pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "autoregressive"])
+@pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "autoregressive", "mdlm"])
 def test_rates_are_counts_a_second(tiny_runs, one_second, method):  # noqa: F811
     run = tiny_runs[method]
     lm = TextDiffusion.from_pretrained(run)

@@ -14,7 +14,7 @@ from difflm.pipeline import TextDiffusion
 assert tiny_runs and guide  # fixtures
 
 
-@pytest.fixture(scope="module", params=["difflm", "diffusion-lm", "autoregressive"])
+@pytest.fixture(scope="module", params=["difflm", "diffusion-lm", "autoregressive", "mdlm", "udlm"])
 def lm(request, tiny_runs):
     return TextDiffusion.from_pretrained(tiny_runs[request.param])
 
@@ -47,7 +47,7 @@ def test_free_texts_of_several_requests_are_those_of_each_alone(lm):
     assert all_together(lm, FREE) == apart(lm, FREE)
 
 
-@pytest.mark.parametrize("method", ["difflm", "diffusion-lm"])
+@pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "mdlm", "udlm"])
 def test_controls_of_several_requests_do_not_meet(tiny_runs, method):
     lm = TextDiffusion.from_pretrained(tiny_runs[method])
     assert all_together(lm, ASKED) == apart(lm, ASKED)

@@ -74,6 +74,19 @@ class Denoiser(nn.Module):
             parts.append(self.codec.expectation(evidence + self.codec.bias))
         return torch.cat(parts, dim=-1)
 
+    @property
+    def view_dim(self) -> int:
+        return 2 * self.codec.dim
+
+    def view(self, x: Tensor, t: Tensor) -> Tensor:
+        """What a classifier sees of x_t: the state at unit scale, and the mean word of its evidence."""
+        state = x / at_positions(self.process.prior_std(t), x)
+        return torch.cat([state, self.codec.expectation(self.seen(x, t) + self.codec.bias)], -1)
+
+    def levels(self) -> list[float]:
+        """Some numbers that tell one curve of noise from another."""
+        return self.process.log_snr(torch.linspace(0.1, 0.9, 5)).tolist()
+
     def tokens_belief(self, logits: Tensor, evidence: Tensor | None) -> Belief:
         if evidence is not None:
             logits = logits + evidence

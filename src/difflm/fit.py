@@ -13,14 +13,15 @@ import torch
 from difflm.data.batches import AllBut, Batch, Batches, LabelBatch, Permutation, Subset, split
 from difflm.data.corpora import NAMES, corpus, corpus_path, counted_texts, located
 from difflm.data.tokenfile import TokenFile, source_fingerprint
-from difflm.data.tokenizers import UNK, Bpe, Tokenizer, Words
+from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.errors import DifflmError, UsageError
 from difflm.files import explain, read_json, write_atomic
 from difflm.model import DiffusionModel, LanguageModel
 from difflm.recipe import Recipe, check, check_init
 from difflm.run import bundled_runs, find_run, load_run, write_config
+from difflm.token_model import TokenDiffusion
 from difflm.training.checkpoints import newest_checkpoint
-from difflm.training.loop import Budget, Outcome, Trainer, Watcher
+from difflm.training.loop import Budget, Figure, Outcome, Trainer, Watcher
 
 VALIDATION_BATCHES = 16
 
@@ -41,23 +42,29 @@ def train_run(
         tokenizer = Tokenizer.load(out / "tokenizer.json") if resume else words_of(recipe, begin, out, root, note)
         torch.manual_seed(recipe.seed)
         model = recipe.build_method().build(tokenizer.size, recipe.longest)
-        training, held_out = read_splits(recipe, tokenizer, model.room, out, root, note)
+        room = min(model.room, recipe.longest)
+        training, held_out = read_splits(recipe, tokenizer, room, out, root, note)
         tokens, subset = training
         about = {"texts": len(subset), "held_out": len(held_out[1]), **left_out(tokens)}
         if not resume:
-            tell_left_out(tokens, held_out[1], model.room, note)
+            tell_left_out(tokens, held_out[1], room, note)
         counts = histograms(tokens, subset, recipe.longest, tokenizer.size)
         if begin:
             take_over(model, begin[0], counts[0])
         else:
+            if isinstance(model, TokenDiffusion) and model.process.reads_pairs:
+                model.process.read_pairs(neighbours(tokens, subset, recipe.longest, tokenizer.size))
             model.observe(*counts)
+            if not resume:
+                recipe.build_method().start(model, tokenizer)
         if begin and not resume:
             tell_unknown(counts[1], recipe, note)
         widths = recipe.widths or default_widths(recipe.longest, device)
         batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
         write_config(out, recipe, tokenizer, model, about)
-    trainer = Trainer(model, budget_of(recipe, device), out, device)
+    figure: Figure = "nats_per_token" if model.likelihood else "masked_nats"
+    trainer = Trainer(model, budget_of(recipe, device), out, device, figure)
     if resume and not trainer.resume():
         note("no checkpoint yet, starting anew", 0)
     outcome = trainer.fit(batches, validation_batches(*held_out, recipe, widths), watcher)
@@ -184,10 +191,12 @@ def words_of(recipe: Recipe, begin: Begin | None, out: Path, root: Path | None, 
 
 def learn_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
     """Learned from the training texts."""
-    texts = counted(counted_texts(recipe.data, root, recipe.column), "learning words", note)
-    tokenizer = (
-        Words.build(texts, recipe.more_than) if recipe.tokenizer == "words" else Bpe.build(texts, recipe.vocabulary)
-    )
+    texts = counted(counted_texts(recipe.data, root, recipe.column, recipe.chunk), "learning words", note)
+    tokenizer: Tokenizer
+    if recipe.tokenizer == "bpe":
+        tokenizer = Bpe.build(texts, recipe.vocabulary)
+    else:
+        tokenizer = (Words if recipe.tokenizer == "words" else Characters).build(texts, recipe.more_than)
     if tokenizer.size <= 5:
         raise DifflmError(f"{recipe.data} gives no vocabulary. Give more text, or a lower more_than.")
     return tokenizer
@@ -219,6 +228,8 @@ def read_tokens(
     directory = out / "data" / split
     source = source_fingerprint(corpus_path(recipe.data, root, split))  # type: ignore[arg-type]
     source["column"] = recipe.column
+    if recipe.chunk:
+        source["chunk"] = recipe.chunk
     distinct = recipe.distinct and split == "train"
     if directory.exists():
         tokens = TokenFile.open(directory)
@@ -226,7 +237,7 @@ def read_tokens(
             return tokens
         if newest_checkpoint(out):
             raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
-    texts = counted(corpus(recipe.data, root, split, recipe.column), f"reading {split} texts", note)  # type: ignore[arg-type]
+    texts = counted(corpus(recipe.data, root, split, recipe.column, recipe.chunk), f"reading {split} texts", note)  # type: ignore[arg-type]
     return TokenFile.build(directory, texts, tokenizer, longest, source, distinct)
 
 
@@ -237,10 +248,24 @@ def counted(texts: Iterable[str], what: str, note: Note) -> Iterator[str]:
         yield text
 
 
-def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many training texts have each length, and how often each token occurs; of 100,000 texts at most."""
+def some_rows(tokens: TokenFile, subset: Subset, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training texts, 100,000 at most."""
     chosen = subset(Permutation(len(subset), 0)(np.arange(min(len(subset), 100_000))))
-    ids, lengths = tokens.rows(chosen, longest)
+    return tokens.rows(chosen, longest)
+
+
+def neighbours(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> torch.Tensor:
+    """How often each token stands before each other one, [V, V]."""
+    ids, lengths = some_rows(tokens, subset, longest)
+    inside = np.arange(1, longest) < lengths[:, None]
+    before, after = ids[:, :-1][inside].astype(np.int64), ids[:, 1:][inside]
+    counts = np.bincount(before * vocabulary + after, minlength=vocabulary**2)
+    return torch.from_numpy(counts).view(vocabulary, vocabulary)
+
+
+def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many training texts have each length, and how often each token occurs."""
+    ids, lengths = some_rows(tokens, subset, longest)
     words = ids[np.arange(longest) < lengths[:, None]]
     counts = np.bincount(lengths, minlength=longest + 1), np.bincount(words, minlength=vocabulary)
     return torch.from_numpy(counts[0]), torch.from_numpy(counts[1])

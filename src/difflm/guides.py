@@ -31,7 +31,7 @@ from difflm.fit import (
     whole_or_nothing,
 )
 from difflm.model import DiffusionModel, Trainable
-from difflm.noise import Noise
+from difflm.noise import Noise, Torch
 from difflm.recipe import Recipe
 from difflm.run import load_run
 from difflm.training.checkpoints import load_into, load_tensors, newest_checkpoint
@@ -64,7 +64,8 @@ class Learner(Trainable):
         guided = self.frozen.model.to(ids.device)
         # Half of the texts on the last quarter of the way: where it is decided which words stand there in the end.
         t = guided.times.time_of(torch.rand(ids.shape[0], device=ids.device) ** 2)
-        noise = torch.randn(*guided.lengths.canvas(ids, lengths)[0].shape, guided.denoiser.codec.dim, device=ids.device)
+        width = guided.lengths.canvas(ids, lengths)[0].shape[1]
+        noise = guided.process.fresh(Torch(ids.shape[0], ids.device), 0, width, guided.denoiser.codec.dim)
         found = self.label_nats(ids, lengths, t, noise, labels)
         parts = {f"{name}_nats": nats.mean() for name, nats in found.items()}  # a label may be called "loss" or "step"
         return {**parts, "loss": torch.stack(list(parts.values())).sum()}
@@ -75,7 +76,9 @@ class Learner(Trainable):
         guided = self.frozen.model.to(ids.device)
         t = guided.times.time_of(noise.uniform(0, stream=5))
         width = guided.lengths.canvas(ids, lengths)[0].shape[1]
-        found = self.label_nats(ids, lengths, t, noise.normal(1, width, guided.denoiser.codec.dim), labels)
+        found = self.label_nats(
+            ids, lengths, t, guided.process.fresh(noise, 1, width, guided.denoiser.codec.dim), labels
+        )
         return torch.stack(list(found.values())).sum(0)
 
     def label_nats(
@@ -86,7 +89,7 @@ class Learner(Trainable):
         guided = self.frozen.model
         canvas, mask = guided.lengths.canvas(ids, lengths)
         with torch.no_grad(), torch.autocast(ids.device.type, enabled=False):
-            x_t = guided.process.corrupt(guided.denoiser.codec.encode(canvas), t, noise)
+            x_t = guided.process.corrupt(guided.denoiser.codec.state(canvas), t, noise)
         opinion = self.classifier(guided.denoiser, x_t, t, mask)
         first = guided.lengths.first
         return {
@@ -195,7 +198,7 @@ def check_places(labels: Labels, tokens: TokenFile, path: Path) -> None:
 def fresh_classifier(method: dict[str, Any], guided: DiffusionModel, labels: list[Labels]) -> Classifier:
     sizes = {key: method[key] for key in SIZES}
     labellings = [one.labelling for one in labels]
-    return Classifier(labellings, guided.denoiser.codec.dim, guided.longest, guided.vocabulary, **sizes)
+    return Classifier(labellings, guided.denoiser.view_dim, guided.longest, guided.vocabulary, **sizes)
 
 
 def count_words(classifier: Classifier, tokens: TokenFile, found: list[Labels]) -> None:
@@ -243,7 +246,7 @@ def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classi
             raise UsageError(f"the classifier {folder} was made for another model ({guides}), not for this one.")
         labellings = [Labelling(one["name"], one["kind"], tuple(one["values"])) for one in config["labels"]]
         sizes = {key: config["model"][key] for key in SIZES}
-        classifier = Classifier(labellings, denoiser.codec.dim, config["longest"], denoiser.codec.vocabulary, **sizes)
+        classifier = Classifier(labellings, denoiser.view_dim, config["longest"], denoiser.codec.vocabulary, **sizes)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise DifflmError(f"{folder}/config.json does not describe a classifier ({reason}).") from None

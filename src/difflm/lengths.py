@@ -57,7 +57,7 @@ class Drawn(LengthPolicy):
     """p(length) is the training histogram. For likelihoods each length counts once more, so that none is impossible;
     texts are drawn with lengths that were seen, where there are such: a small model writes nonsense at others."""
 
-    forbidden = (START, END, UNK, PAD)
+    forbidden: tuple[int, ...] = (START, END, UNK, PAD)
     counts: Tensor
 
     def __init__(self, longest: int) -> None:

@@ -189,7 +189,8 @@ def keep_middles(run: str, middles: dict[str, str], out: Path | None) -> None:
 def source_of(lm: TextDiffusion, root: Path | None) -> tuple[str, ...]:
     """The corpus or the file, and the column, that a model was trained on."""
     recipe = lm.config["recipe"]
-    return (located(recipe["data"], root), *([recipe["column"]] if recipe["column"] else []))
+    more = (recipe["column"], recipe.get("chunk"))
+    return (located(recipe["data"], root), *(str(one) for one in more if one))
 
 
 def check_seeds(models: dict[str, TextDiffusion], root: Path | None) -> None:

@@ -1,7 +1,7 @@
 """A trained thing that writes: what the trainer, the evaluation and the front doors ask of every method."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -24,6 +24,7 @@ from difflm.samplers import (
     Frame,
     Settle,
     Steering,
+    Step,
     Temperature,
     Transform,
     Way,
@@ -46,6 +47,7 @@ class Sampling:
     clamp: bool = False
     clamp_below: float = 1.0  # clamp at times up to this one
     draw: bool = False
+    contrast: float = 0.0  # tokens alone: how much more known words count than they do by themselves
     top_k: int = 0  # the twin alone
     top_p: float = 1.0  # the twin alone
     beams: int = 0  # the twin alone: beam search instead of drawing
@@ -115,9 +117,11 @@ def start_from_frequencies(bias: Tensor, counts: Tensor) -> None:
 
 
 class DiffusionModel(LanguageModel):
-    """The parts of a continuous method, put together."""
+    """The parts of a method, put together: here the continuous ones, and what the discrete ones share with them."""
 
-    likelihood = "bound"
+    likelihood: Likelihood | None = "bound"
+    rules: Mapping[str, Step] = STEPS
+    steps_mix = True  # whether texts of different numbers of steps can be made side by side
 
     def __init__(
         self,
@@ -149,17 +153,10 @@ class DiffusionModel(LanguageModel):
 
     def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
         ids, mask = self.lengths.canvas(ids, lengths)
-        codec = self.denoiser.codec
         t, weight = self.times.sample(ids.shape[0], ids.device)
-        at, counted = (t, mask) if not self.context else self.in_context(t, mask)
+        batch = self.corrupted(ids, mask, t)
+        counted = batch.mask
         with torch.autocast(ids.device.type, enabled=False):
-            vectors = codec.encode(ids)
-            x0 = vectors + codec.x0_std * torch.randn_like(vectors) if codec.x0_std else vectors
-            noise = torch.randn_like(vectors)
-            x_t = self.process.corrupt(x0, at, noise)
-        belief = self.denoiser(x_t, at, mask, self.previous(x_t, at, mask))
-        with torch.autocast(ids.device.type, enabled=False):
-            batch = Corrupted(ids, counted, vectors, x0, x_t, noise, at, belief, self.denoiser)
             terms = self.objective(batch)
             total = self.objective.total(terms)
             losses = {name: masked_mean(term, counted) for name, term in terms.items()}
@@ -171,6 +168,18 @@ class DiffusionModel(LanguageModel):
                 losses["warp"] = fit
                 losses["loss"] = losses["loss"] + fit
         return losses
+
+    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
+        """The batch at times t, and what is believed about it."""
+        codec = self.denoiser.codec
+        at, counted = (t, mask) if not self.context else self.in_context(t, mask)
+        with torch.autocast(ids.device.type, enabled=False):
+            vectors = codec.encode(ids)
+            x0 = vectors + codec.x0_std * torch.randn_like(vectors) if codec.x0_std else vectors
+            noise = torch.randn_like(vectors)
+            x_t = self.process.corrupt(x0, at, noise)
+        belief = self.denoiser(x_t, at, mask, self.previous(x_t, at, mask))
+        return Corrupted(ids, counted, vectors, x0, x_t, noise, at, belief, self.denoiser)
 
     def in_context(self, t: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Times of all positions [B, L] and the mask of those that count. In a share of the texts one stretch, its two
@@ -205,14 +214,18 @@ class DiffusionModel(LanguageModel):
     @torch.no_grad()
     def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
         canvas, mask = self.lengths.canvas(ids, lengths)
-        return gaussian_bound(self.denoiser, self.times, canvas, mask, noise, draws) + self.lengths.nats(lengths)
+        return self.bound(canvas, mask, noise, draws) + self.lengths.nats(lengths)
+
+    def bound(self, canvas: Tensor, mask: Tensor, noise: Noise, draws: int) -> Tensor:
+        """Nats of each canvas, [B]."""
+        return gaussian_bound(self.denoiser, self.times, canvas, mask, noise, draws)
 
     # -- generation ---------------------------------------------------------------------------------------------
 
     def lengths_for(self, noise: Noise) -> Tensor:
         return self.lengths.draw(noise.uniform(0, stream=1))
 
-    def grid(self, ways: Sequence[Way], device: torch.device) -> Tensor:
+    def grid(self, ways: Sequence[Way], device: torch.device, width: int = 0) -> Tensor:
         """From noise, or from a share of it, to text in evenly spaced u, through the map that training learned;
         [N + 1], or [N + 1, B] where the rows' ways differ. A short way ends in a wait for the others."""
         longest = max(way.steps for way in ways)
@@ -247,20 +260,25 @@ class DiffusionModel(LanguageModel):
         noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
         mask = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
         yield from denoise(
-            self.answer(mask, steering.known),
+            self.asked(mask, sampling, steering),
             self.process,
-            self.grid(steering.ways or [Way(sampling.steps)], lengths.device),
-            STEPS[sampling.sampler],
+            self.grid(steering.ways or [Way(sampling.steps)], lengths.device, width),
+            self.rules[sampling.sampler],
             self.transforms(sampling, noise, width, steering),
             noise,
             mask,
             self.denoiser.codec.dim,
-            None if steering.begin is None else self.denoiser.codec.encode(steering.begin),
+            None if steering.begin is None else self.denoiser.codec.state(steering.begin),
             steering.guide,
+            self.hold(mask, steering),
         )
 
+    def asked(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Ask:
+        """The denoiser as the loop asks it."""
+        return self.answer(mask, steering.known)
+
     def answer(self, mask: Tensor, known: Tensor | None) -> Ask:
-        """The denoiser as the loop asks it. A model that learned from clean context is shown known words so."""
+        """The denoiser, for texts of this mask. A model that learned from clean context is shown known words so."""
         if not self.context or known is None:
             return lambda x, t, previous: self.denoiser(x, t, mask, previous)
         here = known >= 0
@@ -273,6 +291,10 @@ class DiffusionModel(LanguageModel):
             return cast(Belief, self.denoiser(x, torch.where(here, 0.0, times), mask, previous))
 
         return ask
+
+    def hold(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor] | None:
+        """What puts known words back into a state, where a state holds words."""
+        return None
 
     def words(self, row: list[int]) -> list[int]:
         return self.lengths.words(row)

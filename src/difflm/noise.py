@@ -5,6 +5,7 @@ A counter goes in, a random number comes out (splitmix64, Steele et al., 2014). 
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +39,27 @@ def folded(*parts: Tensor | int) -> Tensor:
     for part in parts:
         key = mix(torch.as_tensor(key ^ part))
     return torch.as_tensor(key) & (2**63 - 1)
+
+
+class Source(Protocol):
+    """Where random numbers come from: a counter, or torch's own generator while training."""
+
+    def uniform(self, step: int, *shape: int, stream: int = 0) -> Tensor: ...
+    def normal(self, step: int, *shape: int, stream: int = 0) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Torch:
+    """Torch's own generator, which the trainer seeds at every step; `step` and `stream` mean nothing to it."""
+
+    batch: int
+    device: torch.device
+
+    def uniform(self, step: int, *shape: int, stream: int = 0) -> Tensor:
+        return torch.rand(self.batch, *shape, device=self.device)
+
+    def normal(self, step: int, *shape: int, stream: int = 0) -> Tensor:
+        return torch.randn(self.batch, *shape, device=self.device)
 
 
 @dataclass(frozen=True)

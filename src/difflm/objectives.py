@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from difflm.belief import Belief
 from difflm.codecs import Embedding
 from difflm.denoiser import Denoiser
+from difflm.processes import Interpolating, TokenProcess
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,52 @@ def _noise(batch: Corrupted) -> Tensor:
     return batch.denoiser.process.noise_in(batch.x_t, batch.belief.clean, batch.t)
 
 
+def elbo(batch: Corrupted) -> Tensor:
+    """Tokens: the bound's own integrand in continuous time."""
+    return _tokens(batch).rate_nats(batch.ids, batch.x_t, batch.belief, batch.t)
+
+
+def chain_kl(batch: Corrupted) -> Tensor:
+    """Tokens: KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)) of one step of a chain, times the number of steps, so that its
+    weight beside `ce` does not depend on how fine the chain is."""
+    s = batch.denoiser.earlier(batch.t)
+    return _tokens(batch).step_nats(batch.ids, batch.x_t, batch.belief, batch.t, s) / batch.denoiser.step
+
+
+def score_entropy(batch: Corrupted) -> Tensor:
+    """Tokens: the same integrand for ratios p(y)/p(x_t) that need not sum to anything (Lou et al., 2024)."""
+    return _interpolating(batch).score_nats(batch.ids, batch.x_t, batch.belief, batch.t)
+
+
+def calmed_elbo(batch: Corrupted) -> Tensor:
+    """Tokens: the integrand under weights for training instead of the bound's (von Rütte et al., 2025)."""
+    process = _interpolating(batch)
+    weight = process.training_weight(batch.ids, batch.x_t, batch.t)
+    return weight * process.contrast(batch.ids, batch.x_t, batch.belief, batch.t)
+
+
+def _tokens(batch: Corrupted) -> TokenProcess:
+    process: object = batch.denoiser.process
+    assert isinstance(process, TokenProcess)
+    return process
+
+
+def _interpolating(batch: Corrupted) -> Interpolating:
+    process = _tokens(batch)
+    assert isinstance(process, Interpolating)
+    return process
+
+
 TERMS: Mapping[str, Term] = {
     "mse": mse,
     "ce": ce,
     "anchor_ce": anchor_ce,
     "rounding_ce": rounding_ce,
     "terminal_norm": terminal_norm,
+    "elbo": elbo,
+    "chain_kl": chain_kl,
+    "score_entropy": score_entropy,
+    "calmed_elbo": calmed_elbo,
 }
 
 

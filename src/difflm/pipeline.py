@@ -13,10 +13,10 @@ import torch
 from difflm.controls import Control, Infill, Label, Setting, Span, Tags, Tree
 from difflm.controls.brief import Brief, Edit
 from difflm.controls.classifier import Classifier
-from difflm.controls.guidance import STANDARD, Knobs
+from difflm.controls.guidance import STANDARD, TOKENS, Knobs
 from difflm.controls.tile import steered
 from difflm.data.labels import Kind, Labelling
-from difflm.data.tokenizers import Bpe, Tokenizer, Words
+from difflm.data.tokenizers import Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.generation import Row, Tile, drawn_rows, finished, frames, padded, tiles
@@ -26,6 +26,7 @@ from difflm.noise import Noise
 from difflm.run import find_run, load_run
 from difflm.samplers import Frame, Way
 from difflm.textmetrics import most_central
+from difflm.token_model import TokenDiffusion
 
 MOST_TEXTS, MOST_STEPS = 1_000_000, 10_000
 
@@ -245,7 +246,9 @@ class TextDiffusion:
             {name: c.labellings[name].values for name, c in knowing.items()},
             {name: c.counted()[name] for name, c in knowing.items() if c.labellings[name].kind == "tags"},
         )
-        return Brief(self.model, setting, controls, edit, classifiers[::-1], knobs or STANDARD)
+        if knobs is None or knobs is STANDARD:
+            knobs = TOKENS if isinstance(self.model, TokenDiffusion) else STANDARD
+        return Brief(self.model, setting, controls, edit, classifiers[::-1], knobs)
 
     def _rows(self, work: Work, owner: int = 0) -> list[Row]:
         count = work.n * work.each
@@ -275,7 +278,8 @@ class TextDiffusion:
             if frame.step + 1 in early:
                 done = [owner for owner, steps in ends.items() if steps == frame.step + 1]
                 yield from self._harvest(tile, frame, works, done, time.perf_counter() - start)
-        rest = [owner for owner, steps in ends.items() if steps not in early]
+        # A model may be done before its time is up.
+        rest = [owner for owner, steps in ends.items() if steps not in early or steps > frame.step + 1]
         yield from self._harvest(tile, frame, works, rest, time.perf_counter() - start)
 
     def _harvest(
@@ -287,21 +291,24 @@ class TextDiffusion:
             ids = {row.sample: one for row, one in zip(tile.rows, rows, strict=True) if row.owner == owner}
             if work.choose:
                 work.ids |= ids
-            made = {sample: self._generation(sample, one, work, seconds) for sample, one in ids.items()}
+            calls = {} if frame.calls is None else dict(zip(tile.samples.tolist(), frame.calls.tolist(), strict=True))
+            made = {k: self._generation(k, one, work, seconds, calls.get(k)) for k, one in ids.items()}
             if ready := work.chosen(made):
                 yield owner, ready
 
-    def _generation(self, sample: int, ids: list[int], work: Work, seconds: float) -> Generation:
+    def _generation(
+        self, sample: int, ids: list[int], work: Work, seconds: float, calls: int | None = None
+    ) -> Generation:
         unknown = work.unknown.get(sample, {})
         if unknown and isinstance(self.tokenizer, Words):  # words that somebody gave and the model has no id for
             words = [unknown.get(place) or self.tokenizer.words[token] for place, token in enumerate(ids)]
             text = join_words(words)
         else:
             text = self.tokenizer.decode(ids)
-            words = split_words(text) if isinstance(self.tokenizer, Bpe) else self.tokenizer.tokens(ids)
+            words = self.tokenizer.tokens(ids) if isinstance(self.tokenizer, Words) else split_words(text)
         # Of candidates the chosen one alone is checked.
         checks = work.brief.checks(split_words(text)) if work.brief and not work.choose else []
-        calls = self.model.calls(work.sampling, len(ids))
+        calls = self.model.calls(work.sampling, len(ids)) if calls is None else calls
         return Generation(text, words, work.sampling.steps, calls, seconds, work.seed, checks)
 
     def stream(
@@ -393,10 +400,21 @@ def like_ones(works: Sequence[Work], model: LanguageModel) -> Iterator[list[Work
 def alike(work: Work, model: LanguageModel) -> Any:
     """What belongs to a whole tile: works for which this is the same share them."""
     # A denoiser's rows go each at their own pace; words of the twin come one by one in any case.
-    own = replace(work.sampling, steps=1) if isinstance(model, DiffusionModel) else work.sampling
+    mixes = isinstance(model, DiffusionModel) and model.steps_mix
+    own = replace(work.sampling, steps=1) if mixes else work.sampling
     knobs = work.brief.knobs if work.brief else STANDARD
     edited = work.brief is not None and work.brief.edit is not None
     return own, knobs, edited
+
+
+def refuse_vector_settings(sampling: Sampling) -> None:
+    """Tokens have no noise of some size, and are always words."""
+    usual = Sampling()
+    for name in ("clamp", "draw", "noise_temperature", "noise_top_p"):
+        if getattr(sampling, name) != getattr(usual, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for models that diffuse vectors; this one diffuses tokens."
+            )
 
 
 def check_device(device: str) -> torch.device:
@@ -474,6 +492,12 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         raise UsageError(f"--noise-top-p must lie above 0 and up to 1, not {sampling.noise_top_p}.")
     if not 0 <= sampling.clamp_below <= 1:
         raise UsageError(f"--clamp-below must lie between 0 and 1, not {sampling.clamp_below}.")
+    if isinstance(model, TokenDiffusion):
+        refuse_vector_settings(sampling)
+    if not 0 <= sampling.contrast <= 100:
+        raise UsageError(f"--contrast must lie between 0 and 100, not {sampling.contrast}.")
+    if sampling.contrast and not (isinstance(model, TokenDiffusion) and model.hides):
+        raise UsageError("a contrast hides known words behind masks, which this model does not have; mdlm has.")
     if sampling.top_k < 0:
         raise UsageError(f"--top-k must be at least 1 (0: all words), not {sampling.top_k}.")
     if not 0 < sampling.top_p <= 1:

@@ -27,11 +27,13 @@ class Recipe(BaseModel):
     "`e2e`, `roc`, `roc-excerpts`, `roc-rearranged`, or the path of a .txt, .csv or .jsonl file."
     column: str | None = None
     "The column of a .csv or .jsonl file that holds the text."
-    tokenizer: Literal["words", "bpe"] = "bpe"
+    chunk: int = Field(default=0, ge=0, le=512)
+    "Cut a .txt file into texts of so many characters, instead of taking each line as one."
+    tokenizer: Literal["words", "bpe", "characters"] = "bpe"
     vocabulary: PositiveInt = 2000
     "Largest number of BPE pieces."
     more_than: int = Field(default=10, ge=0)
-    "A word of the word vocabulary was seen more often than this."
+    "A word, or a character, of the vocabulary was seen more often than this."
     longest: int = Field(default=64, ge=2, le=512)
     "Tokens of a canvas; longer texts are left out, and counted."
     distinct: bool = False

@@ -102,7 +102,8 @@ def ship(run: Path, target: Path) -> None:
     """A run as the package holds it: half-precision weights, no optimiser, no data."""
     config = read_config(run)
     tensors = load_tensors(run / "model.safetensors")
-    halves = {name: t.half() if t.is_floating_point() else t for name, t in tensors.items()}
+    # Tables in float64 are curves and rates, which half precision would bend.
+    halves = {name: t.half() if t.dtype is torch.float32 else t for name, t in tensors.items()}
     save_tensors(target / "model.safetensors", halves)
     if config["recipe"].get("init"):
         config["recipe"]["init"] = Path(config["recipe"]["init"]).name

@@ -55,6 +55,30 @@ class LowDiscrepancy(TimeSampler):
         return ((index + torch.rand((), device=device, dtype=torch.float64)) % 1.0).float()
 
 
+class Often(LowDiscrepancy):
+    """Every second text at one time, the others at any."""
+
+    def __init__(self, time: float) -> None:
+        super().__init__()
+        self.time = time
+
+    def draw(self, batch: int, device: torch.device) -> Tensor:
+        t = super().draw(batch, device)
+        t[::2] = self.time
+        return t
+
+
+class Between(LowDiscrepancy):
+    """Times of a part of [0, 1], where losses vary least."""
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+
+    def draw(self, batch: int, device: torch.device) -> Tensor:
+        return self.low + (self.high - self.low) * super().draw(batch, device)
+
+
 class LossAware(TimeSampler):
     """Times in proportion to the root mean square of recent losses there (Nichol & Dhariwal, 2021).
 

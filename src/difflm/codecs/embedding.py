@@ -38,6 +38,10 @@ class Embedding(nn.Module):
         """Word vectors [B, L, D], without x0 noise."""
         return F.embedding(ids, self.table())
 
+    def state(self, ids: Tensor) -> Tensor:
+        """The clean state that diffuses."""
+        return self.encode(ids)
+
     def readout(self, x: Tensor) -> Tensor:
         """Rounding: log p(w | x_0) up to a constant, by the head that shares its weights with the table."""
         return F.linear(x, self.table(), self.bias)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from difflm.data.tokenizers import Bpe, Tokenizer
+from difflm.data.tokenizers import Tokenizer, Words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ class Setting:
     @property
     def whole_words(self) -> bool:
         """Whether one token is one word, so that words can be counted before they are there."""
-        return not isinstance(self.tokenizer, Bpe)
+        return isinstance(self.tokenizer, Words)
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ class Brief:
         wishes = self.wishes(Place(mask, self.setting.first, torch.zeros_like(mask)))
         guide = Guidance(wishes, self.model.denoiser, mask, self.knobs)
         t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
-        return guide.nats(self.model.denoiser.codec.encode(canvas), t).tolist()
+        return guide.nats(self.model.denoiser.codec.state(canvas), t).tolist()
 
     def checks(self, words: Sequence[str]) -> list[dict[str, Any]]:
         return checked(self.controls, words)

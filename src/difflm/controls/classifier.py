@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from difflm.data.labels import NOTHING, Labelling
 from difflm.denoiser import Denoiser
 from difflm.networks import Transformer
-from difflm.processes import at_positions
 
 CHART = 128  # width of the vectors that a span's two ends add up to
 MOSTLY_NONE = 5.0  # nearly all pairs of places are no span: known from the start, not learned
@@ -26,7 +25,7 @@ class Classifier(nn.Module):
     def __init__(
         self,
         labellings: Sequence[Labelling],
-        state_dim: int,
+        view_dim: int,
         longest: int,
         vocabulary: int,
         hidden: int = 256,
@@ -36,7 +35,7 @@ class Classifier(nn.Module):
     ) -> None:
         super().__init__()
         self.labellings = {one.name: one for one in labellings}
-        self.trunk = Transformer(2 * state_dim, hidden, hidden, layers, heads, dropout, positions=longest)
+        self.trunk = Transformer(view_dim, hidden, hidden, layers, heads, dropout, positions=longest)
         nn.init.normal_(self.trunk.head.weight, std=hidden**-0.5)
         self.heads = nn.ModuleDict()
         self.word_counts = nn.ParameterDict()  # how often each word bears each tag, [V, labels]; not trained
@@ -53,10 +52,7 @@ class Classifier(nn.Module):
                     out.bias[0] = MOSTLY_NONE
 
     def forward(self, denoiser: Denoiser, x: Tensor, t: Tensor, mask: Tensor) -> "Opinion":
-        codec = denoiser.codec
-        state = x / at_positions(denoiser.process.prior_std(t), x)
-        seen = codec.expectation(denoiser.seen(x, t) + codec.bias)
-        return Opinion(self, self.trunk(torch.cat([state, seen], -1), t, mask), mask)
+        return Opinion(self, self.trunk(denoiser.view(x, t), t, mask), mask)
 
     def counted(self) -> dict[str, Tensor]:
         """How often each word bears each tag, by labelling."""
@@ -161,8 +157,7 @@ def signature(denoiser: Denoiser) -> list[float]:
     """Some numbers that are about equal for models whose states mean the same: out of the word vectors, and how noise
     grows. Not a digest, since shipped weights are rounded."""
     table = denoiser.codec.table().detach().float().cpu().flatten()
-    levels = denoiser.process.log_snr(torch.linspace(0.1, 0.9, 5))
-    return [round(v, 3) for v in (*table[:: max(1, len(table) // 60)][:60].tolist(), *levels.tolist())]
+    return [round(v, 3) for v in (*table[:: max(1, len(table) // 60)][:60].tolist(), *denoiser.levels())]
 
 
 def belongs(denoiser: Denoiser, wanted: Sequence[float]) -> bool:

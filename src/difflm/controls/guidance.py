@@ -23,18 +23,21 @@ class Knobs:
     2021). `size` is that amount in units of σ_s, or absolute with `absolute` (the original's), or the gradient's scale.
     `fluency` is λ, the weight of log p(x_s | x_t). `inner` moves are made after every step but those that end below the
     time `tail`. With `impose`, what words show by themselves (a field's value, tags that a word may bear) is imposed on
-    the belief as well."""
+    the belief as well. Tokens know "gradient", a first-order term, and "enumerate", which asks about each of the
+    `words` likeliest words of every place; for them `size` is the power of p(c | x_t)."""
 
-    climb: Literal["sign", "gradient"] = "gradient"
+    climb: Literal["sign", "gradient", "enumerate"] = "gradient"
     size: float = 10.0
     inner: int = 1
     fluency: float = 0.0
     tail: float = 0.0
     absolute: bool = False
     impose: bool = True
+    words: int = 16
 
 
 STANDARD = Knobs()
+TOKENS = Knobs(size=2.0)  # 1 is Bayes' rule; the vectors' 10 makes up for steps that are small
 ORIGINAL = Knobs(
     "sign", 0.1, 3, 0.01, 0.05, absolute=True, impose=False
 )  # Li et al. (2022), released code, semantic control

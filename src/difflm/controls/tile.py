@@ -13,9 +13,11 @@ from difflm.controls.base import Place
 from difflm.controls.brief import Brief
 from difflm.controls.guidance import Guidance, Wish
 from difflm.controls.rules import Inside
+from difflm.controls.token_guidance import Tilted
 from difflm.data.labels import NOTHING
 from difflm.generation import Tile
 from difflm.samplers import Steering, Transform, Way
+from difflm.token_model import TokenDiffusion
 
 Part = tuple[Brief | None, slice]  # what is asked of some rows; None: nothing
 
@@ -32,13 +34,11 @@ def steered(tile: Tile, parts: Sequence[Part], ways: Sequence[Way]) -> Steering:
     slices = [part for _, part in parts]
     wished = side_by_side(wishes, [len(tile.lengths[part]) for part in slices])
     slices, rules = joined(slices, rules, place)
-    return Steering(
-        tile.known,
-        tile.begin,
-        ways,
-        rules[0] if len(slices) == 1 else [Apiece(slices, rules)],
-        Guidance(wished, lead.model.denoiser, tile.mask, lead.knobs) if wished else None,
-    )
+    whole = rules[0] if len(slices) == 1 else [Apiece(slices, rules)]
+    guidance = Guidance(wished, lead.model.denoiser, tile.mask, lead.knobs) if wished else None
+    if guidance and isinstance(lead.model, TokenDiffusion):  # words have no slope to climb: the belief is tilted
+        return Steering(tile.known, tile.begin, ways, [Tilted(guidance), *whole])
+    return Steering(tile.known, tile.begin, ways, whole, guidance)
 
 
 def joined(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from difflm.data.e2e import Split, e2e_path, read_e2e
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
-from difflm.data.texts import FORMATS, check_readable, read_texts
+from difflm.data.texts import FORMATS, check_readable, read_chunks, read_texts
 from difflm.errors import UsageError
 
 Texts = Iterator[str]
@@ -33,20 +33,29 @@ NAMES = tuple(KNOWN)
 
 
 def corpus(
-    name_or_path: str | Path, root: Path | None, split: Split = "train", column: str | None = None
+    name_or_path: str | Path,
+    root: Path | None,
+    split: Split = "train",
+    column: str | None = None,
+    chunk: int = 0,
 ) -> Iterator[str]:
-    """The texts of a split of a known corpus, or all texts of a file, which has no splits."""
+    """The texts of a split of a known corpus, or all texts of a file, which has no splits; with `chunk`, the file cut
+    into texts of so many characters."""
     path = corpus_path(name_or_path, root, split)
+    if chunk:
+        return read_chunks(path, chunk)
     known = KNOWN.get(str(name_or_path))
     return known.read(path) if known else read_texts(path, column)
 
 
-def counted_texts(name_or_path: str | Path, root: Path | None, column: str | None = None) -> Iterator[str]:
+def counted_texts(
+    name_or_path: str | Path, root: Path | None, column: str | None = None, chunk: int = 0
+) -> Iterator[str]:
     """The training texts whose words make a vocabulary: a corpus that tells its texts in several forms counts once."""
     known = KNOWN.get(str(name_or_path))
     if known and known.words:
         return known.words(known.path(root, "train"))
-    return corpus(name_or_path, root, "train", column)
+    return corpus(name_or_path, root, "train", column, chunk)
 
 
 def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "train") -> Path:

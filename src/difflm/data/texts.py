@@ -31,6 +31,20 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[str]:
     raise UsageError(f"{path} is not a file of texts: they are read from {FORMATS}.")
 
 
+def read_chunks(path: Path, size: int) -> Iterator[str]:
+    """A .txt file cut into texts of `size` characters, line ends and all; the last may be shorter."""
+    if (path.with_suffix("") if path.suffix == ".gz" else path).suffix != ".txt":
+        raise UsageError(f"{path}: only a .txt file can be cut into pieces of {size} characters.")
+    waiting = ""
+    for _, line in read_lines(path):
+        waiting += line
+        while len(waiting) >= size:
+            yield waiting[:size]
+            waiting = waiting[size:]
+    if waiting:
+        yield waiting
+
+
 def check_readable(path: Path) -> None:
     """Say at once, not at the first text, that a file cannot be read."""
     try:

@@ -1,4 +1,4 @@
-"""Words or byte pairs: text to ids and back. Ids 0 to 3 are START, END, UNK and PAD in both."""
+"""Words, byte pairs or characters: text to ids and back. Ids 0 to 3 are START, END, UNK and PAD in all of them."""
 
 import hashlib
 import json
@@ -19,7 +19,19 @@ if TYPE_CHECKING:
 SPECIALS = ("START", "END", "UNK", "PAD")
 START, END, UNK, PAD = range(4)
 
-__all__ = ["END", "PAD", "SPECIALS", "START", "UNK", "Bpe", "Tokenizer", "Words", "join_words", "split_words"]
+__all__ = [
+    "END",
+    "PAD",
+    "SPECIALS",
+    "START",
+    "UNK",
+    "Bpe",
+    "Characters",
+    "Tokenizer",
+    "Words",
+    "join_words",
+    "split_words",
+]
 
 
 class Tokenizer(ABC):
@@ -71,7 +83,9 @@ class Tokenizer(ABC):
             return Words(_strings(data, "words"))
         if kind == Bpe.kind:
             return Bpe(_strings(data, "pieces"), [_pair(merge) for merge in _strings(data, "merges")])
-        raise ValueError(f"its kind is {kind!r}, not {Words.kind!r} or {Bpe.kind!r}")
+        if kind == Characters.kind:
+            return Characters(_strings(data, "characters"))
+        raise ValueError(f"its kind is {kind!r}, not {Words.kind!r}, {Bpe.kind!r} or {Characters.kind!r}")
 
 
 class Words(Tokenizer):
@@ -122,6 +136,42 @@ class Words(Tokenizer):
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "words": self.words}
+
+
+class Characters(Tokenizer):
+    """One id a character; one that is not in `characters` is UNK."""
+
+    kind = "characters"
+
+    def __init__(self, characters: Sequence[str]) -> None:
+        self.characters = list(characters)  # characters[id - 4]
+        self._ids = {one: i for i, one in enumerate(self.characters, len(SPECIALS))}
+        if len(self._ids) != len(self.characters) or any(len(one) != 1 for one in self.characters):
+            raise ValueError("its characters are not single, or one is there twice")
+
+    @classmethod
+    def build(cls, texts: Iterable[str], more_than: int = 0) -> "Characters":
+        """The characters seen more than `more_than` times, in their order."""
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(text)
+        return cls(sorted(one for one, count in counts.items() if count > more_than))
+
+    @property
+    def size(self) -> int:
+        return len(SPECIALS) + len(self.characters)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[self._ids.get(one, UNK) for one in text] for text in texts]
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self.characters[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(self.tokens(ids))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "characters": self.characters}
 
 
 class Bpe(Tokenizer):

@@ -26,13 +26,13 @@ class Corpus:
 def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Corpus:
     """The split of the data that `lm` was trained on; of a file, the very texts that its training held out."""
     recipe = lm.config["recipe"]
-    data, column = recipe["data"], recipe["column"]
+    data, column, chunk = recipe["data"], recipe["column"], recipe.get("chunk", 0)
     if split not in ("train", "valid"):
         raise UsageError(f"there is no split {split!r} here: train or valid.")
     if data in NAMES:
         texts = list(corpus(data, root, split, column))  # type: ignore[arg-type]
         return Corpus(data, split, texts, lambda: corpus(data, root, "train", column))
-    return _file_corpus(lm, split, lambda: corpus(data, root, "train", column))
+    return _file_corpus(lm, split, lambda: corpus(data, root, "train", column, chunk))
 
 
 def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[str]]) -> Corpus:

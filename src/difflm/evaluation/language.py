@@ -131,11 +131,16 @@ class Writer:
         sampling = lm.sampling(**{key: value for key, value in self.changes.items() if key not in ignored})
         self.warm_up(seed, sampling)
         rows: dict[int, list[int]] = {}
+        calls = 0
         start = time.perf_counter()
         for tile in tiles(lm.model, drawn_rows(lm.model, n, seed, lm.device), lm.device):
             *_, last = frames(lm.model, tile, sampling)
             made = finished(lm.model, tile, last)
             rows |= {row.sample: ids for row, ids in zip(tile.rows, made, strict=True)}
+            counted = (
+                [lm.model.calls(sampling, len(ids)) for ids in made] if last.calls is None else last.calls.tolist()
+            )
+            calls += sum(counted[: len(made)])
             on_progress(len(rows), n)
         seconds = time.perf_counter() - start
         ids = [rows[k] for k in range(n)]
@@ -144,7 +149,7 @@ class Writer:
             ids,
             lm.tokenizer,
             method,
-            {"denoiser_calls": sum(lm.model.calls(sampling, len(row)) for row in ids) / n, "seconds": seconds},
+            {"denoiser_calls": calls / n, "seconds": seconds},
             {"seconds": f"seconds: on {device_name(lm.device)}", "sampling": described(sampling)},
         )
 

@@ -2,10 +2,34 @@
 
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.base import Method
+from difflm.methods.bert_mouth import BertMouth
+from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.classifier import GuidingClassifier
+from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
 from difflm.methods.diffusion_lm import DiffusionLM
+from difflm.methods.diffusionbert import DiffusionBert
+from difflm.methods.gidd import Gidd
+from difflm.methods.mdlm import Mdlm
+from difflm.methods.sedd import Sedd
+from difflm.methods.udlm import Udlm
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (DiffusionLM, DiffLM, AutoregressiveTwin, GuidingClassifier)}
+LISTED: tuple[type[Method], ...] = (
+    DiffusionLM,
+    DiffLM,
+    D3pmUniform,
+    D3pmAbsorbing,
+    D3pmNearest,
+    DiffusionBert,
+    BertMouth,
+    Mdlm,
+    Sedd,
+    Udlm,
+    Gidd,
+    BlockDiffusionMethod,
+    AutoregressiveTwin,
+    GuidingClassifier,
+)
+METHODS: dict[str, type[Method]] = {method.name: method for method in LISTED}
 
-__all__ = ["METHODS", "AutoregressiveTwin", "DiffLM", "DiffusionLM", "GuidingClassifier", "Method"]
+__all__ = ["METHODS", "AutoregressiveTwin", "DiffLM", "DiffusionLM", "Method"]

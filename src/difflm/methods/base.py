@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
+    from difflm.data.tokenizers import Tokenizer
     from difflm.model import LanguageModel
 
 
@@ -22,3 +23,6 @@ class Method(BaseModel):
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         """A fresh model for texts of at most `longest` tokens."""
         raise TypeError(f"{self.name} writes no texts")
+
+    def start(self, model: "LanguageModel", tokenizer: "Tokenizer") -> None:
+        """Give a fresh model what it begins to train with, beyond chance; most begin with nothing."""

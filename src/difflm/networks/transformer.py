@@ -1,4 +1,7 @@
-"""One Transformer for every method: bidirectional or causal, told the time by addition, by adaptive norm, or not.
+"""One Transformer for every method: bidirectional or causal, told the time in one of five ways.
+
+"adaptive": norms are shifted, scaled and gated by it; "addition": it is added at the input; "layers": at the input of
+every layer; "prefix": it is a position of its own before the text; "none": it is not told.
 
 `positions` adds learned places, counted from both ends, for texts of up to that length.
 Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a position that exists) → [B, L, out_dim].
@@ -11,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-TimeInput = Literal["adaptive", "addition", "none"]
+TimeInput = Literal["adaptive", "addition", "layers", "prefix", "none"]
 Cache = tuple[Tensor, Tensor]  # keys and values of one layer, [B, heads, L, head_dim]
 
 
@@ -63,7 +66,7 @@ class Attention(nn.Module):
             q, k = rotate(q, *turn), rotate(k, *turn)
         if cache is not None:
             k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
-        keep = None if mask is None else mask[:, None, None, :]
+        keep = None if mask is None else mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
         dropout = self.dropout if self.training else 0.0
         # With a cache there is one new query, which may see everything before it.
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=causal and not cache)
@@ -156,22 +159,41 @@ class Transformer(nn.Module):
         return places[0, place.clamp(max=most)] + places[1, (last - place).clamp(0, most)]
 
     def run(
-        self, x: Tensor, t: Tensor | None, mask: Tensor | None, caches: list[Cache | None], start: int
+        self,
+        x: Tensor,
+        t: Tensor | None,
+        mask: Tensor | None,
+        caches: list[Cache | None],
+        start: int,
+        turn: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:
-        """All blocks over hidden states that begin at position `start`; caches hold what came before."""
-        condition = None
+        """All blocks over hidden states that begin at position `start`; caches hold what came before. A mask [B, L, L]
+        tells who sees whom; `turn` are rotations of positions that do not simply follow each other."""
+        condition = told = None
         if t is not None and self.time != "none":
             told = self.embed_time(t)
             if self.time == "adaptive":
                 condition = calm(told)
-            else:
+            elif self.time == "addition":
                 x = x + told
-        turn = rotary(x.shape[1], self.head_dim, x.device, start)
+            elif self.time == "prefix":
+                return self.prefixed(x, told, mask)
+        turn = turn or rotary(x.shape[1], self.head_dim, x.device, start)
         grown: list[Cache | None] = []
         for block, cache in zip(self.blocks, caches, strict=True):
+            x = x + told if self.time == "layers" and told is not None else x
             x, cache = block(x, condition, mask, turn, self.causal, cache)
             grown.append(cache)
         return x, grown
+
+    def prefixed(self, x: Tensor, told: Tensor, mask: Tensor | None) -> tuple[Tensor, list[Cache | None]]:
+        """All blocks over the text with the time before it."""
+        x = torch.cat([told[:, :1], x], dim=1)
+        mask = None if mask is None else F.pad(mask, (1, 0), value=True)
+        turn = rotary(x.shape[1], self.head_dim, x.device)
+        for block in self.blocks:
+            x, _ = block(x, None, mask, turn)
+        return x[:, 1:], []
 
     def answer(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.norm(x))

@@ -52,6 +52,8 @@ def learned_curve(name: str, lm: TextDiffusion) -> Curve:
     """A run's own curve; with a learned warp, along the evenly spaced u in which it trains and samples."""
     if not isinstance(lm.model, DiffusionModel):
         raise UsageError(f"{name} ({lm.config['method']}) has no noise schedule. Give a diffusion model, or none.")
+    if not isinstance(lm.model.process, Gaussian):
+        raise UsageError(f"{name} ({lm.config['method']}) diffuses tokens, which have no signal-to-noise ratio.")
     warped = isinstance(lm.model.times, LearnedWarp)
     label = f"{name}, learned warp (over u)" if warped else f"{name}, its own"
     return curve(label, lm.model.process, lm.model.times.time_of)

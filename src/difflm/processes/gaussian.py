@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from difflm.noise import Source
 from difflm.schedules import Schedule
 
 Prediction = Literal["x0", "epsilon", "v", "mean", "logits"]
@@ -39,6 +40,18 @@ class Gaussian:
     def prior_std(self, t: Tensor) -> Tensor:
         """Scale of the state at time t for text vectors of unit variance: where sampling starts at t = 1."""
         return (self.alpha(t) ** 2 + self.sigma(t) ** 2).sqrt()
+
+    def fresh(self, noise: Source, step: int, length: int, dim: int, stream: int = 0) -> Tensor:
+        """The random numbers that a corruption or a step takes, [B, L, D]."""
+        return noise.normal(step, length, dim, stream=stream)
+
+    def prior(self, t: Tensor, fresh: Tensor) -> Tensor:
+        """Where sampling starts."""
+        return at_positions(self.prior_std(t), fresh) * fresh
+
+    def shown(self, x: Tensor, guess: Tensor, s: Tensor) -> Tensor:
+        """The words to show of a state at time s: a vector is shown as what it is believed to become."""
+        return guess
 
     def corrupt(self, clean: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """q(x_t | x_0)."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from difflm.belief import Belief
 from difflm.noise import Noise
-from difflm.processes import Gaussian, at_positions
+from difflm.processes import Gaussian, TokenProcess
 from difflm.samplers.steering import Guide
 from difflm.samplers.steps import Moment, Step
 from difflm.samplers.transforms import Transform
@@ -28,6 +28,8 @@ class Frame:
     sure: Tensor | Callable[[], Tensor]
     mask: Tensor  # [B, L]
     changed: Tensor | None = None  # tokens that differ from the frame before, [B, L]
+    state: Tensor | None = None  # x_s itself
+    calls: Tensor | None = None  # of the network so far, [B], where the words decide how many there are
 
     @cached_property
     def confidence(self) -> Tensor:
@@ -40,7 +42,7 @@ Ask = Callable[[Tensor, Tensor, Tensor | None], Belief]  # (x_t, t, previous) â†
 
 def denoise(
     ask: Ask,
-    process: Gaussian,
+    process: Gaussian | TokenProcess,
     grid: Tensor,
     step: Step,
     transforms: Sequence[Transform],
@@ -49,17 +51,17 @@ def denoise(
     dim: int,
     begin: Tensor | None = None,
     guide: Guide | None = None,
+    hold: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Frame]:
     """Walk down `grid` ([N + 1], or [N + 1, B], or [N + 1, B, L] for times of each position) from noise at its first
-    entry, or from the clean state `begin` [B, L, D] noised to that time. `guide` may move the state after every step.
-    A row whose times have reached their end stays there while others go on."""
+    entry, or from the clean state `begin` noised to that time. `guide` may move the state after every step; `hold` puts
+    back what is known of it, where a state can be known. A row whose times have reached their end stays there while
+    others go on. Vectors [B, L, D] and tokens [B, L] walk alike: what differs is the process's."""
     batch, length = mask.shape
     times = (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, batch, *grid.shape[2:])
-    fresh = noise.normal(0, length, dim)
-    if begin is None:
-        x = at_positions(process.prior_std(times[0]), mask.unsqueeze(-1)) * fresh
-    else:
-        x = process.corrupt(begin, times[0], fresh)
+    fresh = process.fresh(noise, 0, length, dim)
+    x = process.prior(times[0], fresh) if begin is None else process.corrupt(begin, times[0], fresh)
+    x = x if hold is None else hold(x)
     previous: Tensor | None = None
     last: tuple[Tensor, Tensor] | None = None
     tokens: Tensor | None = None
@@ -72,12 +74,13 @@ def denoise(
             return belief
 
         belief = believe(x, t)
-        draw = lambda i=i: noise.normal(i + 1, length, dim)  # noqa: E731
+        draw = lambda i=i: process.fresh(noise, i + 1, length, dim)  # noqa: E731
         now = Moment(process, x, belief, t, s, draw, last, believe)
         x = step(now)
         if guide is not None and i + 2 < len(times):  # nobody sees the state behind the last belief
             x = guide(now, x)
+        x = x if hold is None else hold(x)
         previous, last = belief.clean, (belief.clean, t)
-        before, tokens = tokens, belief.tokens
-        sure = lambda belief=belief: belief.confidence  # noqa: E731
-        yield Frame(i, s, tokens, sure, mask, None if before is None else tokens != before)
+        before, tokens = tokens, process.shown(x, belief.tokens, s)
+        sure = lambda belief=belief, tokens=tokens: belief.confidence_in(tokens)  # noqa: E731
+        yield Frame(i, s, tokens, sure, mask, None if before is None else tokens != before, x)

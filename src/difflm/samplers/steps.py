@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from difflm.belief import Belief
-from difflm.processes import Gaussian, at_positions
+from difflm.processes import at_positions
 
 
 @dataclass(frozen=True)
 class Moment:
     """Where a step stands: from t to s, with what was believed here and one step earlier."""
 
-    process: Gaussian
+    process: Any  # Gaussian or TokenProcess: a rule knows the kind it is for
     x: Tensor
     belief: Belief
     t: Tensor

@@ -89,8 +89,12 @@ class Progress:
         }
 
 
-Figure = Literal["nats_per_token", "label_nats"]
-UNITS: dict[Figure, str] = {"nats_per_token": "nats/token", "label_nats": "nats of labels a text"}
+Figure = Literal["nats_per_token", "masked_nats", "label_nats"]
+UNITS: dict[Figure, str] = {
+    "nats_per_token": "nats/token",
+    "masked_nats": "nats a masked word, no likelihood",
+    "label_nats": "nats of labels a text",
+}
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,8 @@ class Trainer:
 
     def captured(self, inputs: list[Tensor]) -> Gradients:
         """The same as a CUDA graph, one for each width of a batch."""
-        if self.budget.accumulate > 1:  # a replay overwrites gradients instead of adding to them
+        # A replay overwrites gradients instead of adding to them; and some networks look at their inputs.
+        if self.budget.accumulate > 1 or not getattr(self._network(), "captures", True):
             return self.gradients
         width = inputs[0].shape[1]
         if width not in self._graphs:

@@ -49,6 +49,9 @@ def generate(
     noise_top_p: NoiseTopP = None,
     clamp: Clamp = None,
     clamp_below: Annotated[float | None, typer.Option(help="Clamp at times up to this one, in 0 to 1.")] = None,
+    contrast: Annotated[
+        float | None, typer.Option(help="Models of masks: how much more known words count. [0]")
+    ] = None,
     mbr: Annotated[int, typer.Option(help="Of so many candidates, the one most like the others.")] = 1,
     top_k: Annotated[int | None, typer.Option(help="Autoregressive: draw from the k likeliest words.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Autoregressive: draw from this share of probability.")] = None,
@@ -100,6 +103,7 @@ def generate(
         "noise_top_p": noise_top_p,
         "clamp": clamp,
         "clamp_below": clamp_below,
+        "contrast": contrast,
     }
     twin = {"top_k": top_k, "top_p": top_p, "beams": beams}
     from difflm.asking import Request, read_requests

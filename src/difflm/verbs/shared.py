@@ -40,7 +40,8 @@ NoiseTopP = Annotated[float | None, typer.Option(help="Keep noise inside this sh
 Clamp = Annotated[bool | None, typer.Option("--clamp/--no-clamp", help="Snap each belief to the nearest word.")]
 
 Guidance = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="How strongly classifiers pull; `original`: as Li et al. did. [10]")
+    str | None,
+    typer.Option(metavar="SIZE", help="How strongly classifiers pull; `original`: as Li et al. did. [10; tokens 2]"),
 ]
 
 

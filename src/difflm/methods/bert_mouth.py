@@ -1,0 +1,36 @@
+"""BERT has a Mouth, and It Must Speak (Wang & Cho, 2019): a masked language model that is asked again and again.
+
+Each step writes one masked word; once all stand, one is masked anew. Its conditionals belong to no joint distribution,
+so there is no likelihood and no bound (the authors withdrew their own claim of one). Words are only ever masked, where
+BERT also shuffles a tenth of them. Training masks 15 % or, every second text, any share: the first words of a text are
+written before all others, which BERT never sees.
+"""
+
+from typing import TYPE_CHECKING
+
+from difflm.methods.tokens import TokenMethod
+
+if TYPE_CHECKING:
+    from difflm.model import LanguageModel
+
+
+class BertMouth(TokenMethod):
+    name, paper, family = "bert-mouth", "Wang & Cho 2019", "masked"
+    bound = False
+
+    masked: float = 0.15
+
+    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+        from difflm.model import Sampling
+        from difflm.processes import Absorbing
+        from difflm.timesteps import Often
+
+        return self.compose(
+            Absorbing(vocabulary),
+            longest,
+            {"ce": 1.0},
+            Sampling("gibbs", steps=100),
+            Often(self.masked),
+            time="none",
+            likelihood=None,
+        )

@@ -1,0 +1,65 @@
+"""Structured Denoising Diffusion Models in Discrete State-Spaces (Austin et al., 2021).
+
+A chain of a thousand steps whose bound is trained one step at a time, beside λ times the cross-entropy of x_0. λ helped
+masks and hurt uniform noise there; here it judges the posterior of x_0 that the answer implies, whose optimum is the
+bound's own (docs/tokens.md). The last step draws, as the bound assumes; the released code takes the likeliest word.
+"""
+
+from typing import TYPE_CHECKING
+
+from difflm.methods.tokens import TokenMethod
+
+if TYPE_CHECKING:
+    from difflm.model import LanguageModel
+    from difflm.processes import TokenProcess
+
+LAMBDA_T = 10.0  # the paper's λ = 0.01 of one step in a thousand, beside the sum over all of them
+
+
+class D3pm(TokenMethod):
+    paper = "Austin et al. 2021"
+
+    chain: int = 1000
+
+    def noise(self, vocabulary: int) -> "TokenProcess":
+        raise NotImplementedError
+
+    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+        from difflm.model import Sampling
+        from difflm.timesteps import LowDiscrepancy
+
+        terms = {"chain_kl": 1.0, "ce": LAMBDA_T}
+        return self.compose(
+            self.noise(vocabulary), longest, terms, Sampling(steps=50), LowDiscrepancy(self.chain), time="addition"
+        )
+
+
+class D3pmAbsorbing(D3pm):
+    name, family = "d3pm-absorbing", "masked"
+
+    def noise(self, vocabulary: int) -> "TokenProcess":
+        from difflm.processes import Absorbing
+
+        return Absorbing(vocabulary)  # β = 1/(T − t + 1), which for masks is the mutual-information schedule
+
+
+class D3pmUniform(D3pm):
+    name, family = "d3pm-uniform", "uniform"
+
+    def noise(self, vocabulary: int) -> "TokenProcess":
+        from difflm.processes import Informed, Uniform
+
+        return Uniform(vocabulary, Informed())
+
+
+class D3pmNearest(D3pm):
+    """Words become words that keep like company in the training texts."""
+
+    name, family = "d3pm-nearest", "matrix"
+
+    neighbours: int = 20
+
+    def noise(self, vocabulary: int) -> "TokenProcess":
+        from difflm.processes import Informed, Nearest
+
+        return Nearest(vocabulary, self.neighbours, Informed())

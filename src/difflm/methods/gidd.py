@@ -1,0 +1,22 @@
+"""Generalized Interpolating Discrete Diffusion (von Rütte et al., 2025): masks and a few random words, so that a model
+learns to doubt what already stands. Trained under calmer weights than the bound's, measured by the bound."""
+
+from typing import TYPE_CHECKING
+
+from difflm.methods.tokens import TokenMethod
+
+if TYPE_CHECKING:
+    from difflm.model import LanguageModel
+
+
+class Gidd(TokenMethod):
+    name, paper, family = "gidd", "von Rütte et al. 2025", "hybrid"
+
+    random_words: float = 0.1
+
+    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+        from difflm.model import Sampling
+        from difflm.processes import Hybrid
+
+        process = Hybrid(vocabulary, self.random_words)
+        return self.compose(process, longest, {"calmed_elbo": 1.0}, Sampling(steps=50))

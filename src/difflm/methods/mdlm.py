@@ -1,0 +1,21 @@
+"""Simple and Effective Masked Diffusion Language Models (Sahoo et al., 2024); MD4 (Shi et al., 2024) is the same model.
+
+The loss is the bound in continuous time; since a mask shows nothing, the network is not told the time.
+"""
+
+from typing import TYPE_CHECKING
+
+from difflm.methods.tokens import TokenMethod
+
+if TYPE_CHECKING:
+    from difflm.model import LanguageModel
+
+
+class Mdlm(TokenMethod):
+    name, paper, family = "mdlm", "Sahoo et al. 2024", "masked"
+
+    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+        from difflm.model import Sampling
+        from difflm.processes import Absorbing
+
+        return self.compose(Absorbing(vocabulary), longest, {"elbo": 1.0}, Sampling(steps=50), time="none")

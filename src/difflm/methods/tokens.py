@@ -1,0 +1,59 @@
+"""What the methods of the discrete family have in common: sizes, a Transformer over tokens, and a drawn length."""
+
+from typing import TYPE_CHECKING
+
+from difflm.methods.base import Method
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from difflm.model import Likelihood, Sampling
+    from difflm.networks.transformer import TimeInput
+    from difflm.processes import TokenProcess
+    from difflm.timesteps import TimeSampler
+    from difflm.token_model import TokenDiffusion
+
+
+class TokenMethod(Method):
+    hidden: int = 384
+    layers: int = 8
+    heads: int = 6
+    dropout: float = 0.1
+
+    def body(self, vocabulary: int, longest: int, time: "TimeInput") -> "nn.Module":
+        """From vectors of tokens to logits of words."""
+        from difflm.networks import Transformer
+
+        sizes = (self.hidden, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+        return Transformer(*sizes, time, positions=longest)
+
+    def compose(
+        self,
+        process: "TokenProcess",
+        longest: int,
+        objective: dict[str, float],
+        sampling: "Sampling",
+        times: "TimeSampler | None" = None,
+        time: "TimeInput" = "adaptive",
+        likelihood: "Likelihood | None" = "bound",
+    ) -> "TokenDiffusion":
+        """The parts that a paper chooses among, on the body that all share."""
+        from difflm.codecs import Tokens
+        from difflm.lengths import Drawn
+        from difflm.objectives import Objective
+        from difflm.timesteps import LowDiscrepancy
+        from difflm.token_denoiser import TokenDenoiser
+        from difflm.token_model import TokenDiffusion
+
+        times = times or LowDiscrepancy()
+        codec = Tokens(process.words, self.hidden, process.states)
+        network = self.body(process.words, longest, time)
+        step = 1 / times.steps if times.steps else 1 / 1000
+        return TokenDiffusion(
+            TokenDenoiser(network, codec, process, step),
+            Objective(objective),
+            times,
+            Drawn(longest),
+            sampling,
+            likelihood,
+        )

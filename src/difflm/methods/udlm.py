@@ -1,0 +1,18 @@
+"""Uniform noise in continuous time: UDLM (Schiff et al., 2024), and Duo (Sahoo et al., 2025) without its curriculum."""
+
+from typing import TYPE_CHECKING
+
+from difflm.methods.tokens import TokenMethod
+
+if TYPE_CHECKING:
+    from difflm.model import LanguageModel
+
+
+class Udlm(TokenMethod):
+    name, paper, family = "udlm", "Schiff et al. 2024", "uniform"
+
+    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+        from difflm.model import Sampling
+        from difflm.processes import Uniform
+
+        return self.compose(Uniform(vocabulary), longest, {"elbo": 1.0}, Sampling(steps=50))

@@ -1,0 +1,144 @@
+"""Block diffusion: who sees whom, what is kept, and the two ends of its scale."""
+
+import pytest
+import torch
+from tiny import tiny_run
+
+from difflm.blocks import Blocks, Writing
+from difflm.controls import Contains, Length
+from difflm.data.tokenizers import END, PAD
+from difflm.errors import UsageError
+from difflm.methods import METHODS
+from difflm.model import Sampling
+from difflm.noise import Noise
+from difflm.pipeline import TextDiffusion
+
+WORDS, LONGEST = 14, 18
+
+
+def model(block: int = 4):
+    torch.manual_seed(0)
+    made = METHODS["block-diffusion"](hidden=16, layers=2, heads=2, block=block).build(WORDS, LONGEST).eval()
+    torch.nn.init.normal_(made.denoiser.network.head.weight, std=0.5)
+    return made
+
+
+def texts(rows: int = 3, length: int = 20) -> torch.Tensor:
+    return torch.randint(4, WORDS, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_a_clean_word_reaches_the_blocks_behind_it_and_no_other():
+    """Perturb a word of block 2: answers of blocks up to 2 do not move, those of blocks 3 and 4 do."""
+    made, clean = model(), texts()
+    noisy, t = torch.full_like(clean, WORDS), torch.ones(3)
+    changed = clean.clone()
+    changed[:, 9] = (changed[:, 9] - 3) % (WORDS - 4) + 4
+    moved = (made.denoiser(noisy, t, None, clean).logits - made.denoiser(noisy, t, None, changed).logits).abs().amax(-1)
+    assert float(moved[:, :12].max()) == 0
+    assert bool((moved[:, 12:] > 0).all())
+
+
+@torch.no_grad()
+def test_a_noisy_word_reaches_its_own_block_alone():
+    made, clean = model(), texts()
+    noisy, t = torch.full_like(clean, WORDS), torch.ones(3)
+    changed = noisy.clone()
+    changed[:, 9] = 5
+    moved = made.denoiser(noisy, t, None, clean).logits - made.denoiser(changed, t, None, clean).logits
+    moved = torch.nan_to_num(moved, nan=0.0, posinf=1.0, neginf=1.0).abs().amax(-1)
+    assert bool((moved[:, 8:12] > 0).all()) and float(moved[:, :8].max()) == 0 and float(moved[:, 12:].max()) == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_kept_keys_are_exact(block):
+    """Block after block with what was kept of the others, against all of them at once."""
+    made, clean = model(block), texts()
+    noisy, t = torch.full_like(clean, WORDS), torch.ones(3)
+    noisy[:, ::3] = clean[:, ::3]
+    whole = made.denoiser(noisy, t, None, clean).logits
+    writing = Writing(made.denoiser)
+    for start in range(0, 20, block):
+        canvas = torch.cat([clean[:, :start], noisy[:, start:]], 1)
+        times = (torch.arange(20) >= start).float().expand(3, -1)
+        found = writing(canvas, times, None).logits[:, start : start + block]
+        there = torch.isfinite(found)
+        assert torch.equal(there, torch.isfinite(whole[:, start : start + block]))
+        assert torch.allclose(found[there], whole[:, start : start + block][there], atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_lies_beyond_the_window_is_neither_seen_nor_kept():
+    """A text three times as long as those of training: whole and block by block still agree."""
+    made, clean = model(), texts(2, 60)
+    assert made.denoiser.window == 20
+    noisy = torch.full_like(clean, WORDS)
+    whole = made.denoiser(noisy, torch.ones(2), None, clean).logits
+    far = clean.clone()
+    far[:, 0] = 4 + (far[:, 0] - 3) % (WORDS - 4)
+    # Two layers reach two windows back.
+    assert torch.equal(made.denoiser(noisy, torch.ones(2), None, far).logits[:, 44:], whole[:, 44:])
+    writing = Writing(made.denoiser)
+    for start in range(0, 60, 4):
+        canvas = torch.cat([clean[:, :start], noisy[:, start:]], 1)
+        times = (torch.arange(60) >= start).float().expand(2, -1)
+        found = writing(canvas, times, None).logits[:, start : start + 4]
+        assert torch.allclose(found, whole[:, start : start + 4], atol=1e-4)
+
+
+@torch.no_grad()
+def test_blocks_of_one_word_are_the_chain_rule():
+    """Their bound is −log p, word by word with what was kept: the likelihood of a model that writes left to right."""
+    made, ids, lengths = model(1), texts(3, 9), torch.tensor([9, 4, 7])
+    nats = made.nats(ids, lengths, Noise(0, torch.arange(3)), 1)
+    canvas, mask = made.lengths.canvas(ids, lengths)
+    writing, total = Writing(made.denoiser), torch.zeros(3)
+    for place in range(canvas.shape[1]):
+        hidden = torch.cat([canvas[:, :place], torch.full_like(canvas[:, place:], WORDS)], 1)
+        times = (torch.arange(canvas.shape[1]) >= place).float().expand(3, -1)
+        p = writing(hidden, times, None).logits[:, place].log_softmax(-1)
+        total -= p.gather(-1, canvas[:, place : place + 1]).squeeze(-1) * mask[:, place]
+    assert torch.allclose(nats, total, atol=1e-4)
+
+
+def test_the_canvas_ends_with_the_block_of_its_end():
+    canvas, mask = Blocks(LONGEST, 4).canvas(torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]]), torch.tensor([5, 3]))
+    assert canvas.tolist() == [[5, 6, 7, 8, 9, END, PAD, PAD], [5, 6, 7, END, PAD, PAD, PAD, PAD]]
+    assert mask.sum(-1).tolist() == [8, 4]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sampler", ["ancestral", "first-hitting", "confidence", "threshold", "remask"])
+def test_every_order_fills_every_block(sampler):
+    made = model()
+    frames = list(made.stream(Noise(0, torch.arange(4)), torch.full((4,), 20), 32, Sampling(sampler, steps=4)))
+    last = frames[-1]
+    assert bool((last.state[:, : (last.step + 1)] < WORDS).all())
+    ended = (last.tokens == END).any(-1)
+    assert bool((ended | (last.tokens[:, 16:20] != PAD).all(-1)).all())
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return TextDiffusion.from_pretrained(tiny_run(tmp_path_factory.mktemp("blocks"), "block-diffusion"))
+
+
+def test_texts_may_be_longer_than_those_of_training(written):
+    (text,) = written.generate(controls=[Length(70), Contains("coffee shop")])
+    assert len(text.tokens) == 70 and all(check["satisfied"] for check in text.controls)
+    assert text.denoiser_calls == 17 * 5 + 2  # 17 blocks of 4 steps, each kept; of the last, END and PAD are known
+
+
+def test_requests_of_different_steps_do_not_mix(written):
+    works = [written.work(1, seed=3, steps=steps, controls=[Length(9)]) for steps in (2, 4)]
+    together = {owner: made[0].text for owner, made in written.together(works)}
+    alone = [written.generate(1, 3, steps=steps, controls=[Length(9)])[0].text for steps in (2, 4)]
+    assert [together[0], together[1]] == alone
+
+
+def test_an_edit_is_refused(written):
+    from difflm.controls.brief import Edit
+
+    with pytest.raises(UsageError, match="left to right"):
+        written.generate(edit=Edit("The old pub serves food."))

@@ -1,0 +1,61 @@
+"""The bound as it is estimated: with exact denoisers it is −log p(x), in continuous time and for a chain."""
+
+import math
+
+import pytest
+import torch
+from oracles import ENTROPY, JOINT
+from token_oracles import MUTUAL, ExactTokens
+from torch import Tensor
+
+from difflm.noise import Noise
+from difflm.processes import Absorbing, Hybrid, Interpolating, Uniform
+from difflm.timesteps import Between, Often
+from difflm.token_bounds import token_bound
+
+EACH = 2000
+CELLS = torch.arange(9).repeat_interleave(EACH)
+IDS = torch.stack([CELLS // 3, CELLS % 3], dim=1)
+MASK = torch.ones_like(IDS, dtype=torch.bool)
+
+
+class AtAnyTime(ExactTokens):
+    """Exact for texts at times of their own: log q(z | w) from the shares of the mixture."""
+
+    def context(self, z: Tensor, t: Tensor) -> Tensor:
+        process = self.process
+        assert isinstance(process, Interpolating)
+        alpha, mask, uniform = (share.view(-1, 1, 1) for share in process.mix(t.double()))
+        same = torch.nn.functional.one_hot(z, 4)[..., :3]
+        seen = torch.where((z == process.mask_id).unsqueeze(-1), mask, alpha * same + uniform / 3).log()
+        first = (self.log_joint + seen[:, 1, None, :]).logsumexp(2)
+        second = (self.log_joint + seen[:, 0, :, None]).logsumexp(1)
+        return torch.stack([first, second], dim=1)
+
+
+def measured(process: Interpolating, draws: int, levels: int | None = None) -> tuple[Tensor, float, float]:
+    noise = Noise(0, torch.arange(len(IDS)))
+    nats = token_bound(AtAnyTime(process), IDS, MASK, noise, draws, levels).view(9, EACH)
+    mean, error = nats.mean(1), nats.std(1) / math.sqrt(EACH)
+    p = JOINT.flatten()
+    return (mean + p.log()) / error, float(p @ mean), float((p * error).square().sum().sqrt())
+
+
+@pytest.mark.parametrize("process", [Absorbing(3), Uniform(3), Hybrid(3, 0.2)], ids=["masks", "uniform", "hybrid"])
+def test_the_estimate_is_the_likelihood_of_every_cell(process):
+    z_scores, expected, spread = measured(process, 16)
+    assert spread < 0.02
+    assert expected == pytest.approx(ENTROPY, abs=4 * spread)
+    assert float(z_scores.abs().max()) < 4.5  # of nine cells
+
+
+def test_the_estimate_of_a_chain_has_its_gap():
+    _, expected, spread = measured(Absorbing(3), 16, levels=2)
+    assert expected == pytest.approx(ENTROPY + MUTUAL / 2, abs=4 * spread) and 4 * spread < 0.05
+
+
+def test_times_of_a_part_and_times_that_are_favoured():
+    t, weight = Between(0.45, 0.95).sample(1000, torch.device("cpu"))
+    assert float(t.min()) >= 0.45 and float(t.max()) <= 0.95 and bool((weight == 1).all())
+    t, _ = Often(0.15).sample(1000, torch.device("cpu"))
+    assert bool((t[::2] == 0.15).all()) and float(t[1::2].max()) > 0.9

@@ -1,0 +1,118 @@
+"""Discrete methods through the front doors: asked for gaps and lengths, scored, told about, read by characters."""
+
+import json
+
+import pytest
+import torch
+from tiny import Silent, tiny_runs
+
+from difflm.cli import main
+from difflm.data.texts import read_chunks
+from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer
+from difflm.errors import UsageError
+from difflm.evaluation.corpora import corpus_for
+from difflm.evaluation.language import evaluate_language
+from difflm.fit import train_run
+from difflm.methods import METHODS
+from difflm.pipeline import TextDiffusion
+from difflm.recipe import check
+
+assert tiny_runs  # a fixture
+DISCRETE = [name for name, method in METHODS.items() if method.family in ("masked", "uniform", "hybrid", "matrix")]
+
+
+@pytest.mark.parametrize("method", DISCRETE)
+def test_gaps_and_lengths_are_obeyed(method, tiny_runs, capsys):
+    run = str(tiny_runs[method])
+    for argv in (["--infill", "The ___:2 pub near ___."], ["--length", "9", "--contains", "coffee shop"]):
+        assert main(["generate", run, "-n", "3", "--json", *argv]) == 0
+        made = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert len(made) == 3 and all(control["satisfied"] for one in made for control in one["controls"])
+
+
+@pytest.mark.parametrize("method", [name for name in DISCRETE if METHODS[name].bound])
+def test_a_bound_does_not_depend_on_the_batch(method, tiny_runs):
+    lm = TextDiffusion.from_pretrained(tiny_runs[method])
+    texts = ["The old pub near the river serves Italian food.", "A red inn beside Café Sicilia sells French wine."]
+    together, alone = (
+        lm.score(texts, draws=4),
+        [lm.score_ids(lm.encode([t]), draws=4, first=i)[0] for i, t in enumerate(texts)],
+    )
+    assert together == pytest.approx([float(value) for value in alone], rel=1e-4)
+    assert all(10 < value < 120 for value in together)
+
+
+def test_what_is_no_bound_prints_no_perplexity(tiny_runs, capsys, tmp_path):
+    run = tiny_runs["bert-mouth"]
+    (tmp_path / "my.txt").write_text("The old pub.\n")
+    assert main(["score", str(run), str(tmp_path / "my.txt")]) == 2
+    assert "no likelihood and no bound" in capsys.readouterr().err
+    assert main(["info", str(run)]) == 0
+    said = capsys.readouterr().out + (run / "metrics.jsonl").read_text() + (run / "config.json").read_text()
+    assert "nats_per_token" not in said and "nats/token" not in said and "erplexity" not in said
+
+
+def test_one_report_of_both_worlds(tiny_runs):
+    """A bound where there is one, the network's calls as they were made, and no likelihood for BERT-Mouth."""
+    names = ("difflm", "mdlm", "block-diffusion", "bert-mouth")
+    lms = {name: TextDiffusion.from_pretrained(tiny_runs[name]) for name in names}
+    judge = TextDiffusion.from_pretrained(tiny_runs["autoregressive"])
+    report = evaluate_language(lms, corpus_for(lms["mdlm"], None), judge, samples=4, draws=2)
+    rows = {name: report.row(name) for name in names}
+    assert [row.notes.get("likelihood") for row in rows.values()] == ["bound", "bound", "bound", None]
+    assert rows["bert-mouth"].figures["nats_per_token"] is None and rows["mdlm"].figures["denoiser_calls"] == 50
+    calls = [g.denoiser_calls for g in lms["block-diffusion"].generate(4, seed=0)]
+    assert rows["block-diffusion"].figures["denoiser_calls"] == sum(calls) / 4
+
+
+@pytest.mark.parametrize(
+    "setting", [{"clamp": True}, {"noise_temperature": 0.5}, {"noise_top_p": 0.9}, {"sampler": "ddim"}]
+)
+def test_what_only_vectors_understand_is_refused(setting, tiny_runs):
+    with pytest.raises(UsageError, match=r"vectors|unknown sampler"):
+        TextDiffusion.from_pretrained(tiny_runs["udlm"]).generate(**setting)
+
+
+def test_requests_of_several_kinds_are_made_as_alone(tiny_runs, tmp_path, capsys):
+    lines = [{"length": 8}, {"infill": "The ___ pub"}, {"steps": 3, "seed": 4}]
+    (tmp_path / "many.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = str(tiny_runs["mdlm"])
+    assert main(["generate", run, "--json", "--input", str(tmp_path / "many.jsonl")]) == 0
+    together = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    alone = []
+    for argv in (["--length", "8"], ["--infill", "The ___ pub"], ["--steps", "3", "--seed", "4"]):
+        assert main(["generate", run, "--json", *argv]) == 0
+        alone.append(json.loads(capsys.readouterr().out)["text"])
+    assert together == alone
+
+
+# -- characters -----------------------------------------------------------------------------------------------------
+
+
+def test_characters_come_back_and_unknown_ones_are_unknown(tmp_path):
+    tokenizer = Characters.build(["to be\n", "or not"])
+    assert tokenizer.decode(tokenizer.encode("not to be\n")) == "not to be\n"
+    assert tokenizer.encode("é") == [UNK] and tokenizer.size == len(SPECIALS) + len(set("to be\nor not"))
+    tokenizer.save(tmp_path / "t.json")
+    assert Tokenizer.load(tmp_path / "t.json").fingerprint() == tokenizer.fingerprint()
+
+
+def test_a_file_is_cut_into_pieces_that_make_it_up(tmp_path):
+    path = tmp_path / "play.txt"
+    path.write_text("To be,\n\nor not to be.\n  That is it\n")
+    pieces = list(read_chunks(path, 7))
+    assert "".join(pieces) == path.read_text() and {len(piece) for piece in pieces[:-1]} == {7}
+    with pytest.raises(UsageError, match=r"only a \.txt file"):
+        list(read_chunks(tmp_path / "my.csv", 7))
+
+
+def test_a_model_of_characters_writes_and_is_measured_on_what_it_held_out(tmp_path):
+    (tmp_path / "play.txt").write_text("To be or not to be, that is it.\n" * 400)
+    values = {"method": "mdlm", "model": {"hidden": 16, "layers": 1, "heads": 2}, "data": str(tmp_path / "play.txt")}
+    values |= {"chunk": 32, "tokenizer": "characters", "more_than": 0, "longest": 32, "steps": 2, "batch_size": 8}
+    train_run(check(values), tmp_path / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    lm = TextDiffusion.from_pretrained(tmp_path / "run")
+    (text,) = lm.generate(steps=4)
+    assert len(text.text) == 32
+    held_out = corpus_for(lm, None)
+    assert held_out.texts and all(len(one) == 32 for one in held_out.texts)

@@ -1,0 +1,190 @@
+"""Step rules of tokens with exact denoisers: nothing to learn, so the sampler alone must recover the joint."""
+
+import math
+
+import pytest
+import torch
+from oracles import JOINT, frequencies, sample, total_variation
+from token_oracles import ExactTokens
+
+from difflm.methods import METHODS
+from difflm.model import Sampling
+from difflm.noise import Noise
+from difflm.processes import Absorbing, Hybrid, Spindle, Uniform
+from difflm.processes.tokens import TokenProcess
+from difflm.samplers import Steering, Way
+from difflm.samplers.token_steps import MASK_STEPS, TOKEN_STEPS
+
+DRAWS = 20_000
+CLOSE = 0.014  # nine cells of 20,000 exact draws lie further away once in a thousand times
+
+
+def paced() -> Spindle:
+    process = Spindle(3, 0.3)
+    process.pace.copy_(torch.tensor([0.4, -0.8, 0.2]))
+    return process
+
+
+def grid(steps: int) -> torch.Tensor:
+    return torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("process", "steps"),
+    [(Absorbing(3), 64), (Uniform(3), 64), (Hybrid(3, 0.2), 64), (paced(), 64)],
+    ids=["masks", "uniform", "hybrid", "spindle"],
+)
+def test_ancestral_sampling_recovers_the_joint(process: TokenProcess, steps: int):
+    tokens = sample(ExactTokens(process), TOKEN_STEPS["ancestral"], grid(steps), DRAWS)
+    assert total_variation(frequencies(tokens), JOINT) < CLOSE + 0.5 * 0.26 / steps * 4
+
+
+@pytest.mark.parametrize("rule", ["first-hitting", "remask"])
+def test_other_rules_that_draw_from_the_model(rule: str):
+    tokens = sample(ExactTokens(Absorbing(3)), MASK_STEPS[rule], grid(2 if rule == "first-hitting" else 64), DRAWS)
+    assert total_variation(frequencies(tokens), JOINT) < CLOSE + 0.01
+
+
+def test_one_step_writes_independent_words():
+    """All words at once know nothing of each other: the product of the marginals, 0.26 nats away."""
+    tokens = sample(ExactTokens(Absorbing(3)), TOKEN_STEPS["ancestral"], grid(1), DRAWS)
+    independent = JOINT.sum(1, keepdim=True) * JOINT.sum(0, keepdim=True)
+    assert total_variation(frequencies(tokens), independent) < CLOSE
+    assert total_variation(frequencies(tokens), JOINT) > 0.1
+
+
+def test_gibbs_has_the_joint_of_consistent_conditionals_as_its_rest():
+    tokens = sample(ExactTokens(Absorbing(3)), MASK_STEPS["gibbs"], grid(25), DRAWS)
+    assert total_variation(frequencies(tokens), JOINT) < CLOSE
+
+
+def test_gibbs_has_no_joint_where_conditionals_have_none():
+    """p(x¹ | x²) of one joint and p(x² | x¹) of another: whichever was written last decides, so no single one fits."""
+
+    class Torn(ExactTokens):
+        def context(self, z, t):
+            other = ExactTokens(self.process, JOINT.T.contiguous())
+            return torch.stack([super().context(z, t)[:, 0], other.context(z, t)[:, 1]], dim=1)
+
+    tokens = sample(Torn(Absorbing(3)), MASK_STEPS["gibbs"], grid(25), DRAWS)
+    found = frequencies(tokens)
+    assert total_variation(found, JOINT) > 0.05 and total_variation(found, JOINT.T) > 0.05
+
+
+def test_remasking_leaves_the_marginals_of_the_process():
+    """Whatever σ, a position is a mask at time s with the share 1 − α_s."""
+    from difflm.samplers.steps import Moment
+
+    process, n = Absorbing(3), 60_000
+    exact = ExactTokens(process)
+    cells = torch.multinomial(JOINT.flatten(), n, replacement=True)
+    ids, t, s = torch.stack([cells // 3, cells % 3], 1), torch.full((n,), 0.6).double(), torch.full((n,), 0.5).double()
+    x = process.corrupt(ids, t, torch.rand(n, 2, 3))
+    for most in (0.0, 0.1, 0.5):
+        from difflm.samplers.token_steps import remask
+
+        now = Moment(process, x, exact(x, t), t, s, lambda: torch.rand(n, 2, 3))
+        share = float((remask(now, most) == 3).double().mean())
+        assert share == pytest.approx(0.5, abs=5 * math.sqrt(0.25 / (2 * n)))
+
+
+# -- two sentences, one truth ---------------------------------------------------------------------------------------
+
+
+class TwoTexts(torch.nn.Module):
+    """ABAB… or BABA…: a network that knows both and nothing else, for masks (words 0 and 1, mask 2)."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        even = torch.arange(length) % 2
+        self.texts = torch.stack([even, 1 - even])
+
+    def __call__(self, x, t, mask):
+        fits = ((x.unsqueeze(1) == self.texts) | (x.unsqueeze(1) == 2)).all(-1).double() + 1e-30
+        p = torch.einsum(
+            "bk,klw->blw", fits / fits.sum(-1, keepdim=True), torch.nn.functional.one_hot(self.texts, 2).double()
+        )
+        return p.log()
+
+
+def whole(steps: int, rule: str, length: int = 8, draws: int = 4000) -> float:
+    """The share of texts that are one of the two."""
+    from difflm.samplers import denoise
+
+    process, network = Absorbing(2), TwoTexts(length)
+    mask = torch.ones(draws, length, dtype=torch.bool)
+    ask = lambda x, t, previous: process.believe(network(x, t, mask), x, t)  # noqa: E731
+    for frame in denoise(ask, process, grid(steps), MASK_STEPS[rule], (), Noise(0, torch.arange(draws)), mask, 0):  # noqa: B007
+        pass
+    return float((frame.tokens.unsqueeze(1) == network.texts).all(-1).any(-1).double().mean())
+
+
+def test_texts_are_whole_at_as_many_steps_as_words_and_rarely_at_one():
+    chance = 2.0**-7
+    assert whole(1, "ancestral") == pytest.approx(chance, abs=5 * math.sqrt(chance / 4000))
+    assert whole(8, "first-hitting") == 1
+    assert whole(8, "confidence") == 1
+
+
+def test_threshold_writes_what_is_sure_together():
+    """One word decides the other seven: two calls for a text of eight, and no mistake."""
+    assert whole(8, "threshold") == 1
+    assert whole(2, "threshold") == 1
+
+
+# -- a model --------------------------------------------------------------------------------------------------------
+
+
+def tiny(method: str = "mdlm"):
+    torch.manual_seed(0)
+    model = METHODS[method](hidden=16, layers=1, heads=2).build(12, 16).eval()
+    torch.nn.init.normal_(model.denoiser.network.head.weight, std=0.5)
+    return model
+
+
+def last(model, sampling: Sampling, samples, lengths, width=16, steering=None):
+    with torch.no_grad():
+        for frame in model.stream(Noise(0, torch.tensor(samples)), torch.tensor(lengths), width, sampling, steering):  # noqa: B007
+            pass
+    return frame
+
+
+@pytest.mark.parametrize("method", ["mdlm", "udlm", "gidd", "diffusionbert"])
+def test_a_sample_does_not_depend_on_its_neighbours(method: str):
+    model, sampling = tiny(method), Sampling(steps=8)
+    alone = last(model, sampling, [5] * 4, [9] * 4).tokens[0, :9]
+    among = last(model, sampling, [7, 5, 1, 2], [16, 9, 3, 12]).tokens[1, :9]
+    assert torch.equal(alone, among)
+
+
+@pytest.mark.parametrize("method", ["mdlm", "udlm", "gidd"])
+@pytest.mark.parametrize("rule", MASK_STEPS)
+def test_known_words_stand_and_no_mask_is_left(method: str, rule: str):
+    model = tiny(method)
+    if rule not in model.samplers:
+        pytest.skip("a rule of masks")
+    known = torch.full((4, 16), -1)
+    known[:, 2], known[:, 5] = 7, 8
+    frame = last(model, Sampling(rule, steps=6), [0, 1, 2, 3], [9, 6, 12, 9], steering=Steering(known))
+    assert bool((frame.tokens[:, 2] == 7).all()) and bool((frame.tokens[:, 5] == 8).all())
+    assert bool((frame.tokens < 12).all())
+
+
+def test_calls_are_counted_text_by_text():
+    frame = last(tiny(), Sampling("first-hitting", steps=50), [0, 1], [9, 4])
+    assert frame.calls.tolist() == [9, 4]
+    few = last(tiny(), Sampling("threshold", steps=16), [0, 1], [16, 16])
+    assert bool((few.calls <= 16).all())
+
+
+def test_an_edit_begins_from_the_text():
+    model, text = tiny(), torch.full((4, 16), 5)
+    frame = last(
+        model, Sampling(steps=4), [0, 1, 2, 3], [16] * 4, steering=Steering(begin=text, ways=[Way(4, 0.1)] * 4)
+    )
+    assert float((frame.tokens == 5).double().mean()) > 0.75
+
+
+def test_bert_mouth_has_no_likelihood():
+    model = tiny("bert-mouth")
+    assert model.likelihood is None and not METHODS["bert-mouth"].bound
