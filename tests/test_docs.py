@@ -7,6 +7,7 @@ What is only parsed stands in `PARSED_ONLY` with its reason; nothing else is lef
 """
 
 import importlib.util
+import json
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,11 @@ import typer
 from tiny import write_grammar, write_stories
 
 from difflm.cli import app, main
+from difflm.controls.learned import checking_tagger
+from difflm.data.e2e import read_e2e
+from difflm.data.trees import phrases, shapes
+from difflm.data.words import split_words
+from difflm.parsing import own_parser, parse_texts
 from difflm.pipeline import TextDiffusion
 from difflm.run import bundled_runs
 
@@ -56,6 +63,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/roc-twin": "roc-twin",
     "runs/roc-infill-twin": "roc-infill-twin",
     "my-guide": "classifier data=labelled.jsonl model.guides=e2e",
+    "runs/dlm-guide": "classifier data=words.jsonl model.guides=runs/diffusion-lm",
 }
 TINY = "steps=2 batch_size=8 warmup=0 widths=[] sample_every=0 model.hidden=16 model.layers=1 model.heads=2"
 FEW = "--samples 4 --score-texts 4 --draws 1"
@@ -64,7 +72,7 @@ MOST_STEPS, MOST_TEXTS = 2, 4
 
 def tiny(recipe: str) -> list[str]:
     """Changes to a recipe; a classifier has the words of the model that it guides."""
-    return TINY.split() + ["more_than=0"] * (recipe != "classifier")
+    return TINY.split() + ["more_than=0"] * (recipe not in ("classifier", "e2e-guide"))
 
 
 # -- reading the pages ------------------------------------------------------------------------------------------------
@@ -170,6 +178,19 @@ def write_e2e(folder: Path) -> None:
     (folder / "texts").unlink()
 
 
+def write_labels(folder: Path, home: Path) -> None:
+    """Labels of the texts in `folder`, by those who check: what `benchmarks/label_e2e.py` makes, in one file."""
+    pairs = [pair for split in ("train", "valid") for pair in read_e2e(folder / f"{split}.txt")]
+    words = [split_words(pair.text) for pair in pairs]
+    tags, trees = checking_tagger().tags(words), parse_texts(own_parser(), words)
+    lines = [
+        {"text": p.text, **p.fields, "pos": own, "tree": [list(span) for span in phrases(tree)], "shape": shapes(tree)}
+        for p, own, tree in zip(pairs, tags, trees, strict=True)
+    ]
+    for name in ("words.jsonl", "trees.jsonl"):
+        (home / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared once; every command gets a copy."""
@@ -179,6 +200,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, content in FILES.items():
         (home / name).write_text(content, encoding="utf-8")
     write_e2e(home / "DIR" / "e2e")
+    write_labels(home / "DIR" / "e2e", home)
+    shutil.copytree(Path(str(resources.files("difflm"))) / "pretrained" / "parser", home / "PTB")
     write_stories(home / "DIR", 24, 8)
     shutil.copytree(home / "DIR", home / "data")
     with pytest.MonkeyPatch.context() as patch:

@@ -171,9 +171,9 @@ def test_the_fault_of_one_is_not_that_of_the_others(
     server, client, ask = asking
     generation = lm._generation
 
-    def broken(sample: int, ids: list[int], work: Any, seconds: float) -> Any:
+    def broken(sample: int, ids: list[int], work: Any, *others: Any) -> Any:
         assert work.seed != 13, "a fault on purpose"
-        return generation(sample, ids, work, seconds)
+        return generation(sample, ids, work, *others)
 
     monkeypatch.setattr(lm, "_generation", broken)
     gate.open.clear()
