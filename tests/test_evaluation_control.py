@@ -29,6 +29,7 @@ from difflm.evaluation.control import (
     interval,
     model_row,
     outcomes,
+    read_texts,
     target_means,
     wilson,
 )
@@ -486,6 +487,19 @@ def test_released_spans_and_compositions_are_read():
     ):
         with pytest.raises(UsageError, match=r"^x"):
             target_of(json.dumps(wrong), "x")
+
+
+def test_targets_that_ask_the_same_have_texts_of_their_own(tmp_path):
+    twice = [Target("length", Request(length=2), "A pub"), Target("length", Request(length=2), "An inn")]
+    lines = [
+        {"control": "length", "asked": {"length": 2}, "text": text} for text in ("A pub", "No", "An inn", "Here I go")
+    ]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    found = read_texts(tmp_path / "texts.jsonl", twice, 2)
+    assert [[text.text for text in found[id(target)].texts] for target in twice] == [
+        ["A pub", "No"],
+        ["An inn", "Here I go"],
+    ]
 
 
 def test_texts_made_elsewhere_are_checked_anew(pairs, lm, tmp_path):

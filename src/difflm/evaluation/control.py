@@ -132,7 +132,7 @@ def evaluate_control(
             made = written(lm, asked, protocol, partial(on_progress, f"{control}: writing"))
             seconds = time.perf_counter() - start
         else:
-            made, seconds = [kept[target.control, target.key] for target in asked], None
+            made, seconds = [kept[id(target)] for target in asked], None
         every += made
         on_progress(f"{control}: measuring", 0, 1)
         rows.append(model_row(name, control, made, judge, checkers, seconds))
@@ -185,8 +185,9 @@ def calls_of(text: Generation) -> dict[str, int]:
     return {"steps": text.steps, "denoiser_calls": text.denoiser_calls}
 
 
-def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[tuple[str, str], Made]:
-    """Texts that were made before, by this or any other system: each line names its target. They are checked anew."""
+def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Made]:
+    """By target, texts that were made before, by this or any other system: each line says what it was made for. Targets
+    that ask the same get theirs in the order of the file. They are checked anew."""
     texts: dict[tuple[str, str], list[Generation]] = {}
     for number, line in read_lines(path):
         try:
@@ -201,9 +202,9 @@ def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[tuple[s
     for target in targets:
         own = texts.get((target.control, target.key), [])
         if len(own) < each:
-            raise UsageError(f"{path} holds {len(own)} texts for {target.key}, not {each}. Ask for fewer with --each.")
+            raise UsageError(f"{path} holds too few texts for {target.key}: {each} for each target. Lower --each.")
         controls = target.asked.controls()
-        found[target.control, target.key] = Made(target, [seen(text, controls) for text in own[:each]])
+        found[id(target)] = Made(target, [seen(own.pop(0), controls) for _ in range(each)])
     return found
 
 
