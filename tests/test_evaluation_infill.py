@@ -249,10 +249,15 @@ def test_gaps_that_do_not_fit_are_left_out_and_told(runs, data):
     assert room == 88
     sets = Set("roc", [*GAPS, long], LENGTHS)
     assert len(that_fit(sets, [lm]).gaps) == 4
-    small: Any = SimpleNamespace(model=SimpleNamespace(room=30))
+    small: Any = SimpleNamespace(model=SimpleNamespace(room=30), tokenizer=lm.tokenizer)
     assert that_fit(sets, [lm, small]).gaps == GAPS
     with pytest.raises(UsageError, match="no gap fits"):
-        evaluate_infill({"m": SimpleNamespace(model=SimpleNamespace(room=9), device=lm.device)}, [sets], Asked(), [])
+        evaluate_infill(
+            {"m": SimpleNamespace(model=SimpleNamespace(room=9), tokenizer=lm.tokenizer, device=lm.device)},
+            [sets],
+            Asked(),
+            [],
+        )
 
 
 def test_a_model_of_any_diffusion_method_can_be_asked(tmp_path, data):

@@ -7,6 +7,7 @@ from difflm.asking import Request
 from difflm.controls import Length, Setting, Span, Tree
 from difflm.controls.base import Place
 from difflm.controls.classifier import Classifier, Opinion, charted
+from difflm.controls.guidance import Guidance, Knobs, Wish
 from difflm.controls.syntax import bears
 from difflm.controls.tilt import Tilt
 from difflm.data.labels import NOTHING, Labelling
@@ -122,3 +123,13 @@ def test_a_whole_tree_is_the_chart_of_its_phrases():
     chart, chances = charted(asked, seen.mask), seen.spans("tree")
     expected = [sum(-chances[b, i, j, chart[b, i, j]] for i in range(4) for j in range(i, 4)) for b in range(2)]
     assert torch.allclose(seen.nats("tree", asked, whole=True), torch.stack(expected))
+
+
+def test_a_tree_of_one_text_asks_nothing_of_the_texts_beside_it():
+    """Not even that they have no phrases."""
+    seen = opinion()
+    labels = torch.tensor([[[0, 3, 3], [1, 2, 5]], [[NOTHING] * 3] * 2])
+    wish = Wish(lambda *_: seen, "tree", labels, whole=True)  # type: ignore[arg-type]
+    guidance = Guidance([wish], None, seen.mask, Knobs())  # type: ignore[arg-type]
+    nats = guidance.nats(torch.zeros(2, 4, 8), torch.zeros(2))
+    assert nats[1] == 0 and torch.equal(nats[0], seen.nats("tree", labels, whole=True)[0])

@@ -7,6 +7,8 @@ import torch
 from tiny import Silent, tiny_runs
 
 from difflm.cli import main
+from difflm.controls import Length
+from difflm.controls.guidance import ORIGINAL, STANDARD, TOKENS
 from difflm.data.texts import read_chunks
 from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer
 from difflm.errors import UsageError
@@ -15,6 +17,7 @@ from difflm.evaluation.language import evaluate_language
 from difflm.fit import train_run
 from difflm.methods import METHODS
 from difflm.pipeline import TextDiffusion
+from difflm.processes.matrix import Matrix, nearest_rate
 from difflm.recipe import check
 
 assert tiny_runs  # a fixture
@@ -116,3 +119,42 @@ def test_a_model_of_characters_writes_and_is_measured_on_what_it_held_out(tmp_pa
     assert len(text.text) == 32
     held_out = corpus_for(lm, None)
     assert held_out.texts and all(len(one) == 32 for one in held_out.texts)
+
+
+@pytest.mark.parametrize("method", ["mdlm", "block-diffusion"])
+def test_calls_of_several_requests_are_their_own(method, tiny_runs):
+    lm = TextDiffusion.from_pretrained(tiny_runs[method])
+    settings = {"sampler": "first-hitting"} if method == "mdlm" else {}
+    works = [lm.work(1, 3, controls=[Length(n)], **settings) for n in (3, 9)]
+    together = {number: made[0].denoiser_calls for number, made in lm.together(works)}
+    alone = [lm.generate(1, 3, controls=[Length(n)], **settings)[0].denoiser_calls for n in (3, 9)]
+    assert [together[0], together[1]] == alone and alone[0] < alone[1]
+
+
+def test_a_contrast_without_known_words_and_a_climb_of_vectors_are_refused(tiny_runs):
+    lm = TextDiffusion.from_pretrained(tiny_runs["mdlm"])
+    with pytest.raises(UsageError, match="known words"):
+        lm.work(1, controls=[Length(5)], contrast=1.0)
+    with pytest.raises(UsageError, match="diffuses tokens"):
+        lm.knobs(ORIGINAL)
+    assert lm.knobs(None) == lm.knobs(STANDARD) == TOKENS
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [("gidd", "random_words"), ("diffusionbert", "spindle"), ("bert-mouth", "masked")],
+)
+def test_shares_lie_between_nothing_and_all(method, change):
+    for wrong in (-0.5, 1.5):
+        with pytest.raises(ValueError, match=change):
+            METHODS[method](**{change: wrong})
+
+
+def test_rare_jumps_of_a_short_step_are_not_lost():
+    """In float32 as in float64: one step of a thousand leads anywhere with a chance of some 1e-9."""
+    vectors = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
+    process = Matrix(nearest_rate(vectors, 5))
+    z, x = torch.arange(300).view(1, -1), torch.eye(300).roll(1, 0).unsqueeze(0)
+    s, t = torch.tensor([0.5]), torch.tensor([0.501])
+    found, exact = (process.back(z, x.to(kind), t.to(kind), s.to(kind)) for kind in (torch.float32, torch.float64))
+    assert (found > 0).all() and torch.allclose(found.double(), exact, rtol=2e-2, atol=1e-12)

@@ -156,11 +156,15 @@ class BlockDiffusion(TokenDiffusion):
             raise UsageError("block diffusion writes from left to right: it cannot take up a text in the middle.")
         place = torch.arange(width, device=device) // self.denoiser.size
         moments = width // self.denoiser.size * ways[0].steps + 1
-        moment = torch.arange(moments, device=device).unsqueeze(1) / ways[0].steps
+        # Divided on the host: a GPU multiplies by 1/steps, and a whole number of blocks would not be one.
+        moment = (torch.arange(moments).unsqueeze(1) / ways[0].steps).to(device)
         return (1 + place - moment).clamp(0, 1).unsqueeze(1)
 
     def asked(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Ask:
         return Writing(self.denoiser)
+
+    def frames(self, sampling: Sampling, words: int) -> int:
+        return self.lengths.positions(words) // self.denoiser.size * sampling.steps
 
     def calls(self, sampling: Sampling, words: int) -> int:
         blocks = self.lengths.positions(words) // self.denoiser.size
@@ -171,15 +175,17 @@ class BlockDiffusion(TokenDiffusion):
     ) -> Iterator[Frame]:
         size, steps = self.denoiser.size, sampling.steps
         ended, calls = torch.zeros_like(lengths, dtype=torch.bool), torch.zeros_like(lengths)
+        waiting = ~ended  # a text without masks is written, whatever its neighbours wait for
         for frame in super().stream(noise, lengths, width, sampling, steering):
             assert frame.state is not None
-            calls = calls + ~ended
+            calls = calls + (waiting & ~ended)
+            waiting = (frame.state == self.process.mask_id).any(-1)
             reached = frame.step // steps * size + size
             if (frame.step + 1) % steps == 0:  # a block is finished
                 ended = ended | (frame.state[:, :reached] == END).any(-1) | (lengths <= reached)
                 calls = calls + ~ended
             yield replace(frame, tokens=up_to_end(frame.tokens, reached), calls=calls)
-            if bool(ended.all()):
+            if (frame.step + 1) % steps == 0 and bool(ended.all()):  # the one look at the device, once a block
                 return
 
 

@@ -105,6 +105,10 @@ class LanguageModel(Trainable):
         """Network calls that a text of so many words costs."""
         return sampling.steps
 
+    def frames(self, sampling: Sampling, words: int) -> int:
+        """How many frames a text of so many words has at most."""
+        return sampling.steps
+
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         """Learn before training what needs none: how many texts have each length, and how often each token occurs."""
 

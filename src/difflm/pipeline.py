@@ -209,6 +209,8 @@ class TextDiffusion:
         check_request(n, seed, mbr)
         check_candidates(candidates, mbr, controls)
         work = Work(n, seed, self.sampling(**settings), self.brief(controls, edit, knobs), max(mbr, candidates), watch)
+        if work.sampling.contrast and not (work.brief and (work.brief.infill or (edit and edit.keep))):
+            raise UsageError("a contrast is with known words: give some with --infill, or with --edit and --keep.")
         if mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
             work.choose = lambda _, made: [most_central([g.tokens for g in group]) for group in made]
         elif candidates > 1:
@@ -246,9 +248,15 @@ class TextDiffusion:
             {name: c.labellings[name].values for name, c in knowing.items()},
             {name: c.counted()[name] for name, c in knowing.items() if c.labellings[name].kind == "tags"},
         )
-        if knobs is None or knobs is STANDARD:
-            knobs = TOKENS if isinstance(self.model, TokenDiffusion) else STANDARD
-        return Brief(self.model, setting, controls, edit, classifiers[::-1], knobs)
+        return Brief(self.model, setting, controls, edit, classifiers[::-1], self.knobs(knobs))
+
+    def knobs(self, asked: Knobs | None) -> Knobs:
+        """Those that were asked for, or the usual ones of this kind of model."""
+        if not isinstance(self.model, TokenDiffusion):
+            return asked or STANDARD
+        if asked is not None and asked.climb == "sign":
+            raise UsageError("the original's guidance climbs in vectors; this model diffuses tokens. Give a number.")
+        return TOKENS if asked is None or asked == STANDARD else asked
 
     def _rows(self, work: Work, owner: int = 0) -> list[Row]:
         count = work.n * work.each
@@ -285,14 +293,14 @@ class TextDiffusion:
     def _harvest(
         self, tile: Tile, frame: Frame, works: Sequence[Work], owners: Sequence[int], seconds: float
     ) -> Iterator[tuple[int, dict[int, Generation]]]:
-        rows = finished(self.model, tile, frame)
+        calls = [None] * len(tile.rows) if frame.calls is None else frame.calls[: len(tile.rows)].tolist()
+        rows = list(zip(tile.rows, finished(self.model, tile, frame), calls, strict=True))
         for owner in owners:
             work = works[owner]
-            ids = {row.sample: one for row, one in zip(tile.rows, rows, strict=True) if row.owner == owner}
+            own = [(row.sample, ids, count) for row, ids, count in rows if row.owner == owner]
             if work.choose:
-                work.ids |= ids
-            calls = {} if frame.calls is None else dict(zip(tile.samples.tolist(), frame.calls.tolist(), strict=True))
-            made = {k: self._generation(k, one, work, seconds, calls.get(k)) for k, one in ids.items()}
+                work.ids |= {sample: ids for sample, ids, _ in own}
+            made = {sample: self._generation(sample, ids, work, seconds, count) for sample, ids, count in own}
             if ready := work.chosen(made):
                 yield owner, ready
 

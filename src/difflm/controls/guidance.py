@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from difflm.controls.classifier import Classifier
+from difflm.data.labels import NOTHING
 from difflm.denoiser import Denoiser
 from difflm.processes import at_positions
 from difflm.samplers import Moment
@@ -52,6 +53,11 @@ class Wish:
     labels: Tensor  # on the canvas, NOTHING where nothing is asked: [B], [B, W] or [B, M, 3]
     whole: bool = False  # of spans: there shall be no others
 
+    @property
+    def asks(self) -> Tensor:
+        """Which texts it asks something of, [B]; of the others not even that they have no spans."""
+        return (self.labels.reshape(len(self.labels), -1) != NOTHING).any(-1)
+
 
 @dataclass(frozen=True)
 class Guidance:
@@ -87,5 +93,5 @@ class Guidance:
         """−log p(c | x_s) of each text, all wishes together, [B]; each classifier is asked once."""
         classifiers = {id(w.classifier): w.classifier for w in self.wishes}
         opinions = {key: one(self.denoiser, x, s, self.mask) for key, one in classifiers.items()}
-        found = [opinions[id(w.classifier)].nats(w.head, w.labels, w.whole) for w in self.wishes]
+        found = [opinions[id(w.classifier)].nats(w.head, w.labels, w.whole) * w.asks for w in self.wishes]
         return torch.stack(found).sum(0)

@@ -78,7 +78,7 @@ class Protocol:
 
     def described(self, lm: TextDiffusion) -> str:
         said = described(lm.sampling(**(self.settings or {})))
-        rule = "original" if self.knobs == ORIGINAL else f"{self.knobs.size:g}"
+        rule = "original" if self.knobs == ORIGINAL else f"{lm.knobs(self.knobs).size:g}"
         return f"{said} guidance={rule} candidates={self.candidates}"
 
 
@@ -195,7 +195,7 @@ def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Ma
             target = Target(one["control"], Request.model_validate(one["asked"]))
             calls = (int(one.get("steps", 0)), int(one.get("denoiser_calls", 0)))
             text = Generation(str(one["text"]), split_words(str(one["text"])), *calls, 0.0, 0)
-        except (ValueError, KeyError, TypeError, AttributeError):  # pydantic's own error is a ValueError
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # pydantic's own error is a ValueError
             raise UsageError(f'{path}, line {number} is no text such as {{"control", "asked", "text"}}.') from None
         texts.setdefault((target.control, target.key), []).append(text)
     found = {}
@@ -283,6 +283,7 @@ def model_row(
     values |= checkers.second_opinions(control, [(one.target, one.words) for one in made])
     for figure, found in values.items():
         row.figures[figure], row.intervals[figure] = float(np.mean(found)), interval(figure, found)
+        row.texts[figure] = len(found) * len(made[0].texts)  # a second opinion may be of fewer targets
     judged(row, [[text.text for text in one.texts] for one in made], judge)
     some = [one.words[:ALIKE] for one in made]
     row.figures["self_bleu"] = float(np.mean([self_bleu(words) for words in some])) if len(some[0]) > 1 else None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from difflm.data.stories import Gap
+from difflm.data.stories import Gap, asked
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.evaluation.infill_records import PEOPLE, InfillReport, InfillRow
@@ -59,9 +59,11 @@ def evaluate_infill(
 
 
 def that_fit(gaps: Set, models: Iterable[TextDiffusion]) -> Set:
-    room = min(lm.model.room for lm in models) - LEAST_ROOM - 2  # two marks of a rearranged text
-    fitting = [gap for gap in gaps.gaps if len(split_words(gap.left)) + len(split_words(gap.right)) <= room]
-    return replace(gaps, gaps=fitting)
+    fits = np.ones(len(gaps.gaps), bool)
+    for lm in models:  # counted with the two marks of a rearranged text, for all alike
+        rows = lm.tokenizer.encode_batch([asked(gap.left, gap.right) for gap in gaps.gaps])
+        fits &= np.array([len(row) + LEAST_ROOM <= lm.model.room for row in rows])
+    return replace(gaps, gaps=[gap for gap, fit in zip(gaps.gaps, fits, strict=True) if fit])
 
 
 def lowered(text: str | Words) -> Words:

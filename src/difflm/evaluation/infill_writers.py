@@ -103,6 +103,7 @@ class Writer:
     """A model on one set of gaps. Subclasses make candidates, `mbr` a gap, and say what a whole text is."""
 
     kept: float | None = None  # share of texts whose sides are as given
+    counted: list[list[int]] | None = None  # network calls of each candidate, where they were counted
 
     def __init__(self, lm: TextDiffusion, gaps: Set, asked: Asked) -> None:
         self.lm, self.set, self.asked = lm, gaps, asked
@@ -131,20 +132,21 @@ class Writer:
         made = self.candidates(partial(on_progress, f"{self.set.name}, {name}: writing"))
         seconds, each = time.perf_counter() - start, self.asked.mbr
         firsts = [candidates[0] for candidates in made]
-        yield self.written("one sample", firsts, seconds / each, [[first] for first in firsts])
+        yield self.written("one sample", firsts, seconds / each, made, 1)
         if each > 1:
             on_progress(f"{self.set.name}, {name}: choosing", 0, 1)
             central = [candidates[most_central(candidates)] for candidates in made]
-            yield self.written(f"MBR of {each}", central, seconds, made)
+            yield self.written(f"MBR of {each}", central, seconds, made, each)
             likeliest = self.likeliest(made, partial(on_progress, f"{self.set.name}, {name}: scoring"))
             if likeliest is not None:
-                yield self.written(f"likeliest of {each}", likeliest, seconds, made)
+                yield self.written(f"likeliest of {each}", likeliest, seconds, made, each)
         yield from self.others(on_progress)
 
-    def written(self, how: str, middles: list[Words], seconds: float, made: list[list[Words]]) -> Written:
-        """Middles that were chosen among `made`, which all count in their cost."""
-        calls = sum(self.lm.model.calls(self.sampling, len(middle)) for candidates in made for middle in candidates)
-        return Written(how, middles, seconds, calls / len(made), self.kept, described(self.sampling))
+    def written(self, how: str, middles: list[Words], seconds: float, made: list[list[Words]], each: int) -> Written:
+        """Middles that were chosen among the first `each` of those made, which all count in their cost."""
+        counted = self.counted or [[self.lm.model.calls(self.sampling, len(m)) for m in many] for many in made]
+        calls = sum(sum(many[:each]) for many in counted) / len(made)
+        return Written(how, middles, seconds, calls, self.kept, described(self.sampling))
 
     def likeliest(self, made: list[list[Words]], on_progress: Counted) -> list[Words] | None:
         texts = self.whole_texts(made) if self.asked.draws and self.lm.model.likelihood else None
@@ -166,16 +168,18 @@ class BothSides(Writer):
     def candidates(self, on_progress: Counted) -> list[list[Words]]:
         requests = [request for gap in self.set.gaps for request in self.requests(gap)]
         works = [self.lm.work(1, seed, controls=[infill], **self.settings) for seed, infill in requests]
-        texts = ["" for _ in works]
+        texts, calls = ["" for _ in works], [0 for _ in works]
         kept = 0
         for done, (number, finished) in enumerate(self.lm.together(works), start=1):
-            texts[number] = finished[0].text
+            texts[number], calls[number] = finished[0].text, finished[0].denoiser_calls
             kept += bool(finished[0].controls[0]["satisfied"])
             on_progress(done, len(works))
         self.kept = kept / len(works)
         gaps = [gap for gap in self.set.gaps for _ in range(self.asked.mbr)]
         made = [between(gap, text) for gap, text in zip(gaps, texts, strict=True)]
-        return [made[k : k + self.asked.mbr] for k in range(0, len(made), self.asked.mbr)]
+        starts = range(0, len(made), self.asked.mbr)
+        self.counted = [calls[k : k + self.asked.mbr] for k in starts]
+        return [made[k : k + self.asked.mbr] for k in starts]
 
     def requests(self, gap: Gap) -> Iterator[tuple[int, Infill]]:
         """A seed and what is asked for, for each candidate."""

@@ -8,6 +8,8 @@ written before all others, which BERT never sees.
 
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ class BertMouth(TokenMethod):
     name, paper, family = "bert-mouth", "Wang & Cho 2019", "masked"
     bound = False
 
-    masked: float = 0.15
+    masked: float = Field(0.15, gt=0, le=1)
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         from difflm.model import Sampling

@@ -6,7 +6,7 @@ charges rare words too little; this one is exact for words with paces of their o
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from difflm.methods.tokens import TokenMethod
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class DiffusionBert(TokenMethod):
     name, paper, family = "diffusionbert", "He et al. 2022", "masked"
 
-    spindle: float = 0.3
+    spindle: float = Field(0.3, ge=0, le=1)
     "λ; 0 is the flat schedule."
     time: Literal["layers", "prefix", "none"] = "none"
     "The paper's LTE, PTE and TAD."

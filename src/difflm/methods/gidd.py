@@ -3,6 +3,8 @@ learns to doubt what already stands. Trained under calmer weights than the bound
 
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 class Gidd(TokenMethod):
     name, paper, family = "gidd", "von Rütte et al. 2025", "hybrid"
 
-    random_words: float = 0.1
+    random_words: float = Field(0.1, ge=0, lt=1)
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         from difflm.model import Sampling

@@ -121,7 +121,7 @@ def take_weights(network: PretrainedEncoder, table: Tensor, folder: str, words: 
     """Weights of a directory, in place; `table` [words + 1, hidden] gets the vectors of words and of the mask."""
     library = transformers()
     try:
-        source = library.AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True)
+        source = library.AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
         pieces = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"pretrained={folder} cannot be read: {str(error).splitlines()[0]}") from None

@@ -62,27 +62,31 @@ class Matrix(TokenProcess):
     def sigma(self, t: Tensor) -> Tensor:
         return (-self.keep.alpha(t.double()).clamp(min=1e-300).log()).clamp(max=LONGEST)
 
-    def _through(self, left: Tensor, sigma: Tensor, right: Tensor, axes: Axes) -> Tensor:
-        grown = torch.exp(at(sigma, left, sigma.double()) * axes.values)
+    def _moved(self, left: Tensor, sigma: Tensor, right: Tensor, axes: Axes) -> Tensor:
+        """What exp(σR) − 1 does. The 1 is added by those who ask: beside it float32 would lose the rarest jumps of a
+        short step, and a bound would take them for impossible."""
+        grown = torch.expm1(at(sigma, left, sigma.double()) * axes.values)
         out = (left * grown.to(left.dtype)) @ right
-        return (out.real if out.is_complex() else out).clamp(min=0)
+        return out.real if out.is_complex() else out
 
     def spread(self, x: Tensor, sigma: Tensor) -> Tensor:
         """x Q̄ for distributions x [B, L, K]."""
         axes = self.axes(x.dtype)
-        out = self._through(x.to(axes.forth.dtype) @ axes.forth, sigma, axes.back, axes)
+        out = (x + self._moved(x.to(axes.forth.dtype) @ axes.forth, sigma, axes.back, axes)).clamp(min=0)
         return out / out.sum(-1, keepdim=True)
 
     def rows(self, ids: Tensor, t: Tensor) -> Tensor:
         """q(x_t | x_0), [B, L, K]."""
         axes = self.axes(t.dtype)
-        out = self._through(axes.forth[ids], self.sigma(t), axes.back, axes)
+        moved = self._moved(axes.forth[ids], self.sigma(t), axes.back, axes)
+        out = (indicator(ids, self.words, t.dtype) + moved).clamp(min=0)
         return out / out.sum(-1, keepdim=True)
 
     def towards(self, z: Tensor, sigma: Tensor, dtype: torch.dtype) -> Tensor:
         """How likely each word is z a time σ later, [B, L, K]."""
         axes = self.axes(dtype)
-        return self._through(axes.back.T[z], sigma, axes.forth.T, axes)
+        moved = self._moved(axes.back.T[z], sigma, axes.forth.T, axes)
+        return (indicator(z, self.words, dtype) + moved).clamp(min=0)
 
     @property
     def rest(self) -> Tensor:
@@ -161,7 +165,7 @@ class Nearest(Matrix):
 
 
 def gaussian_rate(words: int, width: float) -> Tensor:
-    """Ordinal tokens: off the diagonal exp(−(2k/(K − 1))²/width) at distance k, scaled to one jump a unit of time."""
+    """Ordinal tokens: off the diagonal exp(−(2k/(K − 1))²/width) at distance k."""
     place = torch.arange(words, dtype=torch.float64)
     weights = torch.exp(-((2 * (place - place.unsqueeze(1)) / (words - 1)) ** 2) / width)
     return balanced(weights)

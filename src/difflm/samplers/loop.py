@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from difflm.belief import Belief
 from difflm.noise import Noise
 from difflm.processes import Gaussian, TokenProcess
-from difflm.samplers.steering import Guide
+from difflm.samplers.steering import FREE, Guide
 from difflm.samplers.steps import Moment, Step
 from difflm.samplers.transforms import Transform
 
@@ -62,6 +63,7 @@ def denoise(
     fresh = process.fresh(noise, 0, length, dim)
     x = process.prior(times[0], fresh) if begin is None else process.corrupt(begin, times[0], fresh)
     x = x if hold is None else hold(x)
+    free = None if hold is None else hold(torch.full_like(x, FREE)) == FREE
     previous: Tensor | None = None
     last: tuple[Tensor, Tensor] | None = None
     tokens: Tensor | None = None
@@ -75,7 +77,7 @@ def denoise(
 
         belief = believe(x, t)
         draw = lambda i=i: process.fresh(noise, i + 1, length, dim)  # noqa: E731
-        now = Moment(process, x, belief, t, s, draw, last, believe)
+        now = Moment(process, x, belief, t, s, draw, last, believe, free)
         x = step(now)
         if guide is not None and i + 2 < len(times):  # nobody sees the state behind the last belief
             x = guide(now, x)

@@ -23,6 +23,7 @@ class Moment:
     noise: Callable[[], Tensor]  # drawn only by the rules that need it
     last: tuple[Tensor, Tensor] | None = None  # the clean state believed one step earlier, and its time
     ask: Callable[[Tensor, Tensor], Belief] | None = None  # the denoiser, for rules that look twice
+    free: Tensor | None = None  # places that are nobody's but the model's, [B, L]; None: all
 
 
 class Step(Protocol):

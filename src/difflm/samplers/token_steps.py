@@ -63,7 +63,8 @@ def gibbs(now: Moment) -> Tensor:
     left = torch.where(ends(now), 0, (masked(now).sum(-1) - 1).clamp(min=0))
     x = written(now, words_of(now, fresh), fresh[..., 0], left)
     again = (x != now.process.mask_id).all(-1, keepdim=True) & ~ends(now).unsqueeze(-1)
-    place = fresh[..., 0].argmax(-1, keepdim=True)
+    rank = fresh[..., 0] if now.free is None else fresh[..., 0].masked_fill(~now.free, -1.0)
+    place = rank.argmax(-1, keepdim=True)
     here = torch.zeros_like(again).expand(x.shape).scatter(-1, place, True)
     return torch.where(again & here, now.process.mask_id, x)
 

@@ -115,7 +115,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         """The self-contained HTML player of exactly these texts: the same seed makes the same ones."""
         asked = wanted.request
         asked.check(limits)
-        recording = Recording(asked.n, steps_of(served.lm, asked), asked.each)
+        recording = Recording(asked.n, frames_of(served.lm, asked), asked.each)
         (job,) = await engine.submit([asked.work()], watched=recording.frame)
         made = await unless_left(request.receive, texts_of(job))
         about = {"model": served.name, "command": asked.command(served.name)}
@@ -125,8 +125,8 @@ def routes(served: Served, engine: Engine) -> APIRouter:
     return router
 
 
-def steps_of(lm: TextDiffusion, asked: Asked) -> int:
-    return lm.sampling(**asked.settings()).steps
+def frames_of(lm: TextDiffusion, asked: Asked) -> int:
+    return lm.model.frames(lm.sampling(**asked.settings()), asked.length or lm.model.room)
 
 
 async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> AsyncIterator[bytes]:

@@ -74,7 +74,7 @@ class Guard:
         if not self.known(host):
             raise Refusal(403, "forbidden", "this server does not answer to that host name.")
         origin = headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+        foreign = origin is not None and place_of(origin) != host.lower()
         if foreign or (headers.get("sec-fetch-site") == "cross-site" and path != "/"):
             raise Refusal(403, "forbidden", "pages of other servers may not use this one.")
         if self.token and not (path in OPEN or path.startswith("/assets/")):
@@ -136,6 +136,14 @@ async def answer(refusal: Refusal, send: Send) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
+
+
+def place_of(origin: str) -> str:
+    """The host and port that a page came from."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def hostname(host: str) -> str:

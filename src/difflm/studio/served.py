@@ -8,7 +8,7 @@ from difflm.controls.phrases import MOST
 from difflm.controls.syntax import PHRASES
 from difflm.data.fields import FIELDS
 from difflm.data.labels import NONE, Kind
-from difflm.data.tokenizers import Bpe
+from difflm.data.tokenizers import Words
 from difflm.model import DiffusionModel
 from difflm.pipeline import TextDiffusion
 from difflm.studio.limits import Limits
@@ -33,7 +33,7 @@ class Served:
 
     @property
     def whole_words(self) -> bool:
-        return not isinstance(self.lm.tokenizer, Bpe)
+        return isinstance(self.lm.tokenizer, Words)
 
     def controls(self, limits: Limits) -> dict[str, Any]:
         """By the name of each control what may be asked; null where this model cannot."""

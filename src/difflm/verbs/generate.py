@@ -237,7 +237,8 @@ def watched(writer: Writer, request: "Request", show: bool, html: Path | None, m
     from difflm.show import TerminalView
     from difflm.studio import Recording, write_player
 
-    steps = writer.lm.sampling(**request.settings()).steps
+    model_of = writer.lm.model
+    steps = model_of.frames(writer.lm.sampling(**request.settings()), request.length or model_of.room)
     recording = Recording(request.n, steps, writer.each) if html else None
     finished = []
     with ExitStack() as stack:

@@ -33,7 +33,7 @@ ScoreTexts = Annotated[int, typer.Option(help="Held-out texts whose likelihood i
 Judge = Annotated[str | None, typer.Option(metavar="RUN", help="Left-to-right model that reads the samples. [judge]")]
 Twin = Annotated[str | None, typer.Option(metavar="RUN", help="Autoregressive run whose samples stand beside.")]
 Steps = Annotated[int | None, typer.Option(help="Denoising steps.")]
-Sampler = Annotated[str | None, typer.Option(help="ancestral, ddim, ddim-half, dpm-solver, euler or heun.")]
+Sampler = Annotated[str | None, typer.Option(help="ancestral, ddim, dpm-solver …; masked models: confidence, remask …")]
 Temperature = Annotated[float | None, typer.Option(help="Below 1: the likelier words more often.")]
 NoiseTemperature = Annotated[float | None, typer.Option(help="Scale of the noise that is drawn.")]
 NoiseTopP = Annotated[float | None, typer.Option(help="Keep noise inside this share of its probability.")]
