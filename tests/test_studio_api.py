@@ -85,6 +85,7 @@ def test_a_model_says_what_its_classifiers_know() -> None:
     controls = Served(TextDiffusion.from_pretrained("e2e"), "e2e").controls(Limits())
     assert "Japanese" in controls["field"]["food"] and "-" not in controls["field"]["food"]
     assert "NOUN" in controls["pos"]["tags"]
+    assert "NP" in controls["tree"]["labels"] and controls["tree"] == controls["span"]
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=lambda asked: ",".join(asked))

@@ -13,7 +13,7 @@ from difflm.errors import UsageError
 from difflm.studio.limits import Limits
 
 MOST_SEED = 2**31 - 1
-CHOICES = ("sampler", "noise_temperature", "noise_top_p", "clamp", "clamp_below", "top_k", "top_p", "beams")
+CHOICES = ("sampler", "noise_temperature", "noise_top_p", "clamp", "clamp_below", "top_k", "top_p", "beams", "contrast")
 
 
 def shown(example: dict[str, Any]) -> ConfigDict:
@@ -22,7 +22,7 @@ def shown(example: dict[str, Any]) -> ConfigDict:
 
 
 class Asked(Request):
-    """Some texts: the keys are the options of `difflm generate`."""
+    """Some texts: the keys are those options of `difflm generate` that say what is written, and how."""
 
     model_config = shown({"n": 2, "length": 14, "field": {"food": "Japanese"}, "contains": ["cheap"], "steps": 50})
 
@@ -37,6 +37,7 @@ class Asked(Request):
     noise_top_p: float | None = None
     clamp: bool | None = None
     clamp_below: float | None = None
+    contrast: float | None = Setting(None, description="Masked models alone: how much more known words count.")
     top_k: int | None = Setting(None, description="Autoregressive models alone.")
     top_p: float | None = Setting(None, description="Autoregressive models alone.")
     beams: int | None = Setting(None, description="Autoregressive models alone.")
