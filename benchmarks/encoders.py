@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks.treebanks import E2E_SPLITS, e2e_texts, penn_sample, whole_gum
 from difflm.files import read_json, write_atomic
 from difflm.networks.spans import CLS, SEP, UNKNOWN, PiecesShape, wordpieces
+from difflm.training.checkpoints import load_tensors, narrowed
 
 Weights = dict[str, Tensor]
 POSITIONS = 256
@@ -31,7 +32,7 @@ def load_encoder(directory: Path) -> tuple[PiecesShape, Weights]:
     if (directory / "encoder.json").exists():
         settings = read_json(directory / "encoder.json")
         shape = PiecesShape(**{**settings, "pieces": tuple(settings["pieces"])})
-        return shape, _widened(load_file(directory / "encoder.safetensors"))
+        return shape, load_tensors(directory / "encoder.safetensors")
     config = read_json(directory / "config.json")
     pieces = (directory / "vocab.txt").read_text(encoding="utf-8").splitlines()
     weights = _ours(load_file(directory / "model.safetensors"), config["num_hidden_layers"])
@@ -48,7 +49,7 @@ def cut_encoder(source: Path, words: Counter[str], keep: int, out: Path) -> None
     kept = _most_frequent(words, shape.pieces, index, keep)
     weights["table.weight"] = weights["table.weight"][kept]
     cut = PiecesShape(tuple(shape.pieces[i] for i in kept), shape.hidden, shape.layers, shape.heads, shape.positions)
-    write_atomic(out / "encoder.safetensors", save(_narrowed(weights)))
+    write_atomic(out / "encoder.safetensors", save(narrowed(weights)))
     write_atomic(out / "encoder.json", json.dumps(asdict(cut), ensure_ascii=False) + "\n")
 
 
@@ -84,25 +85,6 @@ def _ours(weights: Weights, layers: int) -> Weights:
             found[f"{new}.attention.qkv.{part}"] = torch.cat(heads)
             found |= {f"{new}.{ours}.{part}": weights[f"{old}.{theirs}.{part}"] for theirs, ours in names.items()}
     return found
-
-
-def _narrowed(weights: Weights) -> Weights:
-    narrow: Weights = {}
-    for name, weight in weights.items():
-        if weight.dim() == 2:
-            scale = (weight.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
-            narrow[f"{name}.scale"], narrow[name] = scale, (weight / scale).round().to(torch.int8)
-        else:
-            narrow[name] = weight.clone()
-    return narrow
-
-
-def _widened(weights: Weights) -> Weights:
-    return {
-        name: weight.float() * weights[f"{name}.scale"] if weight.dtype == torch.int8 else weight
-        for name, weight in weights.items()
-        if not name.endswith(".scale")
-    }
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from tiny import tiny_run
 
 from difflm.data.batches import Batch
 from difflm.run import read_config
+from difflm.training.checkpoints import load_tensors, narrowed, save_tensors, widened
 from difflm.training.loop import Budget, Trainer, Validation, forget_after
 
 
@@ -93,3 +94,14 @@ def test_a_run_ends_with_the_validation_of_its_last_step(tmp_path):
     assert (
         validation["step"] == 7 and validation["likelihood"] == "exact" and math.isfinite(validation["nats_per_token"])
     )
+
+
+def test_eight_bits_a_weight_are_read_as_numbers(tmp_path):
+    """To half a step of each row's own scale; vectors stay as they are, and so does a matrix that is called a scale."""
+    weights = {"a.weight": torch.randn(5, 7) * 3, "a.bias": torch.randn(7), "zero": torch.zeros(2, 3)}
+    save_tensors(tmp_path / "narrow.safetensors", narrowed(weights))
+    found = load_tensors(tmp_path / "narrow.safetensors")
+    assert found.keys() == weights.keys() and torch.equal(found["a.bias"], weights["a.bias"])
+    step = weights["a.weight"].abs().amax(1, keepdim=True) / 127
+    assert ((found["a.weight"] - weights["a.weight"]).abs() <= 0.501 * step).all() and not found["zero"].any()
+    assert widened({"norm.scale": torch.ones(3, 3)}).keys() == {"norm.scale"}

@@ -28,11 +28,37 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a file; a truncated or foreign one is refused with a line that says which it is."""
     try:
         check_whole(path)
-        return load_file(path)
+        return widened(load_file(path))
     except FileNotFoundError:
         raise DifflmError(f"{path} does not exist.") from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DifflmError(f"{path} is not a readable safetensors file ({error}).") from None
+
+
+SCALE = ".scale"
+
+
+def narrowed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices at eight bits a weight: every row whole numbers from −127 to 127, times one scale."""
+    narrow: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.dim() == 2:
+            scale = (weight.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
+            narrow[name + SCALE], narrow[name] = scale, (weight.float() / scale).round().to(torch.int8)
+        else:
+            narrow[name] = weight.clone()
+    return narrow
+
+
+def widened(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same as numbers; what was not narrowed stays as it is."""
+    narrow = {name for name, weight in weights.items() if weight.dtype is torch.int8}
+    scales = {name + SCALE for name in narrow}
+    return {
+        name: weight.float() * weights[name + SCALE] if name in narrow else weight
+        for name, weight in weights.items()
+        if name not in scales
+    }
 
 
 def check_whole(path: Path) -> None:

@@ -1,0 +1,26 @@
+"""Round a trained classifier to eight bits a weight, as the package holds it; counts of words stay exact.
+
+python -m benchmarks.narrow runs/guide/model.safetensors src/difflm/pretrained/e2e/guide/model.safetensors
+"""
+
+import argparse
+from pathlib import Path
+
+from difflm.training.checkpoints import load_tensors, narrowed, save_tensors
+
+EXACT = "word_counts"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("out", type=Path)
+    asked = parser.parse_args()
+    weights = load_tensors(asked.source)
+    exact = {name: weight for name, weight in weights.items() if EXACT in name}
+    small = {name: weight.half() for name, weight in weights.items() if name not in exact}
+    save_tensors(asked.out, {**narrowed(small), **exact})
+
+
+if __name__ == "__main__":
+    main()
