@@ -1,0 +1,39 @@
+"""Small steps that repeat, recorded once: on a GPU a thousand launches become one."""
+
+from collections.abc import Callable
+
+import torch
+
+WARM = 2  # calls before recording: libraries are set up and memory is found while nothing is being recorded
+
+
+class Recorded:
+    """`work`, which changes tensors in place, always the same ones, and never looks at the device.
+
+    The first calls run it as it is; then it is recorded, and from there on replayed. On a CPU it is simply called.
+    """
+
+    def __init__(self, work: Callable[[], None], device: torch.device) -> None:
+        self.work, self.device = work, device
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self.device.type != "cuda":
+            return self.work()
+        self.calls += 1
+        if self.calls <= WARM:
+            return self._aside()
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.work()
+        self.graph.replay()
+
+    def _aside(self) -> None:
+        """On a stream of its own, as recording will be: what is set up there is there then."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.work()
+        torch.cuda.current_stream().wait_stream(side)
