@@ -152,7 +152,7 @@ class Brief:
     # -- while it forms -----------------------------------------------------------------------------------------
 
     def rules(self, place: Place) -> list[Transform]:
-        codec = self.model.denoiser.codec
+        codec = self.model.writer.codec
         rules: list[Transform] = [] if self.open_ended else [Inside(codec, place, self.newline)]
         rules += [rule for c in self.ruling if (rule := c.rule(codec, self.setting, place)) is not None]
         # Words that must appear come last: what else is asked of their places must not unsettle them.
