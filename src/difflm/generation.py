@@ -18,6 +18,7 @@ from difflm.samplers import FREE, Frame, Steering
 
 CPU_TILE = 4  # small enough that one text does not pay for many, large enough to keep two cores busy
 GPU_TILE = 1024  # at most, and fewer where words are many
+TOGETHER = 8192  # positions up to which a GPU takes no longer for more: widths then share a tile
 GPU_BYTES = 2**31  # that a tile's float32 logits may take
 WIDTH = 16  # canvases are multiples of this
 
@@ -86,7 +87,11 @@ def drawn_rows(model: LanguageModel, count: int, seed: int, device: torch.device
 
 
 def tiles(model: LanguageModel, rows: Sequence[Row], device: torch.device) -> Iterator[Tile]:
-    """The rows in tiles of one canvas width each."""
+    """The rows in tiles of one canvas width each; few rows on a GPU in one, as wide as the widest."""
+    widest = max((row.layout.width for row in rows), default=0)
+    if device.type != "cpu" and rows and len(rows) * widest <= min(TOGETHER, tile_size(model, widest, device) * widest):
+        yield filled(rows, widest, device)
+        return
     waiting: dict[int, list[Row]] = {}
     for row in rows:  # in their order, so that early texts come early
         width = row.layout.width
@@ -103,9 +108,18 @@ def tile_size(model: LanguageModel, width: int, device: torch.device) -> int:
     return max(16, min(GPU_TILE, GPU_BYTES // (width * model.vocabulary * 4)))
 
 
+def places(rows: int, device: torch.device) -> int:
+    """Of the tile that holds so many rows: its full size on the CPU, on a GPU one of few sizes (four between a power of
+    two and the next), so that what was recorded for one tile serves others."""
+    if device.type == "cpu":
+        return CPU_TILE
+    part = 2 ** max(0, (rows - 1).bit_length() - 3) if rows > 8 else rows
+    return -(-rows // part) * part
+
+
 def filled(rows: Sequence[Row], width: int, device: torch.device) -> Tile:
-    """A tile of its full size on the CPU: the filling repeats a sample, and nobody reads its answer."""
-    chosen = [*rows, *[rows[-1]] * (CPU_TILE - len(rows) if device.type == "cpu" else 0)]
+    """A tile with filling, which repeats a sample; nobody reads its answer."""
+    chosen = [*rows, *[rows[-1]] * (places(len(rows), device) - len(rows))]
     known = torch.full((len(chosen), width), FREE)
     begin = torch.full((len(chosen), width), PAD)
     for number, layout in enumerate(row.layout for row in chosen):

@@ -90,7 +90,7 @@ class LanguageModel(Trainable):
     def compute_in(self, dtype: torch.dtype | None) -> None:
         """Run the network in `dtype`; weights stay as they are."""
 
-    def write_in(self, dtype: torch.dtype | None) -> None:  # noqa: B027 (a model may know one width alone)
+    def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:  # noqa: B027
         """Run the network in `dtype` while it writes; bounds and training stay as they are."""
 
     @abstractmethod
@@ -157,8 +157,8 @@ class DiffusionModel(LanguageModel):
     def compute_in(self, dtype: torch.dtype | None) -> None:
         self.denoiser.precision = dtype
 
-    def write_in(self, dtype: torch.dtype | None) -> None:
-        self.desk.dtype = dtype
+    def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
+        self.desk.dtype, self.desk.compiled = dtype, compiled
 
     @property
     def writer(self) -> Denoiser:

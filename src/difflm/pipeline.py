@@ -120,15 +120,18 @@ class TextDiffusion:
 
     @classmethod
     def from_pretrained(
-        cls, name_or_path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None
+        cls, name_or_path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None, compile: bool = False
     ) -> "TextDiffusion":
         """A bundled model such as "e2e", or the directory of a run, on "cpu", "cuda", or the better of both ("auto").
 
-        `dtype` is the network's arithmetic; weights and everything around the network stay in float32."""
+        `dtype` is the network's arithmetic; weights and everything around the network stay in float32. None: the
+        quickest for writing, and float32 for scores. `compile` fuses what a network of vectors does while it writes:
+        minutes of compiling, a little at every new size, for a server that writes all day."""
         chosen = check_device(device)
         check_dtype(dtype, chosen)
         model, tokenizer, config = load_run(name_or_path, chosen)
         model.compute_in(None if dtype is torch.float32 else dtype)
+        model.write_in(quickest(chosen) if dtype is None else None, compile)
         made = cls(model, tokenizer, config)
         made.guides = sorted(find_run(name_or_path).glob("guide*/"))
         return made
@@ -437,6 +440,14 @@ def check_device(device: str) -> torch.device:
     except (RuntimeError, AssertionError):
         raise UsageError(f"device {device!r} is not available here. Try --device cpu.") from None
     return chosen
+
+
+def quickest(device: torch.device) -> torch.dtype | None:
+    """What networks write in: bfloat16 on GPUs, and on processors that have matrix units for it; texts are as good
+    (docs/performance.md). None: float32."""
+    if device.type == "cuda":
+        return torch.bfloat16
+    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else None
 
 
 def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:

@@ -19,9 +19,10 @@ class Writer(Denoiser):
     """A denoiser that does not learn: its word vectors are as they diffuse, its matrices of the width that it computes
     in. Both would else be worked out anew at every call."""
 
-    def __init__(self, source: Denoiser, dtype: torch.dtype | None) -> None:
+    def __init__(self, source: Denoiser, dtype: torch.dtype | None, compiled: bool) -> None:
+        self.apart = compiled or dtype is not None  # whether the network is a copy
         super().__init__(
-            source.network if dtype is None else narrowed(source.network, dtype),
+            ready(source.network, dtype, compiled) if self.apart else source.network,
             FixedEmbedding(source.codec.table().detach(), x0_std=source.codec.x0_std).requires_grad_(False),
             source.process,
             source.predicts,
@@ -30,15 +31,16 @@ class Writer(Denoiser):
             source.step,
             source.certain_below,
         )
-        self.precision = dtype
-        self.to(source.codec.bias.device)
+        self.precision, self.compiled = dtype, compiled
+        self.codec.to(source.codec.bias.device)
+        self.follow(source)
 
     @torch.no_grad()
     def follow(self, source: Denoiser) -> None:
         """Take over the source's weights as they are now."""
         self.codec.raw.copy_(source.codec.table())
         self.codec.bias.copy_(source.codec.bias)
-        if self.precision is not None:
+        if self.apart:
             own, theirs = weights(self.network), weights(source.network)
             torch._foreach_copy_(own, theirs)
             self.network.train(source.network.training)
@@ -48,12 +50,15 @@ def weights(network: nn.Module) -> list[Tensor]:
     return [*network.parameters(), *network.buffers()]
 
 
-def narrowed(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy whose matrices are in `dtype`; norms and tables stay as they are."""
+def ready(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.Module:
+    """A copy whose matrices are in `dtype`, norms and tables as they were. Compiled are its blocks, which are alike: so
+    is the time that it takes."""
     network = copy.deepcopy(network).requires_grad_(False)
     for part in network.modules():
         if isinstance(part, nn.Linear):
-            part.to(dtype)
+            part.to(dtype=dtype)
+    for block in getattr(network, "blocks", [network]) if compiled else []:
+        block.compile(dynamic=False)
     return network
 
 
@@ -63,13 +68,14 @@ class Desk:
 
     def __init__(self) -> None:
         self.dtype: torch.dtype | None = None  # that texts are written in, where the model itself says nothing
+        self.compiled = False
         self._writer: Writer | None = None
         self._walks: OrderedDict[Hashable, Repeated] = OrderedDict()
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: object) -> "Desk":
         new = Desk()
-        new.dtype = self.dtype
+        new.dtype, new.compiled = self.dtype, self.compiled
         return new
 
     def writer(self, source: Denoiser) -> Denoiser:
@@ -79,13 +85,14 @@ class Desk:
         with self._lock:
             dtype = source.precision or self.dtype
             if self._writer is None or not self._fits(self._writer, source, dtype):
-                self._writer = Writer(source, dtype)
+                self._writer = Writer(source, dtype, self.compiled)
                 self._walks.clear()
             return self._writer
 
     def _fits(self, writer: Writer, source: Denoiser, dtype: torch.dtype | None) -> bool:
-        same = writer.network is source.network if dtype is None else True
-        return same and writer.precision == dtype and writer.codec.bias.device == source.codec.bias.device
+        there = writer.apart or writer.network is source.network
+        alike = (writer.precision, writer.compiled, writer.codec.bias.device)
+        return there and alike == (dtype, self.compiled, source.codec.bias.device)
 
     def frames(self, walk: Walk, record: bool) -> Iterator[Frame]:
         """A walk, by a step that is recorded or was so before. One that is under way belongs to its reader alone."""

@@ -67,6 +67,7 @@ class Walk:
     clock: Tensor = field(default_factory=lambda: clock_on(torch.device("cpu")))
 
     def fresh(self, step: int | Tensor) -> Tensor:
+        """Random numbers of a step, or of several, [N, 1], at once."""
         return self.process.fresh(self.noise, step, self.mask.shape[1], self.dim)
 
     def start(self) -> Tensor:
@@ -86,16 +87,16 @@ class Walk:
 
     def go(
         self,
-        step: int | Tensor,
         x: Tensor,
         t: Tensor,
         s: Tensor,
         previous: Tensor | None,
         last: Last | None,
+        noise: Callable[[], Tensor],
         guided: bool | Tensor,
     ) -> tuple[Tensor, Belief]:
-        """One step from t to s: the new state, and what was believed on the way. `step` and `guided` are tensors where
-        it is recorded, and where nothing but tensors may tell one step from another."""
+        """One step from t to s: the new state, and what was believed on the way. `guided` is a tensor where the step is
+        recorded, since nothing but tensors can then tell one from another."""
 
         def believe(x: Tensor, t: Tensor) -> Belief:
             belief = self.ask(x, t, previous)
@@ -104,7 +105,7 @@ class Walk:
             return belief
 
         belief = believe(x, t)
-        now = Moment(self.process, x, belief, t, s, lambda: self.fresh(step + 1), last, believe, self.free)
+        now = Moment(self.process, x, belief, t, s, noise, last, believe, self.free)
         x = self.step(now)
         if self.guide is not None and guided is not False:
             moved = self.guide(now, x)
@@ -119,8 +120,9 @@ class Walk:
         for i in range(len(self.times) - 1):
             self.clock.fill_(i)
             t, s = self.times[i], self.times[i + 1]
+            noise = lambda i=i: self.fresh(i + 1)  # noqa: E731
             # Nobody sees the state behind the last belief.
-            x, belief = self.go(i, x, t, s, previous, last, guided=i + 2 < len(self.times))
+            x, belief = self.go(x, t, s, previous, last, noise, guided=i + 2 < len(self.times))
             previous, last = belief.clean, (belief.clean, t)
             before, tokens = tokens, self.process.shown(x, belief.tokens, s)
             sure = lambda belief=belief, tokens=tokens: belief.confidence_in(tokens)  # noqa: E731

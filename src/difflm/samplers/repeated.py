@@ -4,10 +4,12 @@ from collections.abc import Hashable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn, zeros_like
+from torch import Tensor, arange, nn, zeros_like
 
 from difflm.replay import Recorded
 from difflm.samplers.loop import Frame, Walk
+
+AHEAD = 2**22  # random numbers that may be drawn before they are needed
 
 # A walk is a tree of values: dataclasses and lists of them, with tensors and networks for leaves.
 
@@ -71,13 +73,23 @@ class Repeated:
         # No first answer is one of zeros, and a past of no length is none: the first step is like the others.
         self.clean, self.time = zeros_like(self.x), self.walk.times[0].clone()
         self.tokens, self.sure = zeros_like(self.walk.mask).long(), zeros_like(self.x[..., 0])
+        self.ahead = self._drawn() if self.x.numel() * len(self.walk.times) <= AHEAD else None
         self.step = Recorded(self._step, self.x.device)
+
+    def _drawn(self) -> Tensor:
+        """The noise of all steps: drawn together, many small operations are those of one step."""
+        steps = arange(1, len(self.walk.times), device=self.x.device)
+        return self.walk.fresh(steps.unsqueeze(1))
+
+    def _noise(self) -> Tensor:
+        clock = self.walk.clock
+        return self.walk.fresh(clock + 1) if self.ahead is None else self.ahead.index_select(0, clock).squeeze(0)
 
     def _step(self) -> None:
         walk, clock = self.walk, self.walk.clock
         t, s = (walk.times.index_select(0, at).squeeze(0) for at in (clock, clock + 1))
         last = (self.clean, self.time)
-        x, belief = walk.go(clock, self.x, t, s, self.clean, last, guided=clock + 2 < len(walk.times))
+        x, belief = walk.go(self.x, t, s, self.clean, last, self._noise, guided=clock + 2 < len(walk.times))
         self.tokens.copy_(walk.process.shown(x, belief.tokens, s))
         self.sure.copy_(belief.confidence_in(self.tokens))
         self.x.copy_(x)
@@ -90,6 +102,8 @@ class Repeated:
         pour(walk, self.walk)
         self.walk.clock.zero_()
         self.x.copy_(self.walk.start())
+        if self.ahead is not None:
+            self.ahead.copy_(self._drawn())
         self.clean.zero_()
         self.time.copy_(walk.times[0])
         before: Tensor | None = None
