@@ -146,7 +146,8 @@ class TextDiffusion:
         if not isinstance(self.model, DiffusionModel):
             raise UsageError(f"classifiers guide diffusion models; this one is {self.config['method']}.")
         if folder not in self._classifiers:
-            self._classifiers[folder] = load_guide(folder, self.model.denoiser, self.tokenizer)
+            made = load_guide(folder, self.model.denoiser, self.tokenizer)
+            self._classifiers[folder] = made.guiding(self.model.writer.precision)
         return self._classifiers[folder]
 
     @property

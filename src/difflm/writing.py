@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.codecs import FixedEmbedding
-from difflm.denoiser import Denoiser
+from difflm.denoiser import Denoiser, narrow
 from difflm.samplers import Frame, Repeated, Walk, skeleton, steady
 
 KEPT = 8  # recorded walks, of the last few shapes
@@ -53,10 +53,7 @@ def weights(network: nn.Module) -> list[Tensor]:
 def ready(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.Module:
     """A copy whose matrices are in `dtype`, norms and tables as they were. Compiled are its blocks, which are alike: so
     is the time that it takes."""
-    network = copy.deepcopy(network).requires_grad_(False)
-    for part in network.modules():
-        if isinstance(part, nn.Linear):
-            part.to(dtype=dtype)
+    network = narrow(copy.deepcopy(network).requires_grad_(False), dtype)
     for block in getattr(network, "blocks", [network]) if compiled else []:
         block.compile(dynamic=False)
     return network

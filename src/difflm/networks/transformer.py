@@ -51,6 +51,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
 
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as what attention adds to its scores: worked out once, and not by every layer."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+
+
 class Attention(nn.Module):
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -61,9 +66,8 @@ class Attention(nn.Module):
         self, x: Tensor, mask: Tensor | None, turn: tuple[Tensor, Tensor] | None, causal: bool, cache: Cache | None
     ) -> tuple[Tensor, Cache]:
         batch, length, hidden = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        if turn is not None:
-            q, k = rotate(q, *turn), rotate(k, *turn)
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv if turn is None else (*rotate(qkv[:2], *turn), qkv[2])
         if cache is not None:
             k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
         keep = None if mask is None else mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
@@ -179,6 +183,8 @@ class Transformer(nn.Module):
             elif self.time == "prefix":
                 return self.prefixed(x, told, mask)
         turn = turn or rotary(x.shape[1], self.head_dim, x.device, start)
+        if mask is not None and not self.training:
+            mask = additive(mask, self.blocks[0].attention.qkv.weight.dtype)
         grown: list[Cache | None] = []
         for block, cache in zip(self.blocks, caches, strict=True):
             x = x + told if self.time == "layers" and told is not None else x
