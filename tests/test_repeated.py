@@ -120,7 +120,10 @@ def test_walks_side_by_side_and_walks_that_are_left(lm):
 
 ASKED: list[tuple[dict[str, Any], dict[str, Any]]] = [  # requests of one shape: the second is made by what was recorded
     ({"controls": [Length(6)]}, {"controls": [Length(7)]}),
-    ({"controls": [Contains("pub"), Avoid("the"), Length(9)]}, {"controls": [Contains("pub"), Avoid("the"), Length(8)]}),
+    (
+        {"controls": [Contains("pub"), Avoid("the"), Length(9)]},
+        {"controls": [Contains("pub"), Avoid("the"), Length(8)]},
+    ),
     ({"controls": [Contains("pub"), Contains("old inn"), Length(9)]}, {"seed": 7}),
     ({"controls": [Infill("The ___:2 is ___ .")]}, {"controls": [Infill("The ___:2 near ___ .")]}),
     ({"edit": Edit("The old pub is cheap .", 0.4)}, {"edit": Edit("A red inn is small .", 0.4)}),

@@ -90,7 +90,7 @@ class LanguageModel(Trainable):
     def compute_in(self, dtype: torch.dtype | None) -> None:
         """Run the network in `dtype`; weights stay as they are."""
 
-    def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:  # noqa: B027
+    def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
         """Run the network in `dtype` while it writes; bounds and training stay as they are."""
 
     @abstractmethod

@@ -147,7 +147,8 @@ class TextDiffusion:
             raise UsageError(f"classifiers guide diffusion models; this one is {self.config['method']}.")
         if folder not in self._classifiers:
             made = load_guide(folder, self.model.denoiser, self.tokenizer)
-            self._classifiers[folder] = made.guiding(self.model.writer.precision)
+            # On a processor the way back through narrow matrices is the slower one.
+            self._classifiers[folder] = made.guiding(self.model.writer.precision if self.device.type != "cpu" else None)
         return self._classifiers[folder]
 
     @property
@@ -268,7 +269,8 @@ class TextDiffusion:
             return drawn_rows(self.model, count, work.seed, self.device, owner)
         layouts, unknown = work.brief.layouts(torch.arange(count), work.seed, self.device)
         work.unknown = dict(enumerate(unknown))
-        return [Row(work.seed, sample, layout, owner) for sample, layout in enumerate(layouts)]
+        guided = work.brief.guided
+        return [Row(work.seed, sample, layout, owner, guided) for sample, layout in enumerate(layouts)]
 
     def _frames(self, tile: Tile, works: Sequence[Work]) -> Iterator[Frame]:
         parts = [(works[owner].brief, part) for owner, part in tile.owners]
@@ -416,7 +418,7 @@ def alike(work: Work, model: LanguageModel) -> Any:
     own = replace(work.sampling, steps=1) if mixes else work.sampling
     knobs = work.brief.knobs if work.brief else STANDARD
     edited = work.brief is not None and work.brief.edit is not None
-    return own, knobs, edited
+    return own, knobs, edited, work.brief is not None and work.brief.guided
 
 
 def refuse_vector_settings(sampling: Sampling) -> None:

@@ -65,6 +65,11 @@ class Brief:
         elif self.infill is None:
             self.phrases.check_length(self.words)
 
+    @property
+    def guided(self) -> bool:
+        """Whether a classifier is climbed."""
+        return any(control.head for control in self.controls)
+
     def agreed_length(self) -> int | None:
         """The number of tokens that the controls settle, all the same."""
         asked = [(c.name, n) for c in self.controls if (n := c.length(self.setting)) is not None]

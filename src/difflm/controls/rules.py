@@ -113,8 +113,8 @@ def likeliest(gains: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
     starts = torch.zeros(len(gains), batch, dtype=torch.long, device=rows.device)
     for _ in gains:
         last = all_lasts[left, rows, limit]
-        size = torch.stack([(last == n) * size for n, size in enumerate(sizes)]).sum(0)  # no copy from the host
-        limit = all_ends[left, rows, limit] - size
+        taken = torch.stack([(last == n) * size for n, size in enumerate(sizes)]).sum(0)  # no copy from the host
+        limit = all_ends[left, rows, limit] - taken
         starts[last, rows] = limit
         left = left ^ (1 << last)
     return list(starts)

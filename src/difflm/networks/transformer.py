@@ -116,10 +116,10 @@ class Block(nn.Module):
             x = x + self.drop(y)
             return x + self.drop(self.feed(self.norm_2(x))), cache
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.modulation(condition).chunk(6, dim=-1)
-        y, cache = self.attention(self.norm_1(x) * (1 + scale_1) + shift_1, mask, turn, causal, cache)
-        x = x + gate_1 * self.drop(y)
-        y = self.feed(self.norm_2(x) * (1 + scale_2) + shift_2)
-        return x + gate_2 * self.drop(y), cache
+        y, cache = self.attention(torch.addcmul(shift_1, self.norm_1(x), 1 + scale_1), mask, turn, causal, cache)
+        x = torch.addcmul(x, gate_1, self.drop(y))
+        y = self.feed(torch.addcmul(shift_2, self.norm_2(x), 1 + scale_2))
+        return torch.addcmul(x, gate_2, self.drop(y)), cache
 
 
 class Transformer(nn.Module):
@@ -184,7 +184,7 @@ class Transformer(nn.Module):
                 return self.prefixed(x, told, mask)
         turn = turn or rotary(x.shape[1], self.head_dim, x.device, start)
         if mask is not None and not self.training:
-            mask = additive(mask, self.blocks[0].attention.qkv.weight.dtype)
+            mask = additive(mask, self.head.weight.dtype)
         grown: list[Cache | None] = []
         for block, cache in zip(self.blocks, caches, strict=True):
             x = x + told if self.time == "layers" and told is not None else x
