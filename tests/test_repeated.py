@@ -4,6 +4,7 @@ On a CPU nothing is recorded, but the walk is the same one over tensors that sta
 to the bit; on a GPU the step is really replayed."""
 
 import copy
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from test_guidance import guide
 from tiny import tiny_runs
 
-from difflm.controls import Avoid, Contains, Infill, Label, Length
+from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Tags
 from difflm.controls.brief import Edit
 from difflm.controls.guidance import ORIGINAL, Knobs
+from difflm.generation import CPU_TILE, GUIDED_TILE, Layout, Row, filled, places, tiles
 from difflm.model import Sampling
 from difflm.noise import Noise
 from difflm.pipeline import TextDiffusion
@@ -220,3 +222,94 @@ def test_a_wide_writer_is_the_denoiser_to_the_bit(tiny_runs):
     with torch.no_grad():
         own, ready = model.denoiser(x, t, mask), model.writer(x, t, mask)
     assert torch.equal(own.logits, ready.logits) and torch.equal(own.clean, ready.clean)
+
+
+# -- tiles -----------------------------------------------------------------------------------------------------------
+
+
+def test_tiles_of_a_gpu_have_few_sizes_and_little_filling():
+    sizes = [places(rows, torch.device("cuda"), False) for rows in range(1, 1025)]
+    assert all(rows <= size < rows * 1.25 for rows, size in enumerate(sizes, start=1))
+    assert sizes == sorted(sizes) and len(set(sizes)) < 40 and sizes[-1] == 1024
+
+
+def test_guided_rows_stand_by_themselves_on_a_cpu(tiny_runs):
+    model = TextDiffusion.from_pretrained(tiny_runs["difflm"]).model
+    rows = [Row(0, k, Layout(5), guided=k % 2 == 0) for k in range(8)]
+    made = list(tiles(model, rows, torch.device("cpu")))
+    assert [[row.sample for row in tile.rows] for tile in made] == [[0, 2], [4, 6], [1, 3, 5, 7]]
+    alone = [len(filled([Row(0, 0, Layout(5), guided=g)], 16, torch.device("cpu")).samples) for g in (True, False)]
+    assert alone == [GUIDED_TILE, CPU_TILE]
+
+
+# -- the bundled model on a GPU ----------------------------------------------------------------------------------------
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+REQUESTS: list[dict[str, Any]] = [
+    {},
+    {"controls": [Field("food", "Japanese"), Length(14)]},
+    {"controls": [Tags(("PROPN", "AUX", "DET", "ADJ", "NOUN", "ADP", "DET", "NOUN", "PUNCT"))]},
+    {"controls": [Infill("The Mill ___ near Café Sicilia.")]},
+]
+
+
+def agreement(one: list[list[str]], other: list[list[str]]) -> float:
+    """The share of words that are the same in the same place."""
+    same = sum(a == b for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=False))
+    return same / max(sum(map(len, one)), sum(map(len, other)))
+
+
+def written(lm: TextDiffusion, records: bool | None, **asked: Any) -> list[list[str]]:
+    lm.model.records = records
+    begun = time.perf_counter()
+    made = [g.tokens for g in lm.generate(**{"n": 50, "seed": 4, **asked})]
+    print(f"  {len(made)} texts, records={records}: {time.perf_counter() - begun:.3f} s")
+    return made
+
+
+@needs_gpu
+@pytest.mark.parametrize("asked", REQUESTS, ids=str)
+def test_the_bundled_model_writes_the_same_recorded(asked):
+    """Bit by bit where the library cuts products alike; a word in a hundred may fall otherwise where it does not."""
+    lm = TextDiffusion.from_pretrained("e2e", "cuda")
+    plain = written(lm, False, **asked)
+    first, again = written(lm, None, **asked), written(lm, None, **asked)
+    one = [text for k in range(3) for text in written(lm, None, **asked, n=1, seed=k)]
+    assert first == again, "what was recorded is replayed to the bit"
+    share = agreement(plain, first)
+    print(f"  plain and recorded: {share:.4f} of the words")
+    assert share > 0.99 and all(one)
+
+
+@needs_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", REQUESTS[:2], ids=str)
+def test_the_compiled_model_writes_as_well(asked):
+    """Fused sums round otherwise, and a word that falls otherwise draws others after it: most words agree, and the same
+    seed gives the same texts."""
+    lm, compiled = (TextDiffusion.from_pretrained("e2e", "cuda", compile=c) for c in (False, True))
+    plain, fused = written(lm, None, **asked), written(compiled, None, **asked)
+    assert written(compiled, None, **asked) == fused
+    share = agreement(plain, fused)
+    print(f"  recorded and compiled: {share:.4f} of the words")
+    assert share > 0.5
+
+
+@needs_gpu
+def test_nothing_waits_for_the_device_while_a_tile_is_made():
+    """Once recorded, making frames never asks the device for an answer."""
+    lm = TextDiffusion.from_pretrained("e2e", "cuda")
+    tile = filled([Row(0, k, Layout(20)) for k in range(4)], 32, lm.device)
+    sampling = lm.sampling(steps=6)
+
+    def frames() -> int:
+        with torch.no_grad():
+            return len(list(lm.model.stream(Noise(tile.seeds, tile.samples), tile.lengths, 32, sampling)))
+
+    frames()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert frames() == 6
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from difflm.cards import write_card
 from difflm.console import Bar, note, put_json, put_table
 from difflm.controls.learned import checking_tagger
@@ -31,24 +29,15 @@ from difflm.evaluation.targets import (
     write_targets,
 )
 from difflm.files import append_line, write_atomic
-from difflm.pipeline import TextDiffusion, check_device
+from difflm.pipeline import TextDiffusion
 from difflm.run import bundled_runs, find_run, read_config
-from difflm.verbs.shared import guidance_knobs
+from difflm.verbs.shared import guidance_knobs, load
 
 if TYPE_CHECKING:
     from difflm.verbs.measure import Controlling, Infilling, Measuring
 
 SAMPLES, TARGETS = 1000, 200  # texts of the language task or gaps, targets a control
 AnyReport = Report | ControlReport | InfillReport
-
-
-def load(name: str, device: str, dtype: str | None = None) -> TextDiffusion:
-    arithmetic = getattr(torch, dtype) if dtype else None
-    return TextDiffusion.from_pretrained(name, str(pick_device(device)), arithmetic)
-
-
-def pick_device(name: str) -> torch.device:
-    return check_device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def measure(runs: list[str], asked: "Measuring") -> Report:

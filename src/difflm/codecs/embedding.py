@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Norm = Literal["none", "sphere", "layer"]
+MARKS = 64  # sets of words that are kept
 
 
 class Embedding(nn.Module):
@@ -25,6 +26,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.vocabulary, self.dim, self.norm, self.x0_std = vocabulary, dim, norm, x0_std
         self.bias = nn.Parameter(torch.zeros(vocabulary))
+        self._marks: dict[tuple[object, ...], Tensor] = {}
 
     def table(self) -> Tensor:
         """The vectors as they diffuse."""
@@ -63,10 +65,14 @@ class Embedding(nn.Module):
         return (closeness if banned is None else closeness.masked_fill(banned, float("-inf"))).argmax(-1)
 
     def marked(self, ids: Sequence[int]) -> Tensor:
-        """True for these words, [V], on the table's device."""
-        mask = torch.zeros(self.vocabulary, dtype=torch.bool)
-        mask[list(ids)] = True
-        return mask.to(self.raw.device)
+        """True for these words, [V], on the table's device; kept, since a copy from the host makes a GPU wait."""
+        key = (*ids, self.raw.device)
+        if key not in self._marks:
+            mask = torch.zeros(self.vocabulary, dtype=torch.bool)
+            mask[list(ids)] = True
+            self._marks = {} if len(self._marks) >= MARKS else self._marks
+            self._marks[key] = mask.to(self.raw.device)
+        return self._marks[key]
 
 
 class LearnedEmbedding(Embedding):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from difflm.console import Bar, put_json, put_table
-from difflm.verbs.shared import Device, Json, Steps, told
+from difflm.verbs.shared import Device, Json, Steps, load, told
 
 
 @told
@@ -16,7 +16,6 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """How fast this machine trains and writes: about half a minute on two cores."""
-    from difflm.measuring import load
     from difflm.speed import Bench
 
     lm = load(model, device)

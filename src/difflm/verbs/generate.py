@@ -26,6 +26,7 @@ from difflm.verbs.shared import (
     Steps,
     Temperature,
     guidance_knobs,
+    load,
     told,
 )
 
@@ -116,8 +117,6 @@ def generate(
         many = [r.model_copy(update=defaults(r, one)) for r in read_requests(requests)]
     if show and as_json:
         raise UsageError("--show is for people, --json for machines: choose one.")
-    from difflm.measuring import load
-
     lm = load(model, device, dtype)
     for folder in guide or []:
         lm.guided_by(folder)

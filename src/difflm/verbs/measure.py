@@ -30,6 +30,7 @@ from difflm.verbs.shared import (
     Steps,
     Temperature,
     Twin,
+    load,
     told,
 )
 
@@ -212,7 +213,6 @@ def score(
         raise UsageError(f"--draws must lie between 1 and 1,000,000, not {draws}.")
     from difflm.data.texts import read_texts
     from difflm.data.tokenizers import UNK
-    from difflm.measuring import load
 
     texts = list(read_texts(file, column))
     lm = load(run, device)

@@ -8,7 +8,7 @@ import typer
 
 from difflm.console import note, put_json
 from difflm.errors import UsageError
-from difflm.verbs.shared import Device, Json, Seed, Steps, told
+from difflm.verbs.shared import Device, Json, Seed, Steps, load, told
 
 plot_app = typer.Typer(
     add_completion=False,
@@ -85,7 +85,6 @@ def denoising(
 ) -> None:
     """One text while it forms: confidence in every word at every step, and when each word was last changed."""
     file = picture_file("denoising", out)
-    from difflm.measuring import load
     from difflm.pictures.denoising import condensing, draw_denoising
 
     lm = load(model, device)

@@ -16,6 +16,7 @@ from difflm.errors import DifflmError, UsageError
 
 if TYPE_CHECKING:
     from difflm.controls.guidance import Knobs
+    from difflm.pipeline import TextDiffusion
 
 P = ParamSpec("P")
 
@@ -94,3 +95,12 @@ def silence_stdout() -> None:
     """Let Python's last flush go nowhere: what is left in the buffer has no reader."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def load(name: str, device: str, dtype: str | None = None) -> "TextDiffusion":
+    """A model for a verb; what measures models is not loaded with it."""
+    import torch
+
+    from difflm.pipeline import TextDiffusion
+
+    return TextDiffusion.from_pretrained(name, device, getattr(torch, dtype) if dtype else None)

@@ -7,7 +7,7 @@ import typer
 
 from difflm.console import note
 from difflm.errors import UsageError
-from difflm.verbs.shared import Device, told
+from difflm.verbs.shared import Device, load, told
 
 
 @told
@@ -28,7 +28,6 @@ def studio(
         raise UsageError("--token must be some letters, digits or signs without spaces around them.")
     if missing := [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
         raise UsageError(f"the studio needs {missing[0]}. Install it: pip install 'difflm[studio]'")
-    from difflm.measuring import load
     from difflm.studio.served import Served
     from difflm.studio.server import LOOPBACK, serve
 

@@ -37,12 +37,12 @@ def train(
     from difflm.cards import finish_run
     from difflm.fit import train_run
     from difflm.guides import train_guide
-    from difflm.measuring import pick_device
+    from difflm.pipeline import check_device
 
     command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out)]
     with TrainingView(out, as_json) as view:
         work = train_guide if resolved.method == "classifier" else train_run
-        outcome = work(resolved, out, pick_device(device), view, view.reading, data, resume)
+        outcome = work(resolved, out, check_device(device), view, view.reading, data, resume)
     if outcome.stopped == "interrupted":
         again = [*command, "--resume", *(["--data", str(data)] if data and not os.environ.get("DIFFLM_DATA") else [])]
         complain(
