@@ -20,9 +20,9 @@ class Writer(Denoiser):
     in. Both would else be worked out anew at every call."""
 
     def __init__(self, source: Denoiser, dtype: torch.dtype | None, compiled: bool) -> None:
-        self.apart = compiled or dtype is not None  # whether the network is a copy
+        apart = compiled or dtype is not None
         super().__init__(
-            ready(source.network, dtype, compiled) if self.apart else source.network,
+            ready(source.network, dtype, compiled) if apart else source.network,
             FixedEmbedding(source.codec.table().detach(), x0_std=source.codec.x0_std).requires_grad_(False),
             source.process,
             source.predicts,
@@ -31,7 +31,7 @@ class Writer(Denoiser):
             source.step,
             source.certain_below,
         )
-        self.precision, self.compiled = dtype, compiled
+        self.precision, self.compiled, self.apart = dtype, compiled, apart  # apart: the network is a copy
         self.codec.to(source.codec.bias.device)
         self.follow(source)
 

@@ -25,7 +25,7 @@ def skeleton(thing: Any) -> Hashable:
     """What two walks must have in common to share a recorded step: all but what tensors hold. Networks are told apart
     by where their weights lie, which a recording refers to."""
     if isinstance(thing, nn.Module):
-        return id(thing), *(weight.data_ptr() for weight in thing.parameters())
+        return id(thing), *(weight.data_ptr() for weight in (*thing.parameters(), *thing.buffers()))
     if isinstance(thing, nn.Parameter):
         return thing.data_ptr(), thing.shape
     if isinstance(thing, Tensor):
