@@ -12,14 +12,16 @@ import pytest
 import torch
 from test_guidance import guide
 from tiny import tiny_runs
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Tags
+from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span, Tags, Tree
 from difflm.controls.brief import Edit
 from difflm.controls.guidance import ORIGINAL, Knobs
 from difflm.generation import CPU_TILE, GUIDED_TILE, Layout, Row, filled, places, tiles
 from difflm.model import Sampling
 from difflm.noise import Noise
 from difflm.pipeline import TextDiffusion
+from difflm.replay import WARM, Recorded
 from difflm.samplers import STEPS, Frame, Steering, Way
 
 assert tiny_runs and guide  # fixtures
@@ -240,6 +242,83 @@ def test_guided_rows_stand_by_themselves_on_a_cpu(tiny_runs):
     assert [[row.sample for row in tile.rows] for tile in made] == [[0, 2], [4, 6], [1, 3, 5, 7]]
     alone = [len(filled([Row(0, 0, Layout(5), guided=g)], 16, torch.device("cpu")).samples) for g in (True, False)]
     assert alone == [GUIDED_TILE, CPU_TILE]
+
+
+# -- what a recording forbids ------------------------------------------------------------------------------------------
+
+# A number read from the device, a shape that depends on it, or a tensor made out of numbers of the host.
+FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "equal")
+
+
+class Unable(TorchDispatchMode):
+    """Refuses on a CPU what could not be recorded on a GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        by_mask = name.startswith("index") and any(
+            one is not None and one.dtype is torch.bool for one in (args[1] if isinstance(args[1], list) else [])
+        )
+        assert not by_mask and not name.startswith(FORBIDDEN), f"{name} cannot be recorded"
+        return func(*args, **(kwargs or {}))
+
+
+class Strict(Recorded):
+    """Calls the work as it would be called: as it is at first, then while it is recorded."""
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls <= WARM:
+            return self.work()
+        with Unable():
+            self.work()
+
+
+def test_the_strict_recorder_finds_what_it_should():
+    values = torch.arange(3.0)
+    for work in (
+        lambda: values[0].item(),
+        lambda: values[values > 1],
+        lambda: torch.tensor([1.0]),
+        lambda: bool(values[1]),
+    ):
+        strict = Strict(work, values.device)
+        strict(), strict()
+        with pytest.raises(AssertionError, match="cannot be recorded"):
+            strict()
+
+
+BUNDLED: list[list[Any]] = [
+    [],
+    [Field("food", "Japanese"), Length(14)],
+    [Field("family friendly", "yes"), Field("area", "riverside"), Contains("coffee shop"), Avoid("the")],
+    [Tags(("PROPN", "AUX", "DET", "ADJ", "NOUN", "ADP", "DET", "NOUN", "PUNCT")), Field("food", "French")],
+    [Tree("(S (NP * *) (VP * (ADJP *)) *)")],
+    [Span(0, 4, "NP"), Length(12)],
+    [Infill("The Mill ___ near Café Sicilia.")],
+]
+
+
+@pytest.mark.parametrize("controls", BUNDLED, ids=str)
+def test_every_step_of_the_bundled_model_can_be_recorded(monkeypatch, bundled, controls):
+    monkeypatch.setattr("difflm.samplers.repeated.Recorded", Strict)
+    bundled.model.desk._walks.clear()
+    bundled.model.records = True
+    made = [bundled.generate(2, seed=seed, controls=controls, steps=5) for seed in (1, 2)]
+    bundled.model.records = False
+    plain = [bundled.generate(2, seed=seed, controls=controls, steps=5) for seed in (1, 2)]
+    assert [[str(g) for g in texts] for texts in made] == [[str(g) for g in texts] for texts in plain]
+
+
+@pytest.fixture(scope="module")
+def bundled() -> TextDiffusion:
+    return TextDiffusion.from_pretrained("e2e", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("more", SETTINGS[:-2], ids=str)
+def test_every_setting_can_be_recorded(monkeypatch, tiny_runs, more):
+    monkeypatch.setattr("difflm.samplers.repeated.Recorded", Strict)
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32)
+    assert len(walked(lm, True, **more)) == 6
 
 
 # -- the bundled model on a GPU ----------------------------------------------------------------------------------------
