@@ -17,8 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,12 +118,18 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 # -- one run, in a process of its own ---------------------------------------------------------------------------------
 
 
-@contextmanager
-def turn(asked: Asked) -> Iterator[None]:
-    """The device, for one process at a time."""
-    with (asked.out / "turn").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+class Turn:
+    """The device, for one process at a time: from the first step of training until the texts are written."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.file = (asked.out / "turn").open("w")
+
+    def take(self) -> None:
+        """Where it is held already, nothing happens."""
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def leave(self) -> None:
+        fcntl.flock(self.file, fcntl.LOCK_UN)
 
 
 def changes(rival: Rival, asked: Asked) -> list[str]:
@@ -134,10 +139,15 @@ def changes(rival: Rival, asked: Asked) -> list[str]:
     budget = [f"steps={asked.steps}", f"validate_every={every}", f"save_every={asked.steps}", f"log_every={every}"]
     budget += [f"warmup={max(1, asked.steps // 10)}", "sample_every=0", f"ema={max(0.0, 1 - 4.5 / asked.steps):.6f}"]
     given = [change.format(encoder=asked.encoder) for change in (*rival.changes, *budget, *asked.more)]
-    return [*given, *([f"data={asked.file}"] if asked.file else [])]
+    # Tens of epochs of a small file: the best of the eight validations is kept.
+    return [
+        *given,
+        *(["patience=8"] if asked.table == "characters" else []),
+        *([f"data={asked.file}"] * bool(asked.file)),
+    ]
 
 
-def trainer_in_turn(asked: Asked) -> "type[Trainer]":
+def trainer_in_turn(asked: Asked, turn: Turn) -> "type[Trainer]":
     """A trainer that waits for the device, and replays graphs of blocks as they are: compiling them takes a minute,
     which short runs never win back."""
     from difflm.training.loop import Budget, Outcome, Trainer
@@ -148,9 +158,9 @@ def trainer_in_turn(asked: Asked) -> "type[Trainer]":
             self.budget = budget
 
         def fit(self, *given: Any) -> Outcome:
-            with turn(asked):
-                leave_if_late(asked)
-                return super().fit(*given)
+            turn.take()
+            leave_if_late(asked)
+            return super().fit(*given)
 
     return InTurn
 
@@ -163,7 +173,7 @@ def leave_if_late(asked: Asked) -> None:
         sys.exit(LEFT)
 
 
-def train(name: str, asked: Asked) -> dict[str, Any]:
+def train(name: str, asked: Asked, turn: Turn) -> dict[str, Any]:
     """A run in OUT/NAME, unless it is there; what its config says of training."""
     from difflm import fit
     from difflm.console import TrainingView
@@ -175,7 +185,7 @@ def train(name: str, asked: Asked) -> dict[str, Any]:
     if not (run / "config.json").exists() or "trained" not in read_config(run):
         if run.exists():
             shutil.rmtree(run)
-        fit.Trainer = trainer_in_turn(asked)  # type: ignore[misc]
+        fit.Trainer = trainer_in_turn(asked, turn)  # type: ignore[misc]
         recipe = load_recipe(rival.recipe, changes(rival, asked))
         with TrainingView(run, as_json=False) as view:
             fit.train_run(recipe, run, pick_device(asked.device), view, view.reading, asked.root, resume=False)
@@ -183,7 +193,7 @@ def train(name: str, asked: Asked) -> dict[str, Any]:
     return dict(read_config(run)["trained"])
 
 
-def measure(name: str, asked: Asked) -> "Row":
+def measure(name: str, asked: Asked, turn: Turn) -> "Row":
     """What `difflm evaluate` measures, on texts that every model can hold; the twin judges where no bundled judge knows
     the texts."""
     from difflm.data.tokenizers import split_words
@@ -193,8 +203,9 @@ def measure(name: str, asked: Asked) -> "Row":
     from difflm.textmetrics import copied_among
 
     lm = load(str(asked.out / name), asked.device)
-    with turn(asked):
-        made = Writer(lm, {}).write(asked.samples, 0, lambda done, total: None)
+    turn.take()
+    made = Writer(lm, {}).write(asked.samples, 0, lambda done, total: None)
+    turn.leave()
     judge = load_judge(None if asked.table == "e2e" else str(asked.out / "autoregressive"), [lm], asked.device)
     corpus = corpus_for(lm, asked.root)
     silent = lambda what, done, total: None  # noqa: E731
@@ -218,9 +229,10 @@ def make(name: str, asked: Asked) -> None:
     """Train and measure one run, and write its figures down."""
     from difflm.files import append_line
 
-    trained = train(name, asked)
+    turn = Turn(asked)
+    trained = train(name, asked, turn)
     begun = time.time()
-    row = measure(name, asked)
+    row = measure(name, asked, turn)
     record = {"name": name, "method": row.method, **row.figures, "trained": trained, "errors": row.errors}
     record |= {"texts": row.texts, "notes": row.notes, "whole_seconds": 60 * trained["minutes"] + time.time() - begun}
     append_line(asked.results, json.dumps(record, ensure_ascii=False))
