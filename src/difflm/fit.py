@@ -12,6 +12,7 @@ import torch
 
 from difflm.data.batches import AllBut, Batch, Batches, LabelBatch, Permutation, Subset, split
 from difflm.data.corpora import NAMES, corpus, corpus_path, counted_texts, located
+from difflm.data.pairs import read_pairs
 from difflm.data.tokenfile import TokenFile, source_fingerprint
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.errors import DifflmError, UsageError
@@ -60,14 +61,15 @@ def train_run(
         if begin and not resume:
             tell_unknown(counts[1], recipe, note)
         widths = recipe.widths or default_widths(recipe.longest, device)
-        batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset)
+        pairs = pairs_of(recipe, tokens, root) if isinstance(model, DiffusionModel) and model.coupled else []
+        batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset, pairs)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
         write_config(out, recipe, tokenizer, model, about)
-    figure: Figure = "nats_per_token" if model.likelihood else "masked_nats"
+    figure: Figure = "nats_per_token" if model.likelihood else "pair_nats" if pairs else "masked_nats"
     trainer = Trainer(model, budget_of(recipe, device), out, device, figure)
     if resume and not trainer.resume():
         note("no checkpoint yet, starting anew", 0)
-    outcome = trainer.fit(batches, validation_batches(*held_out, recipe, widths), watcher)
+    outcome = trainer.fit(batches, validation_batches(*held_out, recipe, widths, pairs), watcher)
     write_config(out, recipe, tokenizer, model, {**about, **trained(outcome)})
     return outcome
 
@@ -75,6 +77,13 @@ def train_run(
 def placed(init: str | None) -> str | None:
     """A name for the same run from any folder."""
     return init if init is None or init in bundled_runs() else str(find_run(init).resolve())
+
+
+def pairs_of(recipe: Recipe, tokens: TokenFile, root: Path | None) -> list[LabelBatch]:
+    """Seed and sample number of the noise that each text was made of."""
+    numbers = tokens.numbers()
+    found = read_pairs(corpus_path(recipe.data, root), recipe.column or "text")
+    return [lambda chosen, width, column=column[numbers]: column[chosen] for column in found]  # type: ignore[misc]
 
 
 Begin = tuple[LanguageModel, Tokenizer]
@@ -93,9 +102,11 @@ def take_over(model: LanguageModel, begin: LanguageModel, lengths: torch.Tensor)
     """Weights and settings of another model. Of what `observe` would learn only the lengths: the heads know their words
     already."""
     model.load_state_dict(begin.state_dict())
-    model.sampling = begin.sampling
     if isinstance(model, DiffusionModel):
         model.lengths.observe(lengths)
+        if model.coupled:  # it writes in its own way
+            return
+    model.sampling = begin.sampling
 
 
 def tell_unknown(tokens: torch.Tensor, recipe: Recipe, note: Note) -> None:
@@ -174,7 +185,7 @@ def same_recipe(recipe: Recipe, out: Path) -> None:
 def budget_of(recipe: Recipe, device: torch.device) -> Budget:
     precision = recipe.precision if recipe.precision != "auto" else ("bf16" if device.type == "cuda" else "fp32")
     shared = {k: v for k, v in recipe.model_dump().items() if k in Budget.__dataclass_fields__}
-    return Budget(**{**shared, "precision": precision, "compile": device.type == "cuda"})
+    return Budget(**{**shared, "precision": precision, "graphs": device.type == "cuda", "compile": recipe.compile and device.type == "cuda"})
 
 
 def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:

@@ -13,6 +13,9 @@ from difflm.errors import UsageError
 from difflm.methods import METHODS, Method
 
 
+UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # ways to learn, which no weight depends on
+
+
 class Recipe(BaseModel):
     """Everything that decides a training run. Sizes of the model stand under `model`."""
 
@@ -52,6 +55,8 @@ class Recipe(BaseModel):
     ema: float = Field(default=0.999, ge=0, lt=1)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     "`auto`: bf16 on a GPU, fp32 elsewhere."
+    compile: bool = True
+    "On a GPU, compile the network: faster steps for a minute at the start."
     widths: tuple[PositiveInt, ...] = ()
     "Canvas widths of batches of like length; empty: multiples of 8 on a CPU, the longest alone on a GPU."
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -116,7 +121,7 @@ def check_init(recipe: Recipe) -> None:
         if key != "model" and ours[key] != theirs[key]:
             raise UsageError(f"init={recipe.init} has {key}={theirs[key]}, not {ours[key]}: leave {key} out.")
     for key, value in theirs["model"].items():
-        if key not in ("dropout", "context") and ours["model"][key] != value:  # which have no weights
+        if key not in UNWEIGHTED and ours["model"][key] != value:
             given = ours["model"][key]
             raise UsageError(f"init={recipe.init} has model.{key}={value}, not {given}: leave model.{key} out.")
 
