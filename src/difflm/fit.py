@@ -185,7 +185,8 @@ def same_recipe(recipe: Recipe, out: Path) -> None:
 def budget_of(recipe: Recipe, device: torch.device) -> Budget:
     precision = recipe.precision if recipe.precision != "auto" else ("bf16" if device.type == "cuda" else "fp32")
     shared = {k: v for k, v in recipe.model_dump().items() if k in Budget.__dataclass_fields__}
-    return Budget(**{**shared, "precision": precision, "graphs": device.type == "cuda", "compile": recipe.compile and device.type == "cuda"})
+    on_gpu = device.type == "cuda"
+    return Budget(**{**shared, "precision": precision, "graphs": on_gpu, "compile": on_gpu and recipe.compile})
 
 
 def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:

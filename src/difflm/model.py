@@ -186,8 +186,7 @@ class DiffusionModel(LanguageModel):
         with torch.autocast(ids.device.type, enabled=False):
             vectors = codec.encode(ids)
             x0 = vectors + codec.x0_std * torch.randn_like(vectors) if codec.x0_std else vectors
-            own = self.process.fresh(Noise(*pairs), 0, *vectors.shape[1:]) if pairs else None
-            noise = torch.randn_like(vectors) if own is None else own
+            noise = self.own_noise(vectors, *pairs) if pairs else torch.randn_like(vectors)
             x_t = self.process.corrupt(x0, at, noise)
             before = self.before(at) if self.behind else at
             x_before = self.process.corrupt(x0, before, noise) if self.behind else x_t
@@ -206,9 +205,13 @@ class DiffusionModel(LanguageModel):
         free = (place >= first) & (place <= last) | (ends[2] >= self.context)
         return torch.where(free, t.unsqueeze(1), 0.0), mask & free
 
+    def own_noise(self, vectors: Tensor, seeds: Tensor, samples: Tensor) -> Tensor:
+        """What sampling begins with at these seeds and sample numbers, [B, L, D]."""
+        return self.process.fresh(Noise(seeds, samples), 0, *vectors.shape[1:])
+
     def before(self, t: Tensor) -> Tensor:
-        """Where the path was a step ago: in few steps the last estimate comes from far noisier states, and a network that
-        learned from estimates of its own moment trusts them too much. What is clean (t = 0) was so."""
+        """Where the path was a step ago. In few steps the last estimate comes from a far noisier state; a network that
+        learned from estimates of its own moment trusts it too much. What is clean (t = 0) was so."""
         step = self.behind * torch.rand(t.shape[0], *(1,) * (t.dim() - 1), device=t.device)
         return torch.where(t > 0, self.times.time_of((self.times.share_of(t) + step).clamp(max=1)), t)
 

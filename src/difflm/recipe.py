@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from difflm.errors import UsageError
 from difflm.methods import METHODS, Method
 
-
 UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # ways to learn, which no weight depends on
 
 
@@ -80,11 +79,13 @@ def load_recipe(name_or_path: str, changes: Sequence[str] = ()) -> Recipe:
     """A bundled recipe or a file, with `key=value` changes; all faults are told at once."""
     values = _read(name_or_path)
     given = dict(_parted(change) for change in changes)
+    sizes = values.get("model") or {}
     if given.get("init"):  # the recipe's own sizes were for another start; those among the changes somebody asked for
-        values = {**values, **_sizes_of(given["init"], given.get("method", values.get("method")))}
+        theirs = _sizes_of(given["init"], given.get("method", values.get("method")))
+        kept = {key: sizes[key] for key in UNWEIGHTED if isinstance(sizes, dict) and key in sizes}
+        values = {**values, **theirs, "model": {**theirs["model"], **kept}}
     elif values.get("init"):
         theirs = _sizes_of(values["init"], values.get("method"))
-        sizes = values.get("model") or {}
         values = {**theirs, **values, "model": {**theirs["model"], **sizes} if isinstance(sizes, dict) else sizes}
     for key, value in given.items():
         _set(values, key, value)
