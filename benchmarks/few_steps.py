@@ -43,8 +43,8 @@ class Way:
     temperature: float = 1.0
 
 
-def teacher_ways(steps: Sequence[int]) -> Iterator[Way]:
-    """As it is, what solvers make of it, and what a lower temperature makes up for."""
+def usual_ways(steps: Sequence[int]) -> Iterator[Way]:
+    """Steps that draw, steps that solve, and what a lower temperature makes up for."""
     for sampler, many in (("ancestral", [200, *steps]), ("dpm-solver", [50, 20, 10, 5])):
         yield from (Way(sampler, n) for n in many)
     for temperature, many in ((0.9, [50, 20, 10]), (0.8, [20, 10, 5])):
@@ -52,6 +52,7 @@ def teacher_ways(steps: Sequence[int]) -> Iterator[Way]:
 
 
 def student_ways(steps: Sequence[int]) -> Iterator[Way]:
+    """Of a model that learned where noise leads: by the shortest way."""
     yield from (Way("ddim", n) for n in steps)
     yield from (Way("dpm-solver", n) for n in (20, 10, 5))
     yield from (Way("ancestral", n) for n in (50, 10))
@@ -140,7 +141,8 @@ def measure(asked: Asked) -> list[dict[str, Any]]:
     trained = [name for name in asked.students if (asked.out / name / "model.safetensors").exists()]
     for name in ["teacher", *trained]:
         lm = teacher if name == "teacher" else TextDiffusion.from_pretrained(asked.out / name, asked.device)
-        for way in (teacher_ways if name == "teacher" else student_ways)(asked.at):
+        coupled = name != "teacher" and STUDENTS[name][1]
+        for way in (student_ways if coupled else usual_ways)(asked.at):
             if (name, *asdict(way).values()) in done:
                 continue
             made = Writer(lm, asdict(way)).write(asked.samples, 0, lambda *_: None)
