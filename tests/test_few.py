@@ -157,6 +157,7 @@ def test_two_commands_make_a_student(tiny_runs, pairs, tmp_path, capsys):
     assert main(["train", "e2e-few", f"init={teacher}", f"data={pairs}", *SHORT, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "nats a word on its own path, no likelihood" in said and "nats/token" not in said
+    assert "not as long as" not in said  # every text is as long as its noise says: it is its own
     config = read_config(out)
     assert config["model"] == {**read_config(teacher)["model"], "coupled": True, "behind": 0.2, "dropout": 0.0}
     lm = TextDiffusion.from_pretrained(out)
@@ -165,6 +166,15 @@ def test_two_commands_make_a_student(tiny_runs, pairs, tmp_path, capsys):
     (tmp_path / "my.txt").write_text("The old pub near the river sells wine.\n")
     assert main(["score", str(out), str(tmp_path / "my.txt")]) == 2
     assert "has no likelihood" in capsys.readouterr().err
+
+
+def test_noise_that_is_not_a_texts_own_is_noticed(tiny_runs, pairs, tmp_path, capsys):
+    """Without the first line all numbers slip by one."""
+    (tmp_path / "pairs.jsonl").write_text("".join(pairs.read_text().splitlines(keepends=True)[1:]))
+    argv = ["train", "e2e-few", f"init={tiny_runs['difflm']}", f"data={tmp_path}/pairs.jsonl", *SHORT]
+    assert main([*argv, "--out", str(tmp_path / "out")]) == 0
+    found = re.search(r"(\d+) of 59 texts are not as long as difflm makes them of their noise", capsys.readouterr().out)
+    assert found and int(found[1]) > 10
 
 
 def test_resuming_a_student_repeats_to_the_bit(tiny_runs, pairs, tmp_path, monkeypatch):

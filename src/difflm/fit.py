@@ -18,6 +18,7 @@ from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.errors import DifflmError, UsageError
 from difflm.files import explain, read_json, write_atomic
 from difflm.model import DiffusionModel, LanguageModel
+from difflm.noise import Noise
 from difflm.recipe import Recipe, check, check_init
 from difflm.run import bundled_runs, find_run, load_run, write_config
 from difflm.token_model import TokenDiffusion
@@ -60,8 +61,10 @@ def train_run(
                 recipe.build_method().start(model, tokenizer)
         if begin and not resume:
             tell_unknown(counts[1], recipe, note)
-        widths = recipe.widths or default_widths(recipe.longest, device)
         pairs = pairs_of(recipe, tokens, root) if isinstance(model, DiffusionModel) and model.coupled else []
+        if begin and pairs and not resume:
+            tell_odd_pairs(pairs, tokens, begin[0], recipe, note)
+        widths = recipe.widths or default_widths(recipe.longest, device)
         batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset, pairs)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
         write_config(out, recipe, tokenizer, model, about)
@@ -84,6 +87,17 @@ def pairs_of(recipe: Recipe, tokens: TokenFile, root: Path | None) -> list[Label
     numbers = tokens.numbers()
     found = read_pairs(corpus_path(recipe.data, root), recipe.column or "text")
     return [lambda chosen, width, column=column[numbers]: column[chosen] for column in found]  # type: ignore[misc]
+
+
+def tell_odd_pairs(
+    pairs: Sequence[LabelBatch], tokens: TokenFile, teacher: LanguageModel, recipe: Recipe, note: Note
+) -> None:
+    """The noise of a text also says how long it is: others are of another model, or are not read as they were made."""
+    seeds, samples = (torch.from_numpy(column(np.arange(len(tokens)), 0)) for column in pairs)
+    lengths = torch.from_numpy(tokens.lengths.astype(np.int64))
+    if odd := int((teacher.lengths_for(Noise(seeds, samples)) != lengths).sum()):
+        name = Path(str(recipe.init)).name
+        note(f"{odd:,} of {len(tokens):,} texts are not as long as {name} makes them of their noise", 0)
 
 
 Begin = tuple[LanguageModel, Tokenizer]
