@@ -161,11 +161,18 @@ def test_two_commands_make_a_student(tiny_runs, pairs, tmp_path, capsys):
     config = read_config(out)
     assert config["model"] == {**read_config(teacher)["model"], "coupled": True, "behind": 0.2, "dropout": 0.0}
     lm = TextDiffusion.from_pretrained(out)
+    assert torch.equal(lm.model.denoiser.codec.table(), load_run(teacher)[0].denoiser.codec.table())
     assert (lm.model.sampling.sampler, lm.model.sampling.steps, lm.model.likelihood) == ("ddim", 10, None)
     assert len(lm.generate(3)) == 3
     (tmp_path / "my.txt").write_text("The old pub near the river sells wine.\n")
     assert main(["score", str(out), str(tmp_path / "my.txt")]) == 2
     assert "has no likelihood" in capsys.readouterr().err
+
+
+def test_a_student_needs_a_teacher(pairs, tmp_path, capsys):
+    argv = ["train", "own-text", f"data={pairs}", "model.coupled=true", *SHORT, "--out", str(tmp_path / "out")]
+    assert main(argv) == 2
+    assert "begins with its teacher: give init=MODEL" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_noise_that_is_not_a_texts_own_is_noticed(tiny_runs, pairs, tmp_path, capsys):

@@ -61,9 +61,13 @@ def train_run(
                 recipe.build_method().start(model, tokenizer)
         if begin and not resume:
             tell_unknown(counts[1], recipe, note)
-        pairs = pairs_of(recipe, tokens, root) if isinstance(model, DiffusionModel) and model.coupled else []
-        if begin and pairs and not resume:
-            tell_odd_pairs(pairs, tokens, begin[0], recipe, note)
+        pairs: list[LabelBatch] = []
+        if isinstance(model, DiffusionModel) and model.coupled:
+            if not begin:
+                raise UsageError("a coupled model begins with its teacher: give init=MODEL, which wrote the texts.")
+            pairs = pairs_of(recipe, tokens, root)
+            if not resume:
+                tell_odd_pairs(pairs, tokens, begin[0], recipe, note)
         widths = recipe.widths or default_widths(recipe.longest, device)
         batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset, pairs)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")

@@ -140,8 +140,9 @@ class DiffusionModel(LanguageModel):
     ) -> None:
         super().__init__()
         self.context, self.coupled, self.behind = context, coupled, behind
-        if coupled:  # its noise is not independent of the text, as the bound has it
-            self.likelihood = None
+        if coupled:
+            self.likelihood = None  # a bound wants noise that is independent of the text
+            denoiser.codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
         self.denoiser, self.objective, self.times, self.lengths = denoiser, objective, times, lengths
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, denoiser.codec.vocabulary
         self.predicts_words = denoiser.predicts == "logits"
