@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 from difflm.asking import generation_object
-from difflm.evaluation.language import Judge, Measure, Writer, corpus_for
+from difflm.data.words import split_words
+from difflm.evaluation.language import Judge, Measure, Row, Writer, corpus_for
 from difflm.files import append_line, write_atomic
 from difflm.pipeline import TextDiffusion
-from difflm.textmetrics import copied_among
+from difflm.textmetrics import copied_among, copied_share, distinct_n, unique_share
 from difflm.verbs.generate import in_order
 
 PIECE = 20_480  # texts of one seed, and of one file
@@ -145,13 +146,24 @@ def measure(asked: Asked) -> list[dict[str, Any]]:
         for way in (student_ways if coupled else usual_ways)(asked.at):
             if (name, *asdict(way).values()) in done:
                 continue
-            made = Writer(lm, asdict(way)).write(asked.samples, 0, lambda *_: None)
-            held = Measure(judge, copied_among(made.texts, training), [1], asked.samples, 0)
-            found = held.row(name, made, lambda *_: None)
-            error = found.errors.get("judge_nats_per_token")
-            rows.append({"model": name, **asdict(way), "samples": asked.samples, **found.figures, "judge_error": error})
+            figures = measured(lm, way, judge, training, asked.samples)
+            rows.append({"model": name, **asdict(way), "samples": asked.samples, **figures})
             append_line(path, json.dumps(rows[-1]))
     return rows
+
+
+def measured(lm: TextDiffusion, way: Way, judge: Judge, training: Sequence[str], samples: int) -> dict[str, Any]:
+    """What `difflm evaluate` tells of texts, but for what takes long."""
+    made = Writer(lm, asdict(way)).write(samples, 0, lambda *_: None)
+    copied = copied_among(made.texts, training)
+    figures: dict[str, float | None] = {
+        "distinct_4": distinct_n([split_words(text) for text in made.texts], 4),
+        "copied": copied_share(made.texts, copied),
+        "unique": unique_share(made.texts),
+    }
+    row = Row("", made.method, figures | made.figures, {})
+    Measure(judge, copied, [], samples, 0).add_judgement(row, made, lambda *_: None)
+    return {**row.figures, "judge_error": row.errors.get("judge_nats_per_token")}
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
