@@ -1,6 +1,6 @@
 """Teach a model to write in few steps, and measure it beside its teacher: one table, and a JSON line a row.
 
-  python -m benchmarks.few_steps --data DIR --out runs/few --device cuda --pairs 100000 --steps 4000
+  python -m benchmarks.few_steps --data DIR --out runs/few --device cuda --dtype bfloat16 --pairs 100000 --steps 4000
 
 Three parts, each of which is not done again when the command is repeated: the teacher's texts with their noise
 (`pairs-1.jsonl` …, a seed a file, until there are enough or `--seconds` have passed), the students (`--students`; a
