@@ -129,7 +129,7 @@ class BlockDiffusion(TokenDiffusion):
     steps_mix = False
     hides = False  # what is kept of known words was kept with them
 
-    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
+    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor, *pairs: Tensor) -> Corrupted:
         """Every block at a time of its own."""
         size = self.denoiser.size
         fine, _ = self.times.sample(ids.numel() // size, ids.device)

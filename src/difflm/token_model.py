@@ -56,7 +56,7 @@ class TokenDiffusion(DiffusionModel):
 
     # -- training -----------------------------------------------------------------------------------------------
 
-    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
+    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor, *pairs: Tensor) -> Corrupted:
         """The clean state is the ids themselves."""
         t = t if self.times.steps else t.clamp(EARLIEST, LATEST)
         return self.corrupted_at(ids, mask, t)

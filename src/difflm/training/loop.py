@@ -48,6 +48,7 @@ class Budget:
     accumulate: int = 1
     ema: float = 0.999
     precision: Literal["bf16", "fp32"] = "fp32"
+    graphs: bool = False  # a step recorded once and replayed: on a GPU alone
     compile: bool = False
     seed: int = 0
     log_every: int = 100
@@ -89,10 +90,11 @@ class Progress:
         }
 
 
-Figure = Literal["nats_per_token", "masked_nats", "label_nats"]
+Figure = Literal["nats_per_token", "masked_nats", "pair_nats", "label_nats"]
 UNITS: dict[Figure, str] = {
     "nats_per_token": "nats/token",
     "masked_nats": "nats a masked word, no likelihood",
+    "pair_nats": "nats a word on its own path, no likelihood",
     "label_nats": "nats of labels a text",
 }
 
@@ -190,7 +192,7 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         for micro, batch in enumerate(batches):
             inputs = self.to_device(batch)
-            gradients = self.captured(inputs) if self.budget.compile else self.gradients
+            gradients = self.captured(inputs) if self.budget.graphs else self.gradients
             torch.manual_seed(fold(self.budget.seed, self.step, micro))
             for name, value in gradients(*inputs).items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach() / len(batches)
