@@ -18,13 +18,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
-
     from difflm.evaluation.language import Row
     from difflm.training.loop import Trainer
 
@@ -138,6 +136,7 @@ def changes(rival: Rival, asked: Asked) -> list[str]:
     every = max(1, asked.steps // 8)
     budget = [f"steps={asked.steps}", f"validate_every={every}", f"save_every={asked.steps}", f"log_every={every}"]
     budget += [f"warmup={max(1, asked.steps // 10)}", "sample_every=0", f"ema={max(0.0, 1 - 4.5 / asked.steps):.6f}"]
+    budget += ["compile=false"]  # which takes a minute that short runs never win back
     given = [change.format(encoder=asked.encoder) for change in (*rival.changes, *budget, *asked.more)]
     # Tens of epochs of a small file: the best of the eight validations is kept.
     return [
@@ -148,15 +147,10 @@ def changes(rival: Rival, asked: Asked) -> list[str]:
 
 
 def trainer_in_turn(asked: Asked, turn: Turn) -> "type[Trainer]":
-    """A trainer that waits for the device, and replays graphs of blocks as they are: compiling them takes a minute,
-    which short runs never win back."""
-    from difflm.training.loop import Budget, Outcome, Trainer
+    """A trainer that waits for the device."""
+    from difflm.training.loop import Outcome, Trainer
 
     class InTurn(Trainer):
-        def __init__(self, model: Any, budget: Budget, run: Path, device: "torch.device", *more: Any) -> None:
-            super().__init__(model, replace(budget, compile=False), run, device, *more)
-            self.budget = budget
-
         def fit(self, *given: Any) -> Outcome:
             turn.take()
             leave_if_late(asked)
