@@ -12,7 +12,7 @@ from difflm.data.batches import Batch
 from difflm.networks.bert import PostNormBlock
 from difflm.recipe import check
 from difflm.run import read_config
-from difflm.speed import SMALL
+from difflm.speed.training import SMALL
 from difflm.training.checkpoints import load_tensors, narrowed, save_tensors, widened
 from difflm.training.loop import Budget, Trainer, Validation, forget_after
 
