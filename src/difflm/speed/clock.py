@@ -38,14 +38,13 @@ def median_seconds(
 
 
 def timed(device: torch.device, work: Callable[[], object], repeats: int = REPEATS, at_most: float = AT_MOST) -> Timed:
-    """On a GPU two more calls warm up: the third of a shape is where steps are recorded."""
+    """The first call, in which things are compiled and recorded, counts neither in seconds nor in memory."""
     whole = finished_on(device, work)
-    if device.type != "cuda":
-        return Timed(median_seconds(whole, repeats, at_most), None)
-    for _ in range(2):
-        whole()
-    torch.cuda.reset_peak_memory_stats(device)
-    return Timed(median_seconds(whole, repeats, at_most), torch.cuda.max_memory_allocated(device) / 2**30)
+    whole()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds = median_seconds(whole, repeats, at_most, warm=True)
+    return Timed(seconds, torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None)
 
 
 def finished_on(device: torch.device, work: Callable[[], object]) -> Callable[[], None]:

@@ -63,9 +63,8 @@ def sampling_speed(lm: TextDiffusion, name: str, texts: int, reader: Reader, **s
 def control_speed(
     lm: TextDiffusion, name: str, targets: Sequence[Target], texts: int, reader: Reader, **settings: Any
 ) -> tuple[Row, list[Made]]:
-    """So many texts for targets of one control, each for another target while there are enough; and the texts."""
-    each = -(-texts // len(targets))
-    asked = targets[: -(-texts // each)]
+    """About so many texts for targets of one control, as many for each; and the texts. The row says how many."""
+    each, asked = max(1, texts // len(targets)), targets[:texts]
     protocol = Protocol(each=each, settings=settings)
     made: list[Made] = []
 
