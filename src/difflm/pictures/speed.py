@@ -72,9 +72,16 @@ def draw_speed(out: Path, report: Mapping[str, Any], dark: bool = False) -> None
 
 
 def plain_ticks(panel: Any, places: set[float]) -> None:
-    """The sizes that were measured, as numbers."""
-    from matplotlib.ticker import FuncFormatter, NullLocator
+    """Numbers instead of powers; across, the sizes that were measured, but for those that would stand in another."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    panel.set_xticks(sorted(places))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    panel.xaxis.set_minor_locator(NullLocator())
+    low, high = panel.get_ylim()
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if high < 30 * low else (1,)))
+    shown: list[float] = []
+    for place in sorted(places, reverse=True):
+        if not shown or shown[-1] / place >= (max(places) / min(places)) ** (1 / 7):
+            shown.append(place)
+    panel.set_xticks(shown)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_minor_locator(NullLocator())
