@@ -7,6 +7,7 @@ stderr, the others go on, and after `--seconds` no further one begins. `--table 
 """
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -14,10 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from difflm.evaluation.control import Made, write_texts
 from difflm.evaluation.targets import Target, read_targets
 from difflm.files import append_line
 from difflm.measuring import load, load_judge, run_names
+from difflm.pictures.canvas import check_out
+from difflm.pictures.speed import draw_speed
 from difflm.speed.bench import PARTS, Bench, Task, parts_of
 from difflm.speed.rivals import check_twin
 from difflm.speed.writing import TARGETS
@@ -44,25 +49,30 @@ def measure(tasks: Iterable[Task], out: Path | None, seconds: float) -> int:
             print(f"{task.about}: no time left, nor for what follows.", file=sys.stderr)
             break
         begun = time.monotonic()
-        try:
-            row = {"part": task.part, **task.measure(), "took": round(time.monotonic() - begun, 1)}
-        except Exception as error:  # whatever it is, the other rows do not depend on it
+        row = attempt(task)
+        tidy_up()
+        if row is None:
             failed += 1
-            said = str(error).splitlines()
-            print(f"{task.about}: {type(error).__name__}: {said[0] if said else ''}", file=sys.stderr)
-            forget()
             continue
-        line = json.dumps(row, ensure_ascii=False)
+        line = json.dumps({"part": task.part, **row, "took": round(time.monotonic() - begun, 1)}, ensure_ascii=False)
         print(line, flush=True)
         if out:
             append_line(out, line)
     return failed
 
 
-def forget() -> None:
-    """Memory of what failed must not fail the next."""
-    import torch
+def attempt(task: Task) -> Row | None:
+    try:
+        return task.measure()
+    except Exception as error:  # whatever it is, the other rows do not depend on it
+        said = str(error).splitlines()
+        print(f"{task.about}: {type(error).__name__}: {said[0] if said else ''}", file=sys.stderr, flush=True)
+        return None
 
+
+def tidy_up() -> None:
+    """What a row held must not be missing in the next: recordings and their owners know each other."""
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -139,6 +149,12 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def by_part(rows: Sequence[Row]) -> dict[str, Any]:
+    """As `Bench.report` has them."""
+    alone = {row["part"]: row for row in rows if row["part"] not in PARTS}
+    return {**alone, **{part: [row for row in rows if row["part"] == part] for part in PARTS}}
+
+
 def about_machine(rows: Sequence[Row]) -> str:
     one = {row["part"]: row for row in rows}
     said = []
@@ -189,17 +205,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="[bfloat16 on a GPU]")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="append every row as it is found")
     parser.add_argument("--table", type=Path, metavar="FILE.jsonl", help="print rows found before as Markdown")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="with --table: draw them, too, as .png or .svg")
     asked = parser.parse_args(arguments)
     if asked.table:
-        print(markdown([json.loads(line) for line in asked.table.read_text(encoding="utf-8").splitlines()]), end="")
+        rows = [json.loads(line) for line in asked.table.read_text(encoding="utf-8").splitlines()]
+        print(markdown(rows), end="")
+        if asked.picture:
+            draw_speed(check_out(asked.picture), by_part(rows))
         return 0
     parts, bench = parts_of(asked.only), bench_of(asked)
     return 1 if measure(bench.tasks(parts), asked.out, asked.seconds) else 0
 
 
 def bench_of(asked: argparse.Namespace) -> Bench:
-    import torch
-
     dtype = asked.dtype or ("bfloat16" if asked.device != "cpu" and torch.cuda.is_available() else None)
     lm = load(asked.model, asked.device, dtype)
     twin = (run_names([asked.twin])[0], check_twin(load(asked.twin, asked.device, dtype))) if asked.twin else None

@@ -241,6 +241,7 @@ def test_tables_are_made_of_the_lines(tmp_path, capsys):
     assert "| model | texts | steps | seconds | texts/s | judge, nats/token |" in told
     assert "| m | 1 | 10 | 0.05 | 20 | 1.50 |" in told and "| m | 50 | 10 | 0.125 | 400 | – |" in told
     assert "gpt2" not in told  # nothing was measured of it
+    assert panels_of(speed.by_part(list(lines_of(REPORT)))) == panels_of(REPORT)
 
 
 def test_rows_are_kept_at_once_and_a_failure_is_a_line(tmp_path, capsys):
