@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=540.0, help="after which no further row begins [540]")
     parser.add_argument("--quick", action="store_true", help="the few rows of `difflm bench`")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="[bfloat16 on a GPU]")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="[the quickest]")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="append every row as it is found")
     parser.add_argument("--table", type=Path, metavar="FILE.jsonl", help="print rows found before as Markdown")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="with --table: draw them, too, as .png or .svg")
@@ -218,9 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def bench_of(asked: argparse.Namespace) -> Bench:
-    dtype = asked.dtype or ("bfloat16" if asked.device != "cpu" and torch.cuda.is_available() else None)
-    lm = load(asked.model, asked.device, dtype)
-    twin = (run_names([asked.twin])[0], check_twin(load(asked.twin, asked.device, dtype))) if asked.twin else None
+    lm = load(asked.model, asked.device, asked.dtype)
+    twin = (run_names([asked.twin])[0], check_twin(load(asked.twin, asked.device, asked.dtype))) if asked.twin else None
     return Bench(
         asked.model,
         lm,

@@ -38,7 +38,8 @@ class Autoregressive(LanguageModel):
         self.network = Transformer(hidden, vocabulary, hidden, layers, heads, dropout, time="none", causal=True)
         self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
         self.precision: torch.dtype | None = None
-        self.fused = False  # whether drawing compiles its blocks: some seconds once, for many texts
+        self.written_in: torch.dtype | None = None  # where that differs
+        self.compiled = False  # whether drawing compiles its blocks: some seconds once, for many texts
         self.writers = Writers()
         # A buffer, so that no step copies ids to the device; known anyway, so that no file holds it.
         self.register_buffer("never", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
@@ -46,6 +47,9 @@ class Autoregressive(LanguageModel):
 
     def compute_in(self, dtype: torch.dtype | None) -> None:
         self.precision = dtype
+
+    def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
+        self.written_in, self.compiled = dtype, compiled
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         tokens = tokens.clone()
@@ -158,20 +162,20 @@ class Writer:
     """
 
     def __init__(self, twin: "Autoregressive", batch: int, width: int, sampling: Sampling) -> None:
-        device, self.dtype = twin.never.device, twin.precision or torch.float32
+        device, dtype = twin.never.device, twin.precision or twin.written_in
         self.sampling, self.never = sampling, twin.never
         self.theirs = nn.ModuleList([twin.embedding, twin.network])
-        self.own = self.theirs if twin.precision is None else copy.deepcopy(self.theirs).to(self.dtype)
+        self.own = self.theirs if dtype is None else copy.deepcopy(self.theirs).to(dtype)
         self.own.eval()
         self.embedding, self.network = cast(nn.Embedding, self.own[0]), cast(Transformer, self.own[1])
-        if twin.fused:
+        if twin.compiled:
             for block in self.network.blocks:
                 block.compile(dynamic=False)
         self.place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next word
         self.slots = torch.arange(width, device=device)
         self.turns = rotary(width, self.network.head_dim, device)
         heads = self.network.input.out_features // self.network.head_dim
-        empty = torch.zeros(batch, heads, width, self.network.head_dim, dtype=self.dtype, device=device)
+        empty = torch.zeros(batch, heads, width, self.network.head_dim, dtype=dtype, device=device)
         self.caches: list[Cache | Slots | None] = [
             Slots(empty.clone(), empty.clone(), self.place) for _ in self.network.blocks
         ]
@@ -239,7 +243,7 @@ class Writers:
     def of(self, twin: "Autoregressive", batch: int, width: int, sampling: Sampling) -> Writer:
         own = replace(sampling, steps=1)  # which mean nothing here
         weights = twin.embedding.weight.data_ptr(), twin.never.device  # a recording knows memory, not modules
-        key = batch, width, own, twin.precision, twin.fused, weights
+        key = batch, width, own, twin.precision or twin.written_in, twin.compiled, weights
         writer = self.kept.pop(key, None) or Writer(twin, batch, width, sampling)
         self.kept[key] = writer  # the latest stands last
         while len(self.kept) > self.most:

@@ -66,6 +66,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
 
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as what attention adds to its scores: worked out once, and not by every layer."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+
+
 class Attention(nn.Module):
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -81,9 +86,8 @@ class Attention(nn.Module):
         cache: Cache | Slots | None,
     ) -> tuple[Tensor, Cache]:
         batch, length, hidden = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        if turn is not None:
-            q, k = rotate(q, *turn), rotate(k, *turn)
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv if turn is None else (*rotate(qkv[:2], *turn), qkv[2])
         if isinstance(cache, Slots):
             k, v = cache.put(k, v)
         elif cache is not None:
@@ -134,10 +138,10 @@ class Block(nn.Module):
             x = x + self.drop(y)
             return x + self.drop(self.feed(self.norm_2(x))), grown
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.modulation(condition).chunk(6, dim=-1)
-        y, grown = self.attention(self.norm_1(x) * (1 + scale_1) + shift_1, mask, turn, causal, cache)
-        x = x + gate_1 * self.drop(y)
-        y = self.feed(self.norm_2(x) * (1 + scale_2) + shift_2)
-        return x + gate_2 * self.drop(y), grown
+        y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), 1 + scale_1), mask, turn, causal, cache)
+        x = torch.addcmul(x, gate_1, self.drop(y))
+        y = self.feed(torch.addcmul(shift_2, self.norm_2(x), 1 + scale_2))
+        return torch.addcmul(x, gate_2, self.drop(y)), grown
 
 
 class Transformer(nn.Module):
@@ -201,6 +205,8 @@ class Transformer(nn.Module):
             elif self.time == "prefix":
                 return self.prefixed(x, told, mask)
         turn = turn or rotary(x.shape[1], self.head_dim, x.device, start)
+        if mask is not None and not self.training:
+            mask = additive(mask, self.head.weight.dtype)
         grown: list[Cache | None] = []
         for block, cache in zip(self.blocks, caches, strict=True):
             x = x + told if self.time == "layers" and told is not None else x

@@ -150,7 +150,7 @@ class Bench:
     def growth_tasks(self) -> Iterator[Named]:
         if not self.full or not isinstance(self.lm.model, DiffusionModel):
             return
-        recipe, dtype = (self.recipe if self.on_gpu else check(SMALL)), self.lm.model.denoiser.precision
+        recipe, dtype = (self.recipe if self.on_gpu else check(SMALL)), arithmetic(self.lm)
         for along, sizes in (SIZES if self.on_gpu else LAPTOP).items():
             for size in sizes:
                 yield (
@@ -162,11 +162,11 @@ class Bench:
         batches = self.batches if self.full else (1,)
         if self.twin:
             name, twin = self.twin
-            for fused in (False, True) if self.on_gpu and self.full else (False,):
+            for compiled in (False, True) if self.on_gpu and self.full else (False,):
                 for texts in batches:
                     yield (
                         f"{name}, {texts} texts",
-                        partial(twin_speed, twin, name, texts, self.reader, fused),
+                        partial(twin_speed, twin, name, texts, self.reader, compiled),
                     )
         for texts in batches if self.full else ():
             yield f"gpt2-small, {texts} texts", partial(gpt2, texts, self.device)

@@ -24,13 +24,13 @@ LAPTOP: dict[str, tuple[int, ...]] = {"length": (64, 256, 1024), "vocabulary": (
 LAPTOP_USUAL = {"length": 64, "vocabulary": 1000, "batch": 4}
 
 
-def growth(recipe: Recipe, along: str, size: int, device: torch.device, dtype: torch.dtype | None) -> Measured:
+def growth(recipe: Recipe, along: str, size: int, device: torch.device, dtype: str) -> Measured:
     """An untrained model of the recipe's sizes: what it writes is nonsense, and costs what sense does."""
     usual = USUAL if device.type == "cuda" else LAPTOP_USUAL
     sizes = {**usual, along: size}
     torch.manual_seed(0)
     model = recipe.build_method().build(sizes["vocabulary"], sizes["length"]).to(device)
-    model.compute_in(dtype)
+    model.write_in(None if dtype == "float32" else getattr(torch, dtype))
     found = tile_seconds(model, sizes["batch"], sizes["length"], STEPS, device)
     about: dict[str, Any] = {"along": along, "size": size, "steps": STEPS}
     named = {"texts": sizes["batch"], "positions": sizes["length"], "vocabulary": sizes["vocabulary"]}

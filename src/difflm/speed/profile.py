@@ -22,6 +22,7 @@ from difflm.recipe import Recipe
 from difflm.speed.clock import Operations, Row, finished_on, rounded, timed
 from difflm.speed.growth import drained
 from difflm.speed.training import IN_A_ROW, flops, stepping
+from difflm.speed.writing import arithmetic
 
 MOST = 12  # kernels that are named
 STEPS = 10
@@ -39,7 +40,7 @@ def denoising_profile(lm: TextDiffusion, texts: int, positions: int, gflops: flo
     x = torch.zeros(2, layout.width, model.denoiser.codec.dim, device=device)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), Operations() as counted:
         model.denoiser(x, torch.full((2,), 0.5, device=device), torch.ones_like(x[..., 0], dtype=torch.bool))
-    width = 4 if model.denoiser.precision is None else 2
+    width = 4 if arithmetic(lm) == "float32" else 2
     weights = sum(p.numel() for p in model.parameters())
     bytes_moved = weights * width + texts * layout.width * model.vocabulary * 4.0
     operations = counted.total / 2 * texts

@@ -19,15 +19,15 @@ def check_twin(twin: TextDiffusion) -> TextDiffusion:
     return twin
 
 
-def twin_speed(twin: TextDiffusion, name: str, texts: int, reader: Reader, fused: bool) -> Row:
-    """The twin at temperature 1, its step recorded on a GPU; `fused`: its blocks compiled as well."""
+def twin_speed(twin: TextDiffusion, name: str, texts: int, reader: Reader, compiled: bool) -> Row:
+    """The twin at temperature 1, its step recorded on a GPU; `compiled`: its blocks compiled as well."""
     assert isinstance(twin.model, Autoregressive)
-    twin.model.fused = fused
+    twin.model.compiled = compiled
     try:
         row = sampling_speed(twin, name, texts, reader, temperature=1.0)
     finally:
-        twin.model.fused = False
-    way = "compiled and recorded" if fused else "recorded" if twin.device.type == "cuda" else "eager"
+        twin.model.compiled = False
+    way = "compiled and recorded" if compiled else "recorded" if twin.device.type == "cuda" else "eager"
     del row["steps"]  # as many as the text has words
     return {"rival": "twin", "decoding": f"key-value cache, {way}", **row}
 

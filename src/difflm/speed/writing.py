@@ -5,14 +5,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from difflm.asking import Request
 from difflm.errors import UsageError
 from difflm.evaluation.control import Made, Protocol, by_control
 from difflm.evaluation.language import ratio, score, tokens_of
 from difflm.evaluation.targets import Target
 from difflm.generation import finished, tiles
+from difflm.model import DiffusionModel
 from difflm.pipeline import Generation, TextDiffusion, Work
 from difflm.speed.clock import Row, rounded, timed
+from difflm.twin import Autoregressive
 
 # One of each kind, where no file of targets is given.
 TARGETS = (
@@ -111,5 +115,10 @@ def each_control(targets: Sequence[Target], lm: TextDiffusion) -> dict[str, list
 
 
 def arithmetic(lm: TextDiffusion) -> str:
-    denoiser = getattr(lm.model, "denoiser", lm.model)
-    return str(getattr(denoiser, "precision", None) or "float32").removeprefix("torch.")
+    """What its network writes in."""
+    model = lm.model
+    if isinstance(model, DiffusionModel):
+        dtype = model.writer.precision
+    else:
+        dtype = model.precision or model.written_in if isinstance(model, Autoregressive) else None
+    return str(dtype or torch.float32).removeprefix("torch.")
