@@ -106,9 +106,9 @@ TABLES: dict[str, Sequence[Column]] = {
         ("parameters, millions", number("parameters", ".1f", 1e-6)),
         ("texts a step", number("texts")),
         ("positions", number("positions")),
-        ("ms a step", number("seconds", ",.3g", 1e3)),
+        ("ms a step", number("seconds", ",.4g", 1e3)),
         ("positions/s", number("positions_per_second", ",.0f")),
-        ("TFLOP/s", number("gflops", ",.3g", 1e-3)),
+        ("TFLOP/s", number("gflops", ",.4g", 1e-3)),
         ("of the matrix rate", number("share_of_matrix_rate", ".1%")),
         PEAK,
     ),
@@ -127,12 +127,13 @@ TABLES: dict[str, Sequence[Column]] = {
     "rivals": (("rival", said("rival")), ("decoding", said("decoding")), TEXTS, SECONDS, RATE, PEAK, JUDGE),
     "profile": (
         ("step", said("step")),
+        ("model", said("model")),
         TEXTS,
         ("10⁹ operations", number("gigaoperations")),
         ("GB", number("gigabytes")),
-        ("ms", number("seconds", ",.3g", 1e3)),
+        ("ms", number("seconds", ",.4g", 1e3)),
         ("busy ms", number("busy_ms")),
-        ("floor, ms", number("floor_seconds", ",.3g", 1e3)),
+        ("floor, ms", number("floor_seconds", ",.4g", 1e3)),
         ("times the floor", number("times_the_floor")),
     ),
 }
@@ -182,7 +183,7 @@ def kernels(row: Row) -> str:
         ("ms a step", number("ms")),
         ("calls", number("calls")),
     )
-    return f"#### A {row['step']} step of {row['texts']:,} texts\n\n" + table(row["kernels"], columns)
+    return f"#### A {row['step']} step of {row['model']}, {row['texts']:,} texts\n\n" + table(row["kernels"], columns)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -174,11 +174,19 @@ class Bench:
     def profile_tasks(self) -> Iterator[Named]:
         if not self.full:
             return
-        texts, recipe = (1024 if self.on_gpu else 4), load_recipe(PUBLISHED) if self.on_gpu else check(SMALL)
         if isinstance(self.lm.model, DiffusionModel):
-            yield "denoising", partial(self.denoising_profile, texts)
-        for size in (64, 1024) if self.on_gpu else (4,):
-            yield f"training, {size} texts", partial(self.training_profile, recipe, size)
+            for texts in self.batches if self.on_gpu else self.batches[-1:]:  # a CPU's tiles are full
+                yield f"denoising, {texts} texts", partial(self.denoising_profile, texts)
+        recipes = ((PUBLISHED, 64), (PUBLISHED, 1024)) if self.on_gpu else (("small", 4),)
+        for name, texts in recipes:
+            recipe = check(SMALL) if name == "small" else load_recipe(name)
+            yield f"training {name}, {texts} texts", partial(self.training_profile, name, recipe, texts, recipe.longest)
+        if self.on_gpu:
+            own = self.recipe
+            yield (
+                f"training {self.name}, {own.batch_size} texts",
+                partial(self.training_profile, self.name, own, own.batch_size, min(own.widths or (own.longest,))),
+            )
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
@@ -216,10 +224,11 @@ class Bench:
         return row
 
     def denoising_profile(self, texts: int) -> Row:
-        return denoising_profile(self.lm, texts, self.positions, *self.both_rates())
+        return {"model": self.name, **denoising_profile(self.lm, texts, self.positions, *self.both_rates())}
 
-    def training_profile(self, recipe: Recipe, texts: int) -> Row:
-        return training_profile(recipe, E2E_WORDS, self.device, texts, recipe.longest, *self.both_rates())
+    def training_profile(self, name: str, recipe: Recipe, texts: int, words: int) -> Row:
+        found = training_profile(recipe, E2E_WORDS, self.device, texts, words, *self.both_rates())
+        return {"model": name, **found}
 
     def both_rates(self) -> tuple[float, float]:
         return self.rates["gflops"], self.rates["gb_per_second"]

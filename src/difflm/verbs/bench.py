@@ -108,4 +108,4 @@ def rival_line(row: dict[str, Any]) -> tuple[str, str]:
 
 def profile_line(row: dict[str, Any]) -> tuple[str, str]:
     floor = f"{row['times_the_floor']:g} times the floor of {row['floor_seconds'] * 1e3:g} ms"
-    return f"{row['seconds'] * 1e3:,g} ms", f"a {row['step']} step of {row['texts']} texts, {floor}"
+    return f"{row['seconds'] * 1e3:,g} ms", f"a {row['step']} step of {row['model']}, {row['texts']:,} texts, {floor}"
