@@ -19,7 +19,7 @@ FLOORS = [
     {"schedules", "belief", "textmetrics", "errors", "files", "noise", "replay", "data"},
     {"processes", "networks", "timesteps"},
     {"codecs", "denoiser", "token_denoiser", "objectives", "bounds", "token_bounds"},
-    {"samplers", "lengths", "model", "token_model", "blocks", "twin", "generation", "training", "parsing"},
+    {"samplers", "writing", "lengths", "model", "token_model", "blocks", "twin", "generation", "training", "parsing"},
     {"controls", "methods"},
     {"recipe", "run", "fit", "cards", "pipeline", "asking", "guides", "baselines"},
     {"evaluation", "studio", "pictures", "speed"},

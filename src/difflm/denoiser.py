@@ -17,6 +17,14 @@ def at_precision(device: torch.device, dtype: torch.dtype | None) -> AbstractCon
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
+def narrow(network: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """The same network with its matrices in `dtype`, so that autocast need not turn them at every call."""
+    for part in network.modules():
+        if isinstance(part, nn.Linear):
+            part.to(dtype=dtype)
+    return network
+
+
 class Denoiser(nn.Module):
     """`belief = denoiser(x_t, t, mask, previous)`; t is [B] or [B, L].
 

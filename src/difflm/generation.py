@@ -17,7 +17,9 @@ from difflm.noise import Noise
 from difflm.samplers import FREE, Frame, Steering
 
 CPU_TILE = 4  # small enough that one text does not pay for many, large enough to keep two cores busy
+GUIDED_TILE = 2  # the same where a classifier is climbed, which costs each text as much again
 GPU_TILE = 1024  # at most, and fewer where words are many
+TOGETHER = 8192  # positions up to which a GPU takes no longer for more: widths then share a tile
 GPU_BYTES = 2**31  # that a tile's float32 logits may take
 WIDTH = 16  # canvases are multiples of this
 
@@ -53,6 +55,7 @@ class Row:
     sample: int
     layout: Layout
     owner: int = 0  # the number of the request, where several are made together
+    guided: bool = False  # by a classifier: on a CPU such texts stand in tiles of their own
 
 
 @dataclass(frozen=True)
@@ -86,26 +89,39 @@ def drawn_rows(model: LanguageModel, count: int, seed: int, device: torch.device
 
 
 def tiles(model: LanguageModel, rows: Sequence[Row], device: torch.device) -> Iterator[Tile]:
-    """The rows in tiles of one canvas width each."""
-    waiting: dict[int, list[Row]] = {}
+    """The rows in tiles of one canvas width each; few rows on a GPU in one, as wide as the widest."""
+    widest = max((row.layout.width for row in rows), default=0)
+    if device.type != "cpu" and rows and len(rows) * widest <= min(TOGETHER, tile_size(model, widest, device) * widest):
+        yield filled(rows, widest, device)
+        return
+    waiting: dict[tuple[int, bool], list[Row]] = {}
     for row in rows:  # in their order, so that early texts come early
-        width = row.layout.width
-        waiting.setdefault(width, []).append(row)
-        if len(waiting[width]) == tile_size(model, width, device):
-            yield filled(waiting.pop(width), width, device)
-    for width, rest in waiting.items():
+        kind = row.layout.width, row.guided and device.type == "cpu"
+        waiting.setdefault(kind, []).append(row)
+        if len(waiting[kind]) == tile_size(model, kind[0], device, row.guided):
+            yield filled(waiting.pop(kind), kind[0], device)
+    for (width, _), rest in waiting.items():
         yield filled(rest, width, device)
 
 
-def tile_size(model: LanguageModel, width: int, device: torch.device) -> int:
+def tile_size(model: LanguageModel, width: int, device: torch.device, guided: bool = False) -> int:
     if device.type == "cpu":
-        return CPU_TILE
+        return GUIDED_TILE if guided else CPU_TILE
     return max(16, min(GPU_TILE, GPU_BYTES // (width * model.vocabulary * 4)))
 
 
+def places(rows: int, device: torch.device, guided: bool) -> int:
+    """Of the tile that holds so many rows: its full size on the CPU, on a GPU one of few sizes (four between a power of
+    two and the next), so that what was recorded for one tile serves others."""
+    if device.type == "cpu":
+        return GUIDED_TILE if guided else CPU_TILE
+    part = 2 ** max(0, (rows - 1).bit_length() - 3) if rows > 8 else rows
+    return -(-rows // part) * part
+
+
 def filled(rows: Sequence[Row], width: int, device: torch.device) -> Tile:
-    """A tile of its full size on the CPU: the filling repeats a sample, and nobody reads its answer."""
-    chosen = [*rows, *[rows[-1]] * (CPU_TILE - len(rows) if device.type == "cpu" else 0)]
+    """A tile with filling, which repeats a sample; nobody reads its answer."""
+    chosen = [*rows, *[rows[-1]] * (places(len(rows), device, rows[0].guided) - len(rows))]
     known = torch.full((len(chosen), width), FREE)
     begin = torch.full((len(chosen), width), PAD)
     for number, layout in enumerate(row.layout for row in chosen):

@@ -12,7 +12,7 @@ from difflm.belief import Belief
 from difflm.bounds import gaussian_bound
 from difflm.denoiser import Denoiser
 from difflm.lengths import LengthPolicy
-from difflm.noise import Noise
+from difflm.noise import Noise, Ticking
 from difflm.objectives import Corrupted, Objective, masked_mean, text_mean
 from difflm.processes import Gaussian, at_positions
 from difflm.samplers import (
@@ -27,10 +27,13 @@ from difflm.samplers import (
     Step,
     Temperature,
     Transform,
+    Walk,
     Way,
-    denoise,
+    clock_on,
+    spread,
 )
 from difflm.timesteps import TimeSampler
+from difflm.writing import Desk, Writer
 
 Likelihood = Literal["exact", "bound"]
 
@@ -87,6 +90,9 @@ class LanguageModel(Trainable):
     def compute_in(self, dtype: torch.dtype | None) -> None:
         """Run the network in `dtype`; weights stay as they are."""
 
+    def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
+        """Run the network in `dtype` while it writes; bounds and training stay as they are."""
+
     @abstractmethod
     def lengths_for(self, noise: Noise) -> Tensor:
         """How many positions each sample will have, [B]."""
@@ -125,6 +131,7 @@ class DiffusionModel(LanguageModel):
 
     likelihood: Likelihood | None = "bound"
     rules: Mapping[str, Step] = STEPS
+    records: bool | None = None  # whether its steps are recorded and replayed; None: on a GPU
     steps_mix = True  # whether texts of different numbers of steps can be made side by side
 
     def __init__(
@@ -146,6 +153,7 @@ class DiffusionModel(LanguageModel):
         self.denoiser, self.objective, self.times, self.lengths = denoiser, objective, times, lengths
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, denoiser.codec.vocabulary
         self.predicts_words = denoiser.predicts == "logits"
+        self.desk = Desk()
 
     @property
     def room(self) -> int:
@@ -153,6 +161,14 @@ class DiffusionModel(LanguageModel):
 
     def compute_in(self, dtype: torch.dtype | None) -> None:
         self.denoiser.precision = dtype
+
+    def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
+        self.desk.dtype, self.desk.compiled = dtype, compiled
+
+    @property
+    def writer(self) -> Denoiser:
+        """The denoiser as it writes."""
+        return self.desk.writer(self.denoiser)
 
     @property
     def process(self) -> Gaussian:
@@ -265,14 +281,15 @@ class DiffusionModel(LanguageModel):
         whole = {way: torch.cat([line, line[-1:].expand(longest - way.steps)]) for way, line in lines.items()}
         return torch.stack([whole[way] for way in ways], 1)
 
-    def transforms(self, sampling: Sampling, noise: Noise, width: int, steering: Steering) -> list[Transform]:
-        codec = self.denoiser.codec
+    def transforms(
+        self, sampling: Sampling, noise: Noise, clock: Tensor, width: int, steering: Steering
+    ) -> list[Transform]:
+        codec = self.writer.codec
         transforms: list[Transform] = [Forbid(codec, self.lengths.forbidden)]
         if sampling.temperature != 1:
             transforms.append(Temperature(codec, sampling.temperature))
         if sampling.draw:
-            counter = iter(range(10**9))
-            transforms.append(Draw(codec, lambda: noise.uniform(next(counter), width, stream=2)))
+            transforms.append(Draw(codec, Ticking(noise, clock, width, stream=2)))
         if sampling.clamp:
             transforms.append(Clamp(codec, sampling.clamp_below, self.lengths.forbidden))
         transforms += steering.rules
@@ -286,41 +303,34 @@ class DiffusionModel(LanguageModel):
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
-        steering = steering or Steering()
+        if isinstance(writer := self.writer, Writer):
+            writer.follow(self.denoiser)
+        walk = self.walk(noise, lengths, width, sampling, steering or Steering())
+        yield from self.desk.frames(walk, lengths.is_cuda if self.records is None else self.records)
+
+    def walk(self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering) -> Walk:
         noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
         mask = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
-        yield from denoise(
+        clock = clock_on(lengths.device)
+        grid = self.grid(steering.ways or [Way(sampling.steps)], lengths.device, width)
+        return Walk(
             self.asked(mask, sampling, steering),
             self.process,
-            self.grid(steering.ways or [Way(sampling.steps)], lengths.device, width),
+            spread(grid, len(lengths)),
             self.rules[sampling.sampler],
-            self.transforms(sampling, noise, width, steering),
+            self.transforms(sampling, noise, clock, width, steering),
             noise,
             mask,
             self.denoiser.codec.dim,
             None if steering.begin is None else self.denoiser.codec.state(steering.begin),
             steering.guide,
             self.hold(mask, steering),
+            clock,
         )
 
     def asked(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Ask:
-        """The denoiser as the loop asks it."""
-        return self.answer(mask, steering.known)
-
-    def answer(self, mask: Tensor, known: Tensor | None) -> Ask:
-        """The denoiser, for texts of this mask. A model that learned from clean context is shown known words so."""
-        if not self.context or known is None:
-            return lambda x, t, previous: self.denoiser(x, t, mask, previous)
-        here = known >= 0
-        vectors = self.denoiser.codec.encode(known.clamp(min=0))
-        vectors = vectors * at_positions(self.process.alpha(torch.zeros_like(mask, dtype=vectors.dtype)), vectors)
-
-        def ask(x: Tensor, t: Tensor, previous: Tensor | None) -> Belief:
-            times = t.unsqueeze(1) if t.dim() == 1 else t
-            x = torch.where(here.unsqueeze(-1), vectors, x)
-            return cast(Belief, self.denoiser(x, torch.where(here, 0.0, times), mask, previous))
-
-        return ask
+        """The denoiser as the loop asks it. One that learned from clean context is shown known words so."""
+        return Answer(self.writer, mask, steering.known if self.context else None)
 
     def hold(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor] | None:
         """What puts known words back into a state, where a state holds words."""
@@ -328,3 +338,24 @@ class DiffusionModel(LanguageModel):
 
     def words(self, row: list[int]) -> list[int]:
         return self.lengths.words(row)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A denoiser, for texts of this mask."""
+
+    denoiser: Denoiser
+    mask: Tensor
+    known: Tensor | None  # ids that it is shown as clean words, FREE elsewhere
+
+    def __call__(self, x: Tensor, t: Tensor, previous: Tensor | None) -> Belief:
+        if self.known is not None:
+            here = self.known >= 0
+            x = torch.where(here.unsqueeze(-1), self.words(self.known), x)
+            t = torch.where(here, 0.0, t.unsqueeze(1) if t.dim() == 1 else t)
+        return cast(Belief, self.denoiser(x, t, self.mask, previous))
+
+    def words(self, known: Tensor) -> Tensor:
+        """The vectors of known words at time 0."""
+        vectors = self.denoiser.codec.encode(known.clamp(min=0))
+        return vectors * at_positions(self.denoiser.process.alpha(torch.zeros_like(vectors[..., 0])), vectors)

@@ -41,11 +41,14 @@ def folded(*parts: Tensor | int) -> Tensor:
     return torch.as_tensor(key) & (2**63 - 1)
 
 
+Step = int | Tensor  # its number, or [1] where that stands on a device
+
+
 class Source(Protocol):
     """Where random numbers come from: a counter, or torch's own generator while training."""
 
-    def uniform(self, step: int, *shape: int, stream: int = 0) -> Tensor: ...
-    def normal(self, step: int, *shape: int, stream: int = 0) -> Tensor: ...
+    def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor: ...
+    def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,10 @@ class Torch:
     batch: int
     device: torch.device
 
-    def uniform(self, step: int, *shape: int, stream: int = 0) -> Tensor:
+    def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
         return torch.rand(self.batch, *shape, device=self.device)
 
-    def normal(self, step: int, *shape: int, stream: int = 0) -> Tensor:
+    def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
         return torch.randn(self.batch, *shape, device=self.device)
 
 
@@ -75,7 +78,7 @@ class Noise:
     scale: float = 1.0
     top_p: float = 1.0
 
-    def uniform(self, step: int, *shape: int, stream: int = 0) -> Tensor:
+    def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
         """U(0, 1), never 0 or 1, `[B, *shape]`, the same for a position whatever lies beside it."""
         samples = self.samples
         seed = fold(self.seed, stream) if isinstance(self.seed, int) else folded(self.seed, stream)
@@ -86,8 +89,21 @@ class Noise:
         # 23 bits: with 24, the largest value plus a half rounds to 2²⁴ in float32, and u = 1 is an infinite normal.
         return (_shift(key, 41).to(torch.float32) + 0.5) * 2.0**-23
 
-    def normal(self, step: int, *shape: int, stream: int = 0) -> Tensor:
+    def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
         u = self.uniform(step, *shape, stream=stream)
         if self.top_p < 1:
             u = (1 - self.top_p) / 2 + u * self.top_p
         return torch.erfinv(2 * u - 1) * (math.sqrt(2.0) * self.scale)
+
+
+@dataclass(frozen=True)
+class Ticking:
+    """Uniform numbers of the step that a clock [1] shows, `[B, length]`: for those whom nobody tells the step."""
+
+    noise: Noise
+    clock: Tensor
+    length: int
+    stream: int
+
+    def __call__(self) -> Tensor:
+        return self.noise.uniform(self.clock, self.length, stream=self.stream)

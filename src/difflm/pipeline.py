@@ -120,15 +120,18 @@ class TextDiffusion:
 
     @classmethod
     def from_pretrained(
-        cls, name_or_path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None
+        cls, name_or_path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None, compile: bool = False
     ) -> "TextDiffusion":
         """A bundled model such as "e2e", or the directory of a run, on "cpu", "cuda", or the better of both ("auto").
 
-        `dtype` is the network's arithmetic; weights and everything around the network stay in float32."""
+        `dtype` is the network's arithmetic; weights and everything around the network stay in float32. None: the
+        quickest for writing, and float32 for scores. `compile` fuses what a network of vectors does while it writes:
+        minutes of compiling, a little at every new size, for a server that writes all day."""
         chosen = check_device(device)
         check_dtype(dtype, chosen)
         model, tokenizer, config = load_run(name_or_path, chosen)
         model.compute_in(None if dtype is torch.float32 else dtype)
+        model.write_in(quickest(chosen) if dtype is None else None, compile)
         made = cls(model, tokenizer, config)
         made.guides = sorted(find_run(name_or_path).glob("guide*/"))
         return made
@@ -143,7 +146,9 @@ class TextDiffusion:
         if not isinstance(self.model, DiffusionModel):
             raise UsageError(f"classifiers guide diffusion models; this one is {self.config['method']}.")
         if folder not in self._classifiers:
-            self._classifiers[folder] = load_guide(folder, self.model.denoiser, self.tokenizer)
+            made = load_guide(folder, self.model.denoiser, self.tokenizer)
+            # On a processor the way back through narrow matrices is the slower one.
+            self._classifiers[folder] = made.guiding(self.model.writer.precision if self.device.type != "cpu" else None)
         return self._classifiers[folder]
 
     @property
@@ -264,7 +269,8 @@ class TextDiffusion:
             return drawn_rows(self.model, count, work.seed, self.device, owner)
         layouts, unknown = work.brief.layouts(torch.arange(count), work.seed, self.device)
         work.unknown = dict(enumerate(unknown))
-        return [Row(work.seed, sample, layout, owner) for sample, layout in enumerate(layouts)]
+        guided = work.brief.guided
+        return [Row(work.seed, sample, layout, owner, guided) for sample, layout in enumerate(layouts)]
 
     def _frames(self, tile: Tile, works: Sequence[Work]) -> Iterator[Frame]:
         parts = [(works[owner].brief, part) for owner, part in tile.owners]
@@ -412,7 +418,7 @@ def alike(work: Work, model: LanguageModel) -> Any:
     own = replace(work.sampling, steps=1) if mixes else work.sampling
     knobs = work.brief.knobs if work.brief else STANDARD
     edited = work.brief is not None and work.brief.edit is not None
-    return own, knobs, edited
+    return own, knobs, edited, work.brief is not None and work.brief.guided
 
 
 def refuse_vector_settings(sampling: Sampling) -> None:
@@ -437,6 +443,14 @@ def check_device(device: str) -> torch.device:
     except (RuntimeError, AssertionError):
         raise UsageError(f"device {device!r} is not available here. Try --device cpu.") from None
     return chosen
+
+
+def quickest(device: torch.device) -> torch.dtype | None:
+    """What networks write in: bfloat16 on GPUs, and on processors that have matrix units for it; texts are as good
+    (docs/performance.md). None: float32."""
+    if device.type == "cuda":
+        return torch.bfloat16
+    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else None
 
 
 def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:

@@ -51,6 +51,8 @@ class Recipe(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     clip: float = Field(default=1.0, ge=0)
     accumulate: PositiveInt = 1
+    recompute: bool = False
+    "Keep no activations inside blocks: far less memory for a third more work."
     ema: float = Field(default=0.999, ge=0, lt=1)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     "`auto`: bf16 on a GPU, fp32 elsewhere."

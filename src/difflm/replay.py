@@ -28,11 +28,15 @@ class Recorded:
         self.calls += 1
         if self.calls <= WARM:
             return self._aside()
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.work()
+        self.graph = self.graph or self._record()
         self.graph.replay()
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Another thread may go on with the device meanwhile, such as a server's that draws the next texts' lengths.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self.work()
+        return graph
 
     def _aside(self) -> None:
         """On a stream of its own, as recording will be: what is set up there is there then."""

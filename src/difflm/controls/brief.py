@@ -65,6 +65,11 @@ class Brief:
         elif self.infill is None:
             self.phrases.check_length(self.words)
 
+    @property
+    def guided(self) -> bool:
+        """Whether a classifier is climbed."""
+        return any(control.head for control in self.controls)
+
     def agreed_length(self) -> int | None:
         """The number of tokens that the controls settle, all the same."""
         asked = [(c.name, n) for c in self.controls if (n := c.length(self.setting)) is not None]
@@ -152,7 +157,7 @@ class Brief:
     # -- while it forms -----------------------------------------------------------------------------------------
 
     def rules(self, place: Place) -> list[Transform]:
-        codec = self.model.denoiser.codec
+        codec = self.model.writer.codec
         rules: list[Transform] = [] if self.open_ended else [Inside(codec, place, self.newline)]
         rules += [rule for c in self.ruling if (rule := c.rule(codec, self.setting, place)) is not None]
         # Words that must appear come last: what else is asked of their places must not unsettle them.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.data.labels import NOTHING, Labelling
-from difflm.denoiser import Denoiser
+from difflm.denoiser import Denoiser, at_precision, narrow
 from difflm.networks import Transformer
 
 CHART = 128  # width of the vectors that a span's two ends add up to
@@ -34,6 +34,7 @@ class Classifier(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
+        self.precision: torch.dtype | None = None
         self.labellings = {one.name: one for one in labellings}
         self.trunk = Transformer(view_dim, hidden, hidden, layers, heads, dropout, positions=longest)
         nn.init.normal_(self.trunk.head.weight, std=hidden**-0.5)
@@ -52,7 +53,18 @@ class Classifier(nn.Module):
                     out.bias[0] = MOSTLY_NONE
 
     def forward(self, denoiser: Denoiser, x: Tensor, t: Tensor, mask: Tensor) -> "Opinion":
-        return Opinion(self, self.trunk(denoiser.view(x, t), t, mask), mask)
+        view = denoiser.view(x, t)
+        if self.precision is None:
+            return Opinion(self, self.trunk(view, t, mask), mask)
+        with at_precision(x.device, self.precision):
+            features = self.trunk(view, t, mask)
+        return Opinion(self, features.float(), mask)
+
+    def guiding(self, dtype: torch.dtype | None) -> "Classifier":
+        """Itself, as it guides: nothing learns any more, and the trunk computes in `dtype`."""
+        self.precision = dtype
+        narrow(self.requires_grad_(False).trunk, dtype)
+        return self
 
     def counted(self) -> dict[str, Tensor]:
         """How often each word bears each tag, by labelling."""

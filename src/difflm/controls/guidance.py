@@ -5,6 +5,7 @@ log p(x_s | x_t, c) = log p(x_s | x_t) + log p(c | x_s) + const; the moves climb
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -53,7 +54,7 @@ class Wish:
     labels: Tensor  # on the canvas, NOTHING where nothing is asked: [B], [B, W] or [B, M, 3]
     whole: bool = False  # of spans: there shall be no others
 
-    @property
+    @cached_property
     def asks(self) -> Tensor:
         """Which texts it asks something of, [B]; of the others not even that they have no spans."""
         return (self.labels.reshape(len(self.labels), -1) != NOTHING).any(-1)

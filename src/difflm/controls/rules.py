@@ -55,6 +55,10 @@ class Together:
             found.append(fits)
         return found
 
+    @cached_property
+    def lengthening(self) -> list[Tensor]:
+        return [self.codec.marked(ids) for ids in self.glued]
+
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         chances = belief.logits.log_softmax(-1)
         loss = chances - chances.amax(-1, keepdim=True)
@@ -70,7 +74,7 @@ class Together:
             if self.open_ended:
                 logits = without(logits, places < end, [END])
             if self.glued:
-                after = (places == end).unsqueeze(-1) & self.codec.marked(self.glued[n])
+                after = (places == end).unsqueeze(-1) & self.lengthening[n]
                 logits = logits.masked_fill(after, float("-inf"))
         if logits is not belief.logits:
             belief = ruled_out(belief, logits, self.codec)
@@ -105,12 +109,12 @@ def likeliest(gains: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         lasts.append(last.gather(1, end))
     rows = torch.arange(batch, device=gains[0].device)
     all_ends, all_lasts = torch.stack(ends), torch.stack(lasts)
-    length_of = torch.tensor(sizes, device=rows.device)
     left, limit = torch.full_like(rows, (1 << len(gains)) - 1), torch.full_like(rows, width)
     starts = torch.zeros(len(gains), batch, dtype=torch.long, device=rows.device)
     for _ in gains:
         last = all_lasts[left, rows, limit]
-        limit = all_ends[left, rows, limit] - length_of[last]
+        taken = torch.stack([(last == n) * size for n, size in enumerate(sizes)]).sum(0)  # no copy from the host
+        limit = all_ends[left, rows, limit] - taken
         starts[last, rows] = limit
         left = left ^ (1 << last)
     return list(starts)
@@ -128,11 +132,19 @@ class Never:
     def singles(self) -> Tensor:
         return self.codec.marked([ids[0] for ids in self.sequences if len(ids) == 1])
 
+    @property
+    def several(self) -> list[tuple[int, ...]]:
+        return [ids for ids in self.sequences if len(ids) > 1]
+
+    @property
+    def looks(self) -> bool:
+        """How often another token must be found, the device alone knows."""
+        return bool(self.several)
+
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         logits = belief.logits.masked_fill(self.singles, float("-inf"))
-        several = [ids for ids in self.sequences if len(ids) > 1]
-        while several:  # another token in its place may complete another sequence
-            found = [(ids, completed(logits.argmax(-1), ids)) for ids in several]
+        while self.several:  # another token in its place may complete another sequence
+            found = [(ids, completed(logits.argmax(-1), ids)) for ids in self.several]
             if not any(bool(here.any()) for _, here in found):
                 break
             for ids, here in found:
@@ -194,6 +206,9 @@ class Apart:
         number = (begins.cumsum(1) - 1).clamp(0, len(self.gaps) - 1)
         return begins & torch.tensor(self.gaps, device=free.device)[number]
 
+    @cached_property
+    def impossible(self) -> Tensor:
+        return self.banned.unsqueeze(-1) & self.codec.marked(self.glued)
+
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        impossible = self.banned.unsqueeze(-1) & self.codec.marked(self.glued)
-        return ruled_out(belief, belief.logits.masked_fill(impossible, float("-inf")), self.codec)
+        return ruled_out(belief, belief.logits.masked_fill(self.impossible, float("-inf")), self.codec)

@@ -35,7 +35,7 @@ def steered(tile: Tile, parts: Sequence[Part], ways: Sequence[Way]) -> Steering:
     wished = side_by_side(wishes, [len(tile.lengths[part]) for part in slices])
     slices, rules = joined(slices, rules, place)
     whole = rules[0] if len(slices) == 1 else [Apiece(slices, rules)]
-    guidance = Guidance(wished, lead.model.denoiser, tile.mask, lead.knobs) if wished else None
+    guidance = Guidance(wished, lead.model.writer, tile.mask, lead.knobs) if wished else None
     if guidance and isinstance(lead.model, TokenDiffusion):  # words have no slope to climb: the belief is tilted
         return Steering(tile.known, tile.begin, ways, [Tilted(guidance), *whole])
     return Steering(tile.known, tile.begin, ways, whole, guidance)
@@ -65,6 +65,10 @@ class Apiece:
 
     parts: Sequence[slice]
     rules: Sequence[Sequence[Transform]]
+
+    @property
+    def looks(self) -> bool:
+        return any(getattr(rule, "looks", False) for rules in self.rules for rule in rules)
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         ruled = []

@@ -8,6 +8,8 @@ Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a positio
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,6 +18,19 @@ from torch.nn import functional as F
 
 TimeInput = Literal["adaptive", "addition", "layers", "prefix", "none"]
 Cache = tuple[Tensor, Tensor]  # keys and values of one layer, [B, heads, L, head_dim]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Keys and values of one layer in memory that stays where it is, [B, heads, W, head_dim], so that a step can be
+    recorded. `place` [1] is where the next ones go; who asks masks the slots behind it."""
+
+    keys: Tensor
+    values: Tensor
+    place: Tensor
+
+    def put(self, keys: Tensor, values: Tensor) -> Cache:
+        return self.keys.index_copy_(2, self.place, keys), self.values.index_copy_(2, self.place, values)
 
 
 def sinusoid(t: Tensor, dim: int) -> Tensor:
@@ -51,6 +66,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
 
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as what attention adds to its scores: worked out once, and not by every layer."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+
+
 class Attention(nn.Module):
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -58,13 +78,19 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, turn: tuple[Tensor, Tensor] | None, causal: bool, cache: Cache | None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        turn: tuple[Tensor, Tensor] | None,
+        causal: bool,
+        cache: Cache | Slots | None,
     ) -> tuple[Tensor, Cache]:
         batch, length, hidden = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        if turn is not None:
-            q, k = rotate(q, *turn), rotate(k, *turn)
-        if cache is not None:
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv if turn is None else (*rotate(qkv[:2], *turn), qkv[2])
+        if isinstance(cache, Slots):
+            k, v = cache.put(k, v)
+        elif cache is not None:
             k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
         keep = None if mask is None else mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
         dropout = self.dropout if self.training else 0.0
@@ -105,17 +131,17 @@ class Block(nn.Module):
         mask: Tensor | None,
         turn: tuple[Tensor, Tensor],
         causal: bool = False,
-        cache: Cache | None = None,
+        cache: Cache | Slots | None = None,
     ) -> tuple[Tensor, Cache]:
         if self.modulation is None or condition is None:
-            y, cache = self.attention(self.norm_1(x), mask, turn, causal, cache)
+            y, grown = self.attention(self.norm_1(x), mask, turn, causal, cache)
             x = x + self.drop(y)
-            return x + self.drop(self.feed(self.norm_2(x))), cache
+            return x + self.drop(self.feed(self.norm_2(x))), grown
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.modulation(condition).chunk(6, dim=-1)
-        y, cache = self.attention(self.norm_1(x) * (1 + scale_1) + shift_1, mask, turn, causal, cache)
-        x = x + gate_1 * self.drop(y)
-        y = self.feed(self.norm_2(x) * (1 + scale_2) + shift_2)
-        return x + gate_2 * self.drop(y), cache
+        y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), 1 + scale_1), mask, turn, causal, cache)
+        x = torch.addcmul(x, gate_1, self.drop(y))
+        y = self.feed(torch.addcmul(shift_2, self.norm_2(x), 1 + scale_2))
+        return torch.addcmul(x, gate_2, self.drop(y)), grown
 
 
 class Transformer(nn.Module):
@@ -163,7 +189,7 @@ class Transformer(nn.Module):
         x: Tensor,
         t: Tensor | None,
         mask: Tensor | None,
-        caches: list[Cache | None],
+        caches: Sequence[Cache | Slots | None],
         start: int,
         turn: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:
@@ -179,6 +205,8 @@ class Transformer(nn.Module):
             elif self.time == "prefix":
                 return self.prefixed(x, told, mask)
         turn = turn or rotary(x.shape[1], self.head_dim, x.device, start)
+        if mask is not None and not self.training:
+            mask = additive(mask, self.head.weight.dtype)
         grown: list[Cache | None] = []
         for block, cache in zip(self.blocks, caches, strict=True):
             x = x + told if self.time == "layers" and told is not None else x

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from difflm.noise import Source
+from difflm.noise import Source, Step
 from difflm.schedules import Schedule
 
 Prediction = Literal["x0", "epsilon", "v", "mean", "logits"]
@@ -41,7 +41,7 @@ class Gaussian:
         """Scale of the state at time t for text vectors of unit variance: where sampling starts at t = 1."""
         return (self.alpha(t) ** 2 + self.sigma(t) ** 2).sqrt()
 
-    def fresh(self, noise: Source, step: int, length: int, dim: int, stream: int = 0) -> Tensor:
+    def fresh(self, noise: Source, step: Step, length: int, dim: int, stream: int = 0) -> Tensor:
         """The random numbers that a corruption or a step takes, [B, L, D]."""
         return noise.normal(step, length, dim, stream=stream)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.belief import Belief
-from difflm.noise import Source
+from difflm.noise import Source, Step
 
 NUMBERS = 3  # uniform numbers a position takes: one moves it, two together say where to
 FINE = 2.0**-23  # what the counter's numbers cannot resolve
@@ -51,7 +51,7 @@ class TokenProcess(nn.Module):
     def read_pairs(self, pairs: Tensor) -> None:
         """Learn from how often each token stands before each other one, [words, words]; asked with `reads_pairs`."""
 
-    def fresh(self, noise: Source, step: int, length: int, dim: int = 0, stream: int = 0) -> Tensor:
+    def fresh(self, noise: Source, step: Step, length: int, dim: int = 0, stream: int = 0) -> Tensor:
         """The random numbers that a corruption or a step takes, [B, L, NUMBERS]."""
         return noise.uniform(step, length, NUMBERS, stream=stream)
 

@@ -1,9 +1,8 @@
 """The loop: a generator that everyone drains."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from difflm.samplers.transforms import Transform
 
 @dataclass(frozen=True)
 class Frame:
-    """One moment of a text's making. Tensors stay on the device until somebody looks.
+    """One moment of a text's making. Tensors stay on the device until somebody looks, and are the frame's own.
 
     `sure` may be a function: a softmax over all words is only for those who ask for `confidence`.
     """
@@ -39,6 +38,100 @@ class Frame:
 
 
 Ask = Callable[[Tensor, Tensor, Tensor | None], Belief]  # (x_t, t, previous) → belief
+Last = tuple[Tensor, Tensor]  # the clean state believed one step earlier, and its time
+
+
+def clock_on(device: torch.device) -> Tensor:
+    """The number of the step that is being made, where those can read it who draw numbers of their own in it."""
+    return torch.zeros(1, dtype=torch.int64, device=device)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """All that a tile's way from noise to text takes. `times` is [N + 1, B] or [N + 1, B, L]: what it begins at, the
+    clean state `begin` noised to the first of them or pure noise, and where it goes. `guide` may move the state after
+    every step; `hold` puts back what is known of it, where a state can be known. Vectors [B, L, D] and tokens [B, L]
+    walk alike: what differs is the process's."""
+
+    ask: Ask
+    process: Gaussian | TokenProcess
+    times: Tensor
+    step: Step
+    transforms: Sequence[Transform]
+    noise: Noise
+    mask: Tensor
+    dim: int
+    begin: Tensor | None = None
+    guide: Guide | None = None
+    hold: Callable[[Tensor], Tensor] | None = None
+    clock: Tensor = field(default_factory=lambda: clock_on(torch.device("cpu")))
+
+    def fresh(self, step: int | Tensor) -> Tensor:
+        """Random numbers of a step, or of several, [N, 1], at once."""
+        return self.process.fresh(self.noise, step, self.mask.shape[1], self.dim)
+
+    def start(self) -> Tensor:
+        """The state that it begins with."""
+        fresh, first = self.fresh(0), self.times[0]
+        return self.held(
+            self.process.prior(first, fresh) if self.begin is None else self.process.corrupt(self.begin, first, fresh)
+        )
+
+    def held(self, x: Tensor) -> Tensor:
+        return x if self.hold is None else self.hold(x)
+
+    @cached_property
+    def free(self) -> Tensor | None:
+        """Places that are nobody's but the model's, [B, L]; None: all."""
+        return None if self.hold is None else self.hold(torch.full_like(self.mask, FREE, dtype=torch.int64)) == FREE
+
+    def go(
+        self,
+        x: Tensor,
+        t: Tensor,
+        s: Tensor,
+        previous: Tensor | None,
+        last: Last | None,
+        noise: Callable[[], Tensor],
+        guided: bool | Tensor,
+    ) -> tuple[Tensor, Belief]:
+        """One step from t to s: the new state, and what was believed on the way. `guided` is a tensor where the step is
+        recorded, since nothing but tensors can then tell one from another."""
+
+        def believe(x: Tensor, t: Tensor) -> Belief:
+            belief = self.ask(x, t, previous)
+            for transform in self.transforms:  # in the order given
+                belief = transform(belief, x, t)
+            return belief
+
+        belief = believe(x, t)
+        now = Moment(self.process, x, belief, t, s, noise, last, believe, self.free)
+        x = self.step(now)
+        if self.guide is not None and guided is not False:
+            moved = self.guide(now, x)
+            x = torch.where(guided, moved, x) if isinstance(guided, Tensor) else moved
+        return self.held(x), belief
+
+    def frames(self) -> Iterator[Frame]:
+        x = self.start()
+        previous: Tensor | None = None
+        last: Last | None = None
+        tokens: Tensor | None = None
+        for i in range(len(self.times) - 1):
+            self.clock.fill_(i)
+            t, s = self.times[i], self.times[i + 1]
+            noise = lambda i=i: self.fresh(i + 1)  # noqa: E731
+            # Nobody sees the state behind the last belief.
+            x, belief = self.go(x, t, s, previous, last, noise, guided=i + 2 < len(self.times))
+            previous, last = belief.clean, (belief.clean, t)
+            before, tokens = tokens, self.process.shown(x, belief.tokens, s)
+            sure = lambda belief=belief, tokens=tokens: belief.confidence_in(tokens)  # noqa: E731
+            yield Frame(i, s, tokens, sure, self.mask, None if before is None else tokens != before, x)
+
+
+def spread(grid: Tensor, batch: int) -> Tensor:
+    """A grid [N + 1], [N + 1, 1 or B] or [N + 1, 1 or B, L] as times of every text."""
+    return (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, batch, *grid.shape[2:])
 
 
 def denoise(
@@ -54,35 +147,6 @@ def denoise(
     guide: Guide | None = None,
     hold: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Frame]:
-    """Walk down `grid` ([N + 1], or [N + 1, B], or [N + 1, B, L] for times of each position) from noise at its first
-    entry, or from the clean state `begin` noised to that time. `guide` may move the state after every step; `hold` puts
-    back what is known of it, where a state can be known. A row whose times have reached their end stays there while
-    others go on. Vectors [B, L, D] and tokens [B, L] walk alike: what differs is the process's."""
-    batch, length = mask.shape
-    times = (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, batch, *grid.shape[2:])
-    fresh = process.fresh(noise, 0, length, dim)
-    x = process.prior(times[0], fresh) if begin is None else process.corrupt(begin, times[0], fresh)
-    x = x if hold is None else hold(x)
-    free = None if hold is None else hold(torch.full_like(x, FREE)) == FREE
-    previous: Tensor | None = None
-    last: tuple[Tensor, Tensor] | None = None
-    tokens: Tensor | None = None
-    for i, (t, s) in enumerate(pairwise(times)):
-
-        def believe(x: Tensor, t: Tensor, previous: Tensor | None = previous) -> Belief:
-            belief = ask(x, t, previous)
-            for transform in transforms:  # in the order given
-                belief = transform(belief, x, t)
-            return belief
-
-        belief = believe(x, t)
-        draw = lambda i=i: process.fresh(noise, i + 1, length, dim)  # noqa: E731
-        now = Moment(process, x, belief, t, s, draw, last, believe, free)
-        x = step(now)
-        if guide is not None and i + 2 < len(times):  # nobody sees the state behind the last belief
-            x = guide(now, x)
-        x = x if hold is None else hold(x)
-        previous, last = belief.clean, (belief.clean, t)
-        before, tokens = tokens, process.shown(x, belief.tokens, s)
-        sure = lambda belief=belief, tokens=tokens: belief.confidence_in(tokens)  # noqa: E731
-        yield Frame(i, s, tokens, sure, mask, None if before is None else tokens != before, x)
+    """Walk down `grid`. A row whose times have reached their end stays there while others go on."""
+    times = spread(grid, len(mask))
+    return Walk(ask, process, times, step, transforms, noise, mask, dim, begin, guide, hold).frames()

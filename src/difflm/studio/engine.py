@@ -258,7 +258,8 @@ class Engine:
         return rows.total() / places
 
     def _room(self, kind: tuple[Any, int]) -> int:
-        return tile_size(self.lm.model, kind[1], self.lm.device)
+        (*_, guided), width = kind
+        return tile_size(self.lm.model, width, self.lm.device, guided)
 
     def _make(self, jobs: Sequence[Job]) -> None:
         try:
