@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from difflm.pipeline import TextDiffusion
-from difflm.speed import median_seconds, rounded
+from difflm.speed.clock import median_seconds, rounded
 
 TEXTS = 8
 

@@ -58,7 +58,7 @@ def test_kept_keys_are_exact(block):
     noisy, t = torch.full_like(clean, WORDS), torch.ones(3)
     noisy[:, ::3] = clean[:, ::3]
     whole = made.denoiser(noisy, t, None, clean).logits
-    writing = Writing(made.denoiser)
+    writing = Writing(made.denoiser, steps=1)
     for start in range(0, 20, block):
         canvas = torch.cat([clean[:, :start], noisy[:, start:]], 1)
         times = (torch.arange(20) >= start).float().expand(3, -1)
@@ -79,7 +79,7 @@ def test_what_lies_beyond_the_window_is_neither_seen_nor_kept():
     far[:, 0] = 4 + (far[:, 0] - 3) % (WORDS - 4)
     # Two layers reach two windows back.
     assert torch.equal(made.denoiser(noisy, torch.ones(2), None, far).logits[:, 44:], whole[:, 44:])
-    writing = Writing(made.denoiser)
+    writing = Writing(made.denoiser, steps=1)
     for start in range(0, 60, 4):
         canvas = torch.cat([clean[:, :start], noisy[:, start:]], 1)
         times = (torch.arange(60) >= start).float().expand(2, -1)
@@ -93,7 +93,7 @@ def test_blocks_of_one_word_are_the_chain_rule():
     made, ids, lengths = model(1), texts(3, 9), torch.tensor([9, 4, 7])
     nats = made.nats(ids, lengths, Noise(0, torch.arange(3)), 1)
     canvas, mask = made.lengths.canvas(ids, lengths)
-    writing, total = Writing(made.denoiser), torch.zeros(3)
+    writing, total = Writing(made.denoiser, steps=1), torch.zeros(3)
     for place in range(canvas.shape[1]):
         hidden = torch.cat([canvas[:, :place], torch.full_like(canvas[:, place:], WORDS)], 1)
         times = (torch.arange(canvas.shape[1]) >= place).float().expand(3, -1)

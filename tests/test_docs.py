@@ -50,11 +50,13 @@ FILES = {
     "texts.csv": "id,said\n1,The Mill is a cheap pub near the river.\n",
     "labelled.jsonl": '{"text": "The Mill is a pub.", "sentences": "one"}\n' * 6
     + '{"text": "Cotto is cheap. It serves French food.", "sentences": "several"}\n' * 6,
+    "pairs.jsonl": '{"text": "The Mill is a pub.", "seed": 1}\n' * 12,
     "target_attribute.json": '["food", ":", "Japanese"]\n["area", ":", "riverside"]\n',
 }
 RUNS = {  # every run that a page asks something of, and what trained it
     "my-run": "own-text data=my.txt",
     "run": "own-text data=my.txt",
+    "my-few": "e2e-few init=my-run data=pairs.jsonl",
     "my-twin": "own-text-autoregressive data=my.txt",
     "runs/e2e": "e2e",
     "runs/diffusion-lm": "e2e-diffusion-lm",

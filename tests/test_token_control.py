@@ -16,13 +16,17 @@ from difflm.controls.guidance import Guidance, Knobs, Wish
 from difflm.controls.token_guidance import Tilted
 from difflm.errors import UsageError
 from difflm.guides import train_guide
+from difflm.lengths import Drawn
+from difflm.model import Sampling
 from difflm.noise import Noise
+from difflm.objectives import Objective
 from difflm.pipeline import TextDiffusion
 from difflm.processes import Absorbing
 from difflm.recipe import check
-from difflm.samplers import denoise
+from difflm.samplers import Steering, denoise
 from difflm.samplers.token_steps import MASK_STEPS
-from difflm.token_model import contrasted
+from difflm.timesteps import LowDiscrepancy
+from difflm.token_model import TokenDiffusion, contrasted
 
 DRAWS = 10_000
 DIAGONAL = torch.eye(3, dtype=torch.bool)
@@ -101,6 +105,20 @@ def test_contrast_of_exact_beliefs():
     assert torch.equal(contrasted(sure, sure, 2.0).logits, settled)
 
 
+@pytest.mark.parametrize("weight", [0.5, 2.0])
+def test_a_label_is_a_known_word(weight):
+    """The first word as the label of the second: p(x | c)^γ p(x)^(1 − γ) with γ = 1 + w, from exact parts."""
+    parts = (Objective({"elbo": 1.0}), LowDiscrepancy(), Drawn(2), Sampling(contrast=weight))
+    model = TokenDiffusion(ExactTokens(Absorbing(3)), *parts)
+    known = torch.tensor([[0, -1], [1, -1], [2, -1]])
+    ask = model.asked(torch.ones(3, 2, dtype=torch.bool), model.sampling, Steering(known=known))
+    x = torch.where(known >= 0, known, 3)
+    found = ask(x, torch.full((3,), 0.5).double(), None).logits[:, 1].softmax(-1)
+    conditional, alone = JOINT / JOINT.sum(1, keepdim=True), JOINT.sum(0)
+    want = conditional ** (1 + weight) * alone**-weight
+    assert torch.allclose(found, want / want.sum(1, keepdim=True), atol=1e-9)
+
+
 # -- a trained model ------------------------------------------------------------------------------------------------
 
 
@@ -160,3 +178,19 @@ def test_contrast_is_for_masks_and_counts_its_calls(masked, tmp_path):
     ):
         with pytest.raises(UsageError, match="behind masks"):
             other.generate(contrast=1.0)
+
+
+@pytest.mark.slow
+def test_a_learned_label_counts_more_under_a_contrast(tmp_path):
+    """Seven of ten warm texts are of tea, three of ten cold ones: the label, hidden as often as any word, is learned by
+    masked diffusion itself, and a contrast w draws in the shares 0.7^(1 + w) to 0.3^(1 + w)."""
+    texts = [f"{label} I drink {drink}" for label, teas in (("warm", 7), ("cold", 3)) for drink in drinks(teas)]
+    (tmp_path / "grammar.txt").write_text("".join(f"{text}\n" for text in texts * 20))
+    lm = TextDiffusion.from_pretrained(tiny_run(tmp_path, "mdlm", steps=300, batch_size=32))
+    for weight, share in ((0.0, 0.7), (2.0, 0.343 / 0.37)):
+        made = lm.infill("warm ___:3", n=200, contrast=weight, steps=8)
+        assert sum("tea" in text.tokens for text in made) / 200 == pytest.approx(share, abs=0.13)
+
+
+def drinks(teas: int) -> list[str]:
+    return ["tea"] * teas + ["juice"] * (10 - teas)

@@ -12,6 +12,7 @@ from token_oracles import CELLS, MUTUAL, ExactTokens, chained, continuous, expec
 from torch.nn import functional as F
 
 from difflm.belief import Belief
+from difflm.methods import METHODS
 from difflm.processes import Absorbing, Hybrid, Informed, Keep, Matrix, Power, Quarter, Spindle, Straight, Uniform
 from difflm.processes.matrix import balanced, company, gaussian_rate, nearest_rate
 from difflm.processes.tokens import draw
@@ -74,6 +75,9 @@ def test_one_step_of_uniform_and_absorbing_noise():
     half = Uniform(4, type("Half", (Keep,), {"alpha": lambda self, t: torch.full_like(t, 0.5)})())
     spread = half.spread(half.mix(torch.ones(1).double()), torch.tensor([0.1, 0.5, 0.3, 0.1]).double().view(1, 1, 4))
     assert spread.flatten().tolist() == pytest.approx([0.175, 0.375, 0.275, 0.175])
+    quarters = Absorbing(4, type("Quarters", (Keep,), {"alpha": lambda self, t: 0.75 ** (4 * t)})())
+    kept = quarters.kept(torch.zeros(4, 1, dtype=torch.long), torch.tensor([0.25, 0.5, 0.75, 1.0]).double())
+    assert kept.flatten().tolist() == pytest.approx([0.75, 0.5625, 0.421875, 0.31640625])
 
 
 @pytest.mark.parametrize("kind", ["masks", "uniform"])
@@ -135,7 +139,11 @@ def test_the_exact_denoiser_attains_every_likelihood(kind):
 
 
 @pytest.mark.parametrize(
-    ("levels", "golden"), [(1, 1.925728), (2, 1.796295), (4, 1.731579), (16, 1.683042), (64, 1.670907)]
+    ("levels", "golden"),
+    [
+        *((1, 1.925728), (2, 1.796295), (4, 1.731579), (16, 1.683042), (64, 1.670907)),
+        pytest.param(1024, 1.667115, marks=pytest.mark.slow),
+    ],
 )
 def test_a_chain_of_masks_costs_the_mutual_information_a_step(levels, golden):
     exact = ExactTokens(Absorbing(3))
@@ -175,6 +183,19 @@ def test_three_papers_have_one_integrand():
     inner = (bar / here * (here_model * bar / (bar_model * here)).log()).sum(-1, keepdim=True)
     udlm = -1 / (k * alpha) * (k / here - k / here_model - inner)
     assert torch.allclose(udlm.squeeze(-1), ours, atol=1e-9)
+
+
+def test_score_entropy_trains_on_uniform_noise_as_the_bound_does():
+    """SEDD on uniform noise and UDLM, the same weights and the same random numbers: one loss, one gradient."""
+    found = []
+    for method, choices in (("sedd", {"noise": "uniform"}), ("udlm", {})):
+        torch.manual_seed(0)
+        model = METHODS[method](hidden=16, layers=1, heads=2, dropout=0.0, **choices).build(30, 12)
+        ids = torch.randint(4, 30, (32, 12), generator=torch.Generator().manual_seed(1))
+        loss = model.loss(ids, torch.full((32,), 12))["loss"]
+        loss.backward()
+        found.append((float(loss.detach()), float(model.denoiser.network.head.weight.grad.norm())))
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
 def test_hybrid_noise_without_random_words_is_masking():

@@ -3,12 +3,16 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from tiny import tiny_run
 
 from difflm.data.batches import Batch
+from difflm.networks.bert import PostNormBlock
+from difflm.recipe import check
 from difflm.run import read_config
+from difflm.speed.training import SMALL
 from difflm.training.checkpoints import load_tensors, narrowed, save_tensors, widened
 from difflm.training.loop import Budget, Trainer, Validation, forget_after
 
@@ -105,3 +109,60 @@ def test_eight_bits_a_weight_are_read_as_numbers(tmp_path):
     step = weights["a.weight"].abs().amax(1, keepdim=True) / 127
     assert ((found["a.weight"] - weights["a.weight"]).abs() <= 0.501 * step).all() and not found["zero"].any()
     assert widened({"norm.scale": torch.ones(3, 3)}).keys() == {"norm.scale"}
+
+
+def moved(tmp_path, batches, **budget):
+    """Weights after two steps of a small model with dropout."""
+    recipe = check({**SMALL, "model": {**SMALL["model"], "hidden": 32, "layers": 2, "heads": 2, "dropout": 0.2}})
+    torch.manual_seed(0)
+    model = recipe.build_method().build(50, 16)
+    trainer = Trainer(model, Budget(10, 8, warmup=0, **budget), tmp_path, torch.device("cpu"))
+    for _ in range(2):
+        losses = trainer.train_step(batches)
+    return losses, {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def made_up(seed, texts=8):
+    draw = np.random.default_rng(seed)
+    return Batch(draw.integers(4, 50, (texts, 12)), draw.integers(3, 13, texts))
+
+
+def test_computing_again_moves_weights_alike(tmp_path):
+    """Dropout too: the second time draws what the first did."""
+    kept, again = (moved(tmp_path, [made_up(0)], recompute=recompute) for recompute in (False, True))
+    assert all(torch.equal(kept[1][name], again[1][name]) for name in kept[1])
+
+
+def test_losses_of_several_batches_are_their_mean(tmp_path):
+    losses, _ = moved(tmp_path, [made_up(0), made_up(1)], accumulate=2, lr=1e-12)
+    each = [moved(tmp_path, [made_up(seed)], lr=1e-12)[0]["loss"] for seed in (0, 1)]
+    assert losses["loss"] == pytest.approx(float(sum(each)) / 2, rel=0.2)  # the second has other noise
+
+
+def test_a_bert_of_narrow_arithmetic_keeps_it_between_layers():
+    block = PostNormBlock(16, 2, 0.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert block(torch.randn(2, 3, 16), None).dtype is torch.bfloat16
+    assert block(torch.randn(2, 3, 16), None).dtype is torch.float32
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_recorded_steps_move_weights_as_unrecorded_ones(tmp_path, accumulate):
+    """Two widths, five steps, so that every recording is replayed; without dropout, in float32."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    device, found = torch.device("cuda"), []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        model = check(
+            {**SMALL, "method": "autoregressive", "model": {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0}}
+        )
+        model = model.build_method().build(50, 16)
+        trainer = Trainer(model, Budget(20, 8, accumulate=accumulate, compile=recorded, warmup=0), tmp_path, device)
+        for step in range(10):
+            batches = [made_up(step + 100 * micro) for micro in range(accumulate)]
+            if step % 2:
+                batches = [Batch(b.ids[:, :8], b.lengths.clip(max=8)) for b in batches]
+            trainer.train_step(batches)
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.allclose(*found, atol=1e-4)

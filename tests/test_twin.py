@@ -1,5 +1,6 @@
 """The autoregressive twin, checked by enumeration of all short texts of a tiny vocabulary."""
 
+import copy
 import itertools
 import math
 
@@ -270,3 +271,60 @@ def test_a_wide_beam_finds_the_likeliest_end_of_a_text(seed):
             scores.append(total)
         best.append([*begin, *ends[scores.index(max(scores))]])
     assert begun(twin, begins, Sampling(beams=81)) == best
+
+
+def grown(twin: Autoregressive, sampling: Sampling, noise: Noise, width: int, known: Tensor | None = None) -> Tensor:
+    """The texts of a batch by a cache that grows, a word at a time: what a writer must write."""
+    batch = len(noise.samples)
+    tokens, done = torch.full((batch, width), PAD), torch.zeros(batch, dtype=torch.bool)
+    last, caches = torch.full((batch, 1), START), [None] * len(twin.network.blocks)
+    for i in range(min(width, twin.longest)):
+        with torch.no_grad():
+            logits, caches = twin.next_logits(last, caches, i)
+        if known is not None and i:
+            logits[:, END] = logits[:, END].masked_fill(known[:, i - 1] >= 0, float("-inf"))
+        p = truncated(logits, sampling).softmax(-1)
+        drawn = p.argmax(-1) if sampling.temperature == 0 else inverse_distribution(p, noise.uniform(i, stream=3))
+        if known is not None:
+            drawn = torch.where(known[:, i] >= 0, known[:, i], drawn)
+        tokens[:, i] = torch.where(done, PAD, drawn)
+        done |= drawn == END
+        last = drawn.unsqueeze(1)
+    return tokens
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_k=2, top_p=0.8)])
+def test_slots_that_stay_write_what_a_growing_cache_writes(sampling):
+    """Twice with one writer, so that nothing is left of the texts before; 300 texts of up to twelve words."""
+    model = Autoregressive(40, 12, 32, 2, 4, 0.0, sampling)
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model.eval()
+    known = torch.full((300, 16), FREE)
+    known[:100, :3] = torch.randint(4, 40, (100, 3))
+    for seed, steering in ((0, Steering()), (1, Steering(known=known)), (0, None)):
+        noise = Noise(seed, torch.arange(300))
+        *_, last = model.stream(noise, torch.full((300,), 12), 16, sampling, steering)
+        expected = grown(model, sampling, noise, 16, steering.known if steering else None)
+        assert torch.equal(last.tokens, expected)
+    assert len(model.writers.kept) == 1
+
+
+def test_a_writer_of_narrow_weights_follows_the_model(twin):
+    """What a model learns between two calls is in the second, and its copies record for themselves."""
+    model = copy.deepcopy(twin)
+    model.compute_in(torch.bfloat16)
+    before = run(model, Sampling(), 40)
+    with torch.no_grad():
+        model.network.head.bias[WORDS[0]] += 100
+    after = run(model, Sampling(), 40)
+    assert before != after and {word for text in after for word in text} == {WORDS[0]}
+    assert len(model.writers.kept) == 1 and not copy.deepcopy(model).writers.kept
+
+
+def test_few_writers_are_kept(twin):
+    model = copy.deepcopy(twin)
+    for count in range(1, 8):
+        run(model, Sampling(), count)
+    assert len(model.writers.kept) == model.writers.most

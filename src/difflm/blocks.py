@@ -22,6 +22,7 @@ from difflm.networks.transformer import Cache, rotary
 from difflm.noise import Noise
 from difflm.objectives import Corrupted, cross_entropy
 from difflm.processes import Absorbing
+from difflm.replay import News
 from difflm.samplers import Ask, Frame, Steering, Way
 from difflm.token_bounds import token_bound
 from difflm.token_denoiser import TokenDenoiser
@@ -128,7 +129,7 @@ class BlockDiffusion(TokenDiffusion):
     steps_mix = False
     hides = False  # what is kept of known words was kept with them
 
-    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
+    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor, *pairs: Tensor) -> Corrupted:
         """Every block at a time of its own."""
         size = self.denoiser.size
         fine, _ = self.times.sample(ids.numel() // size, ids.device)
@@ -161,7 +162,7 @@ class BlockDiffusion(TokenDiffusion):
         return (1 + place - moment).clamp(0, 1).unsqueeze(1)
 
     def asked(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Ask:
-        return Writing(self.denoiser)
+        return Writing(self.denoiser, steering.ways[0].steps if steering.ways else sampling.steps)
 
     def frames(self, sampling: Sampling, words: int) -> int:
         return self.lengths.positions(words) // self.denoiser.size * sampling.steps
@@ -176,6 +177,7 @@ class BlockDiffusion(TokenDiffusion):
         size, steps = self.denoiser.size, sampling.steps
         ended, calls = torch.zeros_like(lengths, dtype=torch.bool), torch.zeros_like(lengths)
         waiting = ~ended  # a text without masks is written, whatever its neighbours wait for
+        all_ended = News()
         for frame in super().stream(noise, lengths, width, sampling, steering):
             assert frame.state is not None
             calls = calls + (waiting & ~ended)
@@ -185,7 +187,7 @@ class BlockDiffusion(TokenDiffusion):
                 ended = ended | (frame.state[:, :reached] == END).any(-1) | (lengths <= reached)
                 calls = calls + ~ended
             yield replace(frame, tokens=up_to_end(frame.tokens, reached), calls=calls)
-            if (frame.step + 1) % steps == 0 and bool(ended.all()):  # the one look at the device, once a block
+            if all_ended(ended.all()):
                 return
 
 
@@ -197,16 +199,18 @@ def up_to_end(tokens: Tensor, reached: int) -> Tensor:
 
 
 class Writing:
-    """The denoiser of one tile while its blocks are written: it keeps what finished blocks left."""
+    """The denoiser of one tile while its blocks are written, `steps` calls each: it keeps what finished blocks left."""
 
-    def __init__(self, denoiser: BlockDenoiser) -> None:
-        self.denoiser, self.done = denoiser, 0
+    def __init__(self, denoiser: BlockDenoiser, steps: int) -> None:
+        self.denoiser, self.steps = denoiser, steps
+        self.calls = self.done = 0
         self.caches: list[Cache | None] = [None] * len(denoiser.network.blocks)
 
     def __call__(self, x: Tensor, t: Tensor, previous: Tensor | None) -> Belief:
         """A belief about the whole canvas, on which rules may act; of blocks to come it knows how often words occur."""
         size = self.denoiser.size
-        now = min(int((t[0] <= 0).sum()), x.shape[1] - size) // size
+        now = min(self.calls // self.steps, x.shape[1] // size - 1)  # the staircase of times says so too, on the device
+        self.calls += 1
         while self.done < now:
             block = x[:, self.done * size : (self.done + 1) * size]
             _, self.caches = self.denoiser.block_logits(block, self.done * size, self.caches)

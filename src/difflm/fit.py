@@ -12,11 +12,13 @@ import torch
 
 from difflm.data.batches import AllBut, Batch, Batches, LabelBatch, Permutation, Subset, split
 from difflm.data.corpora import NAMES, corpus, corpus_path, counted_texts, located
+from difflm.data.pairs import read_pairs
 from difflm.data.tokenfile import TokenFile, source_fingerprint
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.errors import DifflmError, UsageError
 from difflm.files import explain, read_json, write_atomic
 from difflm.model import DiffusionModel, LanguageModel
+from difflm.noise import Noise
 from difflm.recipe import Recipe, check, check_init
 from difflm.run import bundled_runs, find_run, load_run, write_config
 from difflm.token_model import TokenDiffusion
@@ -59,15 +61,22 @@ def train_run(
                 recipe.build_method().start(model, tokenizer)
         if begin and not resume:
             tell_unknown(counts[1], recipe, note)
+        pairs: list[LabelBatch] = []
+        if isinstance(model, DiffusionModel) and model.coupled:
+            if not begin:
+                raise UsageError("a coupled model begins with its teacher: give init=MODEL, which wrote the texts.")
+            pairs = pairs_of(recipe, tokens, root)
+            if not resume:
+                tell_odd_pairs(pairs, tokens, begin[0], recipe, note)
         widths = recipe.widths or default_widths(recipe.longest, device)
-        batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset)
+        batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset, pairs)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
         write_config(out, recipe, tokenizer, model, about)
-    figure: Figure = "nats_per_token" if model.likelihood else "masked_nats"
+    figure: Figure = "nats_per_token" if model.likelihood else "pair_nats" if pairs else "masked_nats"
     trainer = Trainer(model, budget_of(recipe, device), out, device, figure)
     if resume and not trainer.resume():
         note("no checkpoint yet, starting anew", 0)
-    outcome = trainer.fit(batches, validation_batches(*held_out, recipe, widths), watcher)
+    outcome = trainer.fit(batches, validation_batches(*held_out, recipe, widths, pairs), watcher)
     write_config(out, recipe, tokenizer, model, {**about, **trained(outcome)})
     return outcome
 
@@ -75,6 +84,24 @@ def train_run(
 def placed(init: str | None) -> str | None:
     """A name for the same run from any folder."""
     return init if init is None or init in bundled_runs() else str(find_run(init).resolve())
+
+
+def pairs_of(recipe: Recipe, tokens: TokenFile, root: Path | None) -> list[LabelBatch]:
+    """Seed and sample number of the noise that each text was made of."""
+    numbers = tokens.numbers()
+    found = read_pairs(corpus_path(recipe.data, root), recipe.column or "text")
+    return [lambda chosen, width, column=column[numbers]: column[chosen] for column in found]  # type: ignore[misc]
+
+
+def tell_odd_pairs(
+    pairs: Sequence[LabelBatch], tokens: TokenFile, teacher: LanguageModel, recipe: Recipe, note: Note
+) -> None:
+    """The noise of a text also says how long it is: others are of another model, or are not read as they were made."""
+    seeds, samples = (torch.from_numpy(column(np.arange(len(tokens)), 0)) for column in pairs)
+    lengths = torch.from_numpy(tokens.lengths.astype(np.int64))
+    if odd := int((teacher.lengths_for(Noise(seeds, samples)) != lengths).sum()):
+        name = Path(str(recipe.init)).name
+        note(f"{odd:,} of {len(tokens):,} texts are not as long as {name} makes them of their noise", 0)
 
 
 Begin = tuple[LanguageModel, Tokenizer]
@@ -93,9 +120,11 @@ def take_over(model: LanguageModel, begin: LanguageModel, lengths: torch.Tensor)
     """Weights and settings of another model. Of what `observe` would learn only the lengths: the heads know their words
     already."""
     model.load_state_dict(begin.state_dict())
-    model.sampling = begin.sampling
     if isinstance(model, DiffusionModel):
         model.lengths.observe(lengths)
+        if model.coupled:  # it writes in its own way
+            return
+    model.sampling = begin.sampling
 
 
 def tell_unknown(tokens: torch.Tensor, recipe: Recipe, note: Note) -> None:
@@ -174,7 +203,8 @@ def same_recipe(recipe: Recipe, out: Path) -> None:
 def budget_of(recipe: Recipe, device: torch.device) -> Budget:
     precision = recipe.precision if recipe.precision != "auto" else ("bf16" if device.type == "cuda" else "fp32")
     shared = {k: v for k, v in recipe.model_dump().items() if k in Budget.__dataclass_fields__}
-    return Budget(**{**shared, "precision": precision, "compile": device.type == "cuda"})
+    on_gpu = device.type == "cuda"
+    return Budget(**{**shared, "precision": precision, "graphs": on_gpu, "compile": on_gpu and recipe.compile})
 
 
 def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:

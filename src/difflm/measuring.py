@@ -13,6 +13,7 @@ from difflm.data.corpora import NAMES, corpus, located
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
 from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
 from difflm.errors import UsageError
+from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.control import Protocol, evaluate_control
 from difflm.evaluation.control_records import ControlReport
 from difflm.evaluation.infill import Asked, Lengths, Set, evaluate_infill
@@ -144,13 +145,14 @@ def measure_infill(run: str, asked: "Measuring", infill: "Infilling") -> tuple[I
         raise UsageError(f"the number of samples, which are gaps here, must be at least 2, not {count}.")
     if unknown := set(names) - {"anlg", "roc"}:
         raise UsageError(f"no gaps {min(unknown)!r}. Known: anlg, roc.")
+    similarity = BertScore(infill.encoder, check_device(asked.device)) if infill.encoder else None
     stories = list(whole(corpus("roc", asked.data, "train")))
     sets = [gaps_of(name, stories, count, asked) for name in names]
     runs = [run, *(infill.rival or ())]
     models = dict(zip(run_names(runs), (load(one, asked.device) for one in runs), strict=True))
     training = [sentence for story in stories for sentence in story]
     with Bar("measuring") as bar:
-        return evaluate_infill(models, sets, how, training, on_progress=bar.update)
+        return evaluate_infill(models, sets, how, training, similarity, on_progress=bar.update)
 
 
 def gaps_of(name: str, stories: Sequence[Sequence[str]], count: int, asked: "Measuring") -> Set:

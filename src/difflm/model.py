@@ -142,9 +142,14 @@ class DiffusionModel(LanguageModel):
         lengths: LengthPolicy,
         sampling: Sampling,
         context: float = 0.0,  # share of training texts of which all but a stretch is clean
+        coupled: bool = False,  # whether it learns each text from the noise that a teacher made it of
+        behind: float = 0.0,  # by how much of u, at most, the last estimate lags behind the state
     ) -> None:
         super().__init__()
-        self.context = context
+        self.context, self.coupled, self.behind = context, coupled, behind
+        if coupled:
+            self.likelihood = None  # a bound wants noise that is independent of the text
+            denoiser.codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
         self.denoiser, self.objective, self.times, self.lengths = denoiser, objective, times, lengths
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, denoiser.codec.vocabulary
         self.predicts_words = denoiser.predicts == "logits"
@@ -174,7 +179,7 @@ class DiffusionModel(LanguageModel):
     def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
         ids, mask = self.lengths.canvas(ids, lengths)
         t, weight = self.times.sample(ids.shape[0], ids.device)
-        batch = self.corrupted(ids, mask, t)
+        batch = self.corrupted(ids, mask, t, *labels)
         counted = batch.mask
         with torch.autocast(ids.device.type, enabled=False):
             terms = self.objective(batch)
@@ -189,16 +194,20 @@ class DiffusionModel(LanguageModel):
                 losses["loss"] = losses["loss"] + fit
         return losses
 
-    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
-        """The batch at times t, and what is believed about it."""
+    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor, *pairs: Tensor) -> Corrupted:
+        """The batch at times t, and what is believed about it. `pairs`, a seed and a sample number of each text, name
+        the noise that a teacher began it with: between the two ends of its path, paths hardly cross, and few steps
+        follow them (Liu et al., 2023)."""
         codec = self.denoiser.codec
         at, counted = (t, mask) if not self.context else self.in_context(t, mask)
         with torch.autocast(ids.device.type, enabled=False):
             vectors = codec.encode(ids)
             x0 = vectors + codec.x0_std * torch.randn_like(vectors) if codec.x0_std else vectors
-            noise = torch.randn_like(vectors)
+            noise = self.own_noise(vectors, *pairs) if pairs else torch.randn_like(vectors)
             x_t = self.process.corrupt(x0, at, noise)
-        belief = self.denoiser(x_t, at, mask, self.previous(x_t, at, mask))
+            before = self.before(at) if self.behind else at
+            x_before = self.process.corrupt(x0, before, noise) if self.behind else x_t
+        belief = self.denoiser(x_t, at, mask, self.previous(x_before, before, mask))
         return Corrupted(ids, counted, vectors, x0, x_t, noise, at, belief, self.denoiser)
 
     def in_context(self, t: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,6 +221,16 @@ class DiffusionModel(LanguageModel):
         place = torch.arange(width, device=t.device)
         free = (place >= first) & (place <= last) | (ends[2] >= self.context)
         return torch.where(free, t.unsqueeze(1), 0.0), mask & free
+
+    def own_noise(self, vectors: Tensor, seeds: Tensor, samples: Tensor) -> Tensor:
+        """What sampling begins with at these seeds and sample numbers, [B, L, D]."""
+        return self.process.fresh(Noise(seeds, samples), 0, *vectors.shape[1:])
+
+    def before(self, t: Tensor) -> Tensor:
+        """Where the path was a step ago. In few steps the last estimate comes from a far noisier state; a network that
+        learned from estimates of its own moment trusts it too much. What is clean (t = 0) was so."""
+        step = self.behind * torch.rand(t.shape[0], *(1,) * (t.dim() - 1), device=t.device)
+        return torch.where(t > 0, self.times.time_of((self.times.share_of(t) + step).clamp(max=1)), t)
 
     def previous(self, x_t: Tensor, t: Tensor, mask: Tensor) -> Tensor | None:
         """A first answer for every second text, zeros for the rest (Chen et al., 2023). Which ones is fixed, since the
@@ -234,7 +253,14 @@ class DiffusionModel(LanguageModel):
     @torch.no_grad()
     def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
         canvas, mask = self.lengths.canvas(ids, lengths)
+        if self.coupled:
+            return self.pair_nats(canvas, mask, noise, *labels)
         return self.bound(canvas, mask, noise, draws) + self.lengths.nats(lengths)
+
+    def pair_nats(self, canvas: Tensor, mask: Tensor, noise: Noise, *pairs: Tensor) -> Tensor:
+        """Cross-entropy of each canvas at one time of its path, [B]: a figure to watch, no likelihood."""
+        batch = self.corrupted(canvas, mask, self.times.time_of(noise.uniform(0)), *pairs)
+        return (self.objective(batch)["ce"] * batch.mask).sum(-1)
 
     def bound(self, canvas: Tensor, mask: Tensor, noise: Noise, draws: int) -> Tensor:
         """Nats of each canvas, [B]."""

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from difflm.errors import UsageError
 from difflm.methods import METHODS, Method
 
+UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # ways to learn, which no weight depends on
+
 
 class Recipe(BaseModel):
     """Everything that decides a training run. Sizes of the model stand under `model`."""
@@ -49,9 +51,13 @@ class Recipe(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     clip: float = Field(default=1.0, ge=0)
     accumulate: PositiveInt = 1
+    recompute: bool = False
+    "Keep no activations inside blocks: far less memory for a third more work."
     ema: float = Field(default=0.999, ge=0, lt=1)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     "`auto`: bf16 on a GPU, fp32 elsewhere."
+    compile: bool = True
+    "On a GPU, compile the network: faster steps for a minute at the start."
     widths: tuple[PositiveInt, ...] = ()
     "Canvas widths of batches of like length; empty: multiples of 8 on a CPU, the longest alone on a GPU."
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -75,11 +81,13 @@ def load_recipe(name_or_path: str, changes: Sequence[str] = ()) -> Recipe:
     """A bundled recipe or a file, with `key=value` changes; all faults are told at once."""
     values = _read(name_or_path)
     given = dict(_parted(change) for change in changes)
+    sizes = values.get("model") or {}
     if given.get("init"):  # the recipe's own sizes were for another start; those among the changes somebody asked for
-        values = {**values, **_sizes_of(given["init"], given.get("method", values.get("method")))}
+        theirs = _sizes_of(given["init"], given.get("method", values.get("method")))
+        kept = {key: sizes[key] for key in UNWEIGHTED if isinstance(sizes, dict) and key in sizes}
+        values = {**values, **theirs, "model": {**theirs["model"], **kept}}
     elif values.get("init"):
         theirs = _sizes_of(values["init"], values.get("method"))
-        sizes = values.get("model") or {}
         values = {**theirs, **values, "model": {**theirs["model"], **sizes} if isinstance(sizes, dict) else sizes}
     for key, value in given.items():
         _set(values, key, value)
@@ -116,7 +124,7 @@ def check_init(recipe: Recipe) -> None:
         if key != "model" and ours[key] != theirs[key]:
             raise UsageError(f"init={recipe.init} has {key}={theirs[key]}, not {ours[key]}: leave {key} out.")
     for key, value in theirs["model"].items():
-        if key not in ("dropout", "context") and ours["model"][key] != value:  # which have no weights
+        if key not in UNWEIGHTED and ours["model"][key] != value:
             given = ours["model"][key]
             raise UsageError(f"init={recipe.init} has model.{key}={value}, not {given}: leave model.{key} out.")
 

@@ -1,9 +1,13 @@
-"""Small steps that repeat, recorded once: on a GPU a thousand launches become one."""
+"""Small steps that repeat, recorded once: on a GPU a thousand launches become one. And news of them that nobody waits
+for."""
 
+from collections import deque
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
+LATE = 4  # steps after which news of a GPU is read: it has arrived by then, and steps enough are under way
 WARM = 2  # calls before recording: libraries are set up and memory is found while nothing is being recorded
 
 
@@ -41,3 +45,23 @@ class Recorded:
         with torch.cuda.stream(side):
             self.work()
         torch.cuda.current_stream().wait_stream(side)
+
+
+class News:
+    """Whether a flag of the device was set, as it was LATE calls ago: who asks for the newest answer waits for all that
+    is under way, and the device then waits for work. A CPU has no delay."""
+
+    def __init__(self) -> None:
+        self.sent: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+
+    def __call__(self, flag: Tensor) -> bool:
+        if flag.device.type != "cuda":
+            return bool(flag)
+        arrived = torch.cuda.Event()
+        self.sent.append((flag.to("cpu", non_blocking=True), arrived))
+        arrived.record()
+        if len(self.sent) <= LATE:
+            return False
+        value, arrived = self.sent.popleft()
+        arrived.synchronize()
+        return bool(value)

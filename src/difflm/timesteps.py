@@ -32,6 +32,10 @@ class TimeSampler(nn.Module):
         """Where an evenly spaced u ∈ [0, 1] lies in time: sampling grids use the same map as training."""
         return u
 
+    def share_of(self, t: Tensor) -> Tensor:
+        """The inverse of `time_of`."""
+        return t
+
     def fit_loss(self, t: Tensor, losses: Tensor) -> Tensor | None:
         """A loss for the sampler's own parameters, given each text's time and loss."""
         return None
@@ -141,6 +145,11 @@ class LearnedWarp(LowDiscrepancy):
     def time_of(self, u: Tensor) -> Tensor:
         times, losses = self.edges()
         return interpolate(u, losses / losses[-1], times / times[-1])
+
+    @torch.no_grad()
+    def share_of(self, t: Tensor) -> Tensor:
+        times, losses = self.edges()
+        return interpolate(t, times / times[-1], losses / losses[-1])
 
     @torch.no_grad()
     def density(self, t: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from difflm.model import DiffusionModel, Likelihood, Sampling
 from difflm.noise import Noise, Torch
 from difflm.objectives import Corrupted, Objective, cross_entropy
 from difflm.processes import Absorbing, Spindle, TokenProcess
+from difflm.replay import News
 from difflm.samplers import Ask, Frame, Steering
 from difflm.samplers.token_steps import MASK_STEPS, TOKEN_STEPS
 from difflm.timesteps import TimeSampler
@@ -55,7 +56,7 @@ class TokenDiffusion(DiffusionModel):
 
     # -- training -----------------------------------------------------------------------------------------------
 
-    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor) -> Corrupted:
+    def corrupted(self, ids: Tensor, mask: Tensor, t: Tensor, *pairs: Tensor) -> Corrupted:
         """The clean state is the ids themselves."""
         t = t if self.times.steps else t.clamp(EARLIEST, LATEST)
         return self.corrupted_at(ids, mask, t)
@@ -118,14 +119,14 @@ class TokenDiffusion(DiffusionModel):
         ordered = sampling.sampler in ("first-hitting", "confidence", "threshold")
         calls = torch.zeros_like(lengths)
         cost = 2 if sampling.contrast and steering and steering.known is not None else 1
-        waiting = torch.ones_like(lengths, dtype=torch.bool)
+        waiting, all_written = torch.ones_like(lengths, dtype=torch.bool), News()
         for frame in super().stream(noise, lengths, width, sampling, steering):
             calls = calls + cost * waiting
             assert frame.state is not None
             if ordered:  # a text without masks is done
                 waiting = (frame.state == self.process.mask_id).any(-1)
             yield replace(frame, calls=calls)
-            if ordered and not bool(waiting.any()):
+            if ordered and all_written(~waiting.any()):
                 return
 
 

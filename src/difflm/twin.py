@@ -1,6 +1,9 @@
 """The autoregressive Transformer of the same size, tokens and data: rival, judge, and likelihood yardstick."""
 
+import copy
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +12,10 @@ from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.denoiser import at_precision
 from difflm.model import LanguageModel, Sampling, start_from_frequencies
 from difflm.networks import Transformer
-from difflm.networks.transformer import Cache
+from difflm.networks.transformer import Cache, Slots, rotary
 from difflm.noise import Noise
 from difflm.objectives import cross_entropy, masked_mean
+from difflm.replay import Recorded
 from difflm.samplers import FREE, Frame, Steering
 
 NEVER = (START, UNK, PAD)  # tokens that no text contains
@@ -34,12 +38,18 @@ class Autoregressive(LanguageModel):
         self.network = Transformer(hidden, vocabulary, hidden, layers, heads, dropout, time="none", causal=True)
         self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
         self.precision: torch.dtype | None = None
+        self.written_in: torch.dtype | None = None  # where that differs
+        self.compiled = False  # whether drawing compiles its blocks: some seconds once, for many texts
+        self.writers = Writers()
         # A buffer, so that no step copies ids to the device; known anyway, so that no file holds it.
         self.register_buffer("never", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
         self.never[list(NEVER)] = True
 
     def compute_in(self, dtype: torch.dtype | None) -> None:
         self.precision = dtype
+
+    def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
+        self.written_in, self.compiled = dtype, compiled
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         tokens = tokens.clone()
@@ -80,31 +90,14 @@ class Autoregressive(LanguageModel):
         if sampling.beams:
             yield self.beam_search(noise, width, sampling.beams, known)
             return
-        batch = lengths.shape[0]
-        tokens = torch.full((batch, width), PAD, device=lengths.device)
-        confidence = torch.ones(batch, width, device=lengths.device)
-        mask = torch.ones_like(tokens, dtype=torch.bool)
-        done = torch.zeros(batch, dtype=torch.bool, device=lengths.device)
-        caches: list[Cache | None] = [None] * len(self.network.blocks)
-        last = torch.full((batch, 1), START, device=lengths.device)
         places = min(width, self.longest)
+        writer = self.writers.of(self, len(lengths), width, sampling)
+        writer.begin(noise, known)
         for i in range(places):
-            logits, caches = self.next_logits(last, caches, i)
-            if known is not None and i:  # nor does a text end where its beginning was given
-                logits[:, END] = logits[:, END].masked_fill(known[:, i - 1] >= 0, float("-inf"))
-            p = truncated(logits, sampling).softmax(-1)
-            drawn = p.argmax(-1) if sampling.temperature == 0 else inverse_distribution(p, noise.uniform(i, stream=3))
-            if known is not None:
-                drawn = torch.where(known[:, i] >= 0, known[:, i], drawn)
-            tokens[:, i] = torch.where(done, PAD, drawn)
-            changed = torch.zeros_like(mask)
-            changed[:, i] = ~done
-            confidence[:, i] = p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
-            done = done | (drawn == END)
-            last = drawn.unsqueeze(1)
-            t = torch.full((batch,), 1 - (i + 1) / places)
-            yield Frame(i, t, tokens.clone(), confidence.clone(), mask, changed)
-            if i % 8 == 7 and bool(done.all()):  # the one look at the device, every eighth word
+            writer.step()
+            t = torch.full((len(lengths),), 1 - (i + 1) / places)
+            yield Frame(i, t, writer.tokens.clone(), writer.confidence.clone(), writer.mask, writer.changed.clone())
+            if i % 8 == 7 and bool(writer.done.all()):  # the one look at the device, every eighth word
                 return
 
     def next_logits(self, last: Tensor, caches: list[Cache | None], start: int) -> tuple[Tensor, list[Cache | None]]:
@@ -159,6 +152,107 @@ class Autoregressive(LanguageModel):
     def words(self, row: list[int]) -> list[int]:
         row = row[: row.index(END)] if END in row else row
         return [i for i in row if i != PAD]
+
+
+class Writer:
+    """Draws a batch word by word in memory that stays where it is: on a GPU one word is one recorded piece of work.
+
+    Attention has a slot for every place of the canvas, and those that are still to come are masked. A narrower
+    arithmetic has weights of its own, so that no word waits while they are rounded.
+    """
+
+    def __init__(self, twin: "Autoregressive", batch: int, width: int, sampling: Sampling) -> None:
+        device, dtype = twin.never.device, twin.precision or twin.written_in
+        self.sampling, self.never = sampling, twin.never
+        self.theirs = nn.ModuleList([twin.embedding, twin.network])
+        self.own = self.theirs if dtype is None else copy.deepcopy(self.theirs).to(dtype)
+        self.own.eval()
+        self.embedding, self.network = cast(nn.Embedding, self.own[0]), cast(Transformer, self.own[1])
+        if twin.compiled:
+            for block in self.network.blocks:
+                block.compile(dynamic=False)
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next word
+        self.slots = torch.arange(width, device=device)
+        self.turns = rotary(width, self.network.head_dim, device)
+        heads = self.network.input.out_features // self.network.head_dim
+        empty = torch.zeros(batch, heads, width, self.network.head_dim, dtype=dtype, device=device)
+        self.caches: list[Cache | Slots | None] = [
+            Slots(empty.clone(), empty.clone(), self.place) for _ in self.network.blocks
+        ]
+        self.tokens = torch.full((batch, width), PAD, device=device)
+        self.confidence = torch.ones(batch, width, device=device)
+        self.mask = torch.ones(batch, width, dtype=torch.bool, device=device)
+        self.changed = torch.zeros_like(self.mask)
+        self.done = torch.zeros(batch, dtype=torch.bool, device=device)
+        self.last = torch.full((batch, 1), START, device=device)
+        self.given = torch.full((width, batch), FREE, device=device)  # words to begin with
+        self.barred = torch.zeros(width, batch, dtype=torch.bool, device=device)  # where no text may end
+        self.uniform = torch.zeros(width, batch, device=device)
+        self.step = Recorded(self._step, device)
+
+    @torch.no_grad()
+    def begin(self, noise: Noise, known: Tensor | None) -> None:
+        """Forget the texts before; what their slots hold is masked until it is written over."""
+        if self.own is not self.theirs:  # they may have learned since
+            torch._foreach_copy_(list[Tensor](self.own.parameters()), list[Tensor](self.theirs.parameters()))
+        self.uniform.copy_(noise.uniform(cast(Any, self.slots.unsqueeze(1)), stream=3))  # every place is a step
+        for tensor, value in ((self.place, 0), (self.tokens, PAD), (self.confidence, 1), (self.last, START)):
+            tensor.fill_(value)
+        self.done.fill_(False)
+        self.given.fill_(FREE)
+        if known is not None:
+            self.given.copy_(known.T)
+        self.barred[0] = True  # a text has at least one word
+        self.barred[1:] = self.given[:-1] >= 0  # nor does it end where its beginning was given
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        logits = self._logits()
+        logits[:, END] = logits[:, END].masked_fill(self._here(self.barred), float("-inf"))
+        p = truncated(logits, self.sampling).softmax(-1)
+        drawn = p.argmax(-1) if self.sampling.temperature == 0 else inverse_distribution(p, self._here(self.uniform))
+        given = self._here(self.given)
+        drawn = torch.where(given >= 0, given, drawn)
+        self.tokens.index_copy_(1, self.place, torch.where(self.done, PAD, drawn).unsqueeze(1))
+        self.confidence.index_copy_(1, self.place, p.gather(-1, drawn.unsqueeze(-1)))
+        self.changed.copy_((self.slots == self.place) & ~self.done.unsqueeze(1))
+        self.done.logical_or_(drawn == END)
+        self.last.copy_(drawn.unsqueeze(1))
+        self.place.add_(1)
+
+    def _here(self, table: Tensor) -> Tensor:
+        return table.index_select(0, self.place).squeeze(0)
+
+    def _logits(self) -> Tensor:
+        """Of the word after the last one, [B, V]; tokens that no text contains are ruled out."""
+        turn = self._here(self.turns[0]), self._here(self.turns[1])
+        seen = (self.slots <= self.place).view(1, 1, -1)
+        x = self.network.input(self.embedding(self.last))
+        x, _ = self.network.run(x, None, seen, self.caches, 0, turn)
+        return self.network.answer(x)[:, -1].float().masked_fill(self.never, float("-inf"))
+
+
+class Writers:
+    """Those of the last few shapes: a recording serves every later call of its shape."""
+
+    most = 4
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Writer] = {}
+
+    def of(self, twin: "Autoregressive", batch: int, width: int, sampling: Sampling) -> Writer:
+        own = replace(sampling, steps=1)  # which mean nothing here
+        weights = twin.embedding.weight.data_ptr(), twin.never.device  # a recording knows memory, not modules
+        key = batch, width, own, twin.precision or twin.written_in, twin.compiled, weights
+        writer = self.kept.pop(key, None) or Writer(twin, batch, width, sampling)
+        self.kept[key] = writer  # the latest stands last
+        while len(self.kept) > self.most:
+            del self.kept[next(iter(self.kept))]
+        return writer
+
+    def __deepcopy__(self, memo: object) -> "Writers":
+        """A copy of a model has other memory, and records for itself."""
+        return Writers()
 
 
 def truncated(logits: Tensor, sampling: Sampling) -> Tensor:

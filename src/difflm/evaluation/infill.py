@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from difflm.data.stories import Gap, asked
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
+from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.infill_records import PEOPLE, InfillReport, InfillRow
 from difflm.evaluation.infill_writers import Asked, Lengths, Set, Words, Written, writer_for
 from difflm.evaluation.language import OnProgress, device_name
@@ -33,12 +34,15 @@ def evaluate_infill(
     sets: Sequence[Set],
     how: Asked,
     training_sentences: Sequence[str],
+    similarity: BertScore | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> tuple[InfillReport, dict[str, str]]:
     """All models on all sets, and for each set some gaps and their middles as people read them."""
     how.check()
     rows: list[InfillRow] = []
     notes = [f"seconds: on {device_name(next(iter(models.values())).device)}"]
+    if similarity is not None:
+        notes.append(f"BERTScore: by {similarity.name}, lower case, neither weighted nor rescaled")
     read: dict[str, str] = {}
     for gaps in sets:
         fitting = that_fit(gaps, models.values())
@@ -46,7 +50,7 @@ def evaluate_infill(
             notes.append(f"{gaps.name}: {left_out} gaps are left out, their text is longer than a model holds")
         if not fitting.gaps:
             raise UsageError(f"{gaps.name}: no gap fits into all of these models.")
-        measure = Measure(fitting, how.seed, training_sentences)
+        measure = Measure(fitting, how.seed, training_sentences, similarity)
         written = {name: list(writer_for(lm, fitting, how).write(name, on_progress)) for name, lm in models.items()}
         on_progress(f"{gaps.name}: measuring", 0, 1)
         first = next(iter(written.values()))
@@ -88,8 +92,10 @@ class Drawn:
 class Measure:
     """What the middles of a set are held against."""
 
-    def __init__(self, gaps: Set, seed: int, training_sentences: Sequence[str]) -> None:
-        self.set, self.training = gaps, training_sentences
+    def __init__(
+        self, gaps: Set, seed: int, training_sentences: Sequence[str], similarity: BertScore | None = None
+    ) -> None:
+        self.set, self.training, self.similarity = gaps, training_sentences, similarity
         self.references = [[lowered(text) for text in gap.references] for gap in gaps.gaps]
         count = len(gaps.gaps)
         chance = np.random.default_rng(seed)
@@ -107,6 +113,9 @@ class Measure:
             "rouge_l": [100 * rouge_l(*pair) for pair in zip(own, references, strict=True)],
             "cider": [100 * value for value in cider(own, references)] if len(own) > 1 else [math.nan],
         }
+        if self.similarity is not None:
+            texts, others = [join_words(one) for one in own], [[join_words(one) for one in many] for many in references]
+            each["bert_score"] = [100 * value for value in self.similarity(texts, others)]
         for figure, values in each.items():
             found[figure] = Drawn(float(np.mean(values)), weights @ np.array(values) / len(own))
         return found

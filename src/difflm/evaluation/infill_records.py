@@ -12,6 +12,8 @@ rouge_l     longest common subsequence (Lin, 2004), best precision and best reca
             gaps; 0 to 100.
 cider       CIDEr-D (Vedantam et al., 2015), how rare n-grams are being told by the references of these very gaps; mean
             over gaps; times 100, so that 1000 would be all references at once.
+bert_score  BERTScore F (Zhang et al., 2020) against the nearest reference, by an encoder that is named; mean over gaps;
+            0 to 100. Figures of different encoders do not compare.
 words       words of a middle, signs of punctuation included.
 copied      share of middles that are, white space aside, sentences of the training stories.
 kept        share of printed texts whose left and right side are, word by word, as given. A left-to-right model prints
@@ -46,6 +48,7 @@ FIGURES: dict[str, Figure] = {
     "rouge_l": Figure("ROUGE-L", "ROUGE-L F, 0 to 100", ".2f"),
     "rouge_l_ahead": Figure("behind", "difference of ROUGE-L", "+.2f"),
     "cider": Figure("CIDEr", "CIDEr-D times 100", ".1f"),
+    "bert_score": Figure("BERTScore", "BERTScore F, 0 to 100", ".2f"),
     "words": Figure("words", "words/middle", ".1f"),
     "copied": Figure("copied", "share of middles", ".1%"),
     "kept": Figure("sides kept", "share of texts", ".1%"),

@@ -29,6 +29,8 @@ class DiffLM(Method):
     warp: bool = True
     positions: bool = True
     context: float = Field(default=0.0, ge=0, le=1)  # share of texts learned with a gap between clean words
+    coupled: bool = False  # each text is learned from the noise that a teacher made it of
+    behind: float = Field(default=0.0, ge=0, le=1)  # how far the last estimate may lag behind, of the whole way
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         from difflm.codecs import LearnedEmbedding
@@ -62,6 +64,8 @@ class DiffLM(Method):
             objective=Objective({"ce": 1.0}),
             times=LearnedWarp() if self.warp else LowDiscrepancy(),
             lengths=Drawn(longest),
-            sampling=Sampling("ancestral", steps=50),
+            sampling=Sampling("ddim", steps=10) if self.coupled else Sampling("ancestral", steps=50),
             context=self.context,
+            coupled=self.coupled,
+            behind=self.behind,
         )

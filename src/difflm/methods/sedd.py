@@ -1,10 +1,11 @@
-"""Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution (Lou et al., 2024), masks.
+"""Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution (Lou et al., 2024).
 
-The network of every masked model; its answers are ratios, which score entropy asks to be right and not to sum to one.
-Text is drawn, and the bound measured, with the normalised ratios: that is never worse.
+The network of every token model. At masks its answers are ratios, which score entropy asks to be right and not to sum
+to one; text is drawn, and the bound measured, with the normalised ratios: that is never worse. Under uniform noise
+they are ratios of one distribution, and score entropy is the bound of `udlm` in other words (docs/tokens.md).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from difflm.methods.tokens import TokenMethod
 
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 class Sedd(TokenMethod):
     name, paper, family = "sedd", "Lou et al. 2024", "masked"
 
+    noise: Literal["masks", "uniform"] = "masks"
+
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         from difflm.model import Sampling
-        from difflm.processes import Absorbing
+        from difflm.processes import Absorbing, Uniform
 
-        return self.compose(Absorbing(vocabulary), longest, {"score_entropy": 1.0}, Sampling(steps=50))
+        process = Absorbing(vocabulary) if self.noise == "masks" else Uniform(vocabulary)
+        return self.compose(process, longest, {"score_entropy": 1.0}, Sampling(steps=50))

@@ -16,8 +16,9 @@ class PostNormBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         y, _ = self.attention(x, mask, None, causal=False, cache=None)
-        x = self.norm_1(x + self.drop(y))
-        out: Tensor = self.norm_2(x + self.drop(self.feed(x)))
+        # Under autocast norms answer in float32; kept so wide, sums between layers would cost three times the memory.
+        x = self.norm_1(x + self.drop(y)).to(y.dtype)
+        out: Tensor = self.norm_2(x + self.drop(self.feed(x))).to(y.dtype)
         return out
 
 

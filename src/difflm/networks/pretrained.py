@@ -34,10 +34,10 @@ def read_encoder(folder: str) -> dict[str, Any]:
     """The config of a local directory."""
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise UsageError(f"pretrained={folder}: no config.json there. Give the directory of an encoder.")
+        raise UsageError(f"{folder}: no config.json there. Give the directory of an encoder.")
     config = read_json(path)
     if not isinstance(config, dict) or not {"model_type", "hidden_size"} <= config.keys():
-        raise UsageError(f"pretrained={folder}: config.json does not describe an encoder of hidden states.")
+        raise UsageError(f"{folder}: config.json does not describe an encoder of hidden states.")
     return config
 
 

@@ -8,6 +8,8 @@ Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a positio
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,6 +18,19 @@ from torch.nn import functional as F
 
 TimeInput = Literal["adaptive", "addition", "layers", "prefix", "none"]
 Cache = tuple[Tensor, Tensor]  # keys and values of one layer, [B, heads, L, head_dim]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Keys and values of one layer in memory that stays where it is, [B, heads, W, head_dim], so that a step can be
+    recorded. `place` [1] is where the next ones go; who asks masks the slots behind it."""
+
+    keys: Tensor
+    values: Tensor
+    place: Tensor
+
+    def put(self, keys: Tensor, values: Tensor) -> Cache:
+        return self.keys.index_copy_(2, self.place, keys), self.values.index_copy_(2, self.place, values)
 
 
 def sinusoid(t: Tensor, dim: int) -> Tensor:
@@ -63,12 +78,19 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, turn: tuple[Tensor, Tensor] | None, causal: bool, cache: Cache | None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        turn: tuple[Tensor, Tensor] | None,
+        causal: bool,
+        cache: Cache | Slots | None,
     ) -> tuple[Tensor, Cache]:
         batch, length, hidden = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         q, k, v = qkv if turn is None else (*rotate(qkv[:2], *turn), qkv[2])
-        if cache is not None:
+        if isinstance(cache, Slots):
+            k, v = cache.put(k, v)
+        elif cache is not None:
             k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
         keep = None if mask is None else mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
         dropout = self.dropout if self.training else 0.0
@@ -109,17 +131,17 @@ class Block(nn.Module):
         mask: Tensor | None,
         turn: tuple[Tensor, Tensor],
         causal: bool = False,
-        cache: Cache | None = None,
+        cache: Cache | Slots | None = None,
     ) -> tuple[Tensor, Cache]:
         if self.modulation is None or condition is None:
-            y, cache = self.attention(self.norm_1(x), mask, turn, causal, cache)
+            y, grown = self.attention(self.norm_1(x), mask, turn, causal, cache)
             x = x + self.drop(y)
-            return x + self.drop(self.feed(self.norm_2(x))), cache
+            return x + self.drop(self.feed(self.norm_2(x))), grown
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.modulation(condition).chunk(6, dim=-1)
-        y, cache = self.attention(torch.addcmul(shift_1, self.norm_1(x), 1 + scale_1), mask, turn, causal, cache)
+        y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), 1 + scale_1), mask, turn, causal, cache)
         x = torch.addcmul(x, gate_1, self.drop(y))
         y = self.feed(torch.addcmul(shift_2, self.norm_2(x), 1 + scale_2))
-        return torch.addcmul(x, gate_2, self.drop(y)), cache
+        return torch.addcmul(x, gate_2, self.drop(y)), grown
 
 
 class Transformer(nn.Module):
@@ -167,7 +189,7 @@ class Transformer(nn.Module):
         x: Tensor,
         t: Tensor | None,
         mask: Tensor | None,
-        caches: list[Cache | None],
+        caches: Sequence[Cache | Slots | None],
         start: int,
         turn: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:

@@ -12,18 +12,30 @@ Gradients = Callable[..., dict[str, Tensor]]  # (ids, lengths, labels …) → l
 class Captured:
     """Replays `gradients` on new inputs of the shapes it was captured with.
 
-    Random numbers come from the default generator, whose seed a graph reads anew at every replay.
+    Random numbers come from the default generator, whose seed a graph reads anew at every replay. Gradients are left in
+    memory of the graph's own, written over at every replay; or, given `sums` of the weights' shapes, added to these.
     """
 
-    def __init__(self, gradients: Gradients, weights: Sequence[Parameter], inputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        gradients: Gradients,
+        weights: Sequence[Parameter],
+        inputs: Sequence[Tensor],
+        sums: Sequence[Tensor] | None = None,
+    ) -> None:
         self.inputs, self.weights = [tensor.clone() for tensor in inputs], weights
+        learning = [False] * len(weights)  # a weight that a loss does not reach has no gradient, not one of zero
+        self._clear()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # compiling and lazy set-up must not happen while capturing
             for _ in range(3):
                 gradients(*self.inputs)
+                learning = [weight.grad is not None for weight in weights]
                 self._clear()
         torch.cuda.current_stream().wait_stream(side)
+        for weight, total, learns in zip(weights, sums or (), learning, strict=bool(sums)):
+            weight.grad = total if learns else None
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             losses = gradients(*self.inputs)

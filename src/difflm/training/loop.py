@@ -7,18 +7,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from difflm.data.batches import Batch, Batches, prefetch
 from difflm.errors import DifflmError
 from difflm.files import append_line, write_atomic
 from difflm.model import LanguageModel, Likelihood, Trainable
 from difflm.noise import Noise, fold
+from difflm.replay import Recorded
 from difflm.training.capture import Captured, Gradients
 from difflm.training.checkpoints import (
     load_checkpoint,
@@ -46,8 +49,10 @@ class Budget:
     weight_decay: float = 0.0
     clip: float = 1.0
     accumulate: int = 1
+    recompute: bool = False  # what blocks compute, once more on the way back, instead of keeping it
     ema: float = 0.999
     precision: Literal["bf16", "fp32"] = "fp32"
+    graphs: bool = False  # a step recorded once and replayed: on a GPU alone
     compile: bool = False
     seed: int = 0
     log_every: int = 100
@@ -89,10 +94,11 @@ class Progress:
         }
 
 
-Figure = Literal["nats_per_token", "masked_nats", "label_nats"]
+Figure = Literal["nats_per_token", "masked_nats", "pair_nats", "label_nats"]
 UNITS: dict[Figure, str] = {
     "nats_per_token": "nats/token",
     "masked_nats": "nats a masked word, no likelihood",
+    "pair_nats": "nats a word on its own path, no likelihood",
     "label_nats": "nats of labels a text",
 }
 
@@ -156,20 +162,33 @@ class Trainer:
         groups: list[dict[str, Any]] = [{"params": self.weights, "lr": budget.lr}]
         if warp:
             groups.append({"params": warp, "lr": WARP_LR, "weight_decay": 0.0})
+        on_gpu = device.type == "cuda"
+        if on_gpu:  # a number that a recorded update reads anew
+            groups[0]["lr"] = torch.tensor(budget.lr, device=device)
         self.optimizer = torch.optim.AdamW(
-            groups, lr=budget.lr, weight_decay=budget.weight_decay, fused=device.type == "cuda"
+            groups, lr=budget.lr, weight_decay=budget.weight_decay, fused=on_gpu, capturable=on_gpu
         )
         self.step = 0
         self.seconds = 0.0
         self.validation: dict[str, Any] = {}  # the best with patience, else the last
         self.best_weights: dict[str, Tensor] | None = None
         self._graphs: dict[int, Captured] = {}
+        self._updates: dict[int, Recorded] = {}
+        self._sums: list[Tensor] = []  # gradients of several recorded batches
+        if budget.recompute:
+            for block in cast(torch.nn.ModuleList, self._network().blocks):
+                block.forward = partial(recomputed, block.forward, use_reentrant=False)
         if budget.compile:
-            for block in getattr(self._network(), "blocks", []):
+            for block in cast(torch.nn.ModuleList, self._network().blocks):
                 block.compile(dynamic=False)  # one block's code serves all: minutes of compiling saved
 
     def _network(self) -> torch.nn.Module:
         return next(m for m in self.model.modules() if hasattr(m, "blocks"))
+
+    @property
+    def recording(self) -> bool:
+        """Whether steps are recorded: not on a CPU, and some networks look at their inputs."""
+        return self.budget.graphs and bool(getattr(self._network(), "captures", True))
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -185,23 +204,41 @@ class Trainer:
         return [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
 
     def train_step(self, batches: list[Batch]) -> dict[str, Tensor]:
-        """Gradients of all micro-batches, one clipped update, one move of the average. Nothing is read back."""
+        """Gradients of all micro-batches, one clipped update, one move of the average. Nothing is read back; what comes
+        back holds until the next step."""
         self.model.train()
-        sums: dict[str, Tensor] = {}
+        if self._sums:
+            torch._foreach_zero_(self._sums)
+        found: list[dict[str, Tensor]] = []
         for micro, batch in enumerate(batches):
             inputs = self.to_device(batch)
-            gradients = self.captured(inputs) if self.budget.compile else self.gradients
+            gradients = self.captured(inputs) if self.recording else self.gradients
             torch.manual_seed(fold(self.budget.seed, self.step, micro))
-            for name, value in gradients(*inputs).items():
-                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach() / len(batches)
-        if self.budget.clip:
-            torch.nn.utils.clip_grad_norm_(self.weights, self.budget.clip)
-        self.optimizer.param_groups[0]["lr"] = self.budget.rate(self.step)
-        self.optimizer.step()
+            losses = gradients(*inputs)
+            found.append({name: value.detach().clone() for name, value in losses.items()})
+        rate = self.optimizer.param_groups[0]["lr"]
+        if isinstance(rate, Tensor):
+            rate.fill_(self.budget.rate(self.step))
+        else:
+            self.optimizer.param_groups[0]["lr"] = self.budget.rate(self.step)
+        self.updated(batches[-1].ids.shape[1])()
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.update(self.step)
         self.step += 1
-        return sums
+        if len(found) == 1:
+            return found[0]
+        return {name: torch.stack([one[name] for one in found]).mean(0) for name in found[0]}
+
+    def update(self) -> None:
+        if self.budget.clip:
+            torch.nn.utils.clip_grad_norm_(self.weights, self.budget.clip)
+        self.optimizer.step()
+
+    def updated(self, width: int) -> Callable[[], None]:
+        """The same recorded, once for each place in memory where gradients are left."""
+        if not self.recording:
+            return self.update
+        return self._updates.setdefault(0 if self._sums else width, Recorded(self.update, self.device))
 
     def gradients(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Losses of a micro-batch; its share of the gradient is added to what the weights hold."""
@@ -212,12 +249,11 @@ class Trainer:
 
     def captured(self, inputs: list[Tensor]) -> Gradients:
         """The same as a CUDA graph, one for each width of a batch."""
-        # A replay overwrites gradients instead of adding to them; and some networks look at their inputs.
-        if self.budget.accumulate > 1 or not getattr(self._network(), "captures", True):
-            return self.gradients
-        width = inputs[0].shape[1]
+        width, weights = inputs[0].shape[1], list(self.model.parameters())
+        if self.budget.accumulate > 1 and not self._sums:
+            self._sums = [torch.zeros_like(weight) for weight in weights]
         if width not in self._graphs:
-            self._graphs[width] = Captured(self.gradients, list(self.model.parameters()), inputs)
+            self._graphs[width] = Captured(self.gradients, weights, inputs, self._sums or None)
         return self._graphs[width]
 
     def validate(self, batches: list[Batch]) -> float:
@@ -291,7 +327,7 @@ class Trainer:
                 micro = [next(stream) for _ in range(budget.accumulate)]
                 tokens += sum(int(b.lengths.sum()) for b in micro)
                 for name, value in self.train_step(micro).items():
-                    accumulated[name] = accumulated.get(name, torch.zeros((), device=self.device)) + value
+                    accumulated[name] = accumulated[name] + value if name in accumulated else value
                 last = self.step == budget.steps
                 stopping = asked_to_stop()
                 # Whatever is kept was found finite first.

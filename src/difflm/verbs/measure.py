@@ -108,6 +108,9 @@ class Infilling:
     ] = None
     mbr: Annotated[int, typer.Option(help="Infilling task: of so many candidates, the one most like the others.")] = 10
     beams: Annotated[int, typer.Option(help="Infilling task: beams of a left-to-right model; 0: no search.")] = 5
+    encoder: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Infilling task: BERTScore by the encoder of this directory.")
+    ] = None
 
     def names(self) -> list[str]:
         return list(dict.fromkeys(name.strip() for name in (self.sets or "anlg,roc").split(",")))

@@ -1,0 +1,38 @@
+"""Texts and the noise they were made of, as `difflm generate --json` writes them."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from difflm.data.texts import read_lines
+from difflm.data.tokenfile import Ints
+from difflm.errors import UsageError
+
+HOW = "Write texts that do: difflm generate MODEL -n 100000 --sampler ddim --json > pairs.jsonl."
+
+
+def read_pairs(path: Path, text_column: str) -> tuple[Ints, Ints]:
+    """Seed and sample number of every text of a file: the k-th line of a seed, from 0 on, is its sample k.
+
+    Files of several seeds may stand one after the other; each begins with its first sample.
+    """
+    if ".jsonl" not in path.suffixes:
+        raise UsageError(f"{path} holds no noise beside its texts. {HOW}")
+    seeds, samples = [], []
+    following: Counter[int] = Counter()
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        row = json.loads(line)  # the texts of the file were read before, so that each line is an object
+        seed = row.get("seed")
+        if type(seed) is not int or not 0 <= seed < 2**31:
+            raise UsageError(f"line {number} of {path} does not say of which seed it is. {HOW}")
+        if row.get("denoiser_calls", 0) > row.get("steps", 0):  # of candidates, whose number is not that of the line
+            raise UsageError(f"line {number} of {path} took more calls than steps: write texts without candidates.")
+        if str(row[text_column]).strip():
+            seeds.append(seed)
+            samples.append(following[seed])
+        following[seed] += 1
+    return np.array(seeds, np.int64), np.array(samples, np.int64)

@@ -1,0 +1,52 @@
+"""BERTScore by small encoders that the test makes, and by vectors whose matches are worked by hand."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_pretrained import hf, make_encoder  # noqa: F401
+
+from difflm.errors import UsageError
+from difflm.evaluation.bert_score import BertScore, f_measure
+from difflm.evaluation.infill import Measure
+from difflm.evaluation.infill_records import FIGURES
+
+CPU = torch.device("cpu")
+
+
+def test_greedy_matches_worked_by_hand() -> None:
+    a, b = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    slanted = torch.tensor([0.6, 0.8])
+    # Precision: b finds 0.8 → 0.8. Recall: a finds nothing → 0, the slanted one 0.8 → 0.4.
+    expected = 2 * 0.8 * 0.4 / 1.2
+    assert f_measure(b.unsqueeze(0), torch.stack([a, slanted])) == pytest.approx(expected)
+    assert f_measure(torch.zeros(0, 2), a.unsqueeze(0)) == 0
+
+
+def test_a_text_is_its_own_best_match(tmp_path: Path) -> None:
+    score = BertScore(str(make_encoder(tmp_path / "bert", "bert", masked_lm=True)), CPU)
+    same, other, either = score(
+        ["the food", "the food", "the food"], [["the food"], ["a rest"], ["a rest", "the food"]]
+    )
+    assert same == pytest.approx(1) and either == pytest.approx(1)
+    assert other < 0.99
+    # Alone or beside longer texts: padding is not seen.
+    (alone,) = score(["the food"], [["a rest"]])
+    assert other == pytest.approx(alone, abs=1e-5)
+
+
+def test_the_figure_stands_beside_the_others(tmp_path: Path) -> None:
+    from test_evaluation_infill import SET
+
+    score = BertScore(str(make_encoder(tmp_path / "bert", "bert", masked_lm=False)), CPU)
+    drawn = Measure(SET, 0, [], score).drawn([gap.references[0].split() for gap in SET.gaps])
+    assert drawn["bert_score"].value == pytest.approx(100, abs=0.5)
+    assert "bert_score" in FIGURES
+
+
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_a_directory_without_an_encoder_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=r"config\.json"):
+        BertScore(str(tmp_path), CPU)

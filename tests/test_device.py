@@ -1,0 +1,81 @@
+"""Nothing that repeats asks the device for an answer: neither a loss, nor its gradient, nor a step of sampling.
+
+Tensors of the device "meta" have shapes and no values. Whatever looks at a value (`.item()`, a boolean index, a shape
+that data decide) fails on them, and so does what mixes them with a tensor that was made on the CPU: the two things that
+make a GPU wait, and that no graph of it can record.
+"""
+
+from contextlib import nullcontext
+from itertools import islice
+
+import pytest
+import torch
+from tiny import MODEL, WRITERS
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from difflm.methods import METHODS
+from difflm.model import DiffusionModel, LanguageModel
+from difflm.noise import Noise
+from difflm.processes.matrix import Axes, Matrix
+from difflm.replay import News
+
+WORDS, LONGEST, BATCH = 20, 12, 4
+
+
+@pytest.fixture(autouse=True)
+def plain_precision(monkeypatch):
+    """Autocast does not know the device "meta"."""
+    monkeypatch.setattr(torch, "autocast", lambda *given, **more: nullcontext())
+
+
+class OnDevice(TorchDispatchMode):
+    """Raises where an operation makes or reads a tensor of the host."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        host = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor) and leaf.is_cpu]
+        assert not host, f"{func} touches a tensor of the host"
+        return out
+
+
+def built(method: str) -> LanguageModel:
+    """A model without values. What is found once and kept, before anything is recorded, is put there."""
+    sizes = {**MODEL, "embedding_dim": 16} if METHODS[method].family == "gaussian" else MODEL
+    model = METHODS[method](**sizes).build(WORDS, LONGEST).to("meta")
+    process = getattr(model, "process", None)
+    if isinstance(process, Matrix):
+        square = torch.empty(WORDS, WORDS, device="meta")
+        process.axes = lambda dtype: Axes(square[0].to(dtype), square.to(dtype), square.to(dtype))
+    return model
+
+
+@pytest.mark.parametrize("method", WRITERS)
+def test_a_loss_and_its_gradient_never_look_at_the_device(method):
+    model = built(method).train()
+    ids = torch.zeros(BATCH, LONGEST, dtype=torch.long, device="meta")
+    lengths = torch.zeros(BATCH, dtype=torch.long, device="meta")
+    with OnDevice():
+        model.loss(ids, lengths)["loss"].backward()
+
+
+def asked() -> list[tuple[str, str]]:
+    models = {name: METHODS[name](**MODEL).build(WORDS, LONGEST) for name in WRITERS if name != "autoregressive"}
+    return [(name, sampler) for name, model in models.items() for sampler in model.samplers]
+
+
+@pytest.mark.parametrize("method, sampler", asked())
+def test_a_step_never_looks_at_the_device(method, sampler, monkeypatch):
+    """But for news of texts that are done, which are read long after they were sent."""
+    monkeypatch.setattr(News, "__call__", lambda self, flag: False)
+    model = built(method).eval()
+    assert isinstance(model, DiffusionModel)
+    lengths = torch.full((BATCH,), LONGEST, device="meta")
+    noise = Noise(torch.zeros(BATCH, dtype=torch.long, device="meta"), torch.arange(BATCH, device="meta"))
+    sampling = METHODS[method](**MODEL).build(WORDS, LONGEST).sampling
+    stream = model.stream(noise, lengths, LONGEST, type(sampling)(sampler, 8))
+    with torch.no_grad():
+        next(stream)  # rules may put together what they need
+        with OnDevice():
+            frames = list(islice(stream, 5))
+    assert len(frames) == 5 and all(frame.tokens.is_meta for frame in frames)
