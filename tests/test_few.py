@@ -11,6 +11,7 @@ from tiny import PARTS, Silent, tiny_run, tiny_runs
 
 from difflm.cli import main
 from difflm.data.pairs import read_pairs
+from difflm.denoiser import Denoiser
 from difflm.errors import UsageError
 from difflm.fit import budget_of, pairs_of, train_run
 from difflm.methods import DiffLM
@@ -39,15 +40,15 @@ def pairs(tiny_runs, tmp_path_factory):
     return path
 
 
-def heard(model, monkeypatch):
-    """(x, t, previous) of every question that is asked of a model's denoiser from now on."""
-    asked, forward = [], model.denoiser.forward
+def heard(monkeypatch):
+    """(x, t, previous) of every question that is asked of a denoiser from now on."""
+    asked, forward = [], Denoiser.forward
 
-    def listening(x, t, mask=None, previous=None):
+    def listening(self, x, t, mask=None, previous=None):
         asked.append((x, t, previous))
-        return forward(x, t, mask, previous)
+        return forward(self, x, t, mask, previous)
 
-    monkeypatch.setattr(model.denoiser, "forward", listening)
+    monkeypatch.setattr(Denoiser, "forward", listening)
     return asked
 
 
@@ -64,7 +65,7 @@ def test_a_student_begins_where_its_teacher_began(monkeypatch):
     of several seeds, on canvases of any width."""
     model = built()
     seeds, samples, lengths = torch.tensor([7, 7, 8]), torch.tensor([0, 5, 5]), torch.tensor([4, 9, 6])
-    asked = heard(model, monkeypatch)
+    asked = heard(monkeypatch)
     *_, last = model.stream(Noise(seeds, samples), lengths, 12, model.sampling)
     begins, ids = asked[0][0], last.tokens[:, :9]
     asked.clear()
@@ -131,7 +132,7 @@ def test_the_last_estimate_comes_from_a_noisier_moment_of_the_same_path(monkeypa
     model = built(behind=0.3, coupled=coupled)
     ids, mask, t = torch.randint(4, 30, (6, 8)), torch.ones(6, 8, dtype=torch.bool), torch.linspace(0, 0.9, 6)
     pairs = (torch.full((6,), 2), torch.arange(6)) if coupled else ()
-    asked = heard(model, monkeypatch)
+    asked = heard(monkeypatch)
     batch = model.corrupted(ids, mask, t, *pairs)
     (x, before, none), (x_t, now, previous) = asked
     lag = model.times.share_of(before) - model.times.share_of(t[::2])

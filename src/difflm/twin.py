@@ -260,8 +260,8 @@ def truncated(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.temperature > 0:
         logits = logits / sampling.temperature
     if sampling.top_k:
-        floor = logits.topk(min(sampling.top_k, logits.shape[-1]), dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < floor, float("-inf"))
+        best = logits.topk(min(sampling.top_k, logits.shape[-1]), dim=-1).indices  # k of them, where some are equal
+        logits = torch.full_like(logits, float("-inf")).scatter(-1, best, logits.gather(-1, best))
     if sampling.top_p < 1:
         ranked, order = logits.sort(dim=-1, descending=True)
         p = ranked.softmax(-1)
