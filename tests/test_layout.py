@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A room may import from its own floor and the floors above it in this list, never from those below.
 FLOORS = [
-    {"schedules", "belief", "textmetrics", "errors", "files", "noise", "replay", "data"},
+    {"schedules", "belief", "textmetrics", "errors", "files", "noise", "replay", "cores", "data"},
     {"processes", "networks", "timesteps"},
     {"codecs", "denoiser", "token_denoiser", "objectives", "bounds", "token_bounds"},
     {"samplers", "writing", "lengths", "model", "token_model", "blocks", "twin", "generation", "training", "parsing"},

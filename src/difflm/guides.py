@@ -34,7 +34,7 @@ from difflm.model import DiffusionModel, Trainable
 from difflm.noise import Noise, Torch
 from difflm.recipe import Recipe
 from difflm.run import load_run
-from difflm.training.checkpoints import load_into, load_tensors, newest_checkpoint
+from difflm.training.checkpoints import Undrawn, load_into, load_tensors, newest_checkpoint
 from difflm.training.loop import Outcome, Trainer, Watcher
 
 FORMAT = 1
@@ -232,6 +232,14 @@ def write_guide_config(out: Path, classifier: Classifier, model: DiffusionModel,
     write_atomic(out / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
 
 
+def heads_of(folder: Path) -> set[str] | None:
+    """What the classifier of a directory tells apart; None: it cannot be read, and loading it will say why."""
+    try:
+        return {one["name"] for one in json.loads((folder / "config.json").read_text(encoding="utf-8"))["labels"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classifier:
     """The classifier of a directory; one that was made for another model is refused."""
     if not (folder / "config.json").is_file():
@@ -246,7 +254,10 @@ def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classi
             raise UsageError(f"the classifier {folder} was made for another model ({guides}), not for this one.")
         labellings = [Labelling(one["name"], one["kind"], tuple(one["values"])) for one in config["labels"]]
         sizes = {key: config["model"][key] for key in SIZES}
-        classifier = Classifier(labellings, denoiser.view_dim, config["longest"], denoiser.codec.vocabulary, **sizes)
+        with Undrawn():
+            classifier = Classifier(
+                labellings, denoiser.view_dim, config["longest"], denoiser.codec.vocabulary, **sizes
+            )
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise DifflmError(f"{folder}/config.json does not describe a classifier ({reason}).") from None

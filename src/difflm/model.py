@@ -275,7 +275,7 @@ class DiffusionModel(LanguageModel):
         """From noise, or from a share of it, to text in evenly spaced u, through the map that training learned;
         [N + 1], or [N + 1, B] where the rows' ways differ. A short way ends in a wait for the others."""
         longest = max(way.steps for way in ways)
-        lines = {way: self.times.time_of(torch.linspace(way.start, 0, way.steps + 1, device=device)) for way in ways}
+        lines = {way: self.times.time_of(torch.linspace(way.start, 0, way.steps + 1, device=device)) for way in {*ways}}
         if len(lines) == 1:
             return lines[ways[0]]
         whole = {way: torch.cat([line, line[-1:].expand(longest - way.steps)]) for way, line in lines.items()}

@@ -3,10 +3,11 @@
 import difflib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,12 +16,13 @@ from difflm.controls.brief import Brief, Edit
 from difflm.controls.classifier import Classifier
 from difflm.controls.guidance import STANDARD, TOKENS, Knobs
 from difflm.controls.tile import steered
+from difflm.cores import Job, Stopped, side_by_side
 from difflm.data.labels import Kind, Labelling
 from difflm.data.tokenizers import Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.generation import Row, Tile, drawn_rows, finished, frames, padded, tiles
-from difflm.guides import load_guide
+from difflm.guides import heads_of, load_guide
 from difflm.model import DiffusionModel, LanguageModel, Sampling
 from difflm.noise import Noise
 from difflm.run import find_run, load_run
@@ -61,6 +63,7 @@ class Draft:
 
 Watch = Callable[[list[Draft]], None]
 Ids = list[int]
+T = TypeVar("T")
 Choice = Callable[[list[list[Ids]], list[list[Generation]]], list[int]]  # candidates of each text → places of the best
 
 
@@ -107,6 +110,17 @@ class Work:
         checks = self.brief.checks(split_words(text.text)) if self.brief else []
         calls = sum(g.denoiser_calls for g in candidates)
         return replace(text, denoiser_calls=calls, seconds=self.cost.pop(k), controls=checks)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A moment of a tile that somebody waits for."""
+
+    tile: Tile
+    frame: Frame
+    done: Sequence[int]  # requests whose texts are finished
+    seconds: float  # since the tile was begun
+    last: bool = False  # whether the tile ends so; its frame was seen before
 
 
 class TextDiffusion:
@@ -227,11 +241,29 @@ class TextDiffusion:
 
         Rows of all requests share tiles, whatever is asked of each. Steps may differ; requests that differ in other
         settings, or in how strongly they are guided, stand in tiles of their own."""
+        for seen in self._walked(works):
+            yield from self._told(seen, works)
+
+    def ends(self, works: Sequence[Work]) -> Iterator[tuple[Tile, Frame]]:
+        """The tiles of several requests and their last frames, as they are finished: texts as ids, unchecked."""
+        for seen in self._walked(works):
+            if seen.last:
+                yield seen.tile, seen.frame
+
+    def _walked(self, works: Sequence[Work]) -> Iterator[Seen]:
         for owner, work in enumerate(works):
             work.rows = self._rows(work, owner)
-        for group in like_ones(works, self.model):
-            for tile in tiles(self.model, [row for work in group for row in work.rows], self.device):
-                yield from self._finish(tile, works)
+        groups = ([row for work in group for row in work.rows] for group in like_ones(works, self.model))
+        found = (tile for rows in groups for tile in tiles(self.model, rows, self.device))
+        return self._on_cores(partial(self._seen, tile, works) for tile in found)
+
+    def _on_cores(self, jobs: Iterable[Job[T]]) -> Iterator[T]:
+        """Side by side on a CPU, each on one core, even where there is but one: so all texts are rounded alike."""
+        if self.device.type == "cpu":
+            yield from side_by_side(jobs)
+        else:
+            for job in jobs:
+                yield from job(lambda: False)
 
     def shape(self, work: Work) -> Counter[tuple[Any, int]]:
         """How many rows it has of each kind and canvas width: those that agree in both share tiles."""
@@ -243,7 +275,7 @@ class TextDiffusion:
             return None
         if not isinstance(self.model, DiffusionModel):
             raise UsageError(f"controls are for diffusion models; this one is {self.config['method']}.")
-        classifiers = [self._classifier(folder) for folder in self.guides] if any(c.head for c in controls) else []
+        classifiers = [self._classifier(folder) for folder in self._knowing({c.head for c in controls if c.head})]
         knowing = {name: c for c in classifiers for name in c.labellings}  # of two that know a label, the later one
         check_kinds(controls, {name: c.labellings[name].kind for name, c in knowing.items()})
         setting = Setting(
@@ -254,6 +286,12 @@ class TextDiffusion:
             {name: c.counted()[name] for name, c in knowing.items() if c.labellings[name].kind == "tags"},
         )
         return Brief(self.model, setting, controls, edit, classifiers[::-1], self.knobs(knobs))
+
+    def _knowing(self, heads: set[str]) -> list[Path]:
+        """The classifiers that are asked; all where a head is missing, so that the refusal can name what is there."""
+        known = {folder: heads_of(folder) for folder in self.guides} if heads else {}
+        all_there = heads <= {head for some in known.values() for head in some or ()}
+        return [folder for folder, some in known.items() if some is None or some & heads or not all_there]
 
     def knobs(self, asked: Knobs | None) -> Knobs:
         """Those that were asked for, or the usual ones of this kind of model."""
@@ -277,24 +315,30 @@ class TextDiffusion:
         ways = [works[owner].way for owner, part in tile.owners for _ in range(part.stop - part.start)]
         return frames(self.model, tile, works[tile.rows[0].owner].sampling, steered(tile, parts, ways))
 
-    def _finish(self, tile: Tile, works: Sequence[Work]) -> Iterator[tuple[int, dict[int, Generation]]]:
-        """A tile's texts; those with fewer steps before the others."""
+    def _seen(self, tile: Tile, works: Sequence[Work], stopped: Stopped) -> Iterator[Seen]:
+        """A tile's frames that somebody waits for; texts with fewer steps are done before the others."""
         start = time.perf_counter()
         ends = {owner: works[owner].sampling.steps for owner, _ in tile.owners}
         early = {steps for steps in ends.values() if steps < max(ends.values())}
+        watched = any(works[owner].watch for owner in ends)
         for frame in self._frames(tile, works):
-            if not any(works[owner].wanted() for owner in ends):
+            if stopped() or not any(works[owner].wanted() for owner in ends):
                 return
-            for owner, part in tile.owners:
-                gone = ends[owner] in early and frame.step >= ends[owner]
-                if (watch := works[owner].watch) and not gone:
-                    watch(self._drafts(tile, frame, works[owner], part))
-            if frame.step + 1 in early:
-                done = [owner for owner, steps in ends.items() if steps == frame.step + 1]
-                yield from self._harvest(tile, frame, works, done, time.perf_counter() - start)
+            done = [owner for owner, steps in ends.items() if steps in early and steps == frame.step + 1]
+            if done or watched:
+                yield Seen(tile, frame, done, time.perf_counter() - start)
         # A model may be done before its time is up.
         rest = [owner for owner, steps in ends.items() if steps not in early or steps > frame.step + 1]
-        yield from self._harvest(tile, frame, works, rest, time.perf_counter() - start)
+        yield Seen(tile, frame, rest, time.perf_counter() - start, last=True)
+
+    def _told(self, seen: Seen, works: Sequence[Work]) -> Iterator[tuple[int, dict[int, Generation]]]:
+        """What a frame is for: those who watch, and texts that are done."""
+        for owner, part in seen.tile.owners:
+            gone = seen.frame.step >= works[owner].sampling.steps
+            if (watch := works[owner].watch) and not gone and not seen.last:
+                watch(self._drafts(seen.tile, seen.frame, works[owner], part))
+        if seen.done:
+            yield from self._harvest(seen.tile, seen.frame, works, seen.done, seen.seconds)
 
     def _harvest(
         self, tile: Tile, frame: Frame, works: Sequence[Work], owners: Sequence[int], seconds: float
@@ -329,10 +373,11 @@ class TextDiffusion:
         self, n: int = 1, seed: int = 0, controls: Sequence[Control] = (), edit: Edit | None = None, **settings: Any
     ) -> Iterator[list[Draft]]:
         """Every text at every step: one list of drafts a step, tile after tile."""
-        work = self.work(n, seed, controls=controls, edit=edit, **settings)
+        work = self.work(n, seed, controls=controls, edit=edit, watch=lambda drafts: None, **settings)
         for tile in tiles(self.model, self._rows(work), self.device):
-            for frame in self._frames(tile, [work]):
-                yield self._drafts(tile, frame, work, slice(None))
+            for seen in self._on_cores([partial(self._seen, tile, [work])]):
+                if not seen.last:
+                    yield self._drafts(tile, seen.frame, work, slice(None))
 
     def _drafts(self, tile: Tile, frame: Frame, work: Work, part: slice) -> list[Draft]:
         changed = torch.ones_like(frame.mask) if frame.changed is None else frame.changed

@@ -15,7 +15,7 @@ from difflm.files import read_json, write_atomic
 from difflm.methods import METHODS
 from difflm.model import LanguageModel, Sampling
 from difflm.recipe import Recipe
-from difflm.training.checkpoints import load_into, load_tensors, save_tensors
+from difflm.training.checkpoints import Undrawn, load_into, load_tensors, save_tensors
 
 FORMAT = 1
 KEYS = ("model", "vocabulary", "tokenizer", "longest", "parameters", "sampling", "recipe")  # that every config has
@@ -85,7 +85,8 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
         raise DifflmError(f"{run}/tokenizer.json is not the tokenizer this model was trained with.")
     try:
         method = METHODS[config["method"]](**config["model"])
-        model = method.build(config["vocabulary"], config["longest"])
+        with Undrawn():
+            model = method.build(config["vocabulary"], config["longest"])
         model.sampling = Sampling(**config["sampling"])
     except ValidationError as error:
         wrong = ".".join(str(part) for part in error.errors()[0]["loc"])

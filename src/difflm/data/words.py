@@ -15,6 +15,7 @@ _UNITS = "lb|am|pm"
 # spaCy's list are words of other languages ("dont", "im").
 _FUSED = ("that s", "there s", "ca nt", "wo nt", "i d", "can not")
 
+LATIN, EVERY = 0x100, 0x20000  # characters: the first block, and all that have signs among them
 _CHUNK = re.compile(r"\n|\S+")
 _HAN = re.compile(f"[{_CJK}]")
 _UNIT = re.compile(_UNITS)
@@ -47,12 +48,13 @@ def join_words(words: Sequence[str]) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def _split_chunk(chunk: str) -> tuple[str, ...]:
-    return tuple(_word_pattern().findall(chunk))
+    return tuple(_word_pattern(LATIN if max(chunk) < chr(LATIN) else EVERY).findall(chunk))
 
 
 @cache
-def _word_pattern() -> re.Pattern[str]:
-    w = rf"[^\s{_signs()}{_CJK}]"  # by what it is not: scripts that write with marks stay whole
+def _word_pattern(codes: int) -> re.Pattern[str]:
+    """For chunks of characters below `codes`: all signs there are take half a second to compile."""
+    w = rf"[^\s{_signs(codes)}{_CJK}]"  # by what it is not: scripts that write with marks stay whole
     fused = "|".join(
         rf"[{head[0]}{head[0].upper()}]{head[1:]}(?={tail}(?!{w}))" for head, tail in map(str.split, _FUSED)
     )
@@ -75,10 +77,10 @@ def _word_pattern() -> re.Pattern[str]:
     )
 
 
-def _signs() -> str:
-    """The inside of a character class: punctuation, symbols and controls, but for the underscore."""
+def _signs(codes: int) -> str:
+    """The inside of a character class: punctuation, symbols and controls below `codes`, but for the underscore."""
     ranges: list[list[int]] = []
-    for code in range(0x20000):
+    for code in range(codes):
         category = unicodedata.category(chr(code))
         if (category[0] in "PS" or category == "Cc") and chr(code) != "_":
             if ranges and ranges[-1][1] == code - 1:

@@ -128,13 +128,13 @@ class Writer:
         lm, method = self.lm, self.lm.config["method"]
         # One set of changes serves diffusion models and the twin beside them; it takes what it understands.
         ignored = OF_DENOISING if method == "autoregressive" else set()
-        sampling = lm.sampling(**{key: value for key, value in self.changes.items() if key not in ignored})
+        work = lm.work(n, seed, **{key: value for key, value in self.changes.items() if key not in ignored})
+        sampling = work.sampling
         self.warm_up(seed, sampling)
         rows: dict[int, list[int]] = {}
         calls = 0
         start = time.perf_counter()
-        for tile in tiles(lm.model, drawn_rows(lm.model, n, seed, lm.device), lm.device):
-            *_, last = frames(lm.model, tile, sampling)
+        for tile, last in lm.ends([work]):
             made = finished(lm.model, tile, last)
             rows |= {row.sample: ids for row, ids in zip(tile.rows, made, strict=True)}
             counted = (

@@ -12,7 +12,7 @@ from difflm.errors import UsageError
 from difflm.evaluation.control import Made, Protocol, by_control
 from difflm.evaluation.language import ratio, score, tokens_of
 from difflm.evaluation.targets import Target
-from difflm.generation import finished, tiles
+from difflm.generation import finished
 from difflm.model import DiffusionModel
 from difflm.pipeline import Generation, TextDiffusion, Work
 from difflm.speed.clock import Row, rounded, timed
@@ -93,9 +93,7 @@ def control_speed(
 def unchecked(lm: TextDiffusion, targets: Sequence[Target], works: Sequence[Work]) -> list[Made]:
     """Texts of works that are alike, printed. Checkers think on the CPU, and are no part of writing."""
     made: list[dict[int, Generation]] = [{} for _ in works]
-    rows = [row for number, work in enumerate(works) for row in lm._rows(work, number)]
-    for tile in tiles(lm.model, rows, lm.device):
-        *_, last = lm._frames(tile, works)
+    for tile, last in lm.ends(works):
         for row, ids in zip(tile.rows, finished(lm.model, tile, last), strict=True):
             sampling = works[row.owner].sampling
             calls = lm.model.calls(sampling, len(ids))

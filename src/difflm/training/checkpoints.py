@@ -12,6 +12,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
 
 from difflm.errors import DifflmError
 from difflm.files import explain, read_json, write_atomic
@@ -94,7 +96,20 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], path: Path
     for what, names in (("lacks", missing), ("has an unknown", foreign), ("has another shape for", odd)):
         if names:
             raise DifflmError(f"{path} is not a checkpoint of this model: it {what} {names[0]}.")
-    module.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in tensors.items()})
+    module.load_state_dict(dict(tensors))
+
+
+DRAWING = (init.kaiming_uniform_, init.uniform_, init.normal_, Tensor.uniform_, Tensor.normal_)
+
+
+class Undrawn(TorchFunctionMode):
+    """Modules that are built here have no weights yet: none is drawn that a file will write over."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DRAWING:
+            return kwargs.get("tensor", args[0] if args else None)
+        return func(*args, **kwargs)
 
 
 def checkpoint_steps(run: Path) -> list[int]:

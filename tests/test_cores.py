@@ -1,0 +1,93 @@
+"""Jobs side by side: all of them are done, each on one core; an error or a reader who leaves stops the rest."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from difflm.cores import Job, Stopped, side_by_side
+from difflm.pipeline import TextDiffusion
+
+
+@pytest.fixture(autouse=True)
+def two_cores() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def counting(first: int) -> Job[int]:
+    def job(stopped: Stopped) -> Iterator[int]:
+        yield from range(first, first + 3)
+
+    return job
+
+
+def test_all_that_the_jobs_yield_comes_and_each_job_in_its_order() -> None:
+    found = list(side_by_side(counting(10 * k) for k in range(7)))
+    assert sorted(found) == [10 * k + i for k in range(7) for i in range(3)]
+    assert [value for value in found if value // 10 == 4] == [40, 41, 42]
+    assert list(side_by_side([])) == []
+
+
+def test_jobs_run_side_by_side_on_one_core_each() -> None:
+    meeting = threading.Barrier(2, timeout=20)  # nobody passes alone
+
+    def job(stopped: Stopped) -> Iterator[int]:
+        meeting.wait()
+        yield torch.get_num_threads()
+
+    assert list(side_by_side([job, job])) == [1, 1]
+    assert torch.get_num_threads() == 2
+
+
+def test_an_error_comes_to_the_reader_and_stops_the_others() -> None:
+    stopped_early = threading.Event()
+
+    def broken(stopped: Stopped) -> Iterator[int]:
+        raise ValueError("broken")
+        yield 0
+
+    def long(stopped: Stopped) -> Iterator[int]:
+        for _ in range(2000):
+            if stopped():
+                stopped_early.set()
+                return
+            time.sleep(0.005)
+        yield 0
+
+    with pytest.raises(ValueError, match="broken"):
+        list(side_by_side([long, broken]))
+    assert stopped_early.is_set()
+
+
+def test_a_reader_who_leaves_stops_all() -> None:
+    begun: list[int] = []
+
+    def job(number: int) -> Job[int]:
+        def run(stopped: Stopped) -> Iterator[int]:
+            begun.append(number)
+            yield number
+            while not stopped():
+                time.sleep(0.005)
+
+        return run
+
+    reader = side_by_side(job(k) for k in range(50))
+    next(reader)
+    reader.close()
+    assert len(begun) <= 4
+
+
+def test_texts_do_not_depend_on_the_number_of_cores() -> None:
+    lm = TextDiffusion.from_pretrained("e2e")
+    texts = []
+    for cores in (1, 2, 3):
+        torch.set_num_threads(cores)
+        texts.append([made.text for made in lm.generate(6, seed=5, steps=6)])
+        (streamed,) = list(lm.stream(1, seed=5, steps=6))[-1]
+        assert "".join(streamed.tokens).replace(" ", "") == texts[-1][0].replace(" ", "")
+    assert texts[0] == texts[1] == texts[2]
