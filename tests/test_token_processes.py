@@ -322,7 +322,7 @@ def test_matrices_of_the_paper_are_symmetric_rates_that_end_uniform(kind):
     process.observe(counts)
     for t in (0.1, 0.5, 0.9):
         left = process.information(counts, process.sigma(torch.tensor(t)))
-        assert float(left) == pytest.approx(1 - t, abs=2e-3)
+        assert float(left) == pytest.approx(1 - t, abs=1e-3)
 
 
 def test_company_finds_words_that_stand_in_like_places():
