@@ -109,12 +109,12 @@ def write_piece(lm: TextDiffusion, n: int, seed: int, way: Way, path: Path) -> N
 # -- students ---------------------------------------------------------------------------------------------------------
 
 
-def train(name: str, pairs: Path, asked: Asked) -> None:
+def train(name: str, pairs: Path, asked: Asked) -> bool:
     """A run in the folder of its name; what it says goes to a log beside it."""
     run, (changes, coupled) = asked.out / name, STUDENTS[name]
     config = run / "config.json"
-    if config.exists() and json.loads(config.read_text()).get("trained", {}).get("stopped") == "done":
-        return
+    if is_trained(run):
+        return True
     every = max(1, asked.steps // 4)
     budget = [f"steps={asked.steps}", f"save_every={every}", f"validate_every={every}"]
     words = ["train", "e2e-few", f"init={asked.teacher}"]
@@ -125,6 +125,13 @@ def train(name: str, pairs: Path, asked: Asked) -> None:
         command = [sys.executable, "-m", "difflm", *words, *(["--resume"] if config.exists() else [])]
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
     print(f"{name}: {'trained' if code == 0 else 'FAILED'} in {time.perf_counter() - began:.1f} s", flush=True)
+    return code == 0
+
+
+def is_trained(run: Path) -> bool:
+    """To its end: weights alone are there from the first checkpoint on."""
+    config = run / "config.json"
+    return config.exists() and json.loads(config.read_text()).get("trained", {}).get("stopped") == "done"
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -139,7 +146,7 @@ def measure(asked: Asked) -> list[dict[str, Any]]:
     corpus = corpus_for(teacher, asked.data, "valid")
     training = list(corpus.training())
     judge = Judge.of(TextDiffusion.from_pretrained("judge", asked.device), corpus.texts, lambda *_: None)
-    trained = [name for name in asked.students if (asked.out / name / "model.safetensors").exists()]
+    trained = [name for name in asked.students if is_trained(asked.out / name)]
     for name in ["teacher", *trained]:
         lm = teacher if name == "teacher" else TextDiffusion.from_pretrained(asked.out / name, asked.device)
         coupled = name != "teacher" and STUDENTS[name][1]
@@ -209,10 +216,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = Asked(given.out, given.data, given.device, given.teacher, *about)
     asked.out.mkdir(parents=True, exist_ok=True)
     pairs = write_pairs(asked) if any(STUDENTS[name][1] for name in names) else Path()
-    for name in names:
-        train(name, pairs, asked)
+    whole = [train(name, pairs, asked) for name in names]
     if not given.no_measuring:
         show(measure(asked))
+    if not all(whole):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,16 @@
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from tiny import tiny_runs
 
 from difflm.cores import Job, Stopped, side_by_side
 from difflm.pipeline import TextDiffusion
+
+assert tiny_runs  # a fixture
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +95,41 @@ def test_texts_do_not_depend_on_the_number_of_cores() -> None:
         (streamed,) = list(lm.stream(1, seed=5, steps=6))[-1]
         assert "".join(streamed.tokens).replace(" ", "") == texts[-1][0].replace(" ", "")
     assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "mdlm", "difflm"])
+def test_nor_do_those_of_other_kinds_of_models(name: str, tiny_runs: dict[str, Path]) -> None:
+    lm = TextDiffusion.from_pretrained(tiny_runs[name])
+    texts = []
+    for cores in (1, 2, 3):
+        torch.set_num_threads(cores)
+        texts.append([made.text for made in lm.generate(24, seed=3)])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_runs_that_overlap_leave_the_number_of_threads_as_it_was() -> None:
+    first, second = side_by_side([counting(0)]), side_by_side([counting(10)])
+    next(first), next(second)
+    first.close()
+    list(second)
+    found: list[int] = []
+    threading.Thread(target=lambda: found.append(torch.get_num_threads())).run()
+    fresh = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    fresh.start()
+    fresh.join()
+    assert found == [2, 2]
+
+
+def test_a_slow_reader_holds_the_work_back() -> None:
+    made: list[int] = []
+
+    def job(stopped: Stopped) -> Iterator[int]:
+        for number in range(1000):
+            made.append(number)
+            yield number
+
+    reader = side_by_side([job])
+    next(reader)
+    time.sleep(0.3)
+    assert len(made) < 20
+    reader.close()

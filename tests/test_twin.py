@@ -308,7 +308,7 @@ def test_slots_that_stay_write_what_a_growing_cache_writes(sampling):
         *_, last = model.stream(noise, torch.full((300,), 12), 16, sampling, steering)
         expected = grown(model, sampling, noise, 16, steering.known if steering else None)
         assert torch.equal(last.tokens, expected)
-    assert len(model.writers.kept) == 1
+    assert len(model.writers.idle) == 1
 
 
 def test_a_writer_of_narrow_weights_follows_the_model(twin):
@@ -320,11 +320,11 @@ def test_a_writer_of_narrow_weights_follows_the_model(twin):
         model.network.head.bias[WORDS[0]] += 100
     after = run(model, Sampling(), 40)
     assert before != after and {word for text in after for word in text} == {WORDS[0]}
-    assert len(model.writers.kept) == 1 and not copy.deepcopy(model).writers.kept
+    assert len(model.writers.idle) == 1 and not copy.deepcopy(model).writers.idle
 
 
 def test_few_writers_are_kept(twin):
     model = copy.deepcopy(twin)
     for count in range(1, 8):
         run(model, Sampling(), count)
-    assert len(model.writers.kept) == model.writers.most
+    assert len(model.writers.idle) == model.writers.most

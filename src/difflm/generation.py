@@ -16,7 +16,7 @@ from difflm.model import LanguageModel, Sampling
 from difflm.noise import Noise
 from difflm.samplers import FREE, Frame, Steering
 
-CPU_TILE = 4  # small enough that one text does not pay for many, large enough to keep two cores busy
+CPU_TILE = 4  # small enough that one text does not pay for many, large enough to be worth a call
 GUIDED_TILE = 2  # the same where a classifier is climbed, which costs each text as much again
 GPU_TILE = 1024  # at most, and fewer where words are many
 TOGETHER = 8192  # positions up to which a GPU takes no longer for more: widths then share a tile

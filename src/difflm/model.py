@@ -93,6 +93,9 @@ class LanguageModel(Trainable):
     def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
         """Run the network in `dtype` while it writes; bounds and training stay as they are."""
 
+    def get_ready(self) -> None:
+        """Asked before the texts of a request: weights may have changed since those of the last one."""
+
     @abstractmethod
     def lengths_for(self, noise: Noise) -> Tensor:
         """How many positions each sample will have, [B]."""
@@ -300,11 +303,13 @@ class DiffusionModel(LanguageModel):
     def calls(self, sampling: Sampling, words: int) -> int:
         return sampling.steps * (2 if sampling.sampler == "heun" else 1)
 
+    def get_ready(self) -> None:
+        if isinstance(writer := self.writer, Writer):
+            writer.follow(self.denoiser)
+
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
-        if isinstance(writer := self.writer, Writer):
-            writer.follow(self.denoiser)
         walk = self.walk(noise, lengths, width, sampling, steering or Steering())
         yield from self.desk.frames(walk, lengths.is_cuda if self.records is None else self.records)
 

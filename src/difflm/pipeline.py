@@ -41,7 +41,7 @@ class Generation:
     tokens: list[str]  # its words
     steps: int
     denoiser_calls: int
-    seconds: float  # wall clock of the batch that made it, or of all its candidates' batches
+    seconds: float  # that the batch took which made it; of candidates, those of all their batches added up
     seed: int
     controls: list[dict[str, Any]] = field(default_factory=list)
 
@@ -251,6 +251,7 @@ class TextDiffusion:
                 yield seen.tile, seen.frame
 
     def _walked(self, works: Sequence[Work]) -> Iterator[Seen]:
+        self.model.get_ready()
         for owner, work in enumerate(works):
             work.rows = self._rows(work, owner)
         groups = ([row for work in group for row in work.rows] for group in like_ones(works, self.model))
@@ -333,6 +334,8 @@ class TextDiffusion:
 
     def _told(self, seen: Seen, works: Sequence[Work]) -> Iterator[tuple[int, dict[int, Generation]]]:
         """What a frame is for: those who watch, and texts that are done."""
+        if not any(works[owner].wanted() for owner, _ in seen.tile.owners):  # given up while it was on its way
+            return
         for owner, part in seen.tile.owners:
             gone = seen.frame.step >= works[owner].sampling.steps
             if (watch := works[owner].watch) and not gone and not seen.last:
@@ -374,6 +377,7 @@ class TextDiffusion:
     ) -> Iterator[list[Draft]]:
         """Every text at every step: one list of drafts a step, tile after tile."""
         work = self.work(n, seed, controls=controls, edit=edit, watch=lambda drafts: None, **settings)
+        self.model.get_ready()
         for tile in tiles(self.model, self._rows(work), self.device):
             for seen in self._on_cores([partial(self._seen, tile, [work])]):
                 if not seen.last:

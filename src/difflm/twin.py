@@ -1,7 +1,9 @@
 """The autoregressive Transformer of the same size, tokens and data: rival, judge, and likelihood yardstick."""
 
 import copy
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -90,12 +92,14 @@ class Autoregressive(LanguageModel):
         if sampling.beams:
             yield self.beam_search(noise, width, sampling.beams, known)
             return
-        places = min(width, self.longest)
-        writer = self.writers.of(self, len(lengths), width, sampling)
+        with self.writers.lent(self, len(lengths), width, sampling) as writer:
+            yield from self.written(writer, noise, known, min(width, self.longest))
+
+    def written(self, writer: "Writer", noise: Noise, known: Tensor | None, places: int) -> Iterator[Frame]:
         writer.begin(noise, known)
         for i in range(places):
             writer.step()
-            t = torch.full((len(lengths),), 1 - (i + 1) / places)
+            t = torch.full((len(writer.done),), 1 - (i + 1) / places)
             yield Frame(i, t, writer.tokens.clone(), writer.confidence.clone(), writer.mask, writer.changed.clone())
             if i % 8 == 7 and bool(writer.done.all()):  # the one look at the device, every eighth word
                 return
@@ -233,22 +237,36 @@ class Writer:
 
 
 class Writers:
-    """Those of the last few shapes: a recording serves every later call of its shape."""
+    """Those of the last few shapes: a recording serves every later call of its shape. One that is at work belongs to
+    its reader alone."""
 
     most = 4
 
     def __init__(self) -> None:
-        self.kept: dict[Any, Writer] = {}
+        self.idle: list[tuple[Any, Writer]] = []
+        self.lock = threading.Lock()
 
-    def of(self, twin: "Autoregressive", batch: int, width: int, sampling: Sampling) -> Writer:
+    @contextmanager
+    def lent(self, twin: "Autoregressive", batch: int, width: int, sampling: Sampling) -> Iterator[Writer]:
         own = replace(sampling, steps=1)  # which mean nothing here
         weights = twin.embedding.weight.data_ptr(), twin.never.device  # a recording knows memory, not modules
         key = batch, width, own, twin.precision or twin.written_in, twin.compiled, weights
-        writer = self.kept.pop(key, None) or Writer(twin, batch, width, sampling)
-        self.kept[key] = writer  # the latest stands last
-        while len(self.kept) > self.most:
-            del self.kept[next(iter(self.kept))]
-        return writer
+        with self.lock:
+            place = next((i for i, (other, _) in enumerate(self.idle) if other == key), None)
+            writer = None if place is None else self.idle.pop(place)[1]
+        writer = writer or Writer(twin, batch, width, sampling)
+        try:
+            yield writer
+        except Exception:
+            writer = None  # who knows where it stopped
+            raise
+        finally:
+            if writer is not None:
+                self.keep(key, writer)
+
+    def keep(self, key: Any, writer: Writer) -> None:
+        with self.lock:
+            self.idle = [*self.idle, (key, writer)][-self.most :]
 
     def __deepcopy__(self, memo: object) -> "Writers":
         """A copy of a model has other memory, and records for itself."""

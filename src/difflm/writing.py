@@ -33,26 +33,16 @@ class Writer(Denoiser):
         )
         self.precision, self.compiled, self.apart = dtype, compiled, apart  # apart: the network is a copy
         self.codec.to(source.codec.bias.device)
-        self.marks: list[tuple[int, int]] = []
-        self.following = threading.Lock()
         self.follow(source)
 
     @torch.no_grad()
     def follow(self, source: Denoiser) -> None:
         """Take over the source's weights as they are now."""
-        with self.following:
-            theirs = weights(source)
-            # On a GPU a recorded update changes weights without a mark, and copying them is cheap. On a CPU tiles are
-            # made side by side: what did not change must not be written while others read it.
-            marks = [(weight.data_ptr(), weight._version) for weight in theirs]
-            if marks == self.marks and not theirs[0].is_cuda:
-                return
-            self.codec.raw.copy_(source.codec.table())
-            self.codec.bias.copy_(source.codec.bias)
-            if self.apart:
-                torch._foreach_copy_(weights(self.network), weights(source.network))
-                self.network.train(source.network.training)
-            self.marks = marks
+        self.codec.raw.copy_(source.codec.table())
+        self.codec.bias.copy_(source.codec.bias)
+        if self.apart:
+            torch._foreach_copy_(weights(self.network), weights(source.network))
+            self.network.train(source.network.training)
 
 
 def weights(network: nn.Module) -> list[Tensor]:
@@ -69,7 +59,7 @@ def ready(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.M
 
 
 class Desk:
-    """The writer follows the model at the beginning of every text, so that training, loading and moving the model go
+    """The writer follows the model at the beginning of every request, so that training, loading and moving the model go
     on as they like. What lies here is nobody's weights: a copied model begins with an empty desk."""
 
     def __init__(self) -> None:

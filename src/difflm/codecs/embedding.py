@@ -67,12 +67,13 @@ class Embedding(nn.Module):
     def marked(self, ids: Sequence[int]) -> Tensor:
         """True for these words, [V], on the table's device; kept, since a copy from the host makes a GPU wait."""
         key = (*ids, self.raw.device)
-        if key not in self._marks:
-            mask = torch.zeros(self.vocabulary, dtype=torch.bool)
-            mask[list(ids)] = True
-            self._marks = {} if len(self._marks) >= MARKS else self._marks
-            self._marks[key] = mask.to(self.raw.device)
-        return self._marks[key]
+        found = self._marks.get(key)  # tiles may be made side by side
+        if found is None:
+            found = torch.zeros(self.vocabulary, dtype=torch.bool)
+            found[list(ids)] = True
+            found = found.to(self.raw.device)
+            self._marks = {**(self._marks if len(self._marks) < MARKS else {}), key: found}
+        return found
 
 
 class LearnedEmbedding(Embedding):

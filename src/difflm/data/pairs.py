@@ -16,7 +16,8 @@ HOW = "Write texts that do: difflm generate MODEL -n 100000 --sampler ddim --jso
 def read_pairs(path: Path, text_column: str) -> tuple[Ints, Ints]:
     """Seed and sample number of every text of a file: the k-th line of a seed, from 0 on, is its sample k.
 
-    Files of several seeds may stand one after the other; each begins with its first sample.
+    Files of several seeds may stand one after the other; each begins with its first sample. That a sampler without
+    noise of its own wrote them, such as ddim, cannot be seen in the lines.
     """
     if ".jsonl" not in path.suffixes:
         raise UsageError(f"{path} holds no noise beside its texts. {HOW}")
@@ -29,8 +30,10 @@ def read_pairs(path: Path, text_column: str) -> tuple[Ints, Ints]:
         seed = row.get("seed")
         if type(seed) is not int or not 0 <= seed < 2**31:
             raise UsageError(f"line {number} of {path} does not say of which seed it is. {HOW}")
-        if row.get("denoiser_calls", 0) > row.get("steps", 0):  # of candidates, whose number is not that of the line
-            raise UsageError(f"line {number} of {path} took more calls than steps: write texts without candidates.")
+        if row.get("controls"):
+            raise UsageError(f"line {number} of {path} was made under control, not of its noise alone. {HOW}")
+        if row.get("denoiser_calls") != row.get("steps"):  # of candidates, whose number is not that of the line
+            raise UsageError(f"line {number} of {path} did not take one call a step: write texts without candidates.")
         if str(row[text_column]).strip():
             seeds.append(seed)
             samples.append(following[seed])

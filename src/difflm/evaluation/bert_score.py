@@ -47,6 +47,7 @@ class BertScore:
             some = self.pieces(
                 list(texts[start : start + TOGETHER]),
                 padding=True,
+                truncation=True,
                 return_special_tokens_mask=True,
                 return_tensors="pt",
             ).to(self.device)
@@ -62,5 +63,5 @@ def f_measure(candidate: Tensor, reference: Tensor) -> float:
     if not len(candidate) or not len(reference):
         return 0.0
     similar = candidate @ reference.T
-    precision, recall = float(similar.amax(1).mean()), float(similar.amax(0).mean())
+    precision, recall = (max(0.0, float(similar.amax(side).mean())) for side in (1, 0))
     return 2 * precision * recall / max(precision + recall, 1e-12)

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-from difflm.generation import Layout, Row, filled, frames
-from difflm.model import LanguageModel
+from difflm.cores import Job, side_by_side
+from difflm.generation import Layout, Row, Tile, filled, frames
+from difflm.model import LanguageModel, Sampling
 from difflm.recipe import Recipe
+from difflm.samplers import Frame
 from difflm.speed.clock import Row as Measured
 from difflm.speed.clock import Timed, rounded, timed
 
@@ -45,5 +47,7 @@ def tile_seconds(model: LanguageModel, texts: int, positions: int, steps: int | 
     return timed(device, partial(drained, model, tile, sampling), repeats=3, at_most=5.0)
 
 
-def drained(model: LanguageModel, tile: Any, sampling: Any) -> None:
-    deque(frames(model, tile, sampling), maxlen=1)
+def drained(model: LanguageModel, tile: Tile, sampling: Sampling) -> None:
+    """A tile as `generate` makes it: on a CPU by one core."""
+    job: Job[Frame] = lambda stopped: frames(model, tile, sampling)  # noqa: E731
+    deque(side_by_side([job]) if tile.lengths.device.type == "cpu" else frames(model, tile, sampling), maxlen=1)

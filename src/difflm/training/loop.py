@@ -187,8 +187,9 @@ class Trainer:
 
     @property
     def recording(self) -> bool:
-        """Whether steps are recorded: not on a CPU, and some networks look at their inputs."""
-        return self.budget.graphs and bool(getattr(self._network(), "captures", True))
+        """Whether steps are recorded: not on a CPU; some networks look at their inputs; and who computes blocks again
+        sets the generator back to where it was, which no recording can."""
+        return self.budget.graphs and not self.budget.recompute and bool(getattr(self._network(), "captures", True))
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -269,7 +270,7 @@ class Trainer:
             with self.autocast():
                 total = total + self.ema.model.nats(ids, lengths, noise, draws, *labels).sum()
             words = 0 if self.figure == "label_nats" else int(batch.lengths.sum()) * copies
-            count += words + size  # words and END, or texts
+            count += words + (0 if self.figure == "pair_nats" else size)  # words and END, or texts; paths have no END
         return float(total) / max(1, count)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
