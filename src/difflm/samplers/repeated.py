@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, arange, nn, zeros_like
 
-from difflm.replay import Recorded
+from difflm.replay import Recorded, fused
 from difflm.samplers.loop import Frame, Walk
 
 AHEAD = 2**22  # random numbers that may be drawn before they are needed
@@ -65,16 +65,17 @@ def pour(new: Any, old: Any) -> None:
 
 
 class Repeated:
-    """A walk of vectors whose every step is the same work on the same tensors."""
+    """A walk of vectors whose every step is the same work on the same tensors; compiled as one if so asked."""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Walk, compiled: bool = False) -> None:
         self.walk: Walk = owned(walk, {})
         self.x = self.walk.start()
         # No first answer is one of zeros, and a past of no length is none: the first step is like the others.
         self.clean, self.time = zeros_like(self.x), self.walk.times[0].clone()
         self.tokens, self.sure = zeros_like(self.walk.mask).long(), zeros_like(self.x[..., 0])
         self.ahead = self._drawn() if self.x.numel() * len(self.walk.times) <= AHEAD else None
-        self.step = Recorded(self._step, self.x.device)
+        state = (self.x, self.clean, self.time, self.tokens, self.sure, self.walk.clock)
+        self.step = Recorded(fused(self._step, state) if compiled else self._step, self.x.device)
 
     def _drawn(self) -> Tensor:
         """The noise of all steps: drawn together, many small operations are those of one step."""
