@@ -56,7 +56,7 @@ def test_a_step_compiled_as_one_writes_the_same_words(tiny_runs, guide, how):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
     lm.model.eval()
     food = lm.labellings["food"].values[1]
-    controls = {"guided": [Label("food", food)]}.get(how, []) + [Length(9)]
+    controls = [Length(9), *([Label("food", food)] if how == "guided" else [])]
     asked: dict[str, Any] = {"controls": controls, "draw": how == "drawn"}
     metrics.reset()
     first, second = (walk_of(lm, seed, **asked) for seed in (1, 2))

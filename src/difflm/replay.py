@@ -1,12 +1,11 @@
-"""Small steps that repeat, recorded once: on a GPU a thousand launches become one. Fused before, they are fewer kernels.
-And news of them that nobody waits for."""
+"""Small steps that repeat, recorded once: on a GPU a thousand launches become one; compiled as one, they are fewer. And
+news of them that nobody waits for."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 LATE = 4  # steps after which news of a GPU is read: it has arrived by then, and steps enough are under way
 WARM = 2  # calls before recording: libraries are set up and memory is found while nothing is being recorded
@@ -55,6 +54,8 @@ def fused(work: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], Non
 
     It is done twice here, first so that what it keeps for later is not written down as its own; `state`, which it
     changes, is put back."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # half a second that others need not wait
+
     before = [tensor.clone() for tensor in state]
     work()
     written = make_fx(lambda: work())()

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, arange, nn, zeros_like
 
+from difflm.processes import knowing
 from difflm.replay import Recorded, fused
 from difflm.samplers.loop import Frame, Walk
 
@@ -88,9 +89,10 @@ class Repeated:
 
     def _step(self) -> None:
         walk, clock = self.walk, self.walk.clock
-        t, s = (walk.times.index_select(0, at).squeeze(0) for at in (clock, clock + 1))
+        rows = (walk.levels.index_select(0, at).squeeze(0) for at in (clock, clock + 1))
         last = (self.clean, self.time)
-        x, belief = walk.go(self.x, t, s, self.clean, last, self._noise, guided=clock + 2 < len(walk.times))
+        with knowing(walk.process, *rows) as (t, s):
+            x, belief = walk.go(self.x, t, s, self.clean, last, self._noise, guided=clock + 2 < len(walk.times))
         self.tokens.copy_(walk.process.shown(x, belief.tokens, s))
         self.sure.copy_(belief.confidence_in(self.tokens))
         self.x.copy_(x)
