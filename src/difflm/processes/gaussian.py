@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ def at_positions(value: Tensor, state: Tensor) -> Tensor:
     return value[(...,) + (None,) * (state.dim() - value.dim())]
 
 
-_KNOWN: ContextVar[Mapping[tuple[Any, int], tuple[Tensor, ...]]] = ContextVar("known", default={})
+_KNOWN: ContextVar[Mapping[tuple[Any, int], tuple[Tensor, ...]]] = ContextVar("known", default=MappingProxyType({}))
 
 
 @contextmanager
