@@ -177,6 +177,7 @@ class Transformer(nn.Module):
         self.places = nn.Parameter(0.5 * torch.randn(2, positions, hidden)) if positions else None
         self.blocks = nn.ModuleList(Block(hidden, heads, dropout, condition) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, out_dim)
+        self._turns: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -216,7 +217,7 @@ class Transformer(nn.Module):
                 x = x + told
             elif self.time == "prefix":
                 return self.prefixed(x, told, mask)
-        turn = turn or rotary(x.shape[1], self.head_dim, x.device, start)
+        turn = turn or self.turn(x.shape[1], x.device, start)
         if mask is not None and not self.training:
             mask = additive(mask, self.head.weight.dtype)
         grown: list[Cache | None] = []
@@ -225,6 +226,15 @@ class Transformer(nn.Module):
             x, cache = block(x, modulation, mask, turn, self.causal, cache)
             grown.append(cache)
         return x, grown
+
+    def turn(self, length: int, device: torch.device, start: int) -> tuple[Tensor, Tensor]:
+        """Rotations of positions that follow each other. Those of whole canvases are kept while it writes, for good: a
+        recorded step refers to them."""
+        if start or self.training or length % 16:
+            return rotary(length, self.head_dim, device, start)
+        if (length, device) not in self._turns:
+            self._turns[length, device] = rotary(length, self.head_dim, device)
+        return self._turns[length, device]
 
     def modulations(self, condition: Tensor) -> list[Modulation]:
         """Of all blocks. A GPU that writes makes one product of theirs: putting the weights together anew takes it less

@@ -10,7 +10,7 @@ from difflm.processes import knowing
 from difflm.replay import Recorded, fused
 from difflm.samplers.loop import Frame, Walk
 
-AHEAD = 2**22  # random numbers that may be drawn before they are needed
+AHEAD = 2**24  # random numbers that may be drawn before they are needed: those of 50 texts and 50 steps
 
 # A walk is a tree of values: dataclasses and lists of them, with tensors and networks for leaves.
 
