@@ -25,7 +25,7 @@ from difflm.pictures.canvas import check_out
 from difflm.pictures.speed import draw_speed
 from difflm.speed.bench import PARTS, Bench, Task, parts_of
 from difflm.speed.rivals import check_twin
-from difflm.speed.writing import TARGETS
+from difflm.speed.writing import TARGETS, arithmetic
 from difflm.verbs.shared import load
 
 Row = Mapping[str, Any]
@@ -205,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="the few rows of `difflm bench`")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="[the quickest]")
+    parser.add_argument("--compile", action="store_true", help="compile the model's steps: seconds at every new size")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="append every row as it is found")
     parser.add_argument("--table", type=Path, metavar="FILE.jsonl", help="print rows found before as Markdown")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="with --table: draw them, too, as .png or .svg")
@@ -221,6 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def bench_of(asked: argparse.Namespace) -> Bench:
     lm = load(asked.model, asked.device, asked.dtype)
+    if asked.compile:
+        lm.model.write_in(None if arithmetic(lm) == "float32" else getattr(torch, arithmetic(lm)), compiled=True)
     twin = (run_names([asked.twin])[0], check_twin(load(asked.twin, asked.device, asked.dtype))) if asked.twin else None
     return Bench(
         asked.model,

@@ -8,7 +8,7 @@ from difflm.codecs import FixedEmbedding
 from difflm.denoiser import Denoiser
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM
 from difflm.networks import BertLayout, Transformer
-from difflm.networks.transformer import rotary, rotate, sinusoid
+from difflm.networks.transformer import at_once, parted, rotary, rotate, sinusoid
 from difflm.processes import Gaussian, at_positions
 from difflm.schedules import Cosine
 
@@ -202,3 +202,14 @@ def test_learned_places_are_counted_from_both_ends_on_any_canvas():
     wide = body(x, t, torch.arange(12)[None] < 5)[:, :5]
     assert torch.allclose(narrow, wide, atol=1e-5)
     assert not torch.allclose(narrow, body(x[:, :6], t, torch.ones(1, 6, dtype=torch.bool))[:, :5], atol=1e-2)
+
+
+def test_modulations_at_once_are_those_of_each_layer():
+    """Sums of eight numbers of size one, rounded in float32."""
+    layers, condition = [torch.nn.Linear(8, 6 * 4) for _ in range(3)], torch.randn(5, 1, 8)
+    together = zip(*(part.unbind(-3) for part in parted(at_once(layers, condition), 3)), strict=True)
+    for layer, whole in zip(layers, together, strict=True):
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = layer(condition).chunk(6, dim=-1)
+        expected = [(shift_1, shift_2), (1 + scale_1, 1 + scale_2), (gate_1, gate_2)]
+        for part, alone in zip(whole, expected, strict=True):
+            assert torch.allclose(part, torch.stack(alone, -2), atol=1e-5)

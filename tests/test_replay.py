@@ -1,9 +1,22 @@
 """What is recorded does what it did: on a CPU by being called, on a GPU by being replayed."""
 
+from typing import Any
+
 import pytest
 import torch
+from test_guidance import guide
+from tiny import tiny_runs
+from torch._inductor import metrics
 
+from difflm.controls import Label, Length
+from difflm.controls.tile import steered
+from difflm.generation import tiles
+from difflm.noise import Noise
+from difflm.pipeline import TextDiffusion
 from difflm.replay import WARM, Recorded
+from difflm.samplers import Repeated, Walk
+
+assert tiny_runs and guide  # fixtures
 
 
 def counted(device: torch.device, calls: int) -> list[float]:
@@ -21,3 +34,37 @@ def test_every_call_does_the_work_once(device: str, calls: int) -> None:
         pytest.skip("no GPU here")
     expected = 2.0 ** (calls + 1) - 2
     assert counted(torch.device(device), calls) == [expected] * 3
+
+
+# -- a step compiled as one --------------------------------------------------------------------------------------------
+
+
+def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> Walk:
+    """The walk of the only tile of a request."""
+    work = lm.work(2, seed, **{"steps": 4, **asked})
+    work.rows = lm._rows(work)
+    (tile,) = tiles(lm.model, work.rows, lm.device)
+    steering = steered(tile, [(work.brief, part) for _, part in tile.owners], [work.way] * len(tile.lengths))
+    return lm.model.walk(Noise(tile.seeds, tile.samples), tile.lengths, tile.width, work.sampling, steering)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["free", "guided", "drawn"])
+@torch.no_grad()
+def test_a_step_compiled_as_one_writes_the_same_words(tiny_runs, guide, how):
+    """Also gradients inside it, and a second walk poured into the first one's tensors."""
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
+    lm.model.eval()
+    food = lm.labellings["food"].values[1]
+    controls = [Length(9), *([Label("food", food)] if how == "guided" else [])]
+    asked: dict[str, Any] = {"controls": controls, "draw": how == "drawn"}
+    metrics.reset()
+    first, second = (walk_of(lm, seed, **asked) for seed in (1, 2))
+    compiled = Repeated(first, compiled=True)
+    for walk in (first, second):
+        plain, fused = list(walk.frames()), list(compiled.frames(walk))
+        assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(plain, fused, strict=True))
+        for a, b in zip(plain, fused, strict=True):
+            assert torch.allclose(a.confidence, b.confidence, atol=1e-4)
+            assert a.state is not None and b.state is not None and torch.allclose(a.state, b.state, atol=1e-3)
+    print(f"  {metrics.generated_kernel_count} kernels beside matrix products")

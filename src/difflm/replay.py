@@ -1,8 +1,8 @@
-"""Small steps that repeat, recorded once: on a GPU a thousand launches become one. And news of them that nobody waits
-for."""
+"""Small steps that repeat, recorded once: on a GPU a thousand launches become one; compiled as one, they are fewer. And
+news of them that nobody waits for."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +45,24 @@ class Recorded:
         with torch.cuda.stream(side):
             self.work()
         torch.cuda.current_stream().wait_stream(side)
+
+
+@torch.no_grad()
+def fused(work: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
+    """Work that could be recorded, compiled as one: its operations are written down while it is done, gradients taken
+    inside it included, and whatever stands between two matrix products becomes a kernel or two.
+
+    It is done twice here, first so that what it keeps for later is not written down as its own; `state`, which it
+    changes, is put back."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # half a second that others need not wait
+
+    before = [tensor.clone() for tensor in state]
+    work()
+    written = make_fx(lambda: work())()
+    for tensor, value in zip(state, before, strict=True):
+        tensor.copy_(value)
+    made: Callable[[], None] = torch.compile(written, dynamic=False, fullgraph=True)
+    return made
 
 
 class News:

@@ -50,10 +50,11 @@ def weights(network: nn.Module) -> list[Tensor]:
 
 
 def ready(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.Module:
-    """A copy whose matrices are in `dtype`, norms and tables as they were. Compiled are its blocks, which are alike: so
-    is the time that it takes."""
+    """A copy whose matrices are in `dtype`, norms and tables as they were. On a CPU its blocks are compiled, which are
+    alike: so is the time that it takes. On a GPU it is whole steps that are."""
     network = narrow(copy.deepcopy(network).requires_grad_(False), dtype)
-    for block in getattr(network, "blocks", [network]) if compiled else []:
+    on_gpu = next(network.parameters()).is_cuda
+    for block in getattr(network, "blocks", [network]) if compiled and not on_gpu else []:
         block.compile(dynamic=False)
     return network
 
@@ -98,7 +99,7 @@ class Desk:
         shape = skeleton(walk)
         with self._lock:
             kept = self._walks.pop(shape, None)
-        kept = kept or Repeated(walk)
+        kept = kept or Repeated(walk, self.compiled and walk.mask.is_cuda)
         try:
             yield from kept.frames(walk)
         except Exception:

@@ -8,15 +8,16 @@ Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a positio
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 TimeInput = Literal["adaptive", "addition", "layers", "prefix", "none"]
+Modulation = Sequence[tuple[Tensor, ...]]  # shifts, scales and gates of a block's two norms
 Cache = tuple[Tensor, Tensor]  # keys and values of one layer, [B, heads, L, head_dim]
 
 
@@ -54,16 +55,15 @@ class TimeEmbedding(nn.Sequential):
 
 
 def rotary(length: int, dim: int, device: torch.device, start: int = 0) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's rotation angles (Su et al., 2021), [L, dim]."""
+    """Cosine and sine of every position's rotation angles (Su et al., 2021), [L, dim]; the first half's sines with the
+    sign that `rotate` would else give to the states at every call."""
     frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
     angles = torch.arange(start, start + length, device=device, dtype=torch.float32).unsqueeze(-1) * frequencies
-    angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos(), angles.sin()
+    return torch.cat([angles, angles], dim=-1).cos(), torch.cat([-angles, angles], dim=-1).sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -109,6 +109,17 @@ def calm(told: Tensor) -> Tensor:
     return F.silu(F.layer_norm(told.float(), told.shape[-1:])) / math.sqrt(told.shape[-1])
 
 
+def at_once(layers: Sequence[nn.Linear], x: Tensor) -> Tensor:
+    """The answers of several layers to the same question, side by side."""
+    return F.linear(x, torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers]))
+
+
+def parted(told: Tensor, *blocks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Shifts, scales and gates, [..., *blocks, 2, hidden] each."""
+    shifts, scales, gates = told.unflatten(-1, (*blocks, 2, 3, -1)).unbind(-2)
+    return shifts, 1 + scales, gates
+
+
 class Block(nn.Module):
     """Pre-norm attention and feed-forward. With a condition, norms are shifted, scaled and gated by it; the gates
     start shut, so that the network starts as the identity (Peebles & Xie, 2023)."""
@@ -127,20 +138,20 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        condition: Tensor | None,
+        modulation: Modulation | None,
         mask: Tensor | None,
         turn: tuple[Tensor, Tensor],
         causal: bool = False,
         cache: Cache | Slots | None = None,
     ) -> tuple[Tensor, Cache]:
-        if self.modulation is None or condition is None:
+        if modulation is None:
             y, grown = self.attention(self.norm_1(x), mask, turn, causal, cache)
             x = x + self.drop(y)
             return x + self.drop(self.feed(self.norm_2(x))), grown
-        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.modulation(condition).chunk(6, dim=-1)
-        y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), 1 + scale_1), mask, turn, causal, cache)
+        (shift_1, shift_2), (scale_1, scale_2), (gate_1, gate_2) = modulation
+        y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), scale_1), mask, turn, causal, cache)
         x = torch.addcmul(x, gate_1, self.drop(y))
-        y = self.feed(torch.addcmul(shift_2, self.norm_2(x), 1 + scale_2))
+        y = self.feed(torch.addcmul(shift_2, self.norm_2(x), scale_2))
         return torch.addcmul(x, gate_2, self.drop(y)), grown
 
 
@@ -166,6 +177,7 @@ class Transformer(nn.Module):
         self.places = nn.Parameter(0.5 * torch.randn(2, positions, hidden)) if positions else None
         self.blocks = nn.ModuleList(Block(hidden, heads, dropout, condition) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, out_dim)
+        self._turns: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -195,24 +207,46 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, list[Cache | None]]:
         """All blocks over hidden states that begin at position `start`; caches hold what came before. A mask [B, L, L]
         tells who sees whom; `turn` are rotations of positions that do not simply follow each other."""
-        condition = told = None
+        told: Tensor | None = None
+        modulations: Sequence[Modulation | None] = [None] * len(self.blocks)
         if t is not None and self.time != "none":
             told = self.embed_time(t)
             if self.time == "adaptive":
-                condition = calm(told)
+                modulations = self.modulations(calm(told))
             elif self.time == "addition":
                 x = x + told
             elif self.time == "prefix":
                 return self.prefixed(x, told, mask)
-        turn = turn or rotary(x.shape[1], self.head_dim, x.device, start)
+        turn = turn or self.turn(x.shape[1], x.device, start)
         if mask is not None and not self.training:
             mask = additive(mask, self.head.weight.dtype)
         grown: list[Cache | None] = []
-        for block, cache in zip(self.blocks, caches, strict=True):
+        for block, modulation, cache in zip(self.blocks, modulations, caches, strict=True):
             x = x + told if self.time == "layers" and told is not None else x
-            x, cache = block(x, condition, mask, turn, self.causal, cache)
+            x, cache = block(x, modulation, mask, turn, self.causal, cache)
             grown.append(cache)
         return x, grown
+
+    def turn(self, length: int, device: torch.device, start: int) -> tuple[Tensor, Tensor]:
+        """Rotations of positions that follow each other. Those of whole canvases are kept while it writes, for good: a
+        recorded step refers to them."""
+        if start or self.training or length % 16:
+            return rotary(length, self.head_dim, device, start)
+        if (length, device) not in self._turns:
+            self._turns[length, device] = rotary(length, self.head_dim, device)
+        return self._turns[length, device]
+
+    def modulations(self, condition: Tensor) -> list[Modulation]:
+        """Of all blocks. A GPU that writes makes one product of theirs: putting the weights together anew takes it less
+        than the launches do. Where every position has its own time, that would be much to hold at once."""
+        layers = [cast(nn.Linear, cast(Block, block).modulation) for block in self.blocks]
+        condition = condition.to(layers[0].weight.dtype)
+        parts: Iterable[tuple[Tensor, ...]]
+        if condition.is_cuda and condition.shape[1] == 1 and not self.training:
+            parts = zip(*(part.unbind(-3) for part in parted(at_once(layers, condition), len(layers))), strict=True)
+        else:
+            parts = (parted(layer(condition)) for layer in layers)
+        return [[part.unbind(-2) for part in own] for own in parts]
 
     def prefixed(self, x: Tensor, told: Tensor, mask: Tensor | None) -> tuple[Tensor, list[Cache | None]]:
         """All blocks over the text with the time before it."""

@@ -1,6 +1,6 @@
 """How a state is corrupted, and how to step back from t to any s < t given a belief."""
 
-from difflm.processes.gaussian import Gaussian, at_positions
+from difflm.processes.gaussian import Gaussian, at_positions, knowing
 from difflm.processes.interpolating import Absorbing, Hybrid, Interpolating, Uniform
 from difflm.processes.keep import Informed, Keep, Power, Quarter, Straight
 from difflm.processes.matrix import Matrix, Nearest
@@ -23,4 +23,5 @@ __all__ = [
     "TokenProcess",
     "Uniform",
     "at_positions",
+    "knowing",
 ]

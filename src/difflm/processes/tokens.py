@@ -45,6 +45,10 @@ class TokenProcess(nn.Module):
     def kept(self, ids: Tensor, t: Tensor) -> Tensor:
         """α: how likely each word has met no noise by t, [B, L]."""
 
+    def levels(self, t: Tensor) -> Tensor:
+        """Times [N, …] and what is worked out of them before a walk, [N, 1, …]: nothing."""
+        return t.unsqueeze(1)
+
     def observe(self, counts: Tensor) -> None:
         """Learn from how often each token occurs."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from difflm.belief import Belief
 from difflm.noise import Noise
-from difflm.processes import Gaussian, TokenProcess
+from difflm.processes import Gaussian, TokenProcess, knowing
 from difflm.samplers.steering import FREE, Guide
 from difflm.samplers.steps import Moment, Step
 from difflm.samplers.transforms import Transform
@@ -81,6 +81,11 @@ class Walk:
         return x if self.hold is None else self.hold(x)
 
     @cached_property
+    def levels(self) -> Tensor:
+        """All times, and beside each what the process knows of it, [N + 1, K, B] or [N + 1, K, B, L]."""
+        return self.process.levels(self.times)
+
+    @cached_property
     def free(self) -> Tensor | None:
         """Places that are nobody's but the model's, [B, L]; None: all."""
         return None if self.hold is None else self.hold(torch.full_like(self.mask, FREE, dtype=torch.int64)) == FREE
@@ -119,10 +124,10 @@ class Walk:
         tokens: Tensor | None = None
         for i in range(len(self.times) - 1):
             self.clock.fill_(i)
-            t, s = self.times[i], self.times[i + 1]
             noise = lambda i=i: self.fresh(i + 1)  # noqa: E731
-            # Nobody sees the state behind the last belief.
-            x, belief = self.go(x, t, s, previous, last, noise, guided=i + 2 < len(self.times))
+            with knowing(self.process, self.levels[i], self.levels[i + 1]) as (t, s):
+                # Nobody sees the state behind the last belief.
+                x, belief = self.go(x, t, s, previous, last, noise, guided=i + 2 < len(self.times))
             previous, last = belief.clean, (belief.clean, t)
             before, tokens = tokens, self.process.shown(x, belief.tokens, s)
             sure = lambda belief=belief, tokens=tokens: belief.confidence_in(tokens)  # noqa: E731

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor, arange, nn, zeros_like
 
-from difflm.replay import Recorded
+from difflm.processes import knowing
+from difflm.replay import Recorded, fused
 from difflm.samplers.loop import Frame, Walk
 
-AHEAD = 2**22  # random numbers that may be drawn before they are needed
+AHEAD = 2**24  # random numbers that may be drawn before they are needed: those of 50 texts and 50 steps
 
 # A walk is a tree of values: dataclasses and lists of them, with tensors and networks for leaves.
 
@@ -65,16 +66,17 @@ def pour(new: Any, old: Any) -> None:
 
 
 class Repeated:
-    """A walk of vectors whose every step is the same work on the same tensors."""
+    """A walk of vectors whose every step is the same work on the same tensors; compiled as one if so asked."""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Walk, compiled: bool = False) -> None:
         self.walk: Walk = owned(walk, {})
         self.x = self.walk.start()
         # No first answer is one of zeros, and a past of no length is none: the first step is like the others.
         self.clean, self.time = zeros_like(self.x), self.walk.times[0].clone()
         self.tokens, self.sure = zeros_like(self.walk.mask).long(), zeros_like(self.x[..., 0])
         self.ahead = self._drawn() if self.x.numel() * len(self.walk.times) <= AHEAD else None
-        self.step = Recorded(self._step, self.x.device)
+        state = (self.x, self.clean, self.time, self.tokens, self.sure, self.walk.clock)
+        self.step = Recorded(fused(self._step, state) if compiled else self._step, self.x.device)
 
     def _drawn(self) -> Tensor:
         """The noise of all steps: drawn together, many small operations are those of one step."""
@@ -87,9 +89,10 @@ class Repeated:
 
     def _step(self) -> None:
         walk, clock = self.walk, self.walk.clock
-        t, s = (walk.times.index_select(0, at).squeeze(0) for at in (clock, clock + 1))
+        rows = (walk.levels.index_select(0, at).squeeze(0) for at in (clock, clock + 1))
         last = (self.clean, self.time)
-        x, belief = walk.go(self.x, t, s, self.clean, last, self._noise, guided=clock + 2 < len(walk.times))
+        with knowing(walk.process, *rows) as (t, s):
+            x, belief = walk.go(self.x, t, s, self.clean, last, self._noise, guided=clock + 2 < len(walk.times))
         self.tokens.copy_(walk.process.shown(x, belief.tokens, s))
         self.sure.copy_(belief.confidence_in(self.tokens))
         self.x.copy_(x)
