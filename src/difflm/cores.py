@@ -100,6 +100,14 @@ class Workers(Generic[T]):
             thread.join()
 
 
+@contextmanager
+def one_core() -> Iterator[None]:
+    """What is done here is done as one of these jobs would do it."""
+    with SHARES.taken():
+        torch.set_num_threads(1)
+        yield
+
+
 def side_by_side(jobs: Iterable[Job[T]]) -> Iterator[T]:
     """What the jobs yield, as it comes: as many of them at a time as torch has threads. An error of one of them, or a
     reader who leaves, stops them all."""

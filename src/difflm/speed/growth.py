@@ -1,17 +1,17 @@
 """How the cost of a text grows with its length, with the number of words there are, and with texts made together."""
 
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from difflm.cores import Job, side_by_side
+from difflm.cores import one_core
 from difflm.generation import Layout, Row, Tile, filled, frames
 from difflm.model import LanguageModel, Sampling
 from difflm.recipe import Recipe
-from difflm.samplers import Frame
 from difflm.speed.clock import Row as Measured
 from difflm.speed.clock import Timed, rounded, timed
 
@@ -49,5 +49,5 @@ def tile_seconds(model: LanguageModel, texts: int, positions: int, steps: int | 
 
 def drained(model: LanguageModel, tile: Tile, sampling: Sampling) -> None:
     """A tile as `generate` makes it: on a CPU by one core."""
-    job: Job[Frame] = lambda stopped: frames(model, tile, sampling)  # noqa: E731
-    deque(side_by_side([job]) if tile.lengths.device.type == "cpu" else frames(model, tile, sampling), maxlen=1)
+    with one_core() if tile.lengths.device.type == "cpu" else nullcontext():
+        deque(frames(model, tile, sampling), maxlen=1)
