@@ -255,7 +255,10 @@ def test_candidates_are_chosen_by_the_classifier_and_counted(tiny_runs, guide):
 def test_a_candidate_without_its_label_loses_against_one_with_it_whatever_its_tags(tiny_runs, small_guide):
     """Labels that are there (0.1 nats) or missed (3 nats) beside tags that cost 1 or 20: the label counts first, then
     all nats together; of tags alone, all nats."""
-    rows = [{"text": t, "pos": p, "food": f} for t, p, f in (("A pub", ["DET", "NOUN"], "a"), ("An inn", ["NOUN", "DET"], "b"))]
+    rows = [
+        {"text": t, "pos": p, "food": f}
+        for t, p, f in (("A pub", ["DET", "NOUN"], "a"), ("An inn", ["NOUN", "DET"], "b"))
+    ]
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(small_guide("difflm", rows * 9))
     label, tags = Label("food", "a"), Tags(("NOUN", "NOUN"))
     costs = {"food": [3.0, 0.1, 0.1], "pos": [1.0, 20.0, 19.0]}

@@ -1,8 +1,8 @@
 """How people say what a field holds, where they do not write the value as it stands.
 
 Each wording stands in at least five training texts of E2E that have the field, and more of these have the value than
-any other: "low prices" is none of cheap, since more of its texts have less than £ 20. They are no rules: what a text says
-depends on the words around, which the classifiers and the checker (`difflm.data.fields`) read.
+any other: "low prices" is none of cheap, since more of its texts have less than £ 20. They are no rules: what a text
+says depends on the words around, which the classifiers and the checker (`difflm.data.fields`) read.
 """
 
 _YOUNG = ("family", "kid", "kids", "child", "children")
