@@ -12,7 +12,7 @@ from tiny import tiny_runs, write_grammar
 from torch import Tensor
 
 from difflm.cli import main
-from difflm.controls import Control, Label, Length, Tags
+from difflm.controls import Label, Length, Tags
 from difflm.controls.base import Place
 from difflm.controls.classifier import Classifier, Opinion, charted, on_canvas, pairs
 from difflm.controls.guidance import ORIGINAL, Guidance, Knobs, Wish
@@ -250,30 +250,6 @@ def test_candidates_are_chosen_by_the_classifier_and_counted(tiny_runs, guide):
     assert brief is not None
     nats = brief.own_nats([lm.tokenizer.encode(g.text) for g in made])
     assert chosen.text == made[min(range(4), key=nats.__getitem__)].text and chosen.denoiser_calls == 12
-
-
-def test_a_candidate_without_its_label_loses_against_one_with_it_whatever_its_tags(tiny_runs, small_guide):
-    """Labels that are there (0.1 nats) or missed (3 nats) beside tags that cost 1 or 20: the label counts first, then
-    all nats together; of tags alone, all nats."""
-    rows = [
-        {"text": t, "pos": p, "food": f}
-        for t, p, f in (("A pub", ["DET", "NOUN"], "a"), ("An inn", ["NOUN", "DET"], "b"))
-    ]
-    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(small_guide("difflm", rows * 9))
-    label, tags = Label("food", "a"), Tags(("NOUN", "NOUN"))
-    costs = {"food": [3.0, 0.1, 0.1], "pos": [1.0, 20.0, 19.0]}
-
-    def asked(*controls: Control) -> list[tuple[int, float]]:
-        brief = lm.brief(controls)
-        assert brief is not None
-        return brief.own_nats([[5, 6]] * 3)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Opinion, "nats", lambda self, name, labels, whole: torch.tensor(costs[name]))
-        both, alone = asked(label, tags), asked(tags)
-    assert sorted(range(3), key=both.__getitem__) == [2, 1, 0] and [missed for missed, _ in both] == [1, 0, 0]
-    assert [nats for _, nats in both] == pytest.approx([4.0, 20.1, 19.1])
-    assert sorted(range(3), key=alone.__getitem__) == [0, 2, 1]
 
 
 def test_candidates_and_guidance_are_the_same_however_many_texts_are_asked_for(tiny_runs, guide):

@@ -1,6 +1,5 @@
 """A list of controls bound to a model: checked for sense beforehand, then layouts and steering, then checks."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -186,19 +185,15 @@ class Brief:
     # -- after --------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def own_nats(self, rows: list[list[int]]) -> list[tuple[int, float]]:
-        """What the guiding classifiers find against finished texts, given as word ids: of the labels of a whole text
-        those that are rather not there than there, and −log p(all that is asked). The first counts before the second,
-        for tags of many words differ by more nats than a label that is missed altogether."""
+    def own_nats(self, rows: list[list[int]]) -> list[float]:
+        """−log p(what is asked | finished text) under the guiding classifiers, for word ids."""
         device = self.model.denoiser.codec.bias.device
         ids, lengths = padded(rows)
         canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
         wishes = self.wishes(Place(mask, self.setting.first, torch.zeros_like(mask)))
         guide = Guidance(wishes, self.model.denoiser, mask, self.knobs)
         t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
-        each = guide.each(self.model.denoiser.codec.state(canvas), t)
-        missed = (each > math.log(2)) & torch.tensor([[wish.of_text] for wish in wishes], device=device)
-        return list(zip(missed.sum(0).tolist(), each.sum(0).tolist(), strict=True))
+        return guide.nats(self.model.denoiser.codec.state(canvas), t).tolist()
 
     def checks(self, words: Sequence[str]) -> list[dict[str, Any]]:
         return checked(self.controls, words)

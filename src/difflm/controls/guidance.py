@@ -59,11 +59,6 @@ class Wish:
         """Which texts it asks something of, [B]; of the others not even that they have no spans."""
         return (self.labels.reshape(len(self.labels), -1) != NOTHING).any(-1)
 
-    @property
-    def of_text(self) -> bool:
-        """Whether it is one label of the whole text."""
-        return self.classifier.labellings[self.head].kind == "text"
-
 
 @dataclass(frozen=True)
 class Guidance:
@@ -96,11 +91,8 @@ class Guidance:
         return torch.nan_to_num(slope) * self.mask.unsqueeze(-1)
 
     def nats(self, x: Tensor, s: Tensor) -> Tensor:
-        """−log p(c | x_s) of each text, all wishes together, [B]."""
-        return self.each(x, s).sum(0)
-
-    def each(self, x: Tensor, s: Tensor) -> Tensor:
-        """The same wish by wish, [wishes, B]; each classifier is asked once."""
+        """−log p(c | x_s) of each text, all wishes together, [B]; each classifier is asked once."""
         classifiers = {id(w.classifier): w.classifier for w in self.wishes}
         opinions = {key: one(self.denoiser, x, s, self.mask) for key, one in classifiers.items()}
-        return torch.stack([opinions[id(w.classifier)].nats(w.head, w.labels, w.whole) * w.asks for w in self.wishes])
+        found = [opinions[id(w.classifier)].nats(w.head, w.labels, w.whole) * w.asks for w in self.wishes]
+        return torch.stack(found).sum(0)
