@@ -42,7 +42,7 @@ def test_phrases_are_placed_where_together_they_are_likeliest(gains, sizes, bloc
     assert (best is not None) == fits(sizes, [len(run) for run in free])
     assume(best is not None)
     rows = [torch.tensor([[float("-inf") if g is None else float(g) for g in row]] * 2) for row in allowed]
-    starts = [int(s[1]) for s in likeliest(rows, sizes)]
+    starts = [int(s[1]) for s in likeliest(rows, sizes, range(len(sizes)))]
     assert sum(gains[n][s] for n, s in enumerate(starts)) == best
     places = [p for s, size in zip(starts, sizes, strict=True) for p in range(s, s + size)]
     assert len(set(places)) == len(places) and not blocked & set(places)

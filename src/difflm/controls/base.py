@@ -88,6 +88,11 @@ class Control(ABC):
         """Words that must appear as they stand; those of all controls are placed together."""
         return None
 
+    def wordings(self, setting: Setting) -> Sequence[str]:
+        """Ways to say it. Beside a control that speaks of every word one of them must appear, or a step that suits many
+        words a little would win over the one that says this."""
+        return ()
+
     def rule(self, codec: "Embedding", setting: Setting, place: Place) -> "Transform | None":
         """What it imposes on every belief."""
         return None

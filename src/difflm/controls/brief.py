@@ -58,7 +58,7 @@ class Brief:
         known = [split_words(part) for part in (self.infill.parts if self.infill else edit.keep if edit else ())]
         check_words(self.controls, setting, known)
         self.ruling = [c for c in self.controls if knobs.impose or not c.head]
-        self.phrases = Phrases.of(self.ruling, setting, known)
+        self.phrases = Phrases.of(self.ruling, setting, known, self.words)
         self.more = self.phrases.more(self.infill, self.words) if self.infill else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)

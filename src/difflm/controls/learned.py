@@ -11,6 +11,7 @@ from difflm.data.fields import expresses, normalise
 from difflm.data.labels import NONE, Kind
 from difflm.data.taggers import TAGS, Tagger, own_tagger, spacy_tagger
 from difflm.data.tokenizers import UNK
+from difflm.data.wordings import wordings
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ class Field(Label):
         """Where people write the value itself, it must appear; the classifier sees to what is said around it."""
         known = UNK not in setting.tokenizer.encode(self.value)
         return self.value if self.label in VERBATIM and known else None
+
+    def wordings(self, setting: Setting) -> Sequence[str]:
+        return [text for text in wordings(self.label, self.value) if UNK not in setting.tokenizer.encode(text)]
 
     def check(self, words: Sequence[str]) -> Check:
         there = expresses(words, self.head, self.value)

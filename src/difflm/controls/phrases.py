@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import Control, Place, Setting
-from difflm.controls.exact import Contains, Infill, fits
+from difflm.controls.exact import Avoid, Contains, Infill, fits
 from difflm.data.tokenizers import SPECIALS, Bpe
 from difflm.data.words import split_words
 from difflm.errors import UsageError
@@ -21,29 +21,42 @@ MOST = 8  # all their orders are weighed at every step, which doubles with each
 
 @dataclass(frozen=True)
 class Phrases:
-    """Those that do not stand in known words, nor in each other."""
+    """Those that do not stand in known words, nor in each other; of each the ways to say it, of which one will do."""
 
-    asked: tuple[Contains, ...]
+    asked: tuple[tuple[Contains, ...], ...]
     setting: Setting
 
     @classmethod
-    def of(cls, controls: Sequence[Control], setting: Setting, known: Sequence[Sequence[str]]) -> "Phrases":
-        found: list[Contains] = []
-        asked = [Contains(text) for c in controls if (text := c.verbatim(setting)) is not None]
-        for control in sorted(asked, key=lambda c: -len(c.words)):
-            if not any(control.stands_in(words) for words in [*known, *(c.words for c in found)]):
-                found.append(control)
-        if len(found) > MOST:
-            raise UsageError(f"contains: at most {MOST} words or phrases can be asked at once, not {len(found)}.")
-        return cls(tuple(found), setting)
+    def of(
+        cls, controls: Sequence[Control], setting: Setting, known: Sequence[Sequence[str]], words: int | None = None
+    ) -> "Phrases":
+        every_word = any(c.head and c.length(setting) is not None for c in controls)
+        if every_word and not known:
+            found = cls.said(controls, setting)
+            if len(found.asked) <= MOST and found.needed <= (setting.room if words is None else words):
+                return found
+        found = cls(tuple((one,) for one in apart(verbatim(controls, setting), known)), setting)
+        if len(found.asked) > MOST:
+            raise UsageError(f"contains: at most {MOST} words or phrases can be asked at once, not {len(found.asked)}.")
+        return found
+
+    @classmethod
+    def said(cls, controls: Sequence[Control], setting: Setting) -> "Phrases":
+        """With ways to say what has such."""
+        avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
+        ways = {c: [Contains(text) for text in c.wordings(setting)] for c in controls}
+        ways = {c: [one for one in own if not avoided & {w.lower() for w in one.words}] for c, own in ways.items()}
+        plain = apart(verbatim([c for c in controls if not ways[c]], setting), [])
+        more = [own for own in ways.values() if own and not any(w.stands_in(p.words) for w in own for p in plain)]
+        return cls((*((one,) for one in plain), *map(tuple, more)), setting)
 
     @cached_property
-    def ids(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(control.ids(self.setting)) for control in self.asked)
+    def ids(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return tuple(tuple(tuple(one.ids(self.setting)) for one in ways) for ways in self.asked)
 
     @cached_property
     def sizes(self) -> list[int]:
-        return [len(ids) for ids in self.ids]
+        return [min(map(len, ways)) for ways in self.ids]
 
     @property
     def needed(self) -> int:
@@ -83,7 +96,7 @@ class Phrases:
 
     @property
     def named(self) -> str:
-        return " and ".join(repr(control.phrase) for control in self.asked)
+        return " and ".join(repr(ways[0].phrase) for ways in self.asked)
 
     def rule(self, codec: "Embedding", place: Place, open_ended: bool) -> "list[Transform]":
         if not self.asked:
@@ -107,5 +120,18 @@ class Phrases:
                 for i, piece in enumerate(pieces, len(SPECIALS))
                 if split_words(control.phrase.strip() + piece)[: len(control.words)] != control.words
             )
-            for control in self.asked
+            for control, *_ in self.asked
         )
+
+
+def verbatim(controls: Sequence[Control], setting: Setting) -> list[Contains]:
+    return [Contains(text) for c in controls if (text := c.verbatim(setting)) is not None]
+
+
+def apart(asked: Sequence[Contains], known: Sequence[Sequence[str]]) -> list[Contains]:
+    """Those that stand neither in known words nor in longer ones of them."""
+    found: list[Contains] = []
+    for control in sorted(asked, key=lambda c: -len(c.words)):
+        if not any(control.stands_in(words) for words in [*known, *(c.words for c in found)]):
+            found.append(control)
+    return found

@@ -35,25 +35,31 @@ def without(logits: Tensor, here: Tensor, ids: Sequence[int]) -> Tensor:
 @dataclass(frozen=True)
 class Together:
     """Phrases stand where the belief finds them likeliest, all of them together, against what would stand there
-    instead; they may move while the text forms. They keep off each other and off places that are not `free`."""
+    instead; they may move while the text forms, and of several ways to say one the likeliest is taken. They keep off
+    each other and off places that are not `free`."""
 
     codec: Embedding
-    phrases: tuple[tuple[int, ...], ...]
+    phrases: tuple[tuple[tuple[int, ...], ...], ...]  # of each the ways to say it
     free: Tensor  # [B, W]
     glued: tuple[tuple[int, ...], ...] = ()  # of each phrase: tokens that would lengthen its last word
     open_ended: bool = False  # the model itself writes where a text ends: not before the last phrase
 
     @cached_property
-    def starts(self) -> list[Tensor]:
-        """Where each phrase fits, [B, W]."""
+    def sized(self) -> list[tuple[int, Tensor, Tensor]]:
+        """For each phrase and each size of its ways: the phrase, these ways [ways, size], and where they fit [B, W]."""
         found = []
-        for ids in self.phrases:
-            fits = self.free.clone()
-            for k in range(1, len(ids)):
-                fits[:, :-k] &= self.free[:, k:]
-                fits[:, -k:] = False
-            found.append(fits)
+        for n, ways in enumerate(self.phrases):
+            for size in sorted({len(way) for way in ways}):
+                same = [way for way in ways if len(way) == size]
+                found.append((n, torch.tensor(same, device=self.free.device), self.starts(size)))
         return found
+
+    def starts(self, size: int) -> Tensor:
+        fits = self.free.clone()
+        for k in range(1, size):
+            fits[:, :-k] &= self.free[:, k:]
+            fits[:, -k:] = False
+        return fits
 
     @cached_property
     def lengthening(self) -> list[Tensor]:
@@ -62,15 +68,18 @@ class Together:
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         chances = belief.logits.log_softmax(-1)
         loss = chances - chances.amax(-1, keepdim=True)
-        begins = likeliest([self.gain(loss, n) for n in range(len(self.phrases))], [len(ids) for ids in self.phrases])
+        gains = [gain(loss, ways, starts) for _, ways, starts in self.sized]
+        sizes, owners = [ways.shape[1] for _, ways, _ in self.sized], [n for n, _, _ in self.sized]
+        begins = likeliest([best for best, _ in gains], sizes, owners)
         places = torch.arange(self.free.shape[1], device=self.free.device)
         ids, here = torch.zeros_like(self.free, dtype=torch.long), torch.zeros_like(self.free)
         logits = belief.logits
-        for n, (phrase, begin) in enumerate(zip(self.phrases, begins, strict=True)):
-            for k, token in enumerate(phrase):
+        for (n, ways, _), (_, which), begin in zip(self.sized, gains, begins, strict=True):
+            way = ways[which.gather(1, begin.clamp(min=0).unsqueeze(1)).squeeze(1)]
+            for k in range(ways.shape[1]):
                 at = places == (begin + k).unsqueeze(1)
-                ids, here = ids.masked_fill(at, token), here | at
-            end = (begin + len(phrase)).unsqueeze(1)
+                ids, here = torch.where(at, way[:, k : k + 1], ids), here | at
+            end = (begin + ways.shape[1]).unsqueeze(1)
             if self.open_ended:
                 logits = without(logits, places < end, [END])
             if self.glued:
@@ -80,28 +89,32 @@ class Together:
             belief = ruled_out(belief, logits, self.codec)
         return put(belief, self.codec, here, ids)
 
-    def gain(self, loss: Tensor, n: int) -> Tensor:
-        """log p of phrase n at each start, less that of the likeliest words there, [B, W]."""
-        total = torch.zeros_like(loss[..., 0])
-        for k, token in enumerate(self.phrases[n]):
-            total = total + torch.roll(loss[..., token], -k, dims=1)
-        return total.clamp(min=-1e4).masked_fill(~self.starts[n], float("-inf"))
+
+def gain(loss: Tensor, ways: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """log p of the likeliest of some ways [ways, size] at each start, less that of the likeliest words there, and which
+    of them it is, [B, W]; `loss` [B, W, V] is that of single words."""
+    total = torch.zeros_like(loss[..., : len(ways)])
+    for k, tokens in enumerate(ways.T):
+        total = total + torch.roll(loss[..., tokens], -k, dims=1)
+    best, which = total.max(-1)
+    return best.clamp(min=-1e4).masked_fill(~starts, float("-inf")), which
 
 
-def likeliest(gains: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-    """Starts [B] of all phrases, side by side in any order, whose gains [B, W] have the largest sum.
+def likeliest(gains: Sequence[Tensor], sizes: Sequence[int], owners: Sequence[int]) -> list[Tensor]:
+    """Starts [B] of all phrases, side by side in any order, whose gains [B, W] have the largest sum. Of the options of
+    one owner one is taken; the others lie before the text.
 
-    best[done][:, i] is that sum for a set of phrases within the first i places; a set is a number, a bit a phrase."""
+    best[done][:, i] is that sum for a set of owners within the first i places; a set is a number, a bit an owner."""
     if len(gains) == 1:
         return [gains[0].argmax(-1)]
     batch, width = gains[0].shape
     best = [gains[0].new_zeros(batch, width + 1)]
     ends, lasts = ([torch.zeros_like(best[0], dtype=torch.long)] for _ in range(2))
-    for done in range(1, 1 << len(gains)):
+    for done in range(1, 1 << len(set(owners))):
         options = torch.full((len(gains), batch, width + 1), float("-inf"), device=gains[0].device)
-        for n, size in enumerate(sizes):
-            if done >> n & 1:
-                options[n, :, size:] = (best[done ^ 1 << n][:, :-1] + gains[n])[:, : width + 1 - size]
+        for n, (size, owner) in enumerate(zip(sizes, owners, strict=True)):
+            if done >> owner & 1:
+                options[n, :, size:] = (best[done ^ 1 << owner][:, :-1] + gains[n])[:, : width + 1 - size]
         value, last = options.max(0)
         value, end = value.cummax(1)
         best.append(value)
@@ -109,15 +122,19 @@ def likeliest(gains: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         lasts.append(last.gather(1, end))
     rows = torch.arange(batch, device=gains[0].device)
     all_ends, all_lasts = torch.stack(ends), torch.stack(lasts)
-    left, limit = torch.full_like(rows, (1 << len(gains)) - 1), torch.full_like(rows, width)
-    starts = torch.zeros(len(gains), batch, dtype=torch.long, device=rows.device)
-    for _ in gains:
+    left, limit = torch.full_like(rows, (1 << len(set(owners))) - 1), torch.full_like(rows, width)
+    starts = torch.full((len(gains), batch), -width, dtype=torch.long, device=rows.device)
+    for _ in set(owners):
         last = all_lasts[left, rows, limit]
-        taken = torch.stack([(last == n) * size for n, size in enumerate(sizes)]).sum(0)  # no copy from the host
-        limit = all_ends[left, rows, limit] - taken
+        taken, bit = (torch.stack([(last == n) * v for n, v in enumerate(of)]).sum(0) for of in (sizes, bits(owners)))
+        limit = all_ends[left, rows, limit] - taken  # no copy from the host
         starts[last, rows] = limit
-        left = left ^ (1 << last)
+        left = left ^ bit
     return list(starts)
+
+
+def bits(owners: Sequence[int]) -> list[int]:
+    return [1 << owner for owner in owners]
 
 
 @dataclass(frozen=True)
