@@ -155,7 +155,7 @@ def test_guidance_acts_alike(device, tiny_runs, guide, knobs):
     for value in values:
         recorded, plain = both(lm, controls=[Label("food", value), Length(12)], knobs=knobs)
         assert recorded == plain
-    assert len(lm.model.desk._walks) == 1, "both values are asked by one recording"
+    assert len(lm.model.desk._walks.idle) == 1, "both values are asked by one recording"
 
 
 def test_several_requests_in_one_loop(device, tiny_runs, guide):
@@ -198,7 +198,7 @@ def test_a_copied_or_moved_model_does_not_write_with_old_weights(device, tiny_ru
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
     before = next(both(lm))
     lm.model = copy.deepcopy(lm.model)
-    assert not lm.model.desk._walks
+    assert not lm.model.desk._walks.idle
     with torch.no_grad():
         lm.model.denoiser.codec.raw.add_(torch.randn_like(lm.model.denoiser.codec.raw))
     recorded, plain = both(lm)

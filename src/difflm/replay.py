@@ -1,11 +1,16 @@
 """Small steps that repeat, recorded once: on a GPU a thousand launches become one; compiled as one, they are fewer. And
 news of them that nobody waits for."""
 
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 LATE = 4  # steps after which news of a GPU is read: it has arrived by then, and steps enough are under way
 WARM = 2  # calls before recording: libraries are set up and memory is found while nothing is being recorded
@@ -63,6 +68,38 @@ def fused(work: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], Non
         tensor.copy_(value)
     made: Callable[[], None] = torch.compile(written, dynamic=False, fullgraph=True)
     return made
+
+
+class Shelf(Generic[T]):
+    """Recorded things of the last few kinds: a recording serves every later call of its kind. One that is at work
+    belongs to its reader alone. A copied model has other memory, and records for itself."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.lock = most, threading.Lock()
+        self.idle: list[tuple[Hashable, T]] = []
+
+    @contextmanager
+    def lent(self, kind: Hashable, make: Callable[[], T]) -> Iterator[T]:
+        with self.lock:
+            found = next((one for one in self.idle if one[0] == kind), None)
+            self.idle = [one for one in self.idle if one is not found]
+        thing = make() if found is None else found[1]
+        whole = True
+        try:
+            yield thing
+        except Exception:
+            whole = False  # who knows where it stopped
+            raise
+        finally:
+            if whole:
+                with self.lock:
+                    self.idle = [*self.idle, (kind, thing)][-self.most :]
+
+    def clear(self) -> None:
+        self.idle = []
+
+    def __deepcopy__(self, memo: object) -> "Shelf[T]":
+        return Shelf(self.most)
 
 
 class News:

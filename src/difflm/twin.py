@@ -1,9 +1,7 @@
 """The autoregressive Transformer of the same size, tokens and data: rival, judge, and likelihood yardstick."""
 
 import copy
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,9 +15,10 @@ from difflm.networks import Transformer
 from difflm.networks.transformer import Cache, Slots, rotary
 from difflm.noise import Noise
 from difflm.objectives import cross_entropy, masked_mean
-from difflm.replay import Recorded
+from difflm.replay import Recorded, Shelf
 from difflm.samplers import FREE, Frame, Steering
 
+KEPT = 4  # recorded writers, of the last few shapes
 NEVER = (START, UNK, PAD)  # tokens that no text contains
 
 
@@ -42,7 +41,7 @@ class Autoregressive(LanguageModel):
         self.precision: torch.dtype | None = None
         self.written_in: torch.dtype | None = None  # where that differs
         self.compiled = False  # whether drawing compiles its blocks: some seconds once, for many texts
-        self.writers = Writers()
+        self.writers: Shelf[Writer] = Shelf(KEPT)
         # A buffer, so that no step copies ids to the device; known anyway, so that no file holds it.
         self.register_buffer("never", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
         self.never[list(NEVER)] = True
@@ -92,7 +91,10 @@ class Autoregressive(LanguageModel):
         if sampling.beams:
             yield self.beam_search(noise, width, sampling.beams, known)
             return
-        with self.writers.lent(self, len(lengths), width, sampling) as writer:
+        batch = len(lengths)
+        weights = self.embedding.weight.data_ptr(), self.never.device  # a recording knows memory, not modules
+        kind = batch, width, replace(sampling, steps=1), self.precision or self.written_in, self.compiled, weights
+        with self.writers.lent(kind, lambda: Writer(self, batch, width, sampling)) as writer:
             yield from self.written(writer, noise, known, min(width, self.longest))
 
     def written(self, writer: "Writer", noise: Noise, known: Tensor | None, places: int) -> Iterator[Frame]:
@@ -234,43 +236,6 @@ class Writer:
         x = self.network.input(self.embedding(self.last))
         x, _ = self.network.run(x, None, seen, self.caches, 0, turn)
         return self.network.answer(x)[:, -1].float().masked_fill(self.never, float("-inf"))
-
-
-class Writers:
-    """Those of the last few shapes: a recording serves every later call of its shape. One that is at work belongs to
-    its reader alone."""
-
-    most = 4
-
-    def __init__(self) -> None:
-        self.idle: list[tuple[Any, Writer]] = []
-        self.lock = threading.Lock()
-
-    @contextmanager
-    def lent(self, twin: "Autoregressive", batch: int, width: int, sampling: Sampling) -> Iterator[Writer]:
-        own = replace(sampling, steps=1)  # which mean nothing here
-        weights = twin.embedding.weight.data_ptr(), twin.never.device  # a recording knows memory, not modules
-        key = batch, width, own, twin.precision or twin.written_in, twin.compiled, weights
-        with self.lock:
-            place = next((i for i, (other, _) in enumerate(self.idle) if other == key), None)
-            writer = None if place is None else self.idle.pop(place)[1]
-        writer = writer or Writer(twin, batch, width, sampling)
-        try:
-            yield writer
-        except Exception:
-            writer = None  # who knows where it stopped
-            raise
-        finally:
-            if writer is not None:
-                self.keep(key, writer)
-
-    def keep(self, key: Any, writer: Writer) -> None:
-        with self.lock:
-            self.idle = [*self.idle, (key, writer)][-self.most :]
-
-    def __deepcopy__(self, memo: object) -> "Writers":
-        """A copy of a model has other memory, and records for itself."""
-        return Writers()
 
 
 def truncated(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -2,14 +2,14 @@
 
 import copy
 import threading
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from difflm.codecs import FixedEmbedding
 from difflm.denoiser import Denoiser, narrow
+from difflm.replay import Shelf
 from difflm.samplers import Frame, Repeated, Walk, skeleton, steady
 
 KEPT = 8  # recorded walks, of the last few shapes
@@ -67,7 +67,7 @@ class Desk:
         self.dtype: torch.dtype | None = None  # that texts are written in, where the model itself says nothing
         self.compiled = False
         self._writer: Writer | None = None
-        self._walks: OrderedDict[Hashable, Repeated] = OrderedDict()
+        self._walks: Shelf[Repeated] = Shelf(KEPT)
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: object) -> "Desk":
@@ -96,21 +96,6 @@ class Desk:
         if not record or not steady(walk):
             yield from walk.frames()
             return
-        shape = skeleton(walk)
-        with self._lock:
-            kept = self._walks.pop(shape, None)
-        kept = kept or Repeated(walk, self.compiled and walk.mask.is_cuda)
-        try:
+        compiled = self.compiled and walk.mask.is_cuda
+        with self._walks.lent(skeleton(walk), lambda: Repeated(walk, compiled)) as kept:
             yield from kept.frames(walk)
-        except Exception:
-            kept = None  # who knows where it stopped
-            raise
-        finally:
-            if kept is not None:
-                self._keep(shape, kept)
-
-    def _keep(self, shape: Hashable, walk: Repeated) -> None:
-        with self._lock:
-            self._walks[shape] = walk
-            while len(self._walks) > KEPT:
-                self._walks.popitem(last=False)
