@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import PARTS, Silent, tiny_run, tiny_runs
+from tiny import PARTS, Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs
 
 from difflm.cli import main
 from difflm.data.pairs import read_pairs
@@ -20,8 +20,6 @@ from difflm.pipeline import TextDiffusion
 from difflm.recipe import check, load_recipe
 from difflm.run import load_run, read_config
 from difflm.timesteps import LearnedWarp, Uniform
-from difflm.training.checkpoints import load_tensors
-from difflm.training.loop import Trainer
 
 assert tiny_runs  # a fixture
 
@@ -187,20 +185,7 @@ def test_noise_that_is_not_a_texts_own_is_noticed(tiny_runs, pairs, tmp_path, ca
 
 def test_resuming_a_student_repeats_to_the_bit(tiny_runs, pairs, tmp_path, monkeypatch):
     argv = ["train", "e2e-few", f"init={tiny_runs['difflm']}", f"data={pairs}", *SHORT]
-    assert main([*argv, "--out", str(tmp_path / "whole")]) == 0
-    step = Trainer.train_step
-
-    def broken(self, batches):
-        if self.step == 3:
-            raise KeyboardInterrupt
-        return step(self, batches)
-
-    with monkeypatch.context() as context:
-        context.setattr(Trainer, "train_step", broken)
-        assert main([*argv, "--out", str(tmp_path / "cut")]) == 1
-    assert main([*argv, "--out", str(tmp_path / "cut"), "--resume"]) == 0
-    whole, cut = (load_tensors(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    assert_resumed_to_the_bit(argv, 3, tmp_path, monkeypatch)
 
 
 def test_a_short_run_on_a_gpu_records_its_steps_without_compiling(pairs):

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import yaml
-from tiny import MODEL, Silent, tiny_run, tiny_runs, write_grammar
+from tiny import MODEL, Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs, write_grammar
 
 from difflm.cli import main
 from difflm.data.tokenizers import UNK, Tokenizer
@@ -143,19 +143,4 @@ def test_the_command_and_the_card(tiny_runs, tmp_path, texts, capsys, monkeypatc
 def test_resuming_repeats_to_the_bit(tiny_runs, tmp_path, texts, first, monkeypatch):
     """Stopped by an error after `first` steps; checkpoints are saved every second."""
     argv = ["train", "own-text", f"data={texts}", f"init={tiny_runs['difflm']}", *SHORT]
-    assert main([*argv, "--out", str(tmp_path / "whole")]) == 0
-    from difflm.training.loop import Trainer
-
-    step = Trainer.train_step
-
-    def broken(self, batches):
-        if self.step == first:
-            raise KeyboardInterrupt
-        return step(self, batches)
-
-    with monkeypatch.context() as context:
-        context.setattr(Trainer, "train_step", broken)
-        assert main([*argv, "--out", str(tmp_path / "cut")]) == 1
-    assert main([*argv, "--out", str(tmp_path / "cut"), "--resume"]) == 0
-    whole, cut = (load_tensors(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    assert_resumed_to_the_bit(argv, first, tmp_path, monkeypatch)

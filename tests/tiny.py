@@ -119,3 +119,25 @@ def write_stories(root: Path, train: int = 120, valid: int = 30) -> Path:
     (root / "anlg").mkdir(exist_ok=True)
     (root / "anlg" / "dev.json").write_text(json.dumps(pairs))
     return root
+
+
+def assert_resumed_to_the_bit(argv, first, tmp_path, monkeypatch):
+    """A run that is stopped after `first` steps and resumed has the weights of one that was not."""
+    from difflm.cli import main
+    from difflm.training.checkpoints import load_tensors
+    from difflm.training.loop import Trainer
+
+    assert main([*argv, "--out", str(tmp_path / "whole")]) == 0
+    step = Trainer.train_step
+
+    def broken(self, batches):
+        if self.step == first:
+            raise KeyboardInterrupt
+        return step(self, batches)
+
+    with monkeypatch.context() as context:
+        context.setattr(Trainer, "train_step", broken)
+        assert main([*argv, "--out", str(tmp_path / "cut")]) == 1
+    assert main([*argv, "--out", str(tmp_path / "cut"), "--resume"]) == 0
+    whole, cut = (load_tensors(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
