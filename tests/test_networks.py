@@ -8,7 +8,7 @@ from difflm.codecs import FixedEmbedding
 from difflm.denoiser import Denoiser
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM
 from difflm.networks import BertLayout, Transformer
-from difflm.networks.transformer import at_once, parted, rotary, rotate, sinusoid
+from difflm.networks.transformer import Dropout, at_once, dropped, parted, rotary, rotate, sinusoid
 from difflm.processes import Gaussian, at_positions
 from difflm.schedules import Cosine
 
@@ -213,3 +213,21 @@ def test_modulations_at_once_are_those_of_each_layer():
         expected = [(shift_1, shift_2), (1 + scale_1, 1 + scale_2), (gate_1, gate_2)]
         for part, alone in zip(whole, expected, strict=True):
             assert torch.allclose(part, torch.stack(alone, -2), atol=1e-5)
+
+
+def test_dropping_by_bytes_keeps_the_mean_and_drops_the_share():
+    torch.manual_seed(0)
+    kept = dropped(torch.ones(400, 512), 26)
+    assert kept.unique().tolist() == [0.0, pytest.approx(256 / 230)]
+    assert float((kept == 0).float().mean()) == pytest.approx(26 / 256, abs=0.003)
+    for place in (0, 7):  # of eight numbers that share a draw
+        assert float((kept[:, place] == 0).float().mean()) == pytest.approx(26 / 256, abs=0.06)
+
+
+def test_dropout_that_is_not_compiled_for_a_gpu_is_the_usual_one():
+    x = torch.randn(3, 8)
+    torch.manual_seed(1)
+    usual = nn.functional.dropout(x, 0.3)
+    torch.manual_seed(1)
+    assert torch.equal(Dropout(0.3)(x), usual)
+    assert torch.equal(Dropout(0.3).eval()(x), x)

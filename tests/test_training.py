@@ -13,8 +13,12 @@ from difflm.networks.bert import PostNormBlock
 from difflm.recipe import check
 from difflm.run import read_config
 from difflm.speed.training import SMALL
+from difflm.training.budget import Budget
 from difflm.training.checkpoints import load_tensors, narrowed, save_tensors, widened
-from difflm.training.loop import Budget, Trainer, Validation, forget_after
+from difflm.training.ema import Ema
+from difflm.training.loop import Trainer, Validation, forget_after
+from difflm.training.update import Update
+from difflm.training.working import Working
 
 
 class Watching:
@@ -146,23 +150,85 @@ def test_a_bert_of_narrow_arithmetic_keeps_it_between_layers():
     assert block(torch.randn(2, 3, 16), None).dtype is torch.float32
 
 
+def learner(precision="bf16", **more):
+    """A small model without dropout, and a budget for it."""
+    torch.manual_seed(0)
+    sizes = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0}
+    model = check({**SMALL, "method": "difflm", "model": {**sizes, "embedding_dim": 16}}).build_method().build(50, 16)
+    return model, Budget(20, 8, warmup=0, precision=precision, **more)
+
+
+def test_matrices_of_the_copy_that_learns_are_narrow_and_the_rest_is_the_models_own():
+    model, _ = learner()
+    working = Working(model, torch.bfloat16)
+    apart = {name for name, weight in working.weights.items() if weight.apart}
+    matrices = {
+        f"{at}.{kind}"
+        for at, part in model.named_modules()
+        if isinstance(part, torch.nn.Linear)
+        for kind in ("weight", "bias")
+    }
+    assert apart == matrices and matrices < set(working.weights)
+    assert {working.weights[name].used.dtype for name in apart} == {torch.bfloat16}
+    own, theirs = dict(working.model.named_buffers()), dict(model.named_buffers())
+    assert own.keys() == theirs.keys() and all(own[name] is theirs[name] for name in own)
+    assert Working(model, None).model is model
+
+
+def test_a_narrow_copy_learns_what_autocast_does():
+    """Gradients of narrow matrices are what autocast takes, rounded alike; so weights and average move alike."""
+    found = []
+    for narrow in (False, True):
+        model, budget = learner(clip=0.5, weight_decay=0.1)
+        working, ema = Working(model, torch.bfloat16 if narrow else None), Ema(model, 0.99)
+        update = Update(working, ema, budget, torch.device("cpu"), recorded=False)
+        for step in range(3):
+            torch.manual_seed(step)
+            batch = made_up(step)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = working.model.loss(torch.from_numpy(batch.ids), torch.from_numpy(batch.lengths))["loss"]
+            loss.backward()
+            update(step, 0)
+            assert all(weight.grad is None for weight in (*model.parameters(), *working.used))
+        found.append((dict(model.named_parameters()), dict(ema.model.named_parameters())))
+        assert all(torch.equal(w.used, w.whole.to(w.used.dtype)) for w in working.weights.values())
+    for plain, own in zip(*found, strict=True):
+        assert all(torch.allclose(plain[name], own[name], atol=1e-5) for name in plain)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_recorded_steps_move_weights_as_unrecorded_ones(tmp_path, accumulate):
-    """Two widths, five steps, so that every recording is replayed; without dropout, in float32."""
+def test_recorded_steps_move_weights_as_unrecorded_ones(tmp_path, accumulate, precision):
+    """Two widths, five steps each, so that every recording is replayed: gradients, and the update in one pass."""
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    device, found = torch.device("cuda"), []
+    found = []
     for recorded in (False, True):
-        torch.manual_seed(0)
-        model = check(
-            {**SMALL, "method": "autoregressive", "model": {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0}}
+        model, budget = learner(
+            precision=precision, accumulate=accumulate, graphs=recorded, weight_decay=0.1, clip=0.5, lr=1e-4
         )
-        model = model.build_method().build(50, 16)
-        trainer = Trainer(model, Budget(20, 8, accumulate=accumulate, compile=recorded, warmup=0), tmp_path, device)
+        trainer = Trainer(model, budget, tmp_path, torch.device("cuda"))
+        assert trainer.update.at_once == recorded
         for step in range(10):
             batches = [made_up(step + 100 * micro) for micro in range(accumulate)]
             if step % 2:
                 batches = [Batch(b.ids[:, :8], b.lengths.clip(max=8)) for b in batches]
             trainer.train_step(batches)
-        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert torch.allclose(*found, atol=1e-4)
+        weights = (*model.parameters(), *trainer.ema.model.parameters())
+        found.append(torch.cat([p.detach().flatten() for p in weights]))
+    assert torch.allclose(*found, atol=1e-4 if precision == "fp32" else 5e-4)
+
+
+def test_moments_of_one_pass_are_those_of_the_optimiser(tmp_path):
+    """So that a checkpoint means the same however its steps were made."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    states = []
+    for recorded in (False, True):
+        model, budget = learner(precision="fp32", graphs=recorded, clip=0.5)
+        trainer = Trainer(model, budget, tmp_path, torch.device("cuda"))
+        for step in range(4):
+            trainer.train_step([made_up(step)])
+        states.append(trainer.update.state(trainer.step))
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.allclose(a.cpu(), states[1][name].cpu(), rtol=1e-2, atol=1e-5) for name, a in states[0].items())

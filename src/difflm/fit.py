@@ -22,8 +22,9 @@ from difflm.noise import Noise
 from difflm.recipe import Recipe, check, check_init
 from difflm.run import bundled_runs, find_run, load_run, write_config
 from difflm.token_model import TokenDiffusion
+from difflm.training.budget import Budget
 from difflm.training.checkpoints import newest_checkpoint
-from difflm.training.loop import Budget, Figure, Outcome, Trainer, Watcher
+from difflm.training.loop import Figure, Outcome, Trainer, Watcher
 
 VALIDATION_BATCHES = 16
 

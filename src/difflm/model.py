@@ -14,7 +14,7 @@ from difflm.denoiser import Denoiser
 from difflm.lengths import LengthPolicy
 from difflm.noise import Noise, Ticking
 from difflm.objectives import Corrupted, Objective, masked_mean, text_mean
-from difflm.processes import Gaussian, at_positions
+from difflm.processes import Gaussian, at_positions, knowing
 from difflm.samplers import (
     STEPS,
     Ask,
@@ -182,13 +182,15 @@ class DiffusionModel(LanguageModel):
     def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
         ids, mask = self.lengths.canvas(ids, lengths)
         t, weight = self.times.sample(ids.shape[0], ids.device)
-        batch = self.corrupted(ids, mask, t, *labels)
+        with knowing(self.process, self.process.levels(t.unsqueeze(0))[0]) as (t,):
+            batch = self.corrupted(ids, mask, t, *labels)
+            with torch.autocast(ids.device.type, enabled=False):
+                terms = self.objective(batch)
         counted = batch.mask
         with torch.autocast(ids.device.type, enabled=False):
-            terms = self.objective(batch)
             total = self.objective.total(terms)
-            losses = {name: masked_mean(term, counted) for name, term in terms.items()}
-            losses["loss"] = masked_mean(total * weight[:, None], counted)
+            means = masked_mean(torch.stack([*terms.values(), total * weight[:, None]]), counted)
+            losses = dict(zip([*terms, "loss"], means.unbind(), strict=True))
             per_text = text_mean(total, counted).detach()
             self.times.observe(t, per_text)
             fit = self.times.fit_loss(t, per_text)

@@ -75,12 +75,11 @@ def mse(batch: Corrupted) -> Tensor:
     first = (batch.t <= d.step).reshape(batch.t.shape + (1,) * (batch.x0.dim() - batch.t.dim()))
     clean = torch.where(first, batch.vectors, batch.x0)
     target = d.process.target(d.predicts, clean, batch.x_t, batch.noise, batch.t, s)
-    predicted = d.process.target(d.predicts, batch.belief.clean, batch.x_t, _noise(batch), batch.t, s)
+    believed = batch.noise  # who predicts the clean state itself is asked for no noise
+    if d.predicts in ("epsilon", "v"):
+        believed = d.process.noise_in(batch.x_t, batch.belief.clean, batch.t)
+    predicted = d.process.target(d.predicts, batch.belief.clean, batch.x_t, believed, batch.t, s)
     return (predicted - target).square().mean(-1)
-
-
-def _noise(batch: Corrupted) -> Tensor:
-    return batch.denoiser.process.noise_in(batch.x_t, batch.belief.clean, batch.t)
 
 
 def elbo(batch: Corrupted) -> Tensor:
@@ -147,8 +146,8 @@ class Objective:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the positions that count, of all texts together."""
-    return (values * mask).sum() / mask.sum().clamp(min=1)
+    """Mean over the positions that count, of all texts together; of several quantities [K, B, L] at once, [K]."""
+    return (values * mask).sum((-2, -1)) / mask.sum().clamp(min=1)
 
 
 def text_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from difflm.networks.transformer import Attention, TimeEmbedding, feed_forward
+from difflm.networks.transformer import Attention, Dropout, TimeEmbedding, feed_forward
 
 
 class PostNormBlock(nn.Module):
@@ -12,7 +12,7 @@ class PostNormBlock(nn.Module):
         super().__init__()
         self.attention, self.feed = Attention(hidden, heads, dropout), feed_forward(hidden, 4 * hidden)
         self.norm_1, self.norm_2 = nn.LayerNorm(hidden, eps=1e-12), nn.LayerNorm(hidden, eps=1e-12)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         y, _ = self.attention(x, mask, None, causal=False, cache=None)
@@ -22,8 +22,21 @@ class PostNormBlock(nn.Module):
         return out
 
 
+class Entry(nn.Module):
+    """Time and learned positions, added and normalised."""
+
+    def __init__(self, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(512, hidden)
+        self.norm, self.drop = nn.LayerNorm(hidden, eps=1e-12), Dropout(dropout)
+
+    def forward(self, x: Tensor, told: Tensor) -> Tensor:
+        out: Tensor = self.drop(self.norm(x + self.positions.weight[: x.shape[1]] + told).to(x.dtype))
+        return out
+
+
 class BertLayout(nn.Module):
-    """Time and learned positions are added at the input; there is no attention mask, since pads are words here."""
+    """Time is told at the input; there is no attention mask, since pads are words here."""
 
     def __init__(
         self, in_dim: int, out_dim: int, hidden: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.1
@@ -31,15 +44,13 @@ class BertLayout(nn.Module):
         super().__init__()
         self.input = nn.Sequential(nn.Linear(in_dim, hidden), nn.Tanh(), nn.Linear(hidden, hidden))
         self.embed_time = TimeEmbedding(128, 512, hidden)
-        self.positions = nn.Embedding(512, hidden)
-        self.norm, self.drop = nn.LayerNorm(hidden, eps=1e-12), nn.Dropout(dropout)
+        self.entry = Entry(hidden, dropout)
         self.blocks = nn.ModuleList(PostNormBlock(hidden, heads, dropout) for _ in range(layers))
         self.output = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, out_dim))
         self.apply(_bert_init)
 
     def forward(self, inputs: Tensor, t: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = self.input(inputs) + self.positions.weight[: inputs.shape[1]] + self.embed_time(t)
-        x = self.drop(self.norm(x))
+        x = self.entry(self.input(inputs), self.embed_time(t))
         for block in self.blocks:
             x = block(x, mask)
         out: Tensor = self.output(x)

@@ -9,12 +9,22 @@ Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a positio
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+SHORT = 64  # words up to which attention is quicker in another order of trying (docs/log.md)
+FOR_SHORT = [
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.MATH,
+]
 
 TimeInput = Literal["adaptive", "addition", "layers", "prefix", "none"]
 Modulation = Sequence[tuple[Tensor, ...]]  # shifts, scales and gates of a block's two norms
@@ -94,9 +104,30 @@ class Attention(nn.Module):
             k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
         keep = None if mask is None else mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
         dropout = self.dropout if self.training else 0.0
-        # With a cache there is one new query, which may see everything before it.
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=causal and not cache)
+        with sdpa_kernel(FOR_SHORT, set_priority=True) if q.is_cuda and k.shape[2] <= SHORT else nullcontext():
+            # With a cache there is one new query, which may see everything before it.
+            y = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=causal and not cache
+            )
         return self.out(y.transpose(1, 2).reshape(batch, length, hidden)), (k, v)
+
+
+class Dropout(nn.Dropout):
+    """Compiled for a GPU it draws one random byte a number, so that `p` is rounded to a 256th: with 32 bits each, more
+    time goes into drawing than into all else that stands between two matrix products."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (torch.compiler.is_compiling() and x.is_cuda and self.training and self.p and x.numel() % 8 == 0):
+            out: Tensor = super().forward(x)
+            return out
+        return dropped(x, round(256 * self.p))
+
+
+def dropped(x: Tensor, share: int) -> Tensor:
+    """x without `share` of 256 numbers, the others larger for it."""
+    words = torch.randint(-(2**63), 2**63 - 1, (x.numel() // 8, 1), dtype=torch.int64, device=x.device)
+    bytes_ = (words >> torch.arange(0, 64, 8, device=x.device)) & 255
+    return torch.where((bytes_ >= share).view(x.shape), x * (256 / (256 - share)), 0)
 
 
 def feed_forward(hidden: int, inner: int) -> nn.Sequential:
@@ -129,7 +160,7 @@ class Block(nn.Module):
         self.norm_1 = nn.LayerNorm(hidden, elementwise_affine=not condition)
         self.norm_2 = nn.LayerNorm(hidden, elementwise_affine=not condition)
         self.attention, self.feed = Attention(hidden, heads, dropout), feed_forward(hidden, 4 * hidden)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.modulation = nn.Linear(condition, 6 * hidden) if condition else None
         if self.modulation is not None:
             nn.init.zeros_(self.modulation.weight)
@@ -194,7 +225,8 @@ class Transformer(nn.Module):
         place, most = torch.arange(length, device=places.device), places.shape[1] - 1
         last = length - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
         # A canvas may be wider than the longest text; what stands there is masked, and its place does not matter.
-        return places[0, place.clamp(max=most)] + places[1, (last - place).clamp(0, most)]
+        from_end = F.embedding((last - place).clamp(0, most), places[1])  # whose gradient is quicker than an index's
+        return places[0, place.clamp(max=most)] + from_end
 
     def run(
         self,

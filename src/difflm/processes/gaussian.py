@@ -48,7 +48,15 @@ class Gaussian:
 
     def levels(self, t: Tensor) -> Tensor:
         """Times [N, …] and what follows from them alone, [N, 5, …], for `knowing`."""
-        return torch.stack([t, self.log_snr(t), self.alpha(t), self.sigma(t), self.prior_std(t)], 1)
+        log_snr = self.log_snr(t)
+        alpha, sigma = self.scales(log_snr)
+        return torch.stack([t, log_snr, alpha, sigma, (alpha**2 + sigma**2).sqrt()], 1)
+
+    def scales(self, log_snr: Tensor) -> tuple[Tensor, Tensor]:
+        """α and σ."""
+        if self.exploding:
+            return torch.ones_like(log_snr), torch.exp(-log_snr / 2)
+        return torch.sigmoid(log_snr).sqrt(), torch.sigmoid(-log_snr).sqrt()
 
     def known(self, t: Tensor) -> tuple[Tensor, ...] | None:
         return _KNOWN.get().get((self, id(t)))
@@ -58,15 +66,12 @@ class Gaussian:
         return known[1] if known else self.schedule.log_snr(t)
 
     def alpha(self, t: Tensor) -> Tensor:
-        if known := self.known(t):
-            return known[2]
-        return torch.ones_like(t) if self.exploding else torch.sigmoid(self.log_snr(t)).sqrt()
+        known = self.known(t)
+        return known[2] if known else self.scales(self.log_snr(t))[0]
 
     def sigma(self, t: Tensor) -> Tensor:
-        if known := self.known(t):
-            return known[3]
-        log_snr = self.log_snr(t)
-        return torch.exp(-log_snr / 2) if self.exploding else torch.sigmoid(-log_snr).sqrt()
+        known = self.known(t)
+        return known[3] if known else self.scales(self.log_snr(t))[1]
 
     def prior_std(self, t: Tensor) -> Tensor:
         """Scale of the state at time t for text vectors of unit variance: where sampling starts at t = 1."""

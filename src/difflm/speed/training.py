@@ -17,7 +17,7 @@ from difflm.recipe import Recipe
 from difflm.speed.clock import Operations, Row, rounded, timed
 
 WORDS = 24  # of every training text: E2E's mean is 22
-IN_A_ROW = 8  # steps between two waits for a GPU, which is busy while the next step is prepared
+IN_A_ROW = 32  # steps between two waits for a GPU, which is busy while the next step is prepared
 SMALL: dict[str, Any] = {
     "method": "difflm",
     "model": {"embedding_dim": 32, "hidden": 128, "layers": 4, "heads": 4, "dropout": 0.0},

@@ -20,11 +20,18 @@ class Ema:
         self.decay = decay
         self._mine: list[Tensor] = list(self.model.parameters())
         self._theirs: list[Tensor] = list(model.parameters())
-        self._buffers = list(zip(self.model.buffers(), model.buffers(), strict=True))
+        self._buffers: tuple[list[Tensor], list[Tensor]] = list(self.model.buffers()), list(model.buffers())
+
+    def pull(self, step: int) -> float:
+        """1 − d."""
+        return 1 - min(self.decay, (1 + step) / (10 + step))
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(self._mine, self._theirs, 1 - decay)
-        for average, value in self._buffers:
-            average.copy_(value)
+        torch._foreach_lerp_(self._mine, self._theirs, self.pull(step))
+        self.follow_buffers()
+
+    @torch.no_grad()
+    def follow_buffers(self) -> None:
+        if self._buffers[0]:
+            torch._foreach_copy_(*self._buffers)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from difflm.errors import DifflmError
 from difflm.files import append_line, write_atomic
 from difflm.model import LanguageModel, Likelihood, Trainable
 from difflm.noise import Noise, fold
-from difflm.replay import Recorded
+from difflm.training.budget import Budget
 from difflm.training.capture import Captured, Gradients
 from difflm.training.checkpoints import (
     load_checkpoint,
@@ -31,43 +31,13 @@ from difflm.training.checkpoints import (
     save_tensors,
 )
 from difflm.training.ema import Ema
+from difflm.training.update import Update
+from difflm.training.working import Working
 
-WARP_LR = 1e-2  # of a learned time warp: a hundred numbers that must follow the loss as it falls
 VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one each of a few texts would be mostly noise
 MOST_IN_TURN = 16
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How long and how hard to train."""
-
-    steps: int
-    batch_size: int
-    lr: float = 1e-3
-    warmup: int = 500
-    decay: Literal["linear", "cosine", "none"] = "cosine"
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    accumulate: int = 1
-    recompute: bool = False  # what blocks compute, once more on the way back, instead of keeping it
-    ema: float = 0.999
-    precision: Literal["bf16", "fp32"] = "fp32"
-    graphs: bool = False  # a step recorded once and replayed: on a GPU alone
-    compile: bool = False
-    seed: int = 0
-    log_every: int = 100
-    save_every: int = 1000
-    validate_every: int = 1000
-    sample_every: int = 2000
-    patience: int = 0  # validations without a gain before stopping; the best weights are kept. 0: train to the end
-
-    def rate(self, step: int) -> float:
-        """Learning rate of a step: linear warm-up, then decay to zero at the last step."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        left = 1 - (step - self.warmup) / max(1, self.steps - self.warmup)
-        shape = {"none": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}
-        return self.lr * shape[self.decay]
+# Random numbers as eager code draws them: the compiler's own take a kernel longer than the memory that it moves.
+COMPILED = {"fallback_random": True}
 
 
 @dataclass(frozen=True)
@@ -157,39 +127,26 @@ class Trainer:
         self.model, self.budget, self.run, self.device = model.to(device), budget, run, device
         self.figure = figure  # what validation measures
         self.ema = Ema(model, budget.ema)
-        warp = [p for name, p in model.named_parameters() if name.startswith("times.")]
-        self.weights = [p for name, p in model.named_parameters() if not name.startswith("times.")]
-        groups: list[dict[str, Any]] = [{"params": self.weights, "lr": budget.lr}]
-        if warp:
-            groups.append({"params": warp, "lr": WARP_LR, "weight_decay": 0.0})
-        on_gpu = device.type == "cuda"
-        if on_gpu:  # a number that a recorded update reads anew
-            groups[0]["lr"] = torch.tensor(budget.lr, device=device)
-        self.optimizer = torch.optim.AdamW(
-            groups, lr=budget.lr, weight_decay=budget.weight_decay, fused=on_gpu, capturable=on_gpu
-        )
+        self.working = Working(model, torch.bfloat16 if self.recording and budget.narrows else None)
+        self.update = Update(self.working, self.ema, budget, device, self.recording)
         self.step = 0
         self.seconds = 0.0
         self.validation: dict[str, Any] = {}  # the best with patience, else the last
         self.best_weights: dict[str, Tensor] | None = None
         self._graphs: dict[int, Captured] = {}
-        self._updates: dict[int, Recorded] = {}
         self._sums: list[Tensor] = []  # gradients of several recorded batches
-        if budget.recompute:
-            for block in cast(torch.nn.ModuleList, self._network().blocks):
-                block.forward = partial(recomputed, block.forward, use_reentrant=False)
-        if budget.compile:
-            for block in cast(torch.nn.ModuleList, self._network().blocks):
-                block.compile(dynamic=False)  # one block's code serves all: minutes of compiling saved
-
-    def _network(self) -> torch.nn.Module:
-        return next(m for m in self.model.modules() if hasattr(m, "blocks"))
+        for part in compiled_parts(self.working.model):  # one block's code serves all: minutes of compiling saved
+            if budget.recompute:
+                part.forward = partial(recomputed, part.forward, use_reentrant=False)
+            if budget.compile:
+                part.compile(dynamic=False, options=COMPILED)
 
     @property
     def recording(self) -> bool:
         """Whether steps are recorded: not on a CPU; some networks look at their inputs; and who computes blocks again
         sets the generator back to where it was, which no recording can."""
-        return self.budget.graphs and not self.budget.recompute and bool(getattr(self._network(), "captures", True))
+        looks = any(not getattr(part, "captures", True) for part in self.model.modules())
+        return self.budget.graphs and not self.budget.recompute and not looks
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -207,7 +164,7 @@ class Trainer:
     def train_step(self, batches: list[Batch]) -> dict[str, Tensor]:
         """Gradients of all micro-batches, one clipped update, one move of the average. Nothing is read back; what comes
         back holds until the next step."""
-        self.model.train()
+        self.working.model.train()
         if self._sums:
             torch._foreach_zero_(self._sums)
         found: list[dict[str, Tensor]] = []
@@ -217,40 +174,22 @@ class Trainer:
             torch.manual_seed(fold(self.budget.seed, self.step, micro))
             losses = gradients(*inputs)
             found.append({name: value.detach().clone() for name, value in losses.items()})
-        rate = self.optimizer.param_groups[0]["lr"]
-        if isinstance(rate, Tensor):
-            rate.fill_(self.budget.rate(self.step))
-        else:
-            self.optimizer.param_groups[0]["lr"] = self.budget.rate(self.step)
-        self.updated(batches[-1].ids.shape[1])()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.ema.update(self.step)
+        self.update(self.step, 0 if self._sums else batches[-1].ids.shape[1])
         self.step += 1
         if len(found) == 1:
             return found[0]
         return {name: torch.stack([one[name] for one in found]).mean(0) for name in found[0]}
 
-    def update(self) -> None:
-        if self.budget.clip:
-            torch.nn.utils.clip_grad_norm_(self.weights, self.budget.clip)
-        self.optimizer.step()
-
-    def updated(self, width: int) -> Callable[[], None]:
-        """The same recorded, once for each place in memory where gradients are left."""
-        if not self.recording:
-            return self.update
-        return self._updates.setdefault(0 if self._sums else width, Recorded(self.update, self.device))
-
     def gradients(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Losses of a micro-batch; its share of the gradient is added to what the weights hold."""
         with self.autocast():
-            losses = self.model.loss(*inputs)
+            losses = self.working.model.loss(*inputs)
         (losses["loss"] / self.budget.accumulate).backward()
         return losses
 
     def captured(self, inputs: list[Tensor]) -> Gradients:
         """The same as a CUDA graph, one for each width of a batch."""
-        width, weights = inputs[0].shape[1], list(self.model.parameters())
+        width, weights = inputs[0].shape[1], self.working.used
         if self.budget.accumulate > 1 and not self._sums:
             self._sums = [torch.zeros_like(weight) for weight in weights]
         if width not in self._graphs:
@@ -278,8 +217,7 @@ class Trainer:
     def tensors(self) -> dict[str, Tensor]:
         out = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         out |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            out |= {f"optimizer.{index}.{k}": torch.as_tensor(v) for k, v in state.items()}
+        out |= {f"optimizer.{k}": v for k, v in self.update.state(self.step).items()}
         if self.best_weights is not None:
             out |= {f"best.{k}": v for k, v in self.best_weights.items()}
         return out
@@ -302,11 +240,7 @@ class Trainer:
         tensors, state = load_checkpoint(path)
         load_into(self.model, _under(tensors, "model."), path)
         load_into(self.ema.model, _under(tensors, "ema."), path)
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in _under(tensors, "optimizer.").items():
-            index, key = name.split(".", 1)
-            moments.setdefault(int(index), {})[key] = tensor
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        self.update.load(_under(tensors, "optimizer."))
         best = _under(tensors, "best.")
         self.best_weights = {k: v.to(self.device) for k, v in best.items()} or None
         self.step, self.seconds, self.validation = state["step"], state["seconds"], state.get("validation", {})
@@ -366,7 +300,7 @@ class Trainer:
     @torch.no_grad()
     def check_finite(self, losses: dict[str, float]) -> None:
         """Losses, and the weights that the last update left: a finite loss can be followed by an infinite update."""
-        size = float(torch.stack(torch._foreach_norm(list[Tensor](self.weights))).sum())
+        size = float(torch.stack(torch._foreach_norm(list[Tensor](self.update.weights))).sum())
         broken = [(name, value) for name, value in losses.items() if not math.isfinite(value)]
         if not math.isfinite(size):
             broken.append(("the size of the weights", size))
@@ -394,6 +328,12 @@ class Trainer:
     def out_of_patience(self) -> bool:
         waited = (self.step - self.validation.get("step", self.step)) / self.budget.validate_every
         return bool(self.budget.patience) and waited >= self.budget.patience
+
+
+def compiled_parts(model: torch.nn.Module) -> list[Any]:
+    """The blocks of its network, and what stands before them where that is much."""
+    networks: list[Any] = [part for part in model.modules() if hasattr(part, "blocks")][:1]
+    return [part for network in networks for part in (*network.blocks, getattr(network, "entry", None)) if part]
 
 
 def validation_draws(texts: int) -> tuple[int, int]:

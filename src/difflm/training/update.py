@@ -1,0 +1,121 @@
+"""What a step does with its gradients: they are clipped, AdamW moves the weights, and the average follows."""
+
+from collections.abc import Hashable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from difflm.replay import Recorded
+from difflm.training.budget import Budget
+from difflm.training.ema import Ema
+from difflm.training.working import Weight, Working
+
+WARP_LR = 1e-2  # of a learned time warp: a hundred numbers that must follow the loss as it falls
+
+
+class Update:
+    """One thing after the other; or, where steps are recorded, in one pass over memory (`one_pass`). The optimiser
+    holds the moments in either case."""
+
+    def __init__(self, working: Working, ema: Ema, budget: Budget, device: torch.device, recorded: bool) -> None:
+        self.working, self.ema, self.budget = working, ema, budget
+        named = working.weights.items()
+        self.groups = [[name for name, _ in named if name.startswith("times.") == warp] for warp in (False, True)]
+        self.weights = [working.weights[name].whole for name in self.groups[0]]
+        warp = [working.weights[name].whole for name in self.groups[1]]
+        groups: list[dict[str, Any]] = [{"params": self.weights}]
+        groups += [{"params": warp, "lr": WARP_LR, "weight_decay": 0.0}] * bool(warp)
+        on_gpu = device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(groups, lr=budget.lr, weight_decay=budget.weight_decay, fused=on_gpu)
+        self.at_once = recorded and on_gpu and find_spec("triton") is not None
+        self._numbers = torch.zeros(len(groups), 5, device=device)
+        self._passes: dict[Hashable, Recorded] = {}
+
+    def __call__(self, step: int, place: Hashable) -> None:
+        """Of a step counted from 0, whose gradients lie in a place of that name."""
+        self.optimizer.param_groups[0]["lr"] = self.budget.rate(step)
+        if self.at_once:
+            self._move_at_once(step, place)
+        else:
+            self._move(step)
+        self.working.forget()
+
+    def _move(self, step: int) -> None:
+        self.working.hand_over()
+        if self.budget.clip:
+            clip_grad_norm_(self.weights, self.budget.clip)
+        self.optimizer.step()
+        self.working.follow()
+        self.ema.update(step)
+
+    # -- at once ------------------------------------------------------------------------------------------------------
+
+    def _move_at_once(self, step: int, place: Hashable) -> None:
+        from difflm.training.one_pass import Numbers
+
+        rows = [
+            Numbers.at(step, group["lr"], group["betas"], group["weight_decay"], self.ema.pull(step)).row()
+            for group in self.optimizer.param_groups
+        ]
+        self._numbers.copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
+        if place not in self._passes:
+            self._passes[place] = self._recorded()
+        self._passes[place]()
+        self.ema.follow_buffers()
+
+    def _recorded(self) -> Recorded:
+        """The pass over weights whose gradients lie where they lie now."""
+        from difflm.training.one_pass import Line, OnePass
+
+        averages = dict(self.ema.model.named_parameters())
+        passes = []
+        for number, group in enumerate(self.optimizer.param_groups):
+            lines = []
+            for name in self.groups[number]:
+                weight = self.working.weights[name]
+                if weight.used.grad is not None:
+                    used = weight.used.detach() if weight.apart else None
+                    average = averages[name].detach()
+                    lines.append(Line(weight.used.grad, weight.whole.detach(), *self._moments(weight), average, used))
+            passes.append(OnePass(lines, self._numbers[number], group["betas"], group["eps"]))
+        ones = torch.ones((), device=self._numbers.device)
+
+        def work() -> None:
+            for number, one in enumerate(passes):
+                one(self._scale(one.grads) if number == 0 and self.budget.clip else ones)
+
+        return Recorded(work, self._numbers.device)
+
+    def _moments(self, weight: Weight) -> tuple[Tensor, Tensor]:
+        state = self.optimizer.state[weight.whole]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(weight.whole) for _ in range(2))
+        return state["exp_avg"], state["exp_avg_sq"]
+
+    def _scale(self, grads: list[Tensor]) -> Tensor:
+        """What clipping multiplies gradients by."""
+        kinds = [[g for g in grads if g.dtype is dtype] for dtype in {grad.dtype for grad in grads}]
+        norms = [norm for kind in kinds for norm in torch._foreach_norm(kind, 2, torch.float32)]
+        return (self.budget.clip / (torch.stack(norms).norm() + 1e-6)).clamp(max=1.0)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        """Of the optimiser after so many steps, by the weight's number and the name of the figure."""
+        found = self.optimizer.state_dict()["state"]
+        if self.at_once:  # the pass is told the step, and does not count
+            found = {index: {**own, "step": torch.tensor(float(step))} for index, own in found.items()}
+        return {f"{index}.{k}": torch.as_tensor(v) for index, own in found.items() for k, v in own.items()}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        found: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            index, key = name.split(".", 1)
+            found.setdefault(int(index), {})[key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": found})
+        self.working.follow()
+        self._passes.clear()
