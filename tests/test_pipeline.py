@@ -129,7 +129,7 @@ def test_words_of_a_byte_pair_text_are_those_of_its_print():
 
 def test_looking_at_a_frame_leaves_gradients_on(models):
     lm = models["difflm"]
-    for tile in tiles(lm.model, drawn_rows(lm.model, 1, 0, lm.device), lm.device):
+    for tile in tiles(lm.model, drawn_rows(lm.model, 1, 0), lm.device):
         for frame in frames(lm.model, tile, lm.sampling(steps=2)):
             assert torch.is_grad_enabled() and not frame.confidence.requires_grad
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 T = TypeVar("T")
 
@@ -19,11 +19,12 @@ WARM = 2  # calls before recording: libraries are set up and memory is found whi
 class Recorded:
     """`work`, which changes tensors in place, always the same ones, and never looks at the device.
 
-    The first calls run it as it is; then it is recorded, and from there on replayed. On a CPU it is simply called.
+    The first `warm` calls run it as it is; then it is recorded, and from there on replayed. On a CPU it is simply
+    called.
     """
 
-    def __init__(self, work: Callable[[], None], device: torch.device) -> None:
-        self.work, self.device = work, device
+    def __init__(self, work: Callable[[], None], device: torch.device, warm: int = WARM) -> None:
+        self.work, self.device, self.warm = work, device, warm
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -31,7 +32,7 @@ class Recorded:
         if self.device.type != "cuda":
             return self.work()
         self.calls += 1
-        if self.calls <= WARM:
+        if self.calls <= self.warm:
             return self._aside()
         self.graph = self.graph or self._record()
         self.graph.replay()
@@ -68,6 +69,26 @@ def fused(work: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], Non
         tensor.copy_(value)
     made: Callable[[], None] = torch.compile(written, dynamic=False, fullgraph=True)
     return made
+
+
+def parts(module: nn.Module) -> list[nn.Module]:
+    """A module and all below it, floor by floor. `modules()` spells out their names too, which takes ten times as long:
+    this is asked at every request."""
+    found = [module]
+    for part in found:  # which grows meanwhile
+        found += [below for below in part._modules.values() if below is not None]
+    return found
+
+
+def weights(module: nn.Module) -> list[Tensor]:
+    """Its parameters and buffers, in an order that its copies share."""
+    own = [tensors for part in parts(module) for tensors in (part._parameters, part._buffers)]
+    return [tensor for tensors in own for tensor in tensors.values() if tensor is not None]
+
+
+def memory(module: nn.Module) -> tuple[int, ...]:
+    """Where its weights lie: what a recording refers to."""
+    return tuple([weight.data_ptr() for weight in weights(module)])
 
 
 class Shelf(Generic[T]):
