@@ -123,7 +123,7 @@ def test_frames_that_nobody_looks_at_change_nothing(lm):
     known[:, 2] = 9
     for steering in (Steering(), Steering(known)):
         every = walked(lm, True, steering=steering)
-        some = walked(lm, True, steering=replace(steering, looked_at={2, 5}))
+        some = walked(lm, True, steering=replace(steering, looked_at={2}))
         assert [frame.step for frame in some] == [frame.step for frame in every] == list(range(6))
         for step in (2, 5):
             assert torch.equal(some[step].tokens, every[step].tokens) and torch.equal(some[step].t, every[step].t)
@@ -501,7 +501,8 @@ def test_nothing_waits_for_the_device_while_a_tile_is_made():
         with torch.no_grad():
             return len(list(lm.model.stream(Noise(tile.seeds, tile.samples), tile.lengths, 32, sampling)))
 
-    frames()
+    for _ in range(2):  # the first is made as it is, the second records its beginning
+        frames()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -20,11 +20,13 @@ class Recorded:
     """`work`, which changes tensors in place, always the same ones, and never looks at the device.
 
     The first `warm` calls run it as it is; then it is recorded, and from there on replayed. On a CPU it is simply
-    called.
+    called. What it works out on the way lies where that of `beside` lies: the two are never at work at once.
     """
 
-    def __init__(self, work: Callable[[], None], device: torch.device, warm: int = WARM) -> None:
-        self.work, self.device, self.warm = work, device, warm
+    def __init__(
+        self, work: Callable[[], None], device: torch.device, warm: int = WARM, beside: "Recorded | None" = None
+    ) -> None:
+        self.work, self.device, self.warm, self.beside = work, device, warm, beside
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -39,8 +41,9 @@ class Recorded:
 
     def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
+        pool = self.beside.graph.pool() if self.beside and self.beside.graph else None
         # Another thread may go on with the device meanwhile, such as a server's that draws the next texts' lengths.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self.work()
         return graph
 

@@ -88,11 +88,11 @@ class Repeated:
         kept = () if self.ahead is None else (self.ahead,)
         begun = (self.x, self.clean, self.time, self.walk.clock, times, self.walk.levels, *kept)
         state = (self.x, self.clean, self.time, self.walk.clock, self.tokens, self.sure)
-        begin, step = (
-            (self._begin, self._step) if not compiled else (fused(self._begin, begun), fused(self._step, state))
-        )
-        self.begin = Recorded(begin, self.x.device, warm=1)  # all of it was done once above
+        begin, step = self._begin, self._step
+        if compiled:
+            begin, step = fused(begin, begun), fused(step, state)
         self.step = Recorded(step, self.x.device)
+        self.begin = Recorded(begin, self.x.device, warm=1, beside=self.step)
 
     def _drawn(self) -> Tensor:
         """The noise of the beginning and of all steps: drawn together, many small operations are those of one step."""
@@ -129,14 +129,15 @@ class Repeated:
         clock.add_(1)
 
     def frames(self, walk: Walk, looked_at: Container[int] | None = None) -> Iterator[Frame]:
-        """Of another walk with the same skeleton. A frame that nobody looks at is not taken down."""
+        """Of another walk with the same skeleton. A frame that nobody looks at is not taken down, but for the last."""
         pour(walk, self.given)
         self.begin()
         times, before = self.walk.times.clone(), None
-        for i in range(len(times) - 1):
+        last = len(times) - 2
+        for i in range(last + 1):
             self.step()
             now = self.tokens, self.sure, self.x
-            if looked := looked_at is None or i in looked_at:
+            if looked := looked_at is None or i in looked_at or i == last:
                 now = self.tokens.clone(), self.sure.clone(), self.x.clone()
             tokens, sure, x = now
             changed = None if before is None or not looked else tokens != before
