@@ -144,6 +144,10 @@ def test_texts_are_put_together_while_the_next_are_made():
 
     assert [(k, *made) for k in one_behind(tiles_of_a_gpu())] == [(0, 0, 1), (1, 0, 1, 2), (2, 0, 1, 2)]
     assert list(one_behind([])) == []
+    late = one_behind(1 // (2 - k) for k in range(3))
+    assert [next(late), next(late)] == [0, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(late)
 
 
 def test_tiles_on_a_gpu_fit_their_logits(models):

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -447,10 +446,17 @@ class TextDiffusion:
 
 
 def one_behind(things: Iterable[T]) -> Iterator[T]:
-    """Each when the next one is under way: a GPU makes a tile while the words of the one before are put together."""
-    for this, _ in pairwise(chain(things, [None])):
-        assert this is not None
-        yield this
+    """Each when the next one is under way: a GPU makes a tile while the words of the one before are put together. What
+    is there is told even where the next one fails."""
+    waiting: list[T] = []
+    try:
+        for thing in things:
+            yield from waiting
+            waiting = [thing]
+    except Exception:
+        yield from waiting
+        raise
+    yield from waiting
 
 
 def likeliest(work: Work) -> Choice:
