@@ -435,7 +435,7 @@ def test_places_say_what_is_free():
     """Phrases keep off START, END and pads of a canvas that holds them."""
     lm = spiteful("diffusion-lm")
     brief = lm.brief([Length(3), Contains("pub")])
-    layouts, _ = brief.layouts(torch.arange(1), 0, torch.device("cpu"))
+    layouts, _ = brief.layouts(torch.arange(1), 0)
     (tile,) = tiles(lm.model, [Row(0, 0, layouts[0])], torch.device("cpu"))
     place = Place(tile.mask, 1, tile.known >= 0)
     (rule,) = brief.phrases.rule(lm.model.denoiser.codec, place, False)

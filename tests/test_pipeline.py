@@ -11,7 +11,7 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.generation import GPU_TILE, drawn_rows, frames, tile_size, tiles
 from difflm.methods import DiffLM
-from difflm.pipeline import TextDiffusion, check_device, check_dtype
+from difflm.pipeline import TextDiffusion, check_device, check_dtype, one_behind
 
 METHODS = ["difflm", "diffusion-lm", "autoregressive", "mdlm", "block-diffusion"]
 
@@ -129,9 +129,25 @@ def test_words_of_a_byte_pair_text_are_those_of_its_print():
 
 def test_looking_at_a_frame_leaves_gradients_on(models):
     lm = models["difflm"]
-    for tile in tiles(lm.model, drawn_rows(lm.model, 1, 0, lm.device), lm.device):
+    for tile in tiles(lm.model, drawn_rows(lm.model, 1, 0), lm.device):
         for frame in frames(lm.model, tile, lm.sampling(steps=2)):
             assert torch.is_grad_enabled() and not frame.confidence.requires_grad
+
+
+def test_texts_are_put_together_while_the_next_are_made():
+    made = []
+
+    def tiles_of_a_gpu():
+        for k in range(3):
+            made.append(k)
+            yield k
+
+    assert [(k, *made) for k in one_behind(tiles_of_a_gpu())] == [(0, 0, 1), (1, 0, 1, 2), (2, 0, 1, 2)]
+    assert list(one_behind([])) == []
+    late = one_behind(1 // (2 - k) for k in range(3))
+    assert [next(late), next(late)] == [0, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(late)
 
 
 def test_tiles_on_a_gpu_fit_their_logits(models):

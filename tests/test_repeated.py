@@ -6,10 +6,13 @@ to the bit; on a GPU the step is really replayed."""
 import copy
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from test_guidance import guide
 from tiny import tiny_runs
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,12 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span, Tags, Tree
 from difflm.controls.brief import Edit
 from difflm.controls.guidance import ORIGINAL, Knobs
-from difflm.generation import CPU_TILE, GUIDED_TILE, Layout, Row, filled, places, tiles
+from difflm.generation import CPU_TILE, GUIDED_TILE, Layout, Row, filled, levelled, places, tiles
 from difflm.model import Sampling
 from difflm.noise import Noise
 from difflm.pipeline import TextDiffusion
-from difflm.replay import WARM, Recorded
+from difflm.replay import Recorded, parts, weights
 from difflm.samplers import STEPS, Frame, Steering, Way
+from difflm.writing import Aligned
 
 assert tiny_runs and guide  # fixtures
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
@@ -113,6 +117,36 @@ def test_frames_are_their_own(lm):
         assert all(torch.equal(a, b) for a, b in zip(at_once, late, strict=True))
 
 
+def test_frames_that_nobody_looks_at_change_nothing(lm):
+    """Those that somebody looks at are the same, and still their own when the walk is over."""
+    known = torch.full((5, 24), -1, device=lm.device)
+    known[:, 2] = 9
+    for steering in (Steering(), Steering(known)):
+        every = walked(lm, True, steering=steering)
+        some = walked(lm, True, steering=replace(steering, looked_at={2}))
+        assert [frame.step for frame in some] == [frame.step for frame in every] == list(range(6))
+        for step in (2, 5):
+            assert torch.equal(some[step].tokens, every[step].tokens) and torch.equal(some[step].t, every[step].t)
+            assert torch.equal(some[step].confidence, every[step].confidence)
+            assert torch.equal(some[step].state, every[step].state)
+
+
+def test_a_request_looks_at_the_ends_of_its_texts_alone(lm, monkeypatch):
+    lm.model.records = True
+    stream, asked = lm.model.stream, []
+
+    def noted(noise, lengths, width, sampling, steering):
+        asked.append(steering.looked_at)
+        return stream(noise, lengths, width, sampling, steering)
+
+    monkeypatch.setattr(lm.model, "stream", noted)
+    alone = [str(lm.generate(1, seed=seed, steps=steps)[0]) for seed, steps in ((1, 6), (2, 3))]
+    shared = dict(lm.together([lm.work(1, 1, steps=6), lm.work(1, 2, steps=3)]))
+    watched = [drafts[0].step for drafts in lm.stream(1, seed=1, steps=6)]
+    assert [str(shared[k][0]) for k in range(2)] == alone and watched == list(range(6))
+    assert asked[:2] == [{5}, {2}] and asked[2] == {5, 2} and asked[-1] is None
+
+
 def test_walks_side_by_side_and_walks_that_are_left(lm):
     lm.model.records = True
     alone = [[d.tokens for d in drafts] for drafts in lm.stream(1, seed=5, steps=5)]
@@ -194,6 +228,65 @@ def test_new_weights_are_seen_at_once(device, tiny_runs):
         assert next(both(lm)) == before
 
 
+def halve_behind_the_back(weight: torch.Tensor) -> None:
+    weight.data.mul_(0.5)  # which torch does not count as a change of the weight
+
+
+def lie_elsewhere(weight: torch.Tensor) -> None:
+    weight.data = weight.data * 0.5
+
+
+@pytest.mark.parametrize("change", [halve_behind_the_back, lie_elsewhere])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("part", ["denoiser", "times"])
+def test_weights_are_followed_however_they_change(device, tiny_runs, change, dtype, part):
+    """Also those that bend time: where steps go is worked out by what is recorded."""
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
+    lm.model.write_in(dtype)
+    with torch.no_grad():
+        lm.model.times.loss_widths.copy_(torch.linspace(-9, 3, 100))
+    before = [next(both(lm)) for _ in range(3)]
+    for weight in getattr(lm.model, part).parameters():
+        change(weight)
+    recorded, plain = both(lm)
+    assert recorded == plain != before[0] == before[-1]
+
+
+def test_the_writer_never_drops_out(device, tiny_runs):
+    """Also where a request comes in the middle of training."""
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
+    for part in lm.model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.5
+    for dtype in (None, torch.bfloat16):
+        lm.model.eval().write_in(dtype)
+        before = next(both(lm))
+        lm.model.train()
+        assert list(both(lm)) == [before, before]
+
+
+def test_parts_and_weights_are_those_that_torch_finds(device, tiny_runs):
+    model = TextDiffusion.from_pretrained(tiny_runs["difflm"], device).model
+    assert {*map(id, parts(model))} == {*map(id, model.modules())}
+    assert {*map(id, weights(model))} == {*map(id, [*model.parameters(), *model.buffers()])}
+    copied = copy.deepcopy(model)
+    assert [weight.shape for weight in weights(copied)] == [weight.shape for weight in weights(model)]
+
+
+def test_a_head_of_an_even_width_answers_the_same(monkeypatch, device, tiny_runs):
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
+    lm.model.write_in(torch.bfloat16)
+    x, t = torch.randn(3, 8, lm.model.denoiser.codec.dim, device=device), torch.rand(3, device=device)
+    found = []
+    for even in (False, True):
+        monkeypatch.setattr("difflm.writing.on_gpu", lambda network, even=even: even)
+        writer = copy.deepcopy(lm.model).writer
+        assert isinstance(writer.network.head, Aligned) == even
+        with torch.no_grad():
+            found.append(writer(x, t, torch.ones(3, 8, dtype=torch.bool, device=device)).logits)
+    assert found[0].shape == found[1].shape and torch.allclose(*found, atol=0.05)
+
+
 def test_a_copied_or_moved_model_does_not_write_with_old_weights(device, tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
     before = next(both(lm))
@@ -235,6 +328,22 @@ def test_tiles_of_a_gpu_have_few_sizes_and_little_filling():
     assert sizes == sorted(sizes) and len(set(sizes)) < 40 and sizes[-1] == 1024
 
 
+@given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 3)), min_size=1, max_size=600))
+def test_filling_of_a_gpu_is_made_of_narrower_texts(drawn):
+    """Every row stands in one tile that is wide enough, requests are not cut, and no place is lost by it."""
+    there = torch.device("meta")  # a device that is no CPU
+    owners = sorted(owner for _, owner in drawn)
+    rows = [Row(0, k, Layout(n), owner) for k, ((n, _), owner) in enumerate(zip(drawn, owners, strict=True))]
+    by_width = {w: [row for row in rows if row.layout.width == w] for w in {row.layout.width for row in rows}}
+    made = list(levelled(by_width, there))
+    assert sorted(row.sample for tile in made for row in tile.rows) == list(range(len(rows)))
+    for tile in made:
+        assert all(row.layout.positions <= tile.width for row in tile.rows)
+        assert len(tile.owners) == len({row.owner for row in tile.rows})
+    apart = sum(width * places(len(own), there, False) for width, own in by_width.items())
+    assert sum(tile.width * len(tile.samples) for tile in made) <= apart
+
+
 def test_guided_rows_stand_by_themselves_on_a_cpu(tiny_runs):
     model = TextDiffusion.from_pretrained(tiny_runs["difflm"]).model
     rows = [Row(0, k, Layout(5), guided=k % 2 == 0) for k in range(8)]
@@ -267,7 +376,7 @@ class Strict(Recorded):
 
     def __call__(self) -> None:
         self.calls += 1
-        if self.calls <= WARM:
+        if self.calls <= self.warm:
             return self.work()
         with Unable():
             self.work()
@@ -318,7 +427,15 @@ def bundled() -> TextDiffusion:
 def test_every_setting_can_be_recorded(monkeypatch, tiny_runs, more):
     monkeypatch.setattr("difflm.samplers.repeated.Recorded", Strict)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32)
-    assert len(walked(lm, True, **more)) == 6
+    assert [len(walked(lm, True, **more)) for _ in range(2)] == [6, 6]
+
+
+def test_taking_over_weights_can_be_recorded(monkeypatch, tiny_runs):
+    monkeypatch.setattr("difflm.writing.Recorded", Strict)
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    lm.model.write_in(torch.bfloat16)
+    for _ in range(3):
+        lm.model.get_ready()
 
 
 # -- the bundled model on a GPU ----------------------------------------------------------------------------------------
@@ -384,7 +501,8 @@ def test_nothing_waits_for_the_device_while_a_tile_is_made():
         with torch.no_grad():
             return len(list(lm.model.stream(Noise(tile.seeds, tile.samples), tile.lengths, 32, sampling)))
 
-    frames()
+    for _ in range(2):  # the first is made as it is, the second records its beginning
+        frames()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

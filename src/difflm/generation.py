@@ -4,8 +4,10 @@ On the CPU a tile always has the same shape for a given length: matrix products 
 seed is the same to the bit however many are asked for.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, groupby
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from difflm.data.tokenizers import PAD
 from difflm.model import LanguageModel, Sampling
 from difflm.noise import Noise
+from difflm.replay import parts
 from difflm.samplers import FREE, Frame, Steering
 
 CPU_TILE = 4  # small enough that one text does not pay for many, large enough to be worth a call
@@ -74,7 +77,7 @@ class Tile:
     def mask(self) -> Tensor:
         return torch.arange(self.width, device=self.lengths.device) < self.lengths.unsqueeze(1)
 
-    @property
+    @cached_property
     def owners(self) -> list[tuple[int, slice]]:
         """Whose rows stand where, the filling with the last of them."""
         found = [(owner, len(list(run))) for owner, run in groupby(row.owner for row in self.rows)]
@@ -82,10 +85,11 @@ class Tile:
         return [(owner, slice(a, b)) for (owner, _), a, b in zip(found, [0, *ends], ends, strict=False)]
 
 
-def drawn_rows(model: LanguageModel, count: int, seed: int, device: torch.device, owner: int = 0) -> list[Row]:
-    """Samples 0 … count − 1, nothing settled but the length that the model draws."""
-    lengths = model.lengths_for(Noise(seed, torch.arange(count, device=device))).tolist()
-    return [Row(seed, sample, Layout(n), owner) for sample, n in enumerate(lengths)]
+def drawn_rows(model: LanguageModel, count: int, seed: int, owner: int = 0) -> list[Row]:
+    """Samples 0 … count − 1, nothing settled but the length that the model draws: on the host, where it is read."""
+    lengths = model.lengths_for(Noise(seed, torch.arange(count))).tolist()
+    layouts = {n: Layout(n) for n in {*lengths}}
+    return [Row(seed, sample, layouts[n], owner) for sample, n in enumerate(lengths)]
 
 
 def tiles(model: LanguageModel, rows: Sequence[Row], device: torch.device) -> Iterator[Tile]:
@@ -100,8 +104,24 @@ def tiles(model: LanguageModel, rows: Sequence[Row], device: torch.device) -> It
         waiting.setdefault(kind, []).append(row)
         if len(waiting[kind]) == tile_size(model, kind[0], device, row.guided):
             yield filled(waiting.pop(kind), kind[0], device)
-    for (width, _), rest in waiting.items():
-        yield filled(rest, width, device)
+    if device.type == "cpu":
+        yield from (filled(rest, width, device) for (width, _), rest in waiting.items())
+    else:
+        yield from levelled({width: rest for (width, _), rest in waiting.items()}, device)
+
+
+def levelled(waiting: Mapping[int, Sequence[Row]], device: torch.device) -> Iterator[Tile]:
+    """Rows by their width, the widest first: where a tile would have filling, rows of narrower ones stand instead."""
+    rest = {width: deque(rows) for width, rows in waiting.items()}
+    for width in sorted(rest, reverse=True):
+        chosen = [*rest.pop(width)]
+        vacant = places(len(chosen), device, False) - len(chosen)
+        for narrower in sorted(rest, reverse=True):
+            taken = min(vacant, len(rest[narrower]))
+            chosen += [rest[narrower].popleft() for _ in range(taken)]
+            vacant -= taken
+        if chosen:
+            yield filled(sorted(chosen, key=lambda row: row.owner), width, device)
 
 
 def tile_size(model: LanguageModel, width: int, device: torch.device, guided: bool = False) -> int:
@@ -122,27 +142,39 @@ def places(rows: int, device: torch.device, guided: bool) -> int:
 def filled(rows: Sequence[Row], width: int, device: torch.device) -> Tile:
     """A tile with filling, which repeats a sample; nobody reads its answer."""
     chosen = [*rows, *[rows[-1]] * (places(len(rows), device, rows[0].guided) - len(rows))]
-    known = torch.full((len(chosen), width), FREE)
-    begin = torch.full((len(chosen), width), PAD)
-    for number, layout in enumerate(row.layout for row in chosen):
-        for position, token in layout.known.items():
-            known[number, position] = token
-        begin[number, : len(layout.begin)] = torch.tensor(layout.begin, dtype=torch.int64)
+    layouts = [row.layout for row in chosen]
+    numbers = [[row.seed for row in chosen], [row.sample for row in chosen], [layout.positions for layout in layouts]]
+    # Not waited for: the device may still be busy with another tile.
+    seeds, samples, lengths = torch.tensor(numbers).to(device, non_blocking=True).unbind()
+    known = laid(width, FREE, [layout.known for layout in layouts])
+    begin = laid(width, PAD, [dict(enumerate(layout.begin)) for layout in layouts])
     return Tile(
-        torch.tensor([row.seed for row in chosen], device=device),
-        torch.tensor([row.sample for row in chosen], device=device),
-        torch.tensor([row.layout.positions for row in chosen], device=device),
+        seeds,
+        samples,
+        lengths,
         width,
         rows,
-        known.to(device) if any(row.layout.known for row in chosen) else None,
-        begin.to(device) if any(row.layout.begin for row in chosen) else None,
+        None if known is None else known.to(device, non_blocking=True),
+        None if begin is None else begin.to(device, non_blocking=True),
     )
+
+
+def laid(width: int, empty: int, rows: Sequence[Mapping[int, int]]) -> Tensor | None:
+    """Ids by place, [B, W], `empty` elsewhere; None where there are none at all."""
+    if not any(rows):
+        return None
+    lines = [[empty] * width for _ in rows]
+    for line, ids in zip(lines, rows, strict=True):
+        for place, token in ids.items():
+            line[place] = token
+    return torch.tensor(lines)
 
 
 @torch.no_grad()  # as a decorator it holds while a frame is made, not while its reader looks at it
 def frames(model: LanguageModel, tile: Tile, sampling: Sampling, steering: Steering | None = None) -> Iterator[Frame]:
     """One tile from noise to text."""
-    model.eval()
+    if any(part.training for part in parts(model)):
+        model.eval()
     yield from model.stream(Noise(tile.seeds, tile.samples), tile.lengths, tile.width, sampling, steering)
 
 

@@ -74,7 +74,7 @@ class Drawn(LengthPolicy):
         return self.draw_between(u, 1, self.longest)
 
     def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
-        smoothed = self.counts[low - 1 : high].double()
+        smoothed = self.counts[low - 1 : high].to(u.device, torch.float64)
         seen = smoothed - 1
         counts = torch.where(seen.sum() > 0, seen, smoothed)
         shares = counts.cumsum(0) / counts.sum()

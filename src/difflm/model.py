@@ -80,6 +80,7 @@ class LanguageModel(Trainable):
     samplers: tuple[str, ...] = tuple(STEPS)  # step rules it understands
     greedy = False  # whether temperature 0 means the likeliest word
     predicts_words = True  # whether a temperature means something
+    looks = True  # whether it looks at its device while it writes, and waits for it
 
     @property
     def room(self) -> int:
@@ -136,6 +137,7 @@ class DiffusionModel(LanguageModel):
     rules: Mapping[str, Step] = STEPS
     records: bool | None = None  # whether its steps are recorded and replayed; None: on a GPU
     steps_mix = True  # whether texts of different numbers of steps can be made side by side
+    looks = False
 
     def __init__(
         self,
@@ -277,10 +279,11 @@ class DiffusionModel(LanguageModel):
         return self.lengths.draw(noise.uniform(0, stream=1))
 
     def grid(self, ways: Sequence[Way], device: torch.device, width: int = 0) -> Tensor:
-        """From noise, or from a share of it, to text in evenly spaced u, through the map that training learned;
-        [N + 1], or [N + 1, B] where the rows' ways differ. A short way ends in a wait for the others."""
-        longest = max(way.steps for way in ways)
-        lines = {way: self.times.time_of(torch.linspace(way.start, 0, way.steps + 1, device=device)) for way in {*ways}}
+        """From noise, or from a share of it, to text in evenly spaced u, which the map that training learned turns into
+        times; [N + 1], or [N + 1, B] where the rows' ways differ. A short way ends in a wait for the others."""
+        kinds = {*ways}
+        longest = max(way.steps for way in kinds)
+        lines = {way: torch.linspace(way.start, 0, way.steps + 1, device=device) for way in kinds}
         if len(lines) == 1:
             return lines[ways[0]]
         whole = {way: torch.cat([line, line[-1:].expand(longest - way.steps)]) for way, line in lines.items()}
@@ -312,8 +315,10 @@ class DiffusionModel(LanguageModel):
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
-        walk = self.walk(noise, lengths, width, sampling, steering or Steering())
-        yield from self.desk.frames(walk, lengths.is_cuda if self.records is None else self.records)
+        steering = steering or Steering()
+        walk = self.walk(noise, lengths, width, sampling, steering)
+        record = lengths.is_cuda if self.records is None else self.records
+        yield from self.desk.frames(walk, record, steering.looked_at)
 
     def walk(self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering) -> Walk:
         noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
@@ -333,6 +338,7 @@ class DiffusionModel(LanguageModel):
             steering.guide,
             self.hold(mask, steering),
             clock,
+            self.times,
         )
 
     def asked(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Ask:

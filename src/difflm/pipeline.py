@@ -251,12 +251,14 @@ class TextDiffusion:
                 yield seen.tile, seen.frame
 
     def _walked(self, works: Sequence[Work]) -> Iterator[Seen]:
-        self.model.get_ready()
         for owner, work in enumerate(works):
             work.rows = self._rows(work, owner)
+        self.model.get_ready()  # a GPU goes on with it: whoever asks that for a number before need not wait
         groups = ([row for work in group for row in work.rows] for group in like_ones(works, self.model))
         found = (tile for rows in groups for tile in tiles(self.model, rows, self.device))
-        return self._on_cores(partial(self._seen, tile, works) for tile in found)
+        seen = self._on_cores(partial(self._seen, tile, works) for tile in found)
+        awaited = self.device.type == "cpu" or self.model.looks or any(work.watch for work in works)
+        return seen if awaited else one_behind(seen)
 
     def _on_cores(self, jobs: Iterable[Job[T]]) -> Iterator[T]:
         """Side by side on a CPU, each on one core, even where there is but one: so all texts are rounded alike."""
@@ -305,16 +307,19 @@ class TextDiffusion:
     def _rows(self, work: Work, owner: int = 0) -> list[Row]:
         count = work.n * work.each
         if work.brief is None:
-            return drawn_rows(self.model, count, work.seed, self.device, owner)
-        layouts, unknown = work.brief.layouts(torch.arange(count), work.seed, self.device)
+            return drawn_rows(self.model, count, work.seed, owner)
+        layouts, unknown = work.brief.layouts(torch.arange(count), work.seed)
         work.unknown = dict(enumerate(unknown))
         guided = work.brief.guided
         return [Row(work.seed, sample, layout, owner, guided) for sample, layout in enumerate(layouts)]
 
     def _frames(self, tile: Tile, works: Sequence[Work]) -> Iterator[Frame]:
         parts = [(works[owner].brief, part) for owner, part in tile.owners]
-        ways = [works[owner].way for owner, part in tile.owners for _ in range(part.stop - part.start)]
-        return frames(self.model, tile, works[tile.rows[0].owner].sampling, steered(tile, parts, ways))
+        ways = [way for owner, part in tile.owners for way in [works[owner].way] * (part.stop - part.start)]
+        own = [works[owner] for owner, _ in tile.owners]
+        ends = None if any(work.watch for work in own) else {work.sampling.steps - 1 for work in own}
+        steering = replace(steered(tile, parts, ways), looked_at=ends)
+        return frames(self.model, tile, own[0].sampling, steering)
 
     def _seen(self, tile: Tile, works: Sequence[Work], stopped: Stopped) -> Iterator[Seen]:
         """A tile's frames that somebody waits for; texts with fewer steps are done before the others."""
@@ -361,12 +366,14 @@ class TextDiffusion:
         self, sample: int, ids: list[int], work: Work, seconds: float, calls: int | None = None
     ) -> Generation:
         unknown = work.unknown.get(sample, {})
-        if unknown and isinstance(self.tokenizer, Words):  # words that somebody gave and the model has no id for
-            words = [unknown.get(place) or self.tokenizer.words[token] for place, token in enumerate(ids)]
-            text = join_words(words)
-        else:
+        if not isinstance(self.tokenizer, Words):
             text = self.tokenizer.decode(ids)
-            words = self.tokenizer.tokens(ids) if isinstance(self.tokenizer, Words) else split_words(text)
+            words = split_words(text)
+        else:
+            words = self.tokenizer.tokens(ids)
+            if unknown:  # words that somebody gave and the model has no id for
+                words = [unknown.get(place) or self.tokenizer.words[token] for place, token in enumerate(ids)]
+            text = join_words(words)
         # Of candidates the chosen one alone is checked.
         checks = work.brief.checks(split_words(text)) if work.brief and not work.choose else []
         calls = self.model.calls(work.sampling, len(ids)) if calls is None else calls
@@ -436,6 +443,20 @@ class TextDiffusion:
             noise = Noise(seed, first + torch.tensor(chosen, device=self.device))
             nats[chosen] = self.model.nats(ids.to(self.device), lengths.to(self.device), noise, draws).float().cpu()
         return nats
+
+
+def one_behind(things: Iterable[T]) -> Iterator[T]:
+    """Each when the next one is under way: a GPU makes a tile while the words of the one before are put together. What
+    is there is told even where the next one fails."""
+    waiting: list[T] = []
+    try:
+        for thing in things:
+            yield from waiting
+            waiting = [thing]
+    except Exception:
+        yield from waiting
+        raise
+    yield from waiting
 
 
 def likeliest(work: Work) -> Choice:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 T = TypeVar("T")
 
@@ -19,11 +19,14 @@ WARM = 2  # calls before recording: libraries are set up and memory is found whi
 class Recorded:
     """`work`, which changes tensors in place, always the same ones, and never looks at the device.
 
-    The first calls run it as it is; then it is recorded, and from there on replayed. On a CPU it is simply called.
+    The first `warm` calls run it as it is; then it is recorded, and from there on replayed. On a CPU it is simply
+    called. What it works out on the way lies where that of `beside` lies: the two are never at work at once.
     """
 
-    def __init__(self, work: Callable[[], None], device: torch.device) -> None:
-        self.work, self.device = work, device
+    def __init__(
+        self, work: Callable[[], None], device: torch.device, warm: int = WARM, beside: "Recorded | None" = None
+    ) -> None:
+        self.work, self.device, self.warm, self.beside = work, device, warm, beside
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -31,15 +34,16 @@ class Recorded:
         if self.device.type != "cuda":
             return self.work()
         self.calls += 1
-        if self.calls <= WARM:
+        if self.calls <= self.warm:
             return self._aside()
         self.graph = self.graph or self._record()
         self.graph.replay()
 
     def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
+        pool = self.beside.graph.pool() if self.beside and self.beside.graph else None
         # Another thread may go on with the device meanwhile, such as a server's that draws the next texts' lengths.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self.work()
         return graph
 
@@ -68,6 +72,26 @@ def fused(work: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], Non
         tensor.copy_(value)
     made: Callable[[], None] = torch.compile(written, dynamic=False, fullgraph=True)
     return made
+
+
+def parts(module: nn.Module) -> list[nn.Module]:
+    """A module and all below it, floor by floor. `modules()` spells out their names too, which takes ten times as long:
+    this is asked at every request."""
+    found = [module]
+    for part in found:  # which grows meanwhile
+        found += [below for below in part._modules.values() if below is not None]
+    return found
+
+
+def weights(module: nn.Module) -> list[Tensor]:
+    """Its parameters and buffers, in an order that its copies share."""
+    own = [tensors for part in parts(module) for tensors in (part._parameters, part._buffers)]
+    return [tensor for tensors in own for tensor in tensors.values() if tensor is not None]
+
+
+def memory(module: nn.Module) -> tuple[int, ...]:
+    """Where its weights lie: what a recording refers to."""
+    return tuple([weight.data_ptr() for weight in weights(module)])
 
 
 class Shelf(Generic[T]):

@@ -28,6 +28,7 @@ class TokenDiffusion(DiffusionModel):
     """`likelihood=None` is for objectives that are no bound."""
 
     denoiser: TokenDenoiser
+    looks = True  # whether all masks are gone
 
     def __init__(
         self,

@@ -108,9 +108,9 @@ class Brief:
 
     # -- before -------------------------------------------------------------------------------------------------
 
-    def layouts(self, samples: Tensor, seed: int, device: torch.device) -> tuple[list[Layout], list[dict[int, str]]]:
+    def layouts(self, samples: Tensor, seed: int) -> tuple[list[Layout], list[dict[int, str]]]:
         """Layouts of these samples, and for each the words that the model has no id for."""
-        noise = Noise(seed, samples.to(device))
+        noise = Noise(seed, samples)
         if self.edit is not None:
             return [self.edited] * len(samples), [self.unknown] * len(samples)
         if self.infill is not None:

@@ -10,6 +10,8 @@ _CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _OPENING = frozenset("([{„‘「『（《")
 _CLOSING = frozenset(",.;:!?)]}%”’…।،؛؟、。，！？；：」』）》")
 _TIGHT = frozenset(("/", "@", "—", "--"))
+_PAIRED = ("'", '"')
+_MARKS = frozenset((*_PAIRED, "’", "“"))  # that do not say by themselves whether they open, close or are apostrophes
 _UNITS = "lb|am|pm"
 # Words that spaCy cuts although no apostrophe says so, and where. Only what E2E needs and "cannot": others of
 # spaCy's list are words of other languages ("dont", "im").
@@ -39,11 +41,11 @@ def join_words(words: Sequence[str]) -> str:
     Words that `split_words` would read otherwise when they touch are left apart: for words that it made itself,
     `split_words(join_words(words)) == words`.
     """
-    text = ""
-    for chunk in _chunks(words):
-        for piece in _stable_pieces(chunk):
-            text += piece if piece == "\n" or not text or text.endswith("\n") else " " + piece
-    return text
+    pieces: list[str] = []
+    for chunk in _chunks(list(words)):
+        pieces += chunk if len(chunk) < 2 else _stable_pieces(chunk)
+    text = " ".join(pieces)
+    return text.replace(" \n", "\n").replace("\n ", "\n") if "\n" in text else text
 
 
 @lru_cache(maxsize=1 << 16)
@@ -90,25 +92,25 @@ def _signs(codes: int) -> str:
     return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
 
 
-def _chunks(words: Sequence[str]) -> Iterator[list[str]]:
-    """Runs of words that are written without a space."""
-    chunk: list[str] = []
-    quotes = _Quotes(words)
-    for i, word in enumerate(words):
-        if chunk and not (_touch(words[i - 1], word) or quotes.touch(i)):
-            yield chunk
-            chunk = []
-        if word == "\n" or chunk == ["\n"]:
-            if chunk:
-                yield chunk
-            chunk = []
-        chunk.append(word)
-    if chunk:
-        yield chunk
+def _chunks(words: list[str]) -> Iterator[list[str]]:
+    """Runs of words that are written without a space; a newline stands alone."""
+    touching = [*map(_touch, words, words[1:])]
+    for i in () if _MARKS.isdisjoint(words) else _Quotes(words).before:
+        if 0 < i < len(words) and "\n" not in words[i - 1 : i + 1]:
+            touching[i - 1] = True
+    first = 0
+    for i, touch in enumerate(touching, start=1):
+        if not touch:
+            yield words[first:i]
+            first = i
+    yield words[first:]
 
 
+@lru_cache(maxsize=1 << 16)
 def _touch(left: str, right: str) -> bool:
     """Whether two neighbours are written without a space, quotation marks aside."""
+    if "\n" in (left, right):
+        return False
     if right in _CLOSING or right.startswith("..") or _ENDING.fullmatch(right) or left in _OPENING:
         return True
     if left in _TIGHT or right in _TIGHT:
@@ -128,19 +130,16 @@ def _touch(left: str, right: str) -> bool:
 
 
 class _Quotes:
-    """Marks that do not say by themselves whether they open, close or are apostrophes."""
+    """What `_MARKS` are in a text."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = words
         self.before: set[int] = set()  # positions that touch the word before them
-        for mark in ("'", '"'):
+        for mark in _PAIRED:
             self._pair([i for i, word in enumerate(words) if word == mark])
         self.before |= {i + 1 for i, word in enumerate(words) if word == "’" and self._apostrophe(i)}
         german = "„" in words  # there “ closes
         self.before |= {i if german else i + 1 for i, word in enumerate(words) if word == "“"}
-
-    def touch(self, i: int) -> bool:
-        return i in self.before
 
     def _pair(self, places: list[int]) -> None:
         marks = [i for i in places if not self._apostrophe(i)]

@@ -155,7 +155,7 @@ class Writer:
 
     def warm_up(self, seed: int, sampling: Sampling) -> None:
         """Two steps of one tile: the first call of anything is no measure of the next ones."""
-        for tile in tiles(self.lm.model, drawn_rows(self.lm.model, 1, seed, self.lm.device), self.lm.device):
+        for tile in tiles(self.lm.model, drawn_rows(self.lm.model, 1, seed), self.lm.device):
             deque(islice(frames(self.lm.model, tile, sampling), 2), maxlen=0)
 
 

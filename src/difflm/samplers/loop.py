@@ -13,6 +13,7 @@ from difflm.processes import Gaussian, TokenProcess, knowing
 from difflm.samplers.steering import FREE, Guide
 from difflm.samplers.steps import Moment, Step
 from difflm.samplers.transforms import Transform
+from difflm.timesteps import TimeSampler
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Frame:
     tokens: Tensor  # [B, L]
     sure: Tensor | Callable[[], Tensor]
     mask: Tensor  # [B, L]
-    changed: Tensor | None = None  # tokens that differ from the frame before, [B, L]
+    changed: Tensor | None = None  # tokens that differ from the frame before, [B, L]; None: nobody looked at that one
     state: Tensor | None = None  # x_s itself
     calls: Tensor | None = None  # of the network so far, [B], where the words decide how many there are
 
@@ -48,14 +49,14 @@ def clock_on(device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Walk:
-    """All that a tile's way from noise to text takes. `times` is [N + 1, B] or [N + 1, B, L]: what it begins at, the
-    clean state `begin` noised to the first of them or pure noise, and where it goes. `guide` may move the state after
-    every step; `hold` puts back what is known of it, where a state can be known. Vectors [B, L, D] and tokens [B, L]
-    walk alike: what differs is the process's."""
+    """All that a tile's way from noise to text takes. `grid` is [N + 1, B] or [N + 1, B, L]: what it begins at, the
+    clean state `begin` noised to the first of them or pure noise, and where it goes; `warp` tells what times these are.
+    `guide` may move the state after every step; `hold` puts back what is known of it, where a state can be known.
+    Vectors [B, L, D] and tokens [B, L] walk alike: what differs is the process's."""
 
     ask: Ask
     process: Gaussian | TokenProcess
-    times: Tensor
+    grid: Tensor
     step: Step
     transforms: Sequence[Transform]
     noise: Noise
@@ -65,20 +66,28 @@ class Walk:
     guide: Guide | None = None
     hold: Callable[[Tensor], Tensor] | None = None
     clock: Tensor = field(default_factory=lambda: clock_on(torch.device("cpu")))
+    warp: TimeSampler | None = None
 
     def fresh(self, step: int | Tensor) -> Tensor:
         """Random numbers of a step, or of several, [N, 1], at once."""
         return self.process.fresh(self.noise, step, self.mask.shape[1], self.dim)
 
-    def start(self) -> Tensor:
-        """The state that it begins with."""
-        fresh, first = self.fresh(0), self.times[0]
+    def start(self, fresh: Tensor) -> Tensor:
+        """The state that it begins with, out of the random numbers of step 0."""
+        first = self.times[0]
         return self.held(
             self.process.prior(first, fresh) if self.begin is None else self.process.corrupt(self.begin, first, fresh)
         )
 
     def held(self, x: Tensor) -> Tensor:
         return x if self.hold is None else self.hold(x)
+
+    def timed(self) -> Tensor:
+        return self.grid if self.warp is None else self.warp.time_of(self.grid)
+
+    @cached_property
+    def times(self) -> Tensor:
+        return self.timed()
 
     @cached_property
     def levels(self) -> Tensor:
@@ -118,7 +127,7 @@ class Walk:
         return self.held(x), belief
 
     def frames(self) -> Iterator[Frame]:
-        x = self.start()
+        x = self.start(self.fresh(0))
         previous: Tensor | None = None
         last: Last | None = None
         tokens: Tensor | None = None
@@ -153,5 +162,4 @@ def denoise(
     hold: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Frame]:
     """Walk down `grid`. A row whose times have reached their end stays there while others go on."""
-    times = spread(grid, len(mask))
-    return Walk(ask, process, times, step, transforms, noise, mask, dim, begin, guide, hold).frames()
+    return Walk(ask, process, spread(grid, len(mask)), step, transforms, noise, mask, dim, begin, guide, hold).frames()

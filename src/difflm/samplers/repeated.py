@@ -1,13 +1,14 @@
 """Walks that are made again and again: over tensors that stay where they are, by a step that is recorded."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Container, Hashable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from torch import Tensor, arange, nn, zeros_like
+import torch
+from torch import Tensor, nn, zeros_like
 
 from difflm.processes import knowing
-from difflm.replay import Recorded, fused
+from difflm.replay import Recorded, fused, memory
 from difflm.samplers.loop import Frame, Walk
 
 AHEAD = 2**24  # random numbers that may be drawn before they are needed: those of 50 texts and 50 steps
@@ -26,7 +27,7 @@ def skeleton(thing: Any) -> Hashable:
     """What two walks must have in common to share a recorded step: all but what tensors hold. Networks are told apart
     by where their weights lie, which a recording refers to."""
     if isinstance(thing, nn.Module):
-        return id(thing), *(weight.data_ptr() for weight in (*thing.parameters(), *thing.buffers()))
+        return id(thing), memory(thing)
     if isinstance(thing, nn.Parameter):
         return thing.data_ptr(), thing.shape
     if isinstance(thing, Tensor):
@@ -54,38 +55,65 @@ def owned(thing: Any, copies: dict[int, Tensor]) -> Any:
 def pour(new: Any, old: Any) -> None:
     """Every tensor of `new` into the one that stands in its place in `old`; also those that `old` worked out of them
     and kept."""
+    apart = {id(to): (to, value) for to, value in matched(new, old) if value.data_ptr() != to.data_ptr()}
+    if apart:
+        torch._foreach_copy_([to for to, _ in apart.values()], [value for _, value in apart.values()])
+
+
+def matched(new: Any, old: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tensors of `old`, each with what stands in its place in `new`."""
     if isinstance(old, Tensor):
-        if new.data_ptr() != old.data_ptr():
-            old.copy_(new)
+        yield old, new
     elif is_dataclass(old):
         for name in vars(old):
-            pour(getattr(new, name), getattr(old, name))
+            yield from matched(getattr(new, name), getattr(old, name))
     elif isinstance(old, list | tuple):
         for one, other in zip(new, old, strict=True):
-            pour(one, other)
+            yield from matched(one, other)
 
 
 class Repeated:
-    """A walk of vectors whose every step is the same work on the same tensors; compiled as one if so asked."""
+    """A walk of vectors whose every step is the same work on the same tensors, and so is its beginning; compiled as one
+    if so asked."""
 
     def __init__(self, walk: Walk, compiled: bool = False) -> None:
-        self.walk: Walk = owned(walk, {})
-        self.x = self.walk.start()
+        self.given: Walk = owned(walk, {})
+        self.walk = replace(self.given, grid=walk.times.contiguous().clone(), warp=None)
+        times = self.walk.times
+        self.x = self.walk.start(self.walk.fresh(0))
         # No first answer is one of zeros, and a past of no length is none: the first step is like the others.
-        self.clean, self.time = zeros_like(self.x), self.walk.times[0].clone()
+        self.clean, self.time = zeros_like(self.x), times[0].clone()
         self.tokens, self.sure = zeros_like(self.walk.mask).long(), zeros_like(self.x[..., 0])
-        self.ahead = self._drawn() if self.x.numel() * len(self.walk.times) <= AHEAD else None
-        state = (self.x, self.clean, self.time, self.tokens, self.sure, self.walk.clock)
-        self.step = Recorded(fused(self._step, state) if compiled else self._step, self.x.device)
+        self.ahead = self._drawn() if self.x.numel() * len(times) <= AHEAD else None
+        kept = () if self.ahead is None else (self.ahead,)
+        begun = (self.x, self.clean, self.time, self.walk.clock, times, self.walk.levels, *kept)
+        state = (self.x, self.clean, self.time, self.walk.clock, self.tokens, self.sure)
+        begin, step = self._begin, self._step
+        if compiled:
+            begin, step = fused(begin, begun), fused(step, state)
+        self.step = Recorded(step, self.x.device)
+        self.begin = Recorded(begin, self.x.device, warm=1, beside=self.step)
 
     def _drawn(self) -> Tensor:
-        """The noise of all steps: drawn together, many small operations are those of one step."""
-        steps = arange(1, len(self.walk.times), device=self.x.device)
-        return self.walk.fresh(steps.unsqueeze(1))
+        """The noise of the beginning and of all steps: drawn together, many small operations are those of one step."""
+        return self.walk.fresh(torch.arange(len(self.walk.times), device=self.x.device).unsqueeze(1))
 
     def _noise(self) -> Tensor:
-        clock = self.walk.clock
-        return self.walk.fresh(clock + 1) if self.ahead is None else self.ahead.index_select(0, clock).squeeze(0)
+        now = self.walk.clock + 1
+        return self.walk.fresh(now) if self.ahead is None else self.ahead.index_select(0, now).squeeze(0)
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """All that follows from what is given, before the first step."""
+        walk = self.walk
+        walk.times.copy_(self.given.timed())
+        walk.levels.copy_(walk.process.levels(walk.times))
+        if self.ahead is not None:
+            self.ahead.copy_(self._drawn())
+        self.x.copy_(walk.start(walk.fresh(0) if self.ahead is None else self.ahead[0]))
+        self.clean.zero_()
+        self.time.copy_(walk.times[0])
+        walk.clock.zero_()
 
     def _step(self) -> None:
         walk, clock = self.walk, self.walk.clock
@@ -100,19 +128,18 @@ class Repeated:
         self.time.copy_(t)
         clock.add_(1)
 
-    def frames(self, walk: Walk) -> Iterator[Frame]:
-        """Of another walk with the same skeleton."""
-        pour(walk, self.walk)
-        self.walk.clock.zero_()
-        self.x.copy_(self.walk.start())
-        if self.ahead is not None:
-            self.ahead.copy_(self._drawn())
-        self.clean.zero_()
-        self.time.copy_(walk.times[0])
-        before: Tensor | None = None
-        for i in range(len(walk.times) - 1):
+    def frames(self, walk: Walk, looked_at: Container[int] | None = None) -> Iterator[Frame]:
+        """Of another walk with the same skeleton. A frame that nobody looks at is not taken down, but for the last."""
+        pour(walk, self.given)
+        self.begin()
+        times, before = self.walk.times.clone(), None
+        last = len(times) - 2
+        for i in range(last + 1):
             self.step()
-            tokens = self.tokens.clone()
-            changed = None if before is None else tokens != before
-            yield Frame(i, walk.times[i + 1], tokens, self.sure.clone(), walk.mask, changed, self.x.clone())
-            before = tokens
+            now = self.tokens, self.sure, self.x
+            if looked := looked_at is None or i in looked_at or i == last:
+                now = self.tokens.clone(), self.sure.clone(), self.x.clone()
+            tokens, sure, x = now
+            changed = None if before is None or not looked else tokens != before
+            yield Frame(i, times[i + 1], tokens, sure, walk.mask, changed, x)
+            before = tokens if looked else None

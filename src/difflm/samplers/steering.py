@@ -1,6 +1,6 @@
 """What is asked of a tile of texts, as tensors: the loop obeys it and knows nothing of controls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,13 +22,15 @@ class Steering:
     """`known` [B, W] holds the ids of settled positions and FREE elsewhere. `begin` [B, W] are texts that are noised to
     a share of the noise and denoised again, instead of pure noise. `ways` tells for each row in how many steps it goes,
     and from what share of the noise; None: as the sampling says, from noise. `rules` come after the model's own
-    transforms and before known words."""
+    transforms and before known words. `looked_at` are the steps whose frames somebody looks at, beside the last; None:
+    all. Tensors of other frames need not be their own: the next step may write over them."""
 
     known: Tensor | None = None
     begin: Tensor | None = None
     ways: Sequence["Way"] | None = None
     rules: Sequence[Transform] = ()
     guide: Guide | None = None
+    looked_at: Container[int] | None = None
 
 
 class Way(NamedTuple):
