@@ -8,7 +8,7 @@ from difflm.codecs import FixedEmbedding
 from difflm.denoiser import Denoiser
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM
 from difflm.networks import BertLayout, Transformer
-from difflm.networks.transformer import Dropout, at_once, dropped, parted, rotary, rotate, sinusoid
+from difflm.networks.transformer import Dropout, additive, at_once, dropped, parted, rotary, rotate, sinusoid
 from difflm.processes import Gaussian, at_positions
 from difflm.schedules import Cosine
 
@@ -231,3 +231,56 @@ def test_dropout_that_is_not_compiled_for_a_gpu_is_the_usual_one():
     torch.manual_seed(1)
     assert torch.equal(Dropout(0.3)(x), usual)
     assert torch.equal(Dropout(0.3).eval()(x), x)
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@needs_gpu
+@pytest.mark.parametrize("length", [1, 13, 32, 64])
+@pytest.mark.parametrize("how", ["plain", "masked", "turned", "causal", "all"])
+def test_attention_of_short_texts_is_attention(length, how):
+    """Values and gradients, to what bfloat16 resolves."""
+    from difflm.networks.short_attention import attend
+
+    torch.manual_seed(0)
+    packed = torch.randn(3, length, 3, 2, 64, device="cuda").bfloat16().requires_grad_()
+    there = torch.arange(length, device="cuda") < torch.tensor([[1], [length], [length // 2 + 1]], device="cuda")
+    mask = additive(there, torch.bfloat16) if how in ("masked", "all") else None
+    turn = rotary(length, 64, packed.device) if how in ("turned", "all") else None
+    causal = how in ("causal", "all")
+    own = attend(packed, mask, *(turn or (None, None)), None, causal, 0.0)
+
+    exact = packed.detach().double().requires_grad_()
+    q, k, v = exact.permute(2, 0, 3, 1, 4)
+    if turn is not None:
+        q, k = (rotate(one, *(angle.double() for angle in turn)) for one in (q, k))
+    scores = q @ k.transpose(-1, -2) / 8
+    scores = scores if mask is None else scores + mask.double()[:, None, None]
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    wanted = (scores.softmax(-1) @ v).transpose(1, 2)
+    grad = torch.randn_like(own)
+    assert (own.double() - wanted).abs().max() < 0.03
+    (found,), (true,) = torch.autograd.grad(own, packed, grad), torch.autograd.grad(wanted, exact, grad.double())
+    assert (found.double() - true).abs().max() < 0.03 * (1 + true.abs().max())
+
+
+@needs_gpu
+def test_attention_of_short_texts_drops_alike_on_the_way_back():
+    """What it answers is linear in the values, whose gradient must therefore say the same; and the mean is kept."""
+    from difflm.networks.short_attention import attend
+
+    torch.manual_seed(0)
+    packed = torch.randn(64, 40, 3, 2, 64, device="cuda").bfloat16().requires_grad_()
+    seeds = [torch.tensor([seed], device="cuda") for seed in (1, 2)]
+    one, other = (attend(packed, None, None, None, seed, False, 0.3) for seed in seeds)
+    assert (one != other).float().mean() > 0.9
+    grad = torch.randn_like(one)
+    (found,) = torch.autograd.grad(one, packed, grad)
+    forward = (one.double() * grad.double()).sum((1, 2, 3))
+    back = (packed[:, :, 2].double() * found[:, :, 2].double()).sum((1, 2, 3))
+    assert torch.allclose(forward, back, atol=0.5)
+    ones = torch.zeros(64, 40, 3, 2, 64, device="cuda").bfloat16()
+    ones[:, :, 2] = 1
+    assert float(attend(ones, None, None, None, seeds[0], False, 0.3).float().mean()) == pytest.approx(1, abs=0.01)

@@ -15,7 +15,7 @@ class PostNormBlock(nn.Module):
         self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        y, _ = self.attention(x, mask, None, causal=False, cache=None)
+        y, _ = self.attention(x, mask, None, causal=False, cache=None, keeps=False)
         # Under autocast norms answer in float32; kept so wide, sums between layers would cost three times the memory.
         x = self.norm_1(x + self.drop(y)).to(y.dtype)
         out: Tensor = self.norm_2(x + self.drop(self.feed(x))).to(y.dtype)

@@ -11,12 +11,16 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+if TRITON := find_spec("triton") is not None:
+    from difflm.networks.short_attention import attend
 
 SHORT = 64  # words up to which attention is quicker in another order of trying (docs/log.md)
 FOR_SHORT = [
@@ -94,22 +98,36 @@ class Attention(nn.Module):
         turn: tuple[Tensor, Tensor] | None,
         causal: bool,
         cache: Cache | Slots | None,
-    ) -> tuple[Tensor, Cache]:
+        keeps: bool = True,
+    ) -> tuple[Tensor, Cache | None]:
+        """Also keys and values, with those of the cache, for who `keeps` them."""
         batch, length, hidden = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        packed = self.qkv(x).view(batch, length, 3, self.heads, -1)
+        dropout = self.dropout if self.training else 0.0
+        if not keeps and is_short(packed, mask):
+            seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
+            y = attend(packed, mask, *(turn or (None, None)), seed, causal, dropout)
+            return self.out(y.flatten(2)), None
+        qkv = packed.permute(2, 0, 3, 1, 4)
         q, k, v = qkv if turn is None else (*rotate(qkv[:2], *turn), qkv[2])
         if isinstance(cache, Slots):
             k, v = cache.put(k, v)
         elif cache is not None:
             k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
         keep = None if mask is None else mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
-        dropout = self.dropout if self.training else 0.0
         with sdpa_kernel(FOR_SHORT, set_priority=True) if q.is_cuda and k.shape[2] <= SHORT else nullcontext():
             # With a cache there is one new query, which may see everything before it.
             y = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=causal and not cache
             )
         return self.out(y.transpose(1, 2).reshape(batch, length, hidden)), (k, v)
+
+
+def is_short(qkv: Tensor, mask: Tensor | None) -> bool:
+    """Whether all of a head fits on a GPU's chip at once."""
+    narrow = qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] in (32, 64, 128)
+    plain = mask is None or (mask.dim() == 2 and mask.is_floating_point())
+    return TRITON and narrow and plain and qkv.shape[1] <= SHORT
 
 
 class Dropout(nn.Dropout):
@@ -174,13 +192,14 @@ class Block(nn.Module):
         turn: tuple[Tensor, Tensor],
         causal: bool = False,
         cache: Cache | Slots | None = None,
-    ) -> tuple[Tensor, Cache]:
+        keeps: bool = False,
+    ) -> tuple[Tensor, Cache | None]:
         if modulation is None:
-            y, grown = self.attention(self.norm_1(x), mask, turn, causal, cache)
+            y, grown = self.attention(self.norm_1(x), mask, turn, causal, cache, keeps)
             x = x + self.drop(y)
             return x + self.drop(self.feed(self.norm_2(x))), grown
         (shift_1, shift_2), (scale_1, scale_2), (gate_1, gate_2) = modulation
-        y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), scale_1), mask, turn, causal, cache)
+        y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), scale_1), mask, turn, causal, cache, keeps)
         x = torch.addcmul(x, gate_1, self.drop(y))
         y = self.feed(torch.addcmul(shift_2, self.norm_2(x), scale_2))
         return torch.addcmul(x, gate_2, self.drop(y)), grown
@@ -216,7 +235,7 @@ class Transformer(nn.Module):
         x = self.input(inputs)
         if self.places is not None:
             x = x + self.placed(self.places, x.shape[1], mask)
-        x, _ = self.run(x, t, mask, [None] * len(self.blocks), start=0)
+        x, _ = self.run(x, t, mask, None, start=0)
         return self.answer(x)
 
     def placed(self, places: Tensor, length: int, mask: Tensor | None) -> Tensor:
@@ -233,12 +252,13 @@ class Transformer(nn.Module):
         x: Tensor,
         t: Tensor | None,
         mask: Tensor | None,
-        caches: Sequence[Cache | Slots | None],
+        caches: Sequence[Cache | Slots | None] | None,
         start: int,
         turn: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:
-        """All blocks over hidden states that begin at position `start`; caches hold what came before. A mask [B, L, L]
-        tells who sees whom; `turn` are rotations of positions that do not simply follow each other."""
+        """All blocks over hidden states that begin at position `start`; caches hold what came before (None: nobody
+        wants to know them later). A mask [B, L, L] tells who sees whom; `turn` are rotations of positions that do not
+        simply follow each other."""
         told: Tensor | None = None
         modulations: Sequence[Modulation | None] = [None] * len(self.blocks)
         if t is not None and self.time != "none":
@@ -250,12 +270,13 @@ class Transformer(nn.Module):
             elif self.time == "prefix":
                 return self.prefixed(x, told, mask)
         turn = turn or self.turn(x.shape[1], x.device, start)
-        if mask is not None and not self.training:
+        if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
         grown: list[Cache | None] = []
-        for block, modulation, cache in zip(self.blocks, modulations, caches, strict=True):
+        before = [None] * len(self.blocks) if caches is None else caches
+        for block, modulation, cache in zip(self.blocks, modulations, before, strict=True):
             x = x + told if self.time == "layers" and told is not None else x
-            x, cache = block(x, modulation, mask, turn, self.causal, cache)
+            x, cache = block(x, modulation, mask, turn, self.causal, cache, caches is not None)
             grown.append(cache)
         return x, grown
 
