@@ -200,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--texts", type=Path, metavar="DIR", help="keep controlled texts there")
     parser.add_argument("--only", help=f"parts, with commas between [{','.join(PARTS)}]")
     parser.add_argument("--steps", type=int, help="one number of steps instead of several")
+    parser.add_argument("--batches", type=lambda sizes: [int(size) for size in sizes.split(",")], default=[])
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--seconds", type=float, default=540.0, help="after which no further row begins [540]")
     parser.add_argument("--quick", action="store_true", help="the few rows of `difflm bench`")
@@ -235,6 +236,7 @@ def bench_of(asked: argparse.Namespace) -> Bench:
         targets_of(asked),
         asked.temperature,
         Kept(asked.texts) if asked.texts else lambda steps, made: None,
+        asked.batches,
     )
 
 

@@ -65,6 +65,7 @@ class Bench:
     targets: Sequence[Target] = TARGETS
     temperature: float | None = None
     keep: Keep = lambda steps, made: None
+    sizes: Sequence[int] = ()  # texts made together; none: those of the goals
     rates: dict[str, float] = field(default_factory=dict)  # of matrix products and copies, once they are measured
 
     @property
@@ -116,7 +117,7 @@ class Bench:
         if not self.full:
             return
         published = load_recipe(PUBLISHED)
-        for size in (64, 1024, 2048, 4096) if self.on_gpu else (4,):
+        for size in (64, 1024) if self.on_gpu else (4,):
             yield (
                 f"{PUBLISHED}, {size} texts",
                 partial(self.training, PUBLISHED, published, E2E_WORDS, size, published.longest),
@@ -192,7 +193,7 @@ class Bench:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        return (1, 50, 1024) if self.on_gpu else (1, 4)
+        return tuple(self.sizes) or ((1, 50, 1024) if self.on_gpu else (1, 4))
 
     @property
     def step_counts(self) -> tuple[int, ...]:
