@@ -29,10 +29,11 @@ from difflm.pipeline import Generation, TextDiffusion, check_device
 from difflm.recipe import load_recipe
 
 CONTROLS = ("length", "field", "field+length", "pos", "field+pos", "infill")
-WAYS = {  # candidates for each text that is kept, and whether wordings and tags of words are imposed
-    "one": (1, True),
-    "best": (4, True),
-    "guided": (1, False),
+WAYS: dict[str, tuple[int, bool, float]] = {  # candidates, whether wordings are imposed, and how much is guided
+    "one": (1, True, 1.0),
+    "best": (4, True, 1.0),
+    "chosen": (4, True, 0.0),
+    "guided": (1, False, 1.0),
 }
 
 
@@ -89,10 +90,11 @@ def train_both(asked: Asked) -> None:
 
 def write(lm: TextDiffusion, targets: Sequence[Target], way: str, asked: Asked) -> None:
     """The texts of one way, a file for each control as soon as it is written, and one of all."""
-    candidates, impose = WAYS[way]
+    candidates, impose, share = WAYS[way]
     knobs = lm.knobs(None if asked.guidance is None else Knobs(size=asked.guidance))
+    knobs = replace(knobs, size=share * knobs.size, impose=impose)
     settings = {"sampler": asked.sampler, "steps": asked.sampling_steps}
-    protocol = Protocol(asked.each, 0, candidates, replace(knobs, impose=impose), settings)
+    protocol = Protocol(asked.each, 0, candidates, knobs, settings)
     pieces: list[Path] = []
     for control, own in by_control(targets).items():
         pieces.append(asked.out / way / f"{control}.jsonl")

@@ -59,7 +59,7 @@ class Brief:
         known = [split_words(part) for part in (self.infill.parts if self.infill else edit.keep if edit else ())]
         check_words(self.controls, setting, known)
         self.ruling = [c for c in self.controls if knobs.impose or not c.head]
-        # A tilt of single words hardly says a phrase: 13 of 20 fields that are guided to, 39 of 40 that are worded.
+        # A tilt of single words hardly says a phrase: docs/log.md has the figures.
         self.phrases = Phrases.of(self.ruling, setting, known, self.words, isinstance(model, TokenDiffusion))
         self.more = self.phrases.more(self.infill, self.words) if self.infill else 0
         if edit is not None:
