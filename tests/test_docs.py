@@ -51,6 +51,7 @@ FILES = {
     "labelled.jsonl": '{"text": "The Mill is a pub.", "sentences": "one"}\n' * 6
     + '{"text": "Cotto is cheap. It serves French food.", "sentences": "several"}\n' * 6,
     "pairs.jsonl": '{"text": "The Mill is a pub.", "seed": 1}\n' * 12,
+    "told.txt": "French : The Mill is a pub.\n" * 6 + "Any : Cotto is cheap.\n" * 6,
     "target_attribute.json": '["food", ":", "Japanese"]\n["area", ":", "riverside"]\n',
 }
 RUNS = {  # every run that a page asks something of, and what trained it
@@ -65,6 +66,10 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/roc-twin": "roc-twin",
     "runs/roc-infill-twin": "roc-infill-twin",
     "my-guide": "classifier data=labelled.jsonl model.guides=e2e",
+    "runs/mdlm": "e2e-mdlm",
+    "runs/mdlm/guide": "e2e-guide data=words.jsonl model.guides=runs/mdlm",
+    "runs/blocks": "e2e-block-diffusion",
+    "runs/told": "e2e-mdlm data=told.txt",
     "runs/dlm-guide": "classifier data=words.jsonl model.guides=runs/diffusion-lm",
 }
 TINY = "steps=2 batch_size=8 warmup=0 widths=[] sample_every=0 model.hidden=16 model.layers=1 model.heads=2"

@@ -361,9 +361,11 @@ def test_every_control_is_measured_beside_its_sentences(report, pairs, judge):
         assert set(made.intervals) == {
             "length": {"length_exact", "length_within_2"},
             "field": {"field_rule", "field_verbatim"},
+            "infill": {"infill_kept"},
         }.get(control, set(made.intervals))
     assert rows["length", "tiny"].figures["length_exact"] == 1.0
     assert rows["field+length", "tiny"].figures["length_exact"] == 1.0
+    assert rows["infill", "tiny"].figures["infill_kept"] == 1.0
     for control in ("pos", "field+pos"):
         figures = rows[control, "tiny"].figures
         assert 0 <= figures["tags_whole"] <= figures["tags_equal"] <= 1
@@ -383,7 +385,7 @@ def test_the_judges_figure_of_the_sentences_is_their_likelihood(pairs, lm, judge
 
 def test_all_candidates_are_counted_where_there_is_something_to_choose_by(report):
     calls = {row.control: row.figures["denoiser_calls"] for row in report.rows if row.name == "tiny"}
-    assert calls == {control: 3 if control == "length" else 6 for control in CONTROLS}
+    assert calls == {control: 3 if control in ("length", "infill") else 6 for control in CONTROLS}
 
 
 def test_records_name_what_they_were_made_with(report):

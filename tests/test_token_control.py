@@ -11,7 +11,7 @@ from token_oracles import ExactTokens, likelihoods
 from torch import Tensor
 
 from difflm.belief import Belief
-from difflm.controls import Avoid, Contains, Infill, Label, Length
+from difflm.controls import Avoid, Contains, Field, Infill, Label, Length
 from difflm.controls.guidance import Guidance, Knobs, Wish
 from difflm.controls.token_guidance import Tilted
 from difflm.errors import UsageError
@@ -128,10 +128,12 @@ def masked(tmp_path_factory):
 
 
 def cuisine(folder: Path, run: Path, steps: int) -> Path:
-    """A classifier of noisy tokens that tells cuisines apart."""
+    """A classifier of noisy tokens that tells cuisines apart, and texts that name an area."""
     texts = write_grammar(folder / "more.txt", 1500, seed=1)
     kinds = [next(kind for kind in ("Italian", "French", "Chinese", "English") if kind in text) for text in texts]
-    lines = [json.dumps({"text": text, "kind": kind}) for text, kind in zip(texts, kinds, strict=True)]
+    areas = ["city centre" if "city centre" in text else None for text in texts]
+    labels = zip(texts, kinds, areas, strict=True)
+    lines = [json.dumps({"text": text, "kind": kind, "area": area}) for text, kind, area in labels]
     (folder / "labelled.jsonl").write_text("\n".join(lines) + "\n")
     sizes = {"guides": str(run), "hidden": 32, "layers": 1, "heads": 2, "dropout": 0.0}
     budget = {"steps": steps, "batch_size": 64, "warmup": 10, "lr": 3e-3, "ema": 0.99}
@@ -156,6 +158,17 @@ def test_a_classifier_of_noisy_tokens_belongs_to_its_model(masked, tmp_path):
     assert text.denoiser_calls == 8
     with pytest.raises(UsageError, match="made for another model"):
         TextDiffusion.from_pretrained("e2e").guided_by(tmp_path / "guide")
+
+
+def test_a_field_is_said_whatever_its_classifier_learned(masked, tmp_path):
+    """In one of its wordings, alone, beside a length and beside a phrase."""
+    lm = TextDiffusion.from_pretrained(masked).guided_by(cuisine(tmp_path, masked, 1))
+    area = Field("area", "city centre")
+    for more in ([], [Length(9)], [Contains("coffee shop"), Length(9)]):
+        for text in lm.generate(8, controls=[area, *more], steps=8):
+            assert all(check["satisfied"] for check in text.controls), text.text
+    unsaid = lm.generate(8, controls=[area], steps=8, knobs=Knobs(size=0.0, impose=False))
+    assert not all(text.controls[0]["satisfied"] for text in unsaid)
 
 
 @pytest.mark.slow

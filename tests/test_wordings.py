@@ -31,9 +31,11 @@ def setting() -> Setting:
     return Setting(Words([*SPECIALS, *sorted(known)]), 20, 0, {"pos": TAGS})
 
 
-def told(setting: Setting, *controls: Control, known: list[list[str]] | None = None) -> list[list[str]]:
+def told(
+    setting: Setting, *controls: Control, known: list[list[str]] | None = None, worded: bool = False
+) -> list[list[str]]:
     words = next((n for c in controls if (n := c.length(setting)) is not None), None)
-    found = Phrases.of(controls, setting, known or [], words)
+    found = Phrases.of(controls, setting, known or [], words, worded)
     return [[one.phrase for one in ways] for ways in found.asked]
 
 
@@ -61,6 +63,13 @@ def test_alone_or_beside_a_length_nothing_changes(setting):
     assert told(setting, Field("area", "riverside")) == told(setting, Field("area", "riverside"), Length(9)) == []
     assert told(setting, Field("near", "Café Sicilia"), Length(9)) == [["Café Sicilia"]]
     assert told(setting, Field("area", "riverside"), TEN, known=[["The", "river"]]) == []  # gaps have their own words
+
+
+def test_a_model_of_words_is_given_a_wording_in_any_case(setting):
+    asked = Field("area", "riverside")
+    for beside in ([], [Length(9)]):
+        assert told(setting, asked, *beside, worded=True) == told(setting, asked, TEN)
+    assert told(setting, Length(9), worded=True) == []
 
 
 def test_ways_with_an_avoided_word_are_left_out_and_what_stands_there_already_is_not_said_twice(setting):

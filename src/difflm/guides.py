@@ -34,6 +34,7 @@ from difflm.model import DiffusionModel, Trainable
 from difflm.noise import Noise, Torch
 from difflm.recipe import Recipe
 from difflm.run import load_run
+from difflm.token_model import TokenDiffusion
 from difflm.training.checkpoints import Undrawn, load_into, load_tensors, newest_checkpoint
 from difflm.training.loop import Outcome, Trainer, Watcher
 
@@ -198,7 +199,12 @@ def check_places(labels: Labels, tokens: TokenFile, path: Path) -> None:
 def fresh_classifier(method: dict[str, Any], guided: DiffusionModel, labels: list[Labels]) -> Classifier:
     sizes = {key: method[key] for key in SIZES}
     labellings = [one.labelling for one in labels]
-    return Classifier(labellings, guided.denoiser.view_dim, guided.longest, guided.vocabulary, **sizes)
+    made = Classifier(labellings, guided.denoiser.view_dim, guided.longest, guided.vocabulary, **sizes)
+    if isinstance(guided, TokenDiffusion):
+        # A one-hot vector picks a column, which by default is a thirtieth of a place's vector and learned late: after
+        # 400 steps on E2E, 14.0 instead of 6.7 nats of labels a text.
+        torch.nn.init.normal_(made.trunk.input.weight)
+    return made
 
 
 def count_words(classifier: Classifier, tokens: TokenFile, found: list[Labels]) -> None:

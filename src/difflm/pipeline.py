@@ -298,11 +298,10 @@ class TextDiffusion:
 
     def knobs(self, asked: Knobs | None) -> Knobs:
         """Those that were asked for, or the usual ones of this kind of model."""
-        if not isinstance(self.model, TokenDiffusion):
-            return asked or STANDARD
-        if asked is not None and asked.climb == "sign":
+        tokens = isinstance(self.model, TokenDiffusion)
+        if tokens and asked is not None and asked.climb == "sign":
             raise UsageError("the original's guidance climbs in vectors; this model diffuses tokens. Give a number.")
-        return TOKENS if asked is None or asked == STANDARD else asked
+        return asked or (TOKENS if tokens else STANDARD)
 
     def _rows(self, work: Work, owner: int = 0) -> list[Row]:
         count = work.n * work.each

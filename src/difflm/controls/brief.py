@@ -21,6 +21,7 @@ from difflm.generation import Layout, padded
 from difflm.model import DiffusionModel
 from difflm.noise import Noise
 from difflm.samplers import Transform
+from difflm.token_model import TokenDiffusion
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 GAPS = 4  # the stream of random numbers that cuts the words of free gaps
@@ -58,7 +59,8 @@ class Brief:
         known = [split_words(part) for part in (self.infill.parts if self.infill else edit.keep if edit else ())]
         check_words(self.controls, setting, known)
         self.ruling = [c for c in self.controls if knobs.impose or not c.head]
-        self.phrases = Phrases.of(self.ruling, setting, known, self.words)
+        # A tilt of single words hardly says a phrase: docs/log.md has the figures.
+        self.phrases = Phrases.of(self.ruling, setting, known, self.words, isinstance(model, TokenDiffusion))
         self.more = self.phrases.more(self.infill, self.words) if self.infill else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)

@@ -28,10 +28,16 @@ class Phrases:
 
     @classmethod
     def of(
-        cls, controls: Sequence[Control], setting: Setting, known: Sequence[Sequence[str]], words: int | None = None
+        cls,
+        controls: Sequence[Control],
+        setting: Setting,
+        known: Sequence[Sequence[str]],
+        words: int | None = None,
+        worded: bool = False,
     ) -> "Phrases":
+        """`worded`: with ways to say what has such, even where no control speaks of every word."""
         every_word = any(c.head and c.length(setting) is not None for c in controls)
-        if every_word and not known:
+        if (every_word or worded) and not known:
             found = cls.said(controls, setting)
             if len(found.asked) <= MOST and found.needed <= (setting.room if words is None else words):
                 return found

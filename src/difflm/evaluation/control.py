@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from difflm.asking import Request
-from difflm.controls import Control, Field, Length, Span, Tree
+from difflm.controls import Control, Field, Infill, Length, Span, Tree
 from difflm.controls.brief import checked
-from difflm.controls.guidance import ORIGINAL, STANDARD, Knobs
+from difflm.controls.guidance import ORIGINAL, Knobs
 from difflm.controls.learned import POS
 from difflm.data.e2e import E2EPair
 from difflm.data.fields import verbatim
@@ -48,7 +48,7 @@ class Protocol:
     each: int = 5  # samples a target
     seed: int = 0
     candidates: int = 1
-    knobs: Knobs = STANDARD
+    knobs: Knobs | None = None  # as the model would
     settings: Mapping[str, Any] | None = None  # of `Sampling`
 
     def check(self) -> None:
@@ -56,7 +56,7 @@ class Protocol:
         check_request(self.each, self.seed, 1)
         if not 1 <= self.candidates <= 1000:
             raise UsageError(f"--candidates must lie between 1 and 1,000, not {self.candidates}.")
-        if not 0 <= self.knobs.size <= 1000:
+        if self.knobs and not 0 <= self.knobs.size <= 1000:
             raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.knobs.size}.")
 
     def work(self, lm: TextDiffusion, target: Target, number: int) -> Work:
@@ -235,6 +235,8 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
             found["tree_f1"], found["tree_exact"] = check["score"], float(check["satisfied"])
         elif isinstance(control, Span):
             found["span_found"] = float(check["satisfied"])
+        elif isinstance(control, Infill):
+            found["infill_kept"] = float(check["satisfied"])
         else:
             found["tags_equal"], found["tags_whole"] = check["score"], float(check["satisfied"])
     if len(text.controls) > 1:

@@ -14,6 +14,7 @@ tree_f1, tree_exact             labelled F1 of the text's phrases and those that
 tree_f1_second                  the same by a second parser, against its own tree of the target's sentence.
 span_found                      share of texts in which the phrase that is asked stands.
 span_found_second               the same by a second parser, of the targets in whose sentence it finds the phrase.
+infill_kept                     the words around a gap stand as they were given, and the gap is not empty.
 parser_agreement                labelled F1 of both parsers' trees of the same texts.
 tagger_agreement                share of words to which both taggers give the same tag.
 all_at_once                     of compositions: share of texts that obey every part, tags and trees wholly.
@@ -63,6 +64,7 @@ SUCCESSES: dict[str, Figure] = {
     "tree_f1_second": Figure("tree F1, second parser", "F1 of phrases", ".1%", graded=True),
     "span_found": Figure("phrase found", "share of texts", ".1%"),
     "span_found_second": Figure("phrase found, second parser", "share of texts", ".1%"),
+    "infill_kept": Figure("words around the gap kept", "share of texts", ".1%"),
     "all_at_once": Figure("all parts at once", "share of texts", ".1%"),
 }
 OTHERS: dict[str, Figure] = {

@@ -43,6 +43,7 @@ class Checkers:
         tree = [f"difflm parser {self.parser.name}", *said(self.second_parser, "difflm parser ")]
         names = {
             "length": [f"difflm words {__version__}"],
+            "infill": [f"difflm words {__version__}"],
             "field": [f"difflm field rules {__version__}"],
             "tree": tree,
             "span": tree,

@@ -28,7 +28,7 @@ from difflm.files import write_atomic
 from difflm.parsing import own_parser, parse_texts
 from difflm.pipeline import TextDiffusion
 
-CONTROLS = ("length", "field", "pos", "tree", "span", "field+length", "field+pos", "field+tree")
+CONTROLS = ("length", "field", "pos", "tree", "span", "infill", "field+length", "field+pos", "field+tree")
 T = TypeVar("T")
 RELEASED_MARKS = ("START", "END", "\n")  # that the files of Diffusion-LM write around a sentence
 
@@ -83,6 +83,7 @@ def draw(name: str, pairs: Sequence[E2EPair], tagger: Tagger, count: int, seed: 
     tags = tagger.tags(words) if "pos" in parts else [[]] * len(words)
     trees = parse_texts(own_parser(), words) if {"tree", "span"} & {*parts} else [None] * len(words)
     some = random.Random(f"{seed} {name} spans")
+    gaps = random.Random(f"{seed} {name} gaps")
     return [
         Target(
             name,
@@ -92,6 +93,7 @@ def draw(name: str, pairs: Sequence[E2EPair], tagger: Tagger, count: int, seed: 
                 pos=" ".join(tagged) or None,
                 tree=str(tree.bare()) if tree and "tree" in parts else None,
                 span=[inner_phrase(tree, some)] if tree and "span" in parts else [],
+                infill=with_gap(own, gaps) if "infill" in parts else None,
             ),
             pair.text,
         )
@@ -105,6 +107,13 @@ def inner_phrase(tree: Tree, draw: random.Random) -> str:
     inner = [s for s in found if s.last > s.first and s.last - s.first + 1 < len(tree.words())]
     first, last, label = draw.choice(inner or found)
     return f"{first},{last},{label}"
+
+
+def with_gap(words: Sequence[str], draw: random.Random) -> str:
+    """A sentence of which up to half of the words, anywhere, gave way to a gap of any length."""
+    size = draw.randint(1, max(1, len(words) // 2))
+    start = draw.randint(0, len(words) - size)
+    return " ".join([*words[:start], "___", *words[start + size :]])
 
 
 def by_field(order: Sequence[E2EPair]) -> Iterator[tuple[E2EPair, str]]:

@@ -168,7 +168,7 @@ class Writer:
 
     @property
     def knobs(self) -> "Knobs | None":
-        return None if self.guidance is None else guidance_knobs(self.guidance)
+        return guidance_knobs(self.guidance)
 
     @property
     def each(self) -> int:

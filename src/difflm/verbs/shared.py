@@ -46,12 +46,12 @@ Guidance = Annotated[
 ]
 
 
-def guidance_knobs(given: str | None) -> "Knobs":
-    """A size of our own rule, or the rule and the sizes of the first system."""
+def guidance_knobs(given: str | None) -> "Knobs | None":
+    """A size of our own rule, or the rule and the sizes of the first system; None: as the model would."""
     from difflm.controls.guidance import ORIGINAL, STANDARD
 
     if given is None:
-        return STANDARD
+        return None
     if given == "original":
         return ORIGINAL
     try:
