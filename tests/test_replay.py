@@ -1,5 +1,6 @@
 """What is recorded does what it did: on a CPU by being called, on a GPU by being replayed."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from difflm.controls.tile import steered
 from difflm.generation import tiles
 from difflm.noise import Noise
 from difflm.pipeline import TextDiffusion
-from difflm.replay import WARM, Recorded
+from difflm.replay import WARM, Recorded, Shelf, alone
 from difflm.samplers import Repeated, Walk
+from difflm.writing import KEPT
 
 assert tiny_runs and guide  # fixtures
 
@@ -34,6 +36,46 @@ def test_every_call_does_the_work_once(device: str, calls: int) -> None:
         pytest.skip("no GPU here")
     expected = 2.0 ** (calls + 1) - 2
     assert counted(torch.device(device), calls) == [expected] * 3
+
+
+class Thing:
+    def __init__(self, name: str) -> None:
+        self.name, self.closed = name, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_shelf_lends_what_it_has_and_closes_what_it_lets_go() -> None:
+    shelf: Shelf[Thing] = Shelf(2)
+    made: dict[str, Thing] = {}
+    for kind in ("a", "b", "a", "c"):
+        with shelf.lent(kind, lambda kind=kind: made.setdefault(kind, Thing(kind))) as thing:  # type: ignore[misc]
+            assert thing.name == kind and not thing.closed
+    assert {kind: thing.closed for kind, thing in made.items()} == {"a": False, "b": True, "c": False}
+    with pytest.raises(ValueError), shelf.lent("a", lambda: Thing("another")) as thing:
+        raise ValueError
+    assert thing is made["a"] and thing.closed  # who knows where it stopped
+    shelf.clear()
+    assert made["c"].closed
+
+
+def test_nothing_is_collected_while_something_is_recorded() -> None:
+    with alone():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ValueError), alone():
+        raise ValueError
+    assert gc.isenabled()
+
+
+def test_more_kinds_of_requests_than_are_kept_write_what_they_write_alone(tiny_runs) -> None:
+    """Recordings that are let go take nothing with them."""
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], "cuda" if torch.cuda.is_available() else "cpu")
+    lm.model.records = True
+    first = [lm.generate(2, steps=steps, seed=1) for steps in range(2, KEPT + 5)]
+    again = [lm.generate(2, steps=steps, seed=1) for steps in range(2, KEPT + 5)]
+    assert [[one.text for one in texts] for texts in first] == [[one.text for one in texts] for texts in again]
 
 
 # -- a step compiled as one --------------------------------------------------------------------------------------------

@@ -1,16 +1,17 @@
 """Small steps that repeat, recorded once: on a GPU a thousand launches become one; compiled as one, they are fewer. And
 news of them that nobody waits for."""
 
+import gc
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-T = TypeVar("T")
+_recording = threading.Lock()
 
 LATE = 4  # steps after which news of a GPU is read: it has arrived by then, and steps enough are under way
 WARM = 2  # calls before recording: libraries are set up and memory is found while nothing is being recorded
@@ -39,11 +40,15 @@ class Recorded:
         self.graph = self.graph or self._record()
         self.graph.replay()
 
+    def close(self) -> None:
+        """Forget work and recording; it is not called again."""
+        self.work, self.graph, self.beside = _nothing, None, None
+
     def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         pool = self.beside.graph.pool() if self.beside and self.beside.graph else None
         # Another thread may go on with the device meanwhile, such as a server's that draws the next texts' lengths.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with alone(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self.work()
         return graph
 
@@ -54,6 +59,23 @@ class Recorded:
         with torch.cuda.stream(side):
             self.work()
         torch.cuda.current_stream().wait_stream(side)
+
+
+def _nothing() -> None: ...
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One recording at a time, and no garbage collected meanwhile: an old recording that is destroyed while a new one
+    is made breaks it off."""
+    with _recording:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
 
 
 @torch.no_grad()
@@ -94,6 +116,14 @@ def memory(module: nn.Module) -> tuple[int, ...]:
     return tuple([weight.data_ptr() for weight in weights(module)])
 
 
+class Kept(Protocol):
+    def close(self) -> None:
+        """Let go of recordings, which know their owner: else their memory waits for the garbage collector."""
+
+
+T = TypeVar("T", bound=Kept)
+
+
 class Shelf(Generic[T]):
     """Recorded things of the last few kinds: a recording serves every later call of its kind. One that is at work
     belongs to its reader alone. A copied model has other memory, and records for itself."""
@@ -113,14 +143,24 @@ class Shelf(Generic[T]):
             yield thing
         except Exception:
             whole = False  # who knows where it stopped
+            thing.close()
             raise
         finally:
             if whole:
-                with self.lock:
-                    self.idle = [*self.idle, (kind, thing)][-self.most :]
+                self._put((kind, thing))
+
+    def _put(self, new: tuple[Hashable, T]) -> None:
+        with self.lock:
+            kept = [*self.idle, new]
+            self.idle = kept[-self.most :]
+        for _, old in kept[: -self.most]:
+            old.close()
 
     def clear(self) -> None:
-        self.idle = []
+        with self.lock:
+            gone, self.idle = self.idle, []
+        for _, old in gone:
+            old.close()
 
     def __deepcopy__(self, memo: object) -> "Shelf[T]":
         return Shelf(self.most)

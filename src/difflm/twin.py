@@ -226,6 +226,9 @@ class Writer:
         self.last.copy_(drawn.unsqueeze(1))
         self.place.add_(1)
 
+    def close(self) -> None:
+        self.step.close()
+
     def _here(self, table: Tensor) -> Tensor:
         return table.index_select(0, self.place).squeeze(0)
 

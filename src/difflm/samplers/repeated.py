@@ -128,6 +128,10 @@ class Repeated:
         self.time.copy_(t)
         clock.add_(1)
 
+    def close(self) -> None:
+        self.step.close()
+        self.begin.close()
+
     def frames(self, walk: Walk, looked_at: Container[int] | None = None) -> Iterator[Frame]:
         """Of another walk with the same skeleton. A frame that nobody looks at is not taken down, but for the last."""
         pour(walk, self.given)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from difflm.replay import alone
+
 Gradients = Callable[..., dict[str, Tensor]]  # (ids, lengths, labels …) → losses, gradients left in .grad
 
 
@@ -37,7 +39,7 @@ class Captured:
         for weight, total, learns in zip(weights, sums or (), learning, strict=bool(sums)):
             weight.grad = total if learns else None
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with alone(), torch.cuda.graph(self.graph):
             losses = gradients(*self.inputs)
         self.losses = {name: value.detach() for name, value in losses.items()}
         self.grads = [weight.grad for weight in weights]
