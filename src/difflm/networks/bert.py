@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from difflm.networks.transformer import Attention, Dropout, TimeEmbedding, feed_forward
+from difflm.networks.transformer import Attention, Dropout, TimeEmbedding, additive, feed_forward
 
 
 class PostNormBlock(nn.Module):
@@ -36,7 +36,7 @@ class Entry(nn.Module):
 
 
 class BertLayout(nn.Module):
-    """Time is told at the input; there is no attention mask, since pads are words here."""
+    """Time is told at the input. Where pads are words, as in the paper, there is nothing to mask."""
 
     def __init__(
         self, in_dim: int, out_dim: int, hidden: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.1
@@ -51,6 +51,7 @@ class BertLayout(nn.Module):
 
     def forward(self, inputs: Tensor, t: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.entry(self.input(inputs), self.embed_time(t))
+        mask = None if mask is None else additive(mask, x.dtype)
         for block in self.blocks:
             x = block(x, mask)
         out: Tensor = self.output(x)
