@@ -171,8 +171,8 @@ def train(name: str, asked: Asked, turn: Turn) -> dict[str, Any]:
     """A run in OUT/NAME, unless it is there; what its config says of training."""
     from difflm import fit
     from difflm.console import TrainingView
-    from difflm.pipeline import check_device
     from difflm.recipe import load_recipe
+    from difflm.refusals import check_device
     from difflm.run import read_config
 
     run, rival = asked.out / name, TABLES[asked.table][name]

@@ -25,8 +25,10 @@ from difflm.evaluation.targets import Target, choose, read_targets
 from difflm.files import read_json, write_atomic
 from difflm.fit import train_run
 from difflm.guides import train_guide
-from difflm.pipeline import Generation, TextDiffusion, check_device
+from difflm.pipeline import TextDiffusion
 from difflm.recipe import load_recipe
+from difflm.refusals import check_device
+from difflm.work import Generation
 
 CONTROLS = ("length", "field", "field+length", "pos", "field+pos", "infill")
 WAYS: dict[str, tuple[int, bool, float]] = {  # candidates, whether wordings are imposed, and how much is guided

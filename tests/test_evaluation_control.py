@@ -46,8 +46,9 @@ from difflm.evaluation.targets import (
 )
 from difflm.guides import train_guide
 from difflm.parsing import own_parser, parse_texts
-from difflm.pipeline import Generation, TextDiffusion
+from difflm.pipeline import TextDiffusion
 from difflm.recipe import check
+from difflm.work import Generation
 
 FORMS = (
     "{name} is a {price} {Type} by the {area} , near {near} . It is {friendly} , rated {rating} , with {food} food .",

@@ -20,11 +20,12 @@ from typer.testing import CliRunner
 from difflm.data.taggers import TAGS
 from difflm.errors import DifflmError, UsageError
 from difflm.pictures import canvas, denoising, embeddings, schedules, training
-from difflm.pipeline import Draft, TextDiffusion
+from difflm.pipeline import TextDiffusion
 from difflm.processes import Gaussian
 from difflm.run import bundled_runs
 from difflm.schedules import Cosine, Sqrt
 from difflm.verbs import plot
+from difflm.work import Draft
 
 missing = [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]
 drawing = pytest.mark.skipif(bool(missing), reason=f"needs the extra [plot]: {', '.join(missing)} is not installed")

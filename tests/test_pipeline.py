@@ -11,7 +11,8 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.generation import GPU_TILE, drawn_rows, frames, tile_size, tiles
 from difflm.methods import DiffLM
-from difflm.pipeline import TextDiffusion, check_device, check_dtype, one_behind
+from difflm.pipeline import TextDiffusion, one_behind
+from difflm.refusals import check_device, check_dtype
 
 METHODS = ["difflm", "diffusion-lm", "autoregressive", "mdlm", "block-diffusion"]
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from difflm.data.words import join_words
 from difflm.errors import UsageError
-from difflm.pipeline import Draft, Generation
 from difflm.studio import PlayedText, Recording, write_player
 from difflm.studio.frames import SIGNS, frame_object, spaces
 from difflm.studio.player import MOST_FRAMES, MOST_TEXTS, page
+from difflm.work import Draft, Generation
 
 STEPS = 12
 WORDS = ["Zizzi", "is", "a", "cheap", "pub", "near", "the", "river", "."]

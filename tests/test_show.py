@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from difflm import show
-from difflm.pipeline import Draft
 from difflm.show import TerminalView, condensed, showable
+from difflm.work import Draft
 
 STEPS = 8
 ESCAPE = "\x1b"

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from serving import PATIENCE, Gate, events, need, running, wait_for
 from tiny import tiny_runs
 
-from difflm.pipeline import Draft, TextDiffusion
+from difflm.pipeline import TextDiffusion
 from difflm.studio.engine import Box, Done, Frames, Text, riding
 from difflm.studio.limits import Limits
+from difflm.work import Draft
 
 assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")

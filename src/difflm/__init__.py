@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span, Tags, Tree
     from difflm.controls.brief import Edit
     from difflm.errors import DifflmError, UsageError
-    from difflm.pipeline import Draft, Generation, TextDiffusion
+    from difflm.pipeline import TextDiffusion
+    from difflm.work import Draft, Generation
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,8 +43,8 @@ _HOMES = {
     "Tags": "difflm.controls",
     "Tree": "difflm.controls",
     "DifflmError": "difflm.errors",
-    "Draft": "difflm.pipeline",
-    "Generation": "difflm.pipeline",
+    "Draft": "difflm.work",
+    "Generation": "difflm.work",
     "TextDiffusion": "difflm.pipeline",
     "UsageError": "difflm.errors",
 }

@@ -14,7 +14,7 @@ from difflm.errors import DifflmError, UsageError
 
 if TYPE_CHECKING:
     from difflm.controls.brief import Edit
-    from difflm.pipeline import Generation
+    from difflm.work import Generation
 
 
 class Request(BaseModel):

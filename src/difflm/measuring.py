@@ -30,7 +30,8 @@ from difflm.evaluation.targets import (
     write_targets,
 )
 from difflm.files import append_line, write_atomic
-from difflm.pipeline import TextDiffusion, check_device
+from difflm.pipeline import TextDiffusion
+from difflm.refusals import check_device
 from difflm.run import bundled_runs, find_run, read_config
 from difflm.verbs.shared import guidance_knobs, load
 

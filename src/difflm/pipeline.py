@@ -1,23 +1,22 @@
 """`TextDiffusion`: load a model, ask it for text."""
 
-import difflib
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from difflm.controls import Control, Infill, Label, Setting, Span, Tags, Tree
+from difflm.controls import Control, Infill, Setting
 from difflm.controls.brief import Brief, Edit
 from difflm.controls.classifier import Classifier
 from difflm.controls.guidance import STANDARD, TOKENS, Knobs
 from difflm.controls.tile import steered
 from difflm.cores import Job, Stopped, side_by_side
-from difflm.data.labels import Kind, Labelling
+from difflm.data.labels import Labelling
 from difflm.data.tokenizers import Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
@@ -25,102 +24,22 @@ from difflm.generation import Row, Tile, drawn_rows, finished, frames, padded, t
 from difflm.guides import heads_of, load_guide
 from difflm.model import DiffusionModel, LanguageModel, Sampling
 from difflm.noise import Noise
+from difflm.refusals import (
+    check_candidates,
+    check_device,
+    check_dtype,
+    check_kinds,
+    check_names,
+    check_request,
+    check_sampling,
+)
 from difflm.run import find_run, load_run
-from difflm.samplers import Frame, Way
+from difflm.samplers import Frame
 from difflm.textmetrics import most_central
 from difflm.token_model import TokenDiffusion
+from difflm.work import Draft, Generation, Seen, Watch, Work, alike, like_ones, likeliest
 
-MOST_TEXTS, MOST_STEPS = 1_000_000, 10_000
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One text and how it came about; it prints as its text."""
-
-    text: str
-    tokens: list[str]  # its words
-    steps: int
-    denoiser_calls: int
-    seconds: float  # that the batch took which made it; of candidates, those of all their batches added up
-    seed: int
-    controls: list[dict[str, Any]] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What a text looks like at one moment of its making."""
-
-    sample: int
-    step: int
-    t: float  # the mean, where every position has its own time
-    tokens: list[str]  # one a position; with byte pairs they are pieces of words
-    confidence: list[float]
-    changed: list[bool]
-
-
-Watch = Callable[[list[Draft]], None]
-Ids = list[int]
 T = TypeVar("T")
-Choice = Callable[[list[list[Ids]], list[list[Generation]]], list[int]]  # candidates of each text → places of the best
-
-
-@dataclass
-class Work:
-    """One request, bound to its model and checked, while it is worked on."""
-
-    n: int
-    seed: int
-    sampling: Sampling
-    brief: Brief | None = None
-    each: int = 1  # candidates of which one is kept
-    watch: Watch | None = None
-    choose: Choice | None = None
-    wanted: Callable[[], bool] = lambda: True  # asked at every step: what nobody wants any more is left unfinished
-    rows: list[Row] = field(default_factory=list)
-    unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and place: words without an id
-    waiting: dict[int, Generation] = field(default_factory=dict)  # by sample: candidates that a choice waits for
-    ids: dict[int, list[int]] = field(default_factory=dict)  # of these
-    cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
-
-    @property
-    def way(self) -> Way:
-        edit = self.brief.edit if self.brief else None
-        return Way(self.sampling.steps, edit.strength if edit else 1.0)
-
-    def chosen(self, made: dict[int, Generation]) -> dict[int, Generation]:
-        """Of the candidates of each text the best, once all are there; all of them are counted in its cost."""
-        if self.choose is None:
-            return made
-        self.waiting |= made
-        for k in {sample // self.each for sample in made}:
-            self.cost[k] += next(iter(made.values())).seconds  # texts of a batch share its clock
-        ready = [k for k in sorted(self.cost) if all(sample in self.waiting for sample in self.samples(k))]
-        groups = [[self.waiting.pop(sample) for sample in self.samples(k)] for k in ready]
-        best = self.choose([[self.ids.pop(sample) for sample in self.samples(k)] for k in ready], groups)
-        return {k: self.kept(group[place], group, k) for k, group, place in zip(ready, groups, best, strict=True)}
-
-    def samples(self, k: int) -> range:
-        """The candidates of text k."""
-        return range(k * self.each, (k + 1) * self.each)
-
-    def kept(self, text: Generation, candidates: list[Generation], k: int) -> Generation:
-        checks = self.brief.checks(split_words(text.text)) if self.brief else []
-        calls = sum(g.denoiser_calls for g in candidates)
-        return replace(text, denoiser_calls=calls, seconds=self.cost.pop(k), controls=checks)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A moment of a tile that somebody waits for."""
-
-    tile: Tile
-    frame: Frame
-    done: Sequence[int]  # requests whose texts are finished
-    seconds: float  # since the tile was begun
-    last: bool = False  # whether the tile ends so; its frame was seen before
 
 
 class TextDiffusion:
@@ -458,140 +377,9 @@ def one_behind(things: Iterable[T]) -> Iterator[T]:
     yield from waiting
 
 
-def likeliest(work: Work) -> Choice:
-    """Selection by the model's own classifiers: the checkers have no say in it."""
-
-    def best(ids: list[list[Ids]], _: list[list[Generation]]) -> list[int]:
-        assert work.brief is not None
-        if not ids:
-            return []
-        nats = iter(work.brief.own_nats([one for group in ids for one in group]))
-        costs = [[next(nats) for _ in group] for group in ids]
-        return [min(range(len(group)), key=group.__getitem__) for group in costs]
-
-    return best
-
-
-def like_ones(works: Sequence[Work], model: LanguageModel) -> Iterator[list[Work]]:
-    """Works whose texts one loop can make: settings that belong to a whole tile are the same."""
-    groups: dict[Any, list[Work]] = {}
-    for work in works:
-        groups.setdefault(alike(work, model), []).append(work)
-    yield from groups.values()
-
-
-def alike(work: Work, model: LanguageModel) -> Any:
-    """What belongs to a whole tile: works for which this is the same share them."""
-    # A denoiser's rows go each at their own pace; words of the twin come one by one in any case.
-    mixes = isinstance(model, DiffusionModel) and model.steps_mix
-    own = replace(work.sampling, steps=1) if mixes else work.sampling
-    knobs = work.brief.knobs if work.brief else STANDARD
-    edited = work.brief is not None and work.brief.edit is not None
-    return own, knobs, edited, work.brief is not None and work.brief.guided
-
-
-def refuse_vector_settings(sampling: Sampling) -> None:
-    """Tokens have no noise of some size, and are always words."""
-    usual = Sampling()
-    for name in ("clamp", "draw", "noise_temperature", "noise_top_p"):
-        if getattr(sampling, name) != getattr(usual, name):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for models that diffuse vectors; this one diffuses tokens."
-            )
-
-
-def check_device(device: str) -> torch.device:
-    """A device that is there; "auto" is a GPU where there is one."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-        if chosen.type not in ("cpu", "cuda"):  # others lack the float64 that lengths and draws need
-            raise UsageError(f"difflm runs on cpu or cuda, not on {chosen.type}. Try --device cpu.")
-        torch.zeros(1, device=chosen)
-    except (RuntimeError, AssertionError):
-        raise UsageError(f"device {device!r} is not available here. Try --device cpu.") from None
-    return chosen
-
-
 def quickest(device: torch.device) -> torch.dtype | None:
     """What networks write in: bfloat16 on GPUs, and on processors that have matrix units for it; texts are as good
     (docs/performance.md). None: float32."""
     if device.type == "cuda":
         return torch.bfloat16
     return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else None
-
-
-def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
-    known = [torch.float32, torch.bfloat16] + [torch.float16] * (device.type == "cuda")
-    if dtype is not None and dtype not in known:
-        raise UsageError(f"dtype must be {', '.join(map(str, known))} on {device.type}, not {dtype}.")
-
-
-def check_request(n: int, seed: int, mbr: int) -> None:
-    if not 1 <= n <= MOST_TEXTS:
-        raise UsageError(f"-n must lie between 1 and {MOST_TEXTS:,}, not {n}.")
-    if not 0 <= seed < 2**31:
-        raise UsageError(f"--seed must lie between 0 and {2**31 - 1}, not {seed}.")
-    if not 1 <= mbr <= 1000:
-        raise UsageError(f"--mbr must lie between 1 and 1,000 candidates, not {mbr}.")
-
-
-def check_candidates(candidates: int, mbr: int, controls: Sequence[Control]) -> None:
-    if not 1 <= candidates <= 1000:
-        raise UsageError(f"--candidates must lie between 1 and 1,000, not {candidates}.")
-    if candidates > 1 and mbr > 1:
-        raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
-    if candidates > 1 and not any(control.head for control in controls):
-        raise UsageError("--candidates are chosen by a classifier: ask for a field, a label, tags or a tree, or --mbr.")
-
-
-def check_kinds(controls: Sequence[Control], kinds: Mapping[str, Kind]) -> None:
-    """A label is of a whole text, tags are of words: what was learned as one cannot be asked for as the other."""
-    meant: dict[Kind, str] = {"text": "a label of a whole text", "tags": "a tag for every word", "spans": "spans"}
-    for control in controls:
-        if (
-            isinstance(control, Label | Tags | Span | Tree)
-            and (kind := kinds.get(control.head, control.kind)) != control.kind
-        ):
-            asked = meant[control.kind]
-            raise UsageError(f"{control.head!r} is {meant[kind]} in this classifier; {control.name} asks for {asked}.")
-
-
-def check_names(settings: dict[str, Any]) -> None:
-    known = [f.name for f in fields(Sampling)]
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-            raise UsageError(f"unknown setting {name!r}. {hint}")
-
-
-def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
-    if not 1 <= sampling.steps <= MOST_STEPS:
-        raise UsageError(f"--steps must lie between 1 and {MOST_STEPS:,}, not {sampling.steps}.")
-    if sampling.sampler not in model.samplers:
-        known = ", ".join(model.samplers)
-        raise UsageError(f"unknown sampler {sampling.sampler!r} for this model. Known: {known}.")
-    if not 0 <= sampling.temperature <= 10 or (sampling.temperature == 0 and not model.greedy):
-        raise UsageError(f"--temperature must lie above 0 and up to 10, not {sampling.temperature}.")
-    if sampling.temperature != 1 and not model.predicts_words:
-        raise UsageError("a temperature needs a model that predicts words; use --noise-temperature here.")
-    if not 0 <= sampling.noise_temperature <= 10:
-        raise UsageError(f"--noise-temperature must lie between 0 and 10, not {sampling.noise_temperature}.")
-    if not 0 < sampling.noise_top_p <= 1:
-        raise UsageError(f"--noise-top-p must lie above 0 and up to 1, not {sampling.noise_top_p}.")
-    if not 0 <= sampling.clamp_below <= 1:
-        raise UsageError(f"--clamp-below must lie between 0 and 1, not {sampling.clamp_below}.")
-    if isinstance(model, TokenDiffusion):
-        refuse_vector_settings(sampling)
-    if not 0 <= sampling.contrast <= 100:
-        raise UsageError(f"--contrast must lie between 0 and 100, not {sampling.contrast}.")
-    if sampling.contrast and not (isinstance(model, TokenDiffusion) and model.hides):
-        raise UsageError("a contrast hides known words behind masks, which this model does not have; mdlm has.")
-    if sampling.top_k < 0:
-        raise UsageError(f"--top-k must be at least 1 (0: all words), not {sampling.top_k}.")
-    if not 0 < sampling.top_p <= 1:
-        raise UsageError(f"--top-p must lie above 0 and up to 1, not {sampling.top_p}.")
-    if not 0 <= sampling.beams <= 1000:
-        raise UsageError(f"--beams must lie between 1 and 1,000 (0: draw instead), not {sampling.beams}.")

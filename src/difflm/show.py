@@ -18,7 +18,7 @@ from rich.text import Text
 from difflm.studio.frames import made_of_pieces, spaces
 
 if TYPE_CHECKING:
-    from difflm.pipeline import Draft
+    from difflm.work import Draft
 
 PAUSE = 0.05  # seconds between two redraws; steps that come faster are not drawn
 SETTLED = 0.5  # a word surer than this shows all its letters

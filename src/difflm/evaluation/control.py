@@ -33,8 +33,10 @@ from difflm.evaluation.language import OnProgress, described, device_name, model
 from difflm.evaluation.opinions import Checkers
 from difflm.evaluation.targets import Target
 from difflm.files import write_atomic
-from difflm.pipeline import Generation, TextDiffusion, Work, check_request
+from difflm.pipeline import TextDiffusion
+from difflm.refusals import check_request
 from difflm.textmetrics import distinct_n, self_bleu
+from difflm.work import Generation, Work
 
 ALIKE = 5  # samples of a target whose self-BLEU is told: people wrote about eight sentences for a meaning
 Z95 = 1.959964

@@ -21,7 +21,8 @@ from difflm.errors import UsageError
 from difflm.evaluation.language import Counted, OnProgress, described, score
 from difflm.model import Sampling
 from difflm.noise import Noise
-from difflm.pipeline import TextDiffusion, check_request
+from difflm.pipeline import TextDiffusion
+from difflm.refusals import check_request
 from difflm.samplers import FREE, Steering
 from difflm.textmetrics import most_central
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from difflm.errors import UsageError
 from difflm.pictures.canvas import sheet
-from difflm.pipeline import Draft
+from difflm.work import Draft
 
 ROW = 0.17  # inches a word
 MOST_ROWS = 120

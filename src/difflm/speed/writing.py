@@ -14,9 +14,10 @@ from difflm.evaluation.language import ratio, score, tokens_of
 from difflm.evaluation.targets import Target
 from difflm.generation import finished
 from difflm.model import DiffusionModel
-from difflm.pipeline import Generation, TextDiffusion, Work
+from difflm.pipeline import TextDiffusion
 from difflm.speed.clock import Row, rounded, timed
 from difflm.twin import Autoregressive
+from difflm.work import Generation, Work
 
 # One of each kind, where no file of targets is given.
 TARGETS = (

@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 
 from difflm.asking import generation_object
 from difflm.errors import DifflmError
-from difflm.pipeline import Draft, TextDiffusion
+from difflm.pipeline import TextDiffusion
 from difflm.studio.asked import (
     Asked,
     ControlsAnswer,
@@ -25,6 +25,7 @@ from difflm.studio.frames import frame_object, spaces
 from difflm.studio.player import Recording, page
 from difflm.studio.served import Served
 from difflm.studio.streams import ALIVE, EventStream, event, texts_of, unless_left
+from difflm.work import Draft
 
 
 def one_event(*names: str) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from difflm.controls import Control, Infill
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.model import DiffusionModel
-from difflm.pipeline import Generation
 from difflm.studio.api import ERRORS, REFUSED, one_event
 from difflm.studio.asked import MOST_SEED, Asked, ControlAnswer, ErrorAnswer, check_size, shown
 from difflm.studio.engine import Alive, Engine, Job, Text
@@ -24,6 +23,7 @@ from difflm.studio.guard import error_object
 from difflm.studio.limits import Limits
 from difflm.studio.served import Served
 from difflm.studio.streams import ALIVE, EventStream, texts_of, unless_left
+from difflm.work import Generation
 
 COLDEST = 0.01  # what a temperature of 0 means here: the likeliest words, while the noise still differs
 NO_EFFECT: dict[str, tuple[Any, ...]] = {  # keys of other models, and the values that ask for nothing

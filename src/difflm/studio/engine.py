@@ -19,8 +19,9 @@ from typing import Any
 
 from difflm.errors import DifflmError, UsageError
 from difflm.generation import tile_size
-from difflm.pipeline import Draft, Generation, TextDiffusion, Watch
+from difflm.pipeline import TextDiffusion
 from difflm.studio.limits import Limits
+from difflm.work import Draft, Generation, Watch
 
 LONGEST_WAIT = 60  # seconds that a client is told to come again after, at most
 IDLE = 10.0  # seconds without an event after which a stream says that it is alive

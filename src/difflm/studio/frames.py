@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from difflm.data.words import join_words
 
 if TYPE_CHECKING:
-    from difflm.pipeline import Draft
+    from difflm.work import Draft
 
 # One sign a confidence, 64 levels: an error of at most 1/126, which nobody sees.
 SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"

@@ -16,7 +16,7 @@ from difflm.files import write_atomic
 from difflm.studio.frames import Packer, made_of_pieces, written
 
 if TYPE_CHECKING:
-    from difflm.pipeline import Draft, Generation
+    from difflm.work import Draft, Generation
 
 MOST_TEXTS = 100  # more than anyone looks at, and few enough for a browser
 MOST_FRAMES = 250  # kept of a text; of more steps, only every second, third … is

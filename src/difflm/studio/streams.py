@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from difflm.pipeline import Generation
 from difflm.studio.engine import Job, Text
+from difflm.work import Generation
 
 T = TypeVar("T")
 

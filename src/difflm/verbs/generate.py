@@ -33,7 +33,8 @@ from difflm.verbs.shared import (
 if TYPE_CHECKING:
     from difflm.asking import Request
     from difflm.controls.guidance import Knobs
-    from difflm.pipeline import Draft, Generation, TextDiffusion, Watch
+    from difflm.pipeline import TextDiffusion
+    from difflm.work import Draft, Generation, Watch
 
 OPEN = {"n", "seed", "steps", "temperature"}  # what a line of --input may leave to the command
 
@@ -177,7 +178,7 @@ class Writer:
 
     def refuse(self, requests: "list[Request]") -> None:
         """All that is wrong, before the first text is made."""
-        from difflm.pipeline import check_candidates, check_request
+        from difflm.refusals import check_candidates, check_request
 
         if self.knobs is not None and not any(control.head for r in requests for control in r.controls()):
             raise UsageError(

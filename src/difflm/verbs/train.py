@@ -37,7 +37,7 @@ def train(
     from difflm.cards import finish_run
     from difflm.fit import train_run
     from difflm.guides import train_guide
-    from difflm.pipeline import check_device
+    from difflm.refusals import check_device
 
     command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out)]
     with TrainingView(out, as_json) as view:
