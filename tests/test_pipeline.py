@@ -135,18 +135,38 @@ def test_looking_at_a_frame_leaves_gradients_on(models):
             assert torch.is_grad_enabled() and not frame.confidence.requires_grad
 
 
+class End:
+    """Of a tile, or a moment before it."""
+
+    def __init__(self, name, last=True):
+        self.name, self.last, self.is_sent = name, last, False
+
+    def sent(self):
+        self.is_sent = True
+        return self
+
+
 def test_texts_are_put_together_while_the_next_are_made():
     made = []
 
     def tiles_of_a_gpu():
         for k in range(3):
             made.append(k)
-            yield k
+            yield End(k)
 
-    assert [(k, *made) for k in one_behind(tiles_of_a_gpu())] == [(0, 0, 1), (1, 0, 1, 2), (2, 0, 1, 2)]
+    told = [(end.name, end.is_sent, *made) for end in one_behind(tiles_of_a_gpu())]
+    assert told == [(0, True, 0, 1), (1, True, 0, 1, 2), (2, True, 0, 1, 2)]
     assert list(one_behind([])) == []
-    late = one_behind(1 // (2 - k) for k in range(3))
-    assert [next(late), next(late)] == [0, 1]
+
+
+def test_texts_that_are_done_early_do_not_wait_for_the_next_tile():
+    seen = [End("early", last=False), End("a"), End("b, early", last=False), End("b")]
+    assert [one.name for one in one_behind(seen)] == ["early", "b, early", "a", "b"]
+
+
+def test_what_is_there_is_told_where_the_next_tile_fails():
+    late = one_behind(End(1 // (2 - k)) for k in range(3))
+    assert [next(late).name, next(late).name] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(late)
 

@@ -167,7 +167,7 @@ class TextDiffusion:
         """The tiles of several requests and their last frames, as they are finished: texts as ids, unchecked."""
         for seen in self._walked(works):
             if seen.last:
-                yield seen.tile, seen.frame
+                yield seen.tile, seen.waited().frame
 
     def _walked(self, works: Sequence[Work]) -> Iterator[Seen]:
         for owner, work in enumerate(works):
@@ -177,7 +177,7 @@ class TextDiffusion:
         found = (tile for rows in groups for tile in tiles(self.model, rows, self.device))
         seen = self._on_cores(partial(self._seen, tile, works) for tile in found)
         awaited = self.device.type == "cpu" or self.model.looks or any(work.watch for work in works)
-        return seen if awaited else one_behind(seen)
+        return seen if awaited else one_behind(seen)  # nobody looks but at the ends of texts
 
     def _on_cores(self, jobs: Iterable[Job[T]]) -> Iterator[T]:
         """Side by side on a CPU, each on one core, even where there is but one: so all texts are rounded alike."""
@@ -250,10 +250,10 @@ class TextDiffusion:
                 return
             done = [owner for owner, steps in ends.items() if steps in early and steps == frame.step + 1]
             if done or watched:
-                yield Seen(tile, frame, done, time.perf_counter() - start)
+                yield Seen(tile, frame, done, start)
         # A model may be done before its time is up.
         rest = [owner for owner, steps in ends.items() if steps not in early or steps > frame.step + 1]
-        yield Seen(tile, frame, rest, time.perf_counter() - start, last=True)
+        yield Seen(tile, frame, rest, start, last=True)
 
     def _told(self, seen: Seen, works: Sequence[Work]) -> Iterator[tuple[int, dict[int, Generation]]]:
         """What a frame is for: those who watch, and texts that are done."""
@@ -264,14 +264,14 @@ class TextDiffusion:
             if (watch := works[owner].watch) and not gone and not seen.last:
                 watch(self._drafts(seen.tile, seen.frame, works[owner], part))
         if seen.done:
-            yield from self._harvest(seen.tile, seen.frame, works, seen.done, seen.seconds)
+            yield from self._harvest(seen.waited(), works)
 
-    def _harvest(
-        self, tile: Tile, frame: Frame, works: Sequence[Work], owners: Sequence[int], seconds: float
-    ) -> Iterator[tuple[int, dict[int, Generation]]]:
+    def _harvest(self, seen: Seen, works: Sequence[Work]) -> Iterator[tuple[int, dict[int, Generation]]]:
+        tile, frame = seen.tile, seen.frame
         calls = [None] * len(tile.rows) if frame.calls is None else frame.calls[: len(tile.rows)].tolist()
         rows = list(zip(tile.rows, finished(self.model, tile, frame), calls, strict=True))
-        for owner in owners:
+        seconds = time.perf_counter() - seen.begun  # now that a GPU has been waited for
+        for owner in seen.done:
             work = works[owner]
             own = [(row.sample, ids, count) for row, ids, count in rows if row.owner == owner]
             if work.choose:
@@ -363,14 +363,18 @@ class TextDiffusion:
         return nats
 
 
-def one_behind(things: Iterable[T]) -> Iterator[T]:
-    """Each when the next one is under way: a GPU makes a tile while the words of the one before are put together. What
-    is there is told even where the next one fails."""
-    waiting: list[T] = []
+def one_behind(seen: Iterable[Seen]) -> Iterator[Seen]:
+    """The end of a tile when the next one is under way: a GPU makes that one while these words are put together. What
+    is there is told even where the next one fails; texts that are done before their tile is come at once."""
+    waiting: list[Seen] = []
     try:
-        for thing in things:
-            yield from waiting
-            waiting = [thing]
+        for one in seen:
+            if one.last:
+                one = one.sent()
+                yield from waiting
+                waiting = [one]
+            else:
+                yield one
     except Exception:
         yield from waiting
         raise

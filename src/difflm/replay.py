@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-_recording = threading.Lock()
+_recording = threading.RLock()
 
 LATE = 4  # steps after which news of a GPU is read: it has arrived by then, and steps enough are under way
 WARM = 2  # calls before recording: libraries are set up and memory is found while nothing is being recorded
@@ -41,8 +41,9 @@ class Recorded:
         self.graph.replay()
 
     def close(self) -> None:
-        """Forget work and recording; it is not called again."""
-        self.work, self.graph, self.beside = _nothing, None, None
+        """Forget work and recording, while no other is made; it is not called again."""
+        with _recording:
+            self.work, self.graph, self.beside = _nothing, None, None
 
     def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -66,8 +67,8 @@ def _nothing() -> None: ...
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """One recording at a time, and no garbage collected meanwhile: an old recording that is destroyed while a new one
-    is made breaks it off."""
+    """One recording at a time, and no garbage collected meanwhile: to destroy an old recording while a new one is made
+    may break it off."""
     with _recording:
         collects = gc.isenabled()
         gc.disable()
@@ -141,7 +142,7 @@ class Shelf(Generic[T]):
         whole = True
         try:
             yield thing
-        except Exception:
+        except (Exception, KeyboardInterrupt):
             whole = False  # who knows where it stopped
             thing.close()
             raise

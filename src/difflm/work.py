@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from difflm.controls.brief import Brief
 from difflm.controls.guidance import STANDARD
 from difflm.data.words import split_words
@@ -98,8 +100,21 @@ class Seen:
     tile: Tile
     frame: Frame
     done: Sequence[int]  # requests whose texts are finished
-    seconds: float  # since the tile was begun
+    begun: float  # when the tile was
     last: bool = False  # whether the tile ends so; its frame was seen before
+    arrived: torch.cuda.Event | None = None  # once its words are on the host, where they were sent ahead
+
+    def waited(self) -> "Seen":
+        """The same once its words are there."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self
+
+    def sent(self) -> "Seen":
+        """Its words on their way to the host: a GPU's next tile does not keep them."""
+        tokens, arrived = self.frame.tokens.to("cpu", non_blocking=True), torch.cuda.Event()
+        arrived.record()
+        return replace(self, frame=replace(self.frame, tokens=tokens), arrived=arrived)
 
 
 def likeliest(work: Work) -> Choice:

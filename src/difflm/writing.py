@@ -14,7 +14,7 @@ from difflm.replay import Recorded, Shelf, memory, weights
 from difflm.samplers import Frame, Repeated, Walk, skeleton, steady
 
 KEPT = 8  # recorded walks, of the last few shapes
-EIGHT = 8
+MULTIPLE = 8
 
 
 class Writer(Denoiser):
@@ -61,7 +61,7 @@ class Aligned(nn.Linear):
     are for such widths, and 821 words take it several times as long as 824."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        super().__init__(layer.in_features, -(-layer.out_features // EIGHT) * EIGHT, layer.bias is not None)
+        super().__init__(layer.in_features, -(-layer.out_features // MULTIPLE) * MULTIPLE, layer.bias is not None)
         self.to(layer.weight).requires_grad_(False)
         self.asked = layer.out_features
         for weight in self.parameters():
@@ -76,7 +76,7 @@ def ready(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.M
     alike: so is the time that it takes. On a GPU it is whole steps that are. Its weights are still to be taken over."""
     network = narrow(copy.deepcopy(network).requires_grad_(False).eval(), dtype)
     if on_gpu(network):
-        if isinstance(head := getattr(network, "head", None), nn.Linear) and head.out_features % EIGHT:
+        if isinstance(head := getattr(network, "head", None), nn.Linear) and head.out_features % MULTIPLE:
             network.head = Aligned(head)
     elif compiled:
         for block in getattr(network, "blocks", [network]):

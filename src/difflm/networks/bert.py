@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from difflm.networks.transformer import Attention, Dropout, TimeEmbedding, additive, feed_forward
+from difflm.networks.transformer import Attention, Dropout, TimeEmbedding, additive, feed_forward, has_kernel
 
 
 class PostNormBlock(nn.Module):
@@ -14,24 +14,11 @@ class PostNormBlock(nn.Module):
         self.norm_1, self.norm_2 = nn.LayerNorm(hidden, eps=1e-12), nn.LayerNorm(hidden, eps=1e-12)
         self.drop = Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        y, _ = self.attention(x, mask, None, causal=False, cache=None, keeps=False)
+    def forward(self, x: Tensor, mask: Tensor | None, keeps: bool = True) -> Tensor:
+        y, _ = self.attention(x, mask, None, causal=False, cache=None, keeps=keeps)
         # Under autocast norms answer in float32; kept so wide, sums between layers would cost three times the memory.
         x = self.norm_1(x + self.drop(y)).to(y.dtype)
         out: Tensor = self.norm_2(x + self.drop(self.feed(x))).to(y.dtype)
-        return out
-
-
-class Entry(nn.Module):
-    """Time and learned positions, added and normalised."""
-
-    def __init__(self, hidden: int, dropout: float) -> None:
-        super().__init__()
-        self.positions = nn.Embedding(512, hidden)
-        self.norm, self.drop = nn.LayerNorm(hidden, eps=1e-12), Dropout(dropout)
-
-    def forward(self, x: Tensor, told: Tensor) -> Tensor:
-        out: Tensor = self.drop(self.norm(x + self.positions.weight[: x.shape[1]] + told).to(x.dtype))
         return out
 
 
@@ -44,17 +31,24 @@ class BertLayout(nn.Module):
         super().__init__()
         self.input = nn.Sequential(nn.Linear(in_dim, hidden), nn.Tanh(), nn.Linear(hidden, hidden))
         self.embed_time = TimeEmbedding(128, 512, hidden)
-        self.entry = Entry(hidden, dropout)
+        self.positions = nn.Embedding(512, hidden)
+        self.norm, self.drop = nn.LayerNorm(hidden, eps=1e-12), Dropout(dropout)
         self.blocks = nn.ModuleList(PostNormBlock(hidden, heads, dropout) for _ in range(layers))
         self.output = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, out_dim))
         self.apply(_bert_init)
 
     def forward(self, inputs: Tensor, t: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.entry(self.input(inputs), self.embed_time(t))
+        keeps = not has_kernel(x.device)
         mask = None if mask is None else additive(mask, x.dtype)
         for block in self.blocks:
-            x = block(x, mask)
+            x = block(x, mask, keeps)
         out: Tensor = self.output(x)
+        return out
+
+    def entry(self, x: Tensor, told: Tensor) -> Tensor:
+        """Time and learned positions, added and normalised."""
+        out: Tensor = self.drop(self.norm(x + self.positions.weight[: x.shape[1]] + told).to(x.dtype))
         return out
 
 

@@ -25,9 +25,10 @@ def attend(
 ) -> Tensor:
     """What each position takes from the others, [B, L, heads, D]."""
     batch, length, _, heads, dim = qkv.shape
-    out = qkv.new_empty(batch, length, heads, dim)
+    qkv, out = qkv.contiguous(), qkv.new_empty(batch, length, heads, dim)
     shape = _shape(length, dim, mask, cos, seed, causal)
-    _forward[(batch * heads,)](qkv, mask, cos, sin, seed, out, heads, length, dim**-0.5, dropout, **shape)
+    with torch.cuda.device_of(qkv):
+        _forward[(batch * heads,)](qkv, mask, cos, sin, seed, out, heads, length, dim**-0.5, dropout, **shape)
     return out
 
 
@@ -53,7 +54,8 @@ def attend_back(
     out = torch.empty_like(qkv)
     shape = _shape(length, dim, mask, cos, seed, causal)
     given = (grad.contiguous(), qkv, mask, cos, sin, seed)
-    _backward[(batch * heads,)](*given, out, heads, length, dim**-0.5, dropout, **shape)
+    with torch.cuda.device_of(qkv):
+        _backward[(batch * heads,)](*given, out, heads, length, dim**-0.5, dropout, **shape)
     return out
 
 

@@ -8,9 +8,12 @@ Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a positio
 """
 
 import math
+import os
+import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Literal, cast
 
@@ -100,7 +103,7 @@ class Attention(nn.Module):
         cache: Cache | Slots | None,
         keeps: bool = True,
     ) -> tuple[Tensor, Cache | None]:
-        """Also keys and values, with those of the cache, for who `keeps` them."""
+        """Also keys and values, with those of the cache, for who `keeps` them; else a kernel of our own may do it."""
         batch, length, hidden = x.shape
         packed = self.qkv(x).view(batch, length, 3, self.heads, -1)
         dropout = self.dropout if self.training else 0.0
@@ -123,11 +126,18 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(batch, length, hidden)), (k, v)
 
 
+@lru_cache
+def has_kernel(device: torch.device) -> bool:
+    """Whether kernels of our own run there: they need units for bfloat16, and a C compiler that starts them."""
+    compiler = os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))
+    return TRITON and device.type == "cuda" and bool(compiler) and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def is_short(qkv: Tensor, mask: Tensor | None) -> bool:
     """Whether all of a head fits on a GPU's chip at once."""
-    narrow = qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] in (32, 64, 128)
+    narrow = qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] in (32, 64, 128)
     plain = mask is None or (mask.dim() == 2 and mask.is_floating_point())
-    return TRITON and narrow and plain and qkv.shape[1] <= SHORT
+    return narrow and plain and qkv.shape[1] <= SHORT
 
 
 class Dropout(nn.Dropout):
@@ -192,7 +202,7 @@ class Block(nn.Module):
         turn: tuple[Tensor, Tensor],
         causal: bool = False,
         cache: Cache | Slots | None = None,
-        keeps: bool = False,
+        keeps: bool = True,
     ) -> tuple[Tensor, Cache | None]:
         if modulation is None:
             y, grown = self.attention(self.norm_1(x), mask, turn, causal, cache, keeps)
@@ -274,9 +284,10 @@ class Transformer(nn.Module):
             mask = additive(mask, self.head.weight.dtype)
         grown: list[Cache | None] = []
         before = [None] * len(self.blocks) if caches is None else caches
+        keeps = caches is not None or not has_kernel(x.device)
         for block, modulation, cache in zip(self.blocks, modulations, before, strict=True):
             x = x + told if self.time == "layers" and told is not None else x
-            x, cache = block(x, modulation, mask, turn, self.causal, cache, caches is not None)
+            x, cache = block(x, modulation, mask, turn, self.causal, cache, keeps)
             grown.append(cache)
         return x, grown
 

@@ -39,7 +39,7 @@ class Captured:
         for weight, total, learns in zip(weights, sums or (), learning, strict=bool(sums)):
             weight.grad = total if learns else None
         self.graph = torch.cuda.CUDAGraph()
-        with alone(), torch.cuda.graph(self.graph):
+        with alone(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             losses = gradients(*self.inputs)
         self.losses = {name: value.detach() for name, value in losses.items()}
         self.grads = [weight.grad for weight in weights]

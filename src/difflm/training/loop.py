@@ -37,7 +37,7 @@ from difflm.training.working import Working
 VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one each of a few texts would be mostly noise
 MOST_IN_TURN = 16
 # Random numbers as eager code draws them: the compiler's own take a kernel longer than the memory that it moves.
-COMPILED = {"fallback_random": True}
+COMPILED: dict[str, Any] = {"fallback_random": True}
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,18 @@ class Trainer:
         self.best_weights: dict[str, Tensor] | None = None
         self._graphs: dict[int, Captured] = {}
         self._sums: list[Tensor] = []  # gradients of several recorded batches
-        for part in compiled_parts(self.working.model):  # one block's code serves all: minutes of compiling saved
-            if budget.recompute:
-                part.forward = partial(recomputed, part.forward, use_reentrant=False)
-            if budget.compile:
-                part.compile(dynamic=False, options=COMPILED)
+        for network in [part for part in self.working.model.modules() if hasattr(part, "blocks")][:1]:
+            self._fit_out(network)
+
+    def _fit_out(self, network: Any) -> None:
+        """Blocks that compute again, or are compiled; with them what stands before them, where that is much."""
+        for block in network.blocks:
+            if self.budget.recompute:
+                block.forward = partial(recomputed, block.forward, use_reentrant=False)
+            if self.budget.compile:  # one block's code serves all: minutes of compiling saved
+                block.compile(dynamic=False, options=COMPILED)
+        if self.budget.compile and hasattr(network, "entry"):
+            network.entry = torch.compile(network.entry, dynamic=False, options=COMPILED)
 
     @property
     def recording(self) -> bool:
@@ -328,12 +335,6 @@ class Trainer:
     def out_of_patience(self) -> bool:
         waited = (self.step - self.validation.get("step", self.step)) / self.budget.validate_every
         return bool(self.budget.patience) and waited >= self.budget.patience
-
-
-def compiled_parts(model: torch.nn.Module) -> list[Any]:
-    """The blocks of its network, and what stands before them where that is much."""
-    networks: list[Any] = [part for part in model.modules() if hasattr(part, "blocks")][:1]
-    return [part for network in networks for part in (*network.blocks, getattr(network, "entry", None)) if part]
 
 
 def validation_draws(texts: int) -> tuple[int, int]:

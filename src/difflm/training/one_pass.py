@@ -66,18 +66,19 @@ class OnePass:
 
     def __call__(self, scale: Tensor) -> None:
         for table, narrow in self.parts:
-            _step[(len(table.blocks),)](
-                table.addresses,
-                table.sizes,
-                table.blocks,
-                self.numbers,
-                scale,
-                *self.betas,
-                self.eps,
-                NARROW=narrow,
-                BLOCK=BLOCK,
-                num_warps=WARPS,
-            )
+            with torch.cuda.device_of(self.numbers):
+                _step[(len(table.blocks),)](
+                    table.addresses,
+                    table.sizes,
+                    table.blocks,
+                    self.numbers,
+                    scale,
+                    *self.betas,
+                    self.eps,
+                    NARROW=narrow,
+                    BLOCK=BLOCK,
+                    num_warps=WARPS,
+                )
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Table:
         sizes = [line.weight.numel() for line in lines]
         blocks = [(number, start) for number, size in enumerate(sizes) for start in range(0, size, BLOCK)]
         rows = ([line.addresses() for line in lines], sizes, blocks)
+        assert not any(address % 16 for row in rows[0] for address in row), "the pass reads 16 bytes at once"
         return Table(*(torch.tensor(row, dtype=torch.int64, device=device) for row in rows))
 
 

@@ -1,13 +1,13 @@
 """What a step does with its gradients: they are clipped, AdamW moves the weights, and the average follows."""
 
 from collections.abc import Hashable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from difflm.networks.transformer import has_kernel
 from difflm.replay import Recorded
 from difflm.training.budget import Budget
 from difflm.training.ema import Ema
@@ -30,7 +30,7 @@ class Update:
         groups += [{"params": warp, "lr": WARP_LR, "weight_decay": 0.0}] * bool(warp)
         on_gpu = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(groups, lr=budget.lr, weight_decay=budget.weight_decay, fused=on_gpu)
-        self.at_once = recorded and on_gpu and find_spec("triton") is not None
+        self.at_once = recorded and has_kernel(device)
         self._numbers = torch.zeros(len(groups), 5, device=device)
         self._passes: dict[Hashable, Recorded] = {}
 

@@ -1,4 +1,4 @@
-"""The copy of a model that learns: its matrices are in the width that it computes in, so that no step turns them."""
+"""The copy of a model that learns: its linear layers are as wide as it computes, so that no step turns them."""
 
 import copy
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Weight:
 
 
 class Working:
-    """`model` itself where `dtype` is None. Else a copy whose matrices are apart; all other weights and all buffers are
-    the model's own."""
+    """`model` itself where `dtype` is None. Else a copy whose linear layers are apart; all other weights and all
+    buffers are the model's own."""
 
     def __init__(self, model: Trainable, dtype: torch.dtype | None) -> None:
         own = {id(weight) for part in model.modules() if isinstance(part, nn.Linear) for weight in part.parameters()}
