@@ -250,10 +250,13 @@ class TextDiffusion:
                 return
             done = [owner for owner, steps in ends.items() if steps in early and steps == frame.step + 1]
             if done or watched:
-                yield Seen(tile, frame, done, start)
+                yield Seen(tile, frame, done, start, self._since(start))
         # A model may be done before its time is up.
         rest = [owner for owner, steps in ends.items() if steps not in early or steps > frame.step + 1]
-        yield Seen(tile, frame, rest, start, last=True)
+        yield Seen(tile, frame, rest, start, self._since(start), last=True)
+
+    def _since(self, start: float) -> float | None:
+        return time.perf_counter() - start if self.device.type == "cpu" else None
 
     def _told(self, seen: Seen, works: Sequence[Work]) -> Iterator[tuple[int, dict[int, Generation]]]:
         """What a frame is for: those who watch, and texts that are done."""
@@ -270,7 +273,8 @@ class TextDiffusion:
         tile, frame = seen.tile, seen.frame
         calls = [None] * len(tile.rows) if frame.calls is None else frame.calls[: len(tile.rows)].tolist()
         rows = list(zip(tile.rows, finished(self.model, tile, frame), calls, strict=True))
-        seconds = time.perf_counter() - seen.begun  # now that a GPU has been waited for
+        # A GPU has been waited for by now.
+        seconds = time.perf_counter() - seen.begun if seen.seconds is None else seen.seconds
         for owner in seen.done:
             work = works[owner]
             own = [(row.sample, ids, count) for row, ids, count in rows if row.owner == owner]

@@ -101,6 +101,7 @@ class Seen:
     frame: Frame
     done: Sequence[int]  # requests whose texts are finished
     begun: float  # when the tile was
+    seconds: float | None  # since then; None: a GPU is not there yet
     last: bool = False  # whether the tile ends so; its frame was seen before
     arrived: torch.cuda.Event | None = None  # once its words are on the host, where they were sent ahead
 
