@@ -200,7 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--texts", type=Path, metavar="DIR", help="keep controlled texts there")
     parser.add_argument("--only", help=f"parts, with commas between [{','.join(PARTS)}]")
     parser.add_argument("--steps", type=int, help="one number of steps instead of several")
-    parser.add_argument("--batches", type=lambda sizes: [int(size) for size in sizes.split(",")], default=[])
+    sizes: Callable[[str], list[int]] = lambda given: [int(size) for size in given.split(",")]  # noqa: E731
+    parser.add_argument("--batches", type=sizes, default=[], help="texts together, with commas between [1,50,1024]")
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--seconds", type=float, default=540.0, help="after which no further row begins [540]")
     parser.add_argument("--quick", action="store_true", help="the few rows of `difflm bench`")

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 
 
-@torch.library.custom_op("difflm::attend", mutates_args=())
+@library.custom_op("difflm::attend", mutates_args=())
 def attend(
     qkv: Tensor,  # [B, L, 3, heads, D]
     mask: Tensor | None,  # what is added to the scores of each key, [B, L]
@@ -38,7 +38,7 @@ def _(qkv: Tensor, *rest: Any) -> Tensor:
     return qkv.new_empty(batch, length, heads, dim)
 
 
-@torch.library.custom_op("difflm::attend_back", mutates_args=())
+@library.custom_op("difflm::attend_back", mutates_args=())
 def attend_back(
     grad: Tensor,
     qkv: Tensor,
@@ -135,6 +135,37 @@ def _shares(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _read(  # type: ignore[no-untyped-def]
+    q,
+    mask,
+    cos,
+    sin,
+    text,
+    at,
+    there,
+    heads,
+    length,
+    scale,
+    W: tl.constexpr,
+    D: tl.constexpr,
+    MASKED: tl.constexpr,
+    TURNED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """Queries and keys in halves, turned; values; and how much each position takes of each other one."""
+    stride = 3 * heads * D
+    k, v = q + heads * D, q + 2 * heads * D
+    q1, q2 = _half(q, at, there, stride, 0, D), _half(q, at, there, stride, D // 2, D)
+    k1, k2 = _half(k, at, there, stride, 0, D), _half(k, at, there, stride, D // 2, D)
+    if TURNED:
+        q1, q2 = _turned(q1, q2, cos, sin, at, there, D)
+        k1, k2 = _turned(k1, k2, cos, sin, at, there, D)
+    shares = _shares(q1, q2, k1, k2, mask, text, at, there, length, scale, W, MASKED, CAUSAL)
+    values = tl.load(v + at[:, None] * stride + tl.arange(0, D)[None, :], there[:, None], 0.0)
+    return q1, q2, k1, k2, values, shares
+
+
+@triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     qkv,
     mask,
@@ -157,19 +188,13 @@ def _forward(  # type: ignore[no-untyped-def]
     text, head = program // heads, program % heads
     at = tl.arange(0, W)
     there = at < length
-    stride = 3 * heads * D
-    q = qkv + text.to(tl.int64) * length * stride + head * D
-    k, v = q + heads * D, q + 2 * heads * D
-    q1, q2 = _half(q, at, there, stride, 0, D), _half(q, at, there, stride, D // 2, D)
-    k1, k2 = _half(k, at, there, stride, 0, D), _half(k, at, there, stride, D // 2, D)
-    if TURNED:
-        q1, q2 = _turned(q1, q2, cos, sin, at, there, D)
-        k1, k2 = _turned(k1, k2, cos, sin, at, there, D)
-    shares = _shares(q1, q2, k1, k2, mask, text, at, there, length, scale, W, MASKED, CAUSAL)
+    asked = qkv + text.to(tl.int64) * length * (3 * heads * D) + head * D
+    _, _, _, _, values, shares = _read(
+        asked, mask, cos, sin, text, at, there, heads, length, scale, W, D, MASKED, TURNED, CAUSAL
+    )
     if DROPS:
         shares *= _kept(seed, program, dropout, W)
     columns = tl.arange(0, D)
-    values = tl.load(v + at[:, None] * stride + columns[None, :], there[:, None], 0.0)
     summed = tl.dot(shares.to(values.dtype), values)
     to = out + text.to(tl.int64) * length * heads * D + head * D
     tl.store(to + at[:, None] * (heads * D) + columns[None, :], summed.to(values.dtype), there[:, None])
@@ -218,15 +243,10 @@ def _backward(  # type: ignore[no-untyped-def]
     there = at < length
     stride = 3 * heads * D
     begin = text.to(tl.int64) * length * stride + head * D
-    q, k, v = qkv + begin, qkv + begin + heads * D, qkv + begin + 2 * heads * D
-    q1, q2 = _half(q, at, there, stride, 0, D), _half(q, at, there, stride, D // 2, D)
-    k1, k2 = _half(k, at, there, stride, 0, D), _half(k, at, there, stride, D // 2, D)
-    if TURNED:
-        q1, q2 = _turned(q1, q2, cos, sin, at, there, D)
-        k1, k2 = _turned(k1, k2, cos, sin, at, there, D)
-    shares = _shares(q1, q2, k1, k2, mask, text, at, there, length, scale, W, MASKED, CAUSAL)
+    q1, q2, k1, k2, values, shares = _read(
+        qkv + begin, mask, cos, sin, text, at, there, heads, length, scale, W, D, MASKED, TURNED, CAUSAL
+    )
     columns = tl.arange(0, D)
-    values = tl.load(v + at[:, None] * stride + columns[None, :], there[:, None], 0.0)
     from_out = grad + text.to(tl.int64) * length * heads * D + head * D
     taken = tl.load(from_out + at[:, None] * (heads * D) + columns[None, :], there[:, None], 0.0)
 
