@@ -100,6 +100,7 @@ def judged(row: Row) -> str:
 
 TEXTS, STEPS = ("texts", number("texts")), ("steps", number("steps"))
 SECONDS, RATE = ("seconds", number("seconds")), ("texts/s", number("texts_per_second"))
+COMPILED = ("compiled", lambda row: "yes" if row.get("compiled") else "–")
 PEAK, JUDGE = ("peak GiB", number("peak_gib")), ("judge, nats/token", judged)
 TABLES: dict[str, Sequence[Column]] = {
     "training": (
@@ -113,8 +114,28 @@ TABLES: dict[str, Sequence[Column]] = {
         ("of the matrix rate", number("share_of_matrix_rate", ".1%")),
         PEAK,
     ),
-    "sampling": (("model", said("model")), TEXTS, STEPS, ("dtype", said("dtype")), SECONDS, RATE, PEAK, JUDGE),
-    "control": (("control", said("control")), TEXTS, ("targets", number("targets")), STEPS, SECONDS, RATE, PEAK, JUDGE),
+    "sampling": (
+        ("model", said("model")),
+        TEXTS,
+        STEPS,
+        ("dtype", said("dtype")),
+        COMPILED,
+        SECONDS,
+        RATE,
+        PEAK,
+        JUDGE,
+    ),
+    "control": (
+        ("control", said("control")),
+        TEXTS,
+        ("targets", number("targets")),
+        STEPS,
+        COMPILED,
+        SECONDS,
+        RATE,
+        PEAK,
+        JUDGE,
+    ),
     "growth": (
         ("along", said("along")),
         ("size", number("size")),

@@ -18,6 +18,7 @@ from difflm.generation import CPU_TILE
 from difflm.pictures.speed import draw_speed, panels_of
 from difflm.pipeline import TextDiffusion
 from difflm.recipe import check, load_recipe
+from difflm.replay import Recorded
 from difflm.speed import bench as bench_module
 from difflm.speed import clock
 from difflm.speed.bench import Bench, Task
@@ -97,6 +98,15 @@ def test_rates_are_counts_a_second(tiny_runs, one_second, method):  # noqa: F811
     assert (one["texts_per_second"], tile["texts_per_second"]) == (1, CPU_TILE)
     assert one["steps"] == 3 and 1 <= one["positions"] <= lm.model.longest
     assert [row["texts"] for row in report.get("control", ())] == controls
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_memory_is_that_of_the_recording():
+    """A replay takes none: what it works in was taken while it was recorded."""
+    x = torch.ones(2**26, device="cuda")
+    out = torch.zeros((), device="cuda")
+    found = clock.timed(x.device, Recorded(lambda: out.add_((x * 2).sum()), x.device, warm=0))  # type: ignore[func-returns-value]
+    assert found.peak_gib is not None and found.peak_gib >= 2 * x.nbytes / 2**30
 
 
 def test_a_published_step_counts_as_published():
@@ -190,6 +200,8 @@ def test_a_picture_shows_what_was_measured(tmp_path):
         "50 steps": [(1, 5.0)],
         "twin": [(1, 12.0), (50, 300.0)],
     }
+    compiled = [{**row, "compiled": True} for row in REPORT["sampling"][:1]]
+    assert panels_of({"sampling": compiled})["free texts"][2] == {"10 steps, compiled": [(1, 20.0)]}
     draw_speed(tmp_path / "speed.png", REPORT)
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(DifflmError, match="nothing"):
@@ -240,6 +252,7 @@ def test_tables_are_made_of_the_lines(tmp_path, capsys):
     assert "| m | 87.1 | 64 | 64 | 515,504 |" in told
     assert "| model | texts | steps | seconds | texts/s | judge, nats/token |" in told
     assert "| m | 1 | 10 | 0.05 | 20 | 1.50 |" in told and "| m | 50 | 10 | 0.125 | 400 | – |" in told
+    assert "compiled" not in told  # nothing was
     assert "gpt2" not in told  # nothing was measured of it
     assert panels_of(speed.by_part(list(lines_of(REPORT)))) == panels_of(REPORT)
 

@@ -81,7 +81,7 @@ def _shape(
 ) -> dict[str, Any]:
     width = max(16, triton.next_power_of_2(length))
     asked = {"MASKED": mask is not None, "TURNED": cos is not None, "DROPS": seed is not None, "CAUSAL": causal}
-    return {"W": width, "D": dim, "num_warps": 4 if width == 64 else 2, **asked}
+    return {"W": width, "D": dim, "num_warps": 4 if width == 64 else 1, **asked}
 
 
 # -- on the chip ------------------------------------------------------------------------------------------------------

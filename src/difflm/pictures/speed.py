@@ -16,7 +16,8 @@ def writing_curves(rows: Iterable[Mapping[str, Any]], control: str | None = None
     found: Curves = {}
     for row in rows:
         if row.get("control") == control:
-            found.setdefault(f"{row['steps']} steps", []).append((row["texts"], row["texts_per_second"]))
+            name = f"{row['steps']} steps{', compiled' if row.get('compiled') else ''}"
+            found.setdefault(name, []).append((row["texts"], row["texts_per_second"]))
     return found
 
 
@@ -27,7 +28,7 @@ def rival_curves(rows: Iterable[Mapping[str, Any]]) -> Curves:
         if "texts_per_second" in row:
             own = best.setdefault(row["rival"], {})
             own[row["texts"]] = max(own.get(row["texts"], 0), row["texts_per_second"])
-    return {name: sorted(own.items()) for name, own in best.items()}
+    return {name: list(own.items()) for name, own in best.items()}
 
 
 def panels_of(report: Mapping[str, Any]) -> dict[str, tuple[str, str, Curves]]:
@@ -60,7 +61,7 @@ def draw_speed(out: Path, report: Mapping[str, Any], dark: bool = False) -> None
         grid = figure.subplots(rows, columns, squeeze=False).ravel()
         for panel, (title, (across, up, curves)) in zip(grid, found.items(), strict=False):
             for place, (name, points) in enumerate(curves.items()):
-                x, y = zip(*points, strict=True)
+                x, y = zip(*sorted(points), strict=True)
                 colour, dash = look.lines[place % len(look.lines)], DASHES[place % len(DASHES)]
                 panel.plot(x, y, color=colour, linestyle=dash, marker="o", markersize=4, label=name)
             panel.set(title=title, xlabel=across, ylabel=up, xscale="log", yscale="log")

@@ -38,11 +38,12 @@ def median_seconds(
 
 
 def timed(device: torch.device, work: Callable[[], object], repeats: int = REPEATS, at_most: float = AT_MOST) -> Timed:
-    """The first call, in which things are compiled and recorded, counts neither in seconds nor in memory."""
+    """The first call, in which things are compiled and recorded, does not count in seconds. It does in memory: what a
+    recording works in is taken then, and not again when it is replayed."""
     whole = finished_on(device, work)
-    whole()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    whole()
     seconds = median_seconds(whole, repeats, at_most, warm=True)
     return Timed(seconds, torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None)
 

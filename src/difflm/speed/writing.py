@@ -60,7 +60,7 @@ def sampling_speed(lm: TextDiffusion, name: str, texts: int, reader: Reader, **s
         return [one.text for one in lm.generate(n, **settings)]
 
     found = timed(lm.device, lambda: make(texts), repeats=3, at_most=5.0)
-    about = {"model": name, "texts": texts, "steps": lm.sampling(**settings).steps, "dtype": arithmetic(lm)}
+    about = {"model": name, "texts": texts, "steps": lm.sampling(**settings).steps, **manner(lm)}
     rate = {"texts_per_second": rounded(texts / found.seconds)}
     return {**about, **found.figures(), **rate, **reader.of((name, *sorted(settings.items())), make)}
 
@@ -84,7 +84,7 @@ def control_speed(
         "texts": count,
         "targets": len(asked),
         "steps": lm.sampling(**settings).steps,
-        "dtype": arithmetic(lm),
+        **manner(lm),
         **found.figures(),
         "texts_per_second": rounded(count / found.seconds),
     }
@@ -111,6 +111,11 @@ def each_control(targets: Sequence[Target], lm: TextDiffusion) -> dict[str, list
             lm.brief(asked[0].asked.controls())
             found[control] = asked
     return found
+
+
+def manner(lm: TextDiffusion) -> Row:
+    """What its network writes in, and whether its steps are compiled."""
+    return {"dtype": arithmetic(lm), "compiled": isinstance(lm.model, DiffusionModel) and lm.model.desk.compiled}
 
 
 def arithmetic(lm: TextDiffusion) -> str:
