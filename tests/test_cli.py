@@ -108,6 +108,7 @@ def test_methods_as_objects_and_as_a_table(say):
     assert sorted(name for o in objects for name in o["recipes"]) == sorted(known_recipes())
     table = say("methods")
     assert all(name in table for name in [*METHODS, *known_recipes()])
+    assert "e2e-mdlm method=udlm" in table  # has none of its own
     assert say("methods", "--device", "cpu") == table
 
 

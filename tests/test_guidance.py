@@ -233,6 +233,13 @@ def small_guide(tiny_runs, tmp_path):
     return make
 
 
+def test_a_guide_of_blocks_reads_no_longer_texts_than_they_did(tiny_runs, small_guide):
+    """Though they may write longer ones."""
+    rows = [{"text": "The old pub .", "food": food} for food in ("French", "Italian") * 60]
+    folder = small_guide("block-diffusion", [*rows, {"text": "pub " * 40, "food": "French"}])
+    assert json.loads((folder / "config.json").read_text())["left_out"] == 1
+
+
 def test_a_label_of_ones_own_steers(tiny_runs, guide):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide)
     asked = lm.generate(2, steps=4, controls=[Label("food", "French"), Length(8)])

@@ -60,6 +60,17 @@ def test_a_shelf_lends_what_it_has_and_closes_what_it_lets_go() -> None:
     assert made["c"].closed
 
 
+@pytest.mark.parametrize("method", ["difflm", "autoregressive"])
+def test_a_model_forgets_what_it_recorded_and_writes_the_same(tiny_runs, method) -> None:
+    lm = TextDiffusion.from_pretrained(tiny_runs[method], "cuda" if torch.cuda.is_available() else "cpu")
+    lm.model.records = True
+    shelf = lm.model.desk._walks if method == "difflm" else lm.model.writers
+    first = [text.text for text in lm.generate(3)]
+    assert shelf.idle
+    lm.model.forget()
+    assert not shelf.idle and [text.text for text in lm.generate(3)] == first
+
+
 def test_nothing_is_collected_while_something_is_recorded() -> None:
     with alone():
         assert not gc.isenabled()

@@ -189,7 +189,7 @@ def test_contrast_is_for_masks_and_counts_its_calls(masked, tmp_path):
         TextDiffusion.from_pretrained("e2e"),
         TextDiffusion.from_pretrained(tiny_run(tmp_path, "udlm", steps=2)),
     ):
-        with pytest.raises(UsageError, match="behind masks"):
+        with pytest.raises(UsageError, match="masks over whole texts"):
             other.generate(contrast=1.0)
 
 

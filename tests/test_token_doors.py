@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import Silent, tiny_runs
 
+from difflm.asking import Request
 from difflm.cli import main
 from difflm.controls import Length
 from difflm.controls.guidance import ORIGINAL, STANDARD, TOKENS
@@ -33,6 +34,15 @@ def test_gaps_and_lengths_are_obeyed(method, tiny_runs, capsys):
         assert len(made) == 3 and all(control["satisfied"] for one in made for control in one["controls"])
 
 
+@pytest.mark.parametrize("sampler", ["first-hitting", "confidence", "threshold", "ancestral", "remask"])
+def test_known_words_in_blocks_that_are_never_reached_are_kept(sampler, tiny_runs):
+    """Nothing is left to write after the gap, and several blocks are known to the end."""
+    lm = TextDiffusion.from_pretrained(tiny_runs["block-diffusion"])
+    suffix = "near the river serves Italian food, and is cheap."
+    for text in lm.infill(f"The ___:2 pub {suffix}", 4, sampler=sampler) + lm.infill(f"The ___ {suffix}", 4):
+        assert text.tokens[0] == "The" and text.text.endswith(suffix), text.text
+
+
 @pytest.mark.parametrize("method", [name for name in DISCRETE if METHODS[name].bound])
 def test_a_bound_does_not_depend_on_the_batch(method, tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs[method])
@@ -43,6 +53,15 @@ def test_a_bound_does_not_depend_on_the_batch(method, tiny_runs):
     )
     assert together == pytest.approx([float(value) for value in alone], rel=1e-4)
     assert all(10 < value < 120 for value in together)
+
+
+def test_frames_are_counted_by_what_a_text_may_have(tiny_runs):
+    """Of blocks those of training's longest texts, not of the longest that can be asked for."""
+    model = TextDiffusion.from_pretrained(tiny_runs["block-diffusion"]).model
+    usual, asked = Request().words(model.longest), Request(length=40).words(model.longest)
+    given = Request(infill="a " * 60 + "___").words(model.longest)
+    assert (usual, asked) == (24, 40) and 60 < given < model.room
+    assert model.frames(model.sampling, usual) < model.frames(model.sampling, asked)
 
 
 def test_what_is_no_bound_prints_no_perplexity(tiny_runs, capsys, tmp_path):
@@ -109,12 +128,27 @@ def test_a_file_is_cut_into_pieces_that_make_it_up(tmp_path):
         list(read_chunks(tmp_path / "my.csv", 7))
 
 
-def test_a_model_of_characters_writes_and_is_measured_on_what_it_held_out(tmp_path):
-    (tmp_path / "play.txt").write_text("To be or not to be, that is it.\n" * 400)
-    values = {"method": "mdlm", "model": {"hidden": 16, "layers": 1, "heads": 2}, "data": str(tmp_path / "play.txt")}
+def of_characters(folder, method):
+    """Trained for two steps on texts of 32."""
+    (folder / "play.txt").write_text("To be or not to be, that is it.\n" * 400)
+    values = {"method": method, "model": {"hidden": 16, "layers": 1, "heads": 2}, "data": str(folder / "play.txt")}
     values |= {"chunk": 32, "tokenizer": "characters", "more_than": 0, "longest": 32, "steps": 2, "batch_size": 8}
-    train_run(check(values), tmp_path / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    lm = TextDiffusion.from_pretrained(tmp_path / "run")
+    train_run(check(values), folder / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    return TextDiffusion.from_pretrained(folder / "run")
+
+
+def test_blocks_of_characters_are_as_many_as_asked(tmp_path, capsys):
+    """More than in any text of training; a length counts characters, and says so."""
+    lm = of_characters(tmp_path, "block-diffusion")
+    (text,) = lm.generate(controls=[Length(90)])
+    assert len(text.text) == 90
+    assert text.controls[0]["satisfied"] and text.controls[0]["checker"] == "characters of the printed text"
+    assert main(["generate", str(tmp_path / "run"), "--length", "600"]) == 2
+    assert "between 1 and 512 characters" in capsys.readouterr().err
+
+
+def test_a_model_of_characters_writes_and_is_measured_on_what_it_held_out(tmp_path):
+    lm = of_characters(tmp_path, "mdlm")
     (text,) = lm.generate(steps=4)
     assert len(text.text) == 32
     held_out = corpus_for(lm, None)

@@ -186,13 +186,15 @@ class BlockDiffusion(TokenDiffusion):
             if (frame.step + 1) % steps == 0:  # a block is finished
                 ended = ended | (frame.state[:, :reached] == END).any(-1) | (lengths <= reached)
                 calls = calls + ~ended
-            yield replace(frame, tokens=up_to_end(frame.tokens, reached), calls=calls)
+            # Of a text without masks the rest is known words, which no block has to be reached for.
+            shown = torch.where(waiting, reached, width).unsqueeze(1)
+            yield replace(frame, tokens=up_to_end(frame.tokens, shown), calls=calls)
             if all_ended(ended.all()):
                 return
 
 
-def up_to_end(tokens: Tensor, reached: int) -> Tensor:
-    """PAD where nothing is written yet, and behind END."""
+def up_to_end(tokens: Tensor, reached: Tensor) -> Tensor:
+    """PAD where nothing is written yet, from `reached` on, [B, 1], and behind END."""
     place = torch.arange(tokens.shape[1], device=tokens.device)
     over = ((tokens == END).cumsum(-1) - (tokens == END).long()) > 0
     return tokens.masked_fill(over | (place >= reached), PAD)

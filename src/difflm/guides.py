@@ -119,13 +119,14 @@ def train_guide(
     if not isinstance(guided, DiffusionModel):
         raise UsageError(f"{method['guides']} is no diffusion model: a classifier has nothing to guide there.")
     with whole_or_nothing(out, keep=resume):
-        tokens, labels = labelled_texts(recipe, tokenizer, guided.room, out, root, note)
+        room = min(guided.room, guided.longest)  # blocks may write more than they learned from
+        tokens, labels = labelled_texts(recipe, tokenizer, room, out, root, note)
         kept, held = split(tokens, recipe.seed)
         about = {"model": method, "tokenizer": tokenizer.fingerprint(), "texts": len(kept), **left_out(tokens)}
         if resume:
             same_model(out, guided)
         else:
-            tell_left_out(tokens, held, guided.room, note)
+            tell_left_out(tokens, held, room, note)
         torch.manual_seed(recipe.seed)
         classifier = fresh_classifier(method, guided, labels)
         count_words(classifier, tokens, labels)

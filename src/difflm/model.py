@@ -94,6 +94,9 @@ class LanguageModel(Trainable):
     def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
         """Run the network in `dtype` while it writes; bounds and training stay as they are."""
 
+    def forget(self) -> None:
+        """Let go of steps that were recorded for earlier requests; the next one records its own."""
+
     def get_ready(self) -> None:
         """Asked before the texts of a request: weights may have changed since those of the last one."""
 
@@ -169,6 +172,9 @@ class DiffusionModel(LanguageModel):
 
     def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
         self.desk.dtype, self.desk.compiled = dtype, compiled
+
+    def forget(self) -> None:
+        self.desk.forget()
 
     @property
     def writer(self) -> Denoiser:

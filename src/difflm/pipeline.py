@@ -297,7 +297,7 @@ class TextDiffusion:
                 words = [unknown.get(place) or self.tokenizer.words[token] for place, token in enumerate(ids)]
             text = join_words(words)
         # Of candidates the chosen one alone is checked.
-        checks = work.brief.checks(split_words(text)) if work.brief and not work.choose else []
+        checks = work.brief.checks(text) if work.brief and not work.choose else []
         calls = self.model.calls(work.sampling, len(ids)) if calls is None else calls
         return Generation(text, words, work.sampling.steps, calls, seconds, work.seed, checks)
 

@@ -106,7 +106,7 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
     if not 0 <= sampling.contrast <= 100:
         raise UsageError(f"--contrast must lie between 0 and 100, not {sampling.contrast}.")
     if sampling.contrast and not (isinstance(model, TokenDiffusion) and model.hides):
-        raise UsageError("a contrast hides known words behind masks, which this model does not have; mdlm has.")
+        raise UsageError("a contrast needs a model of masks over whole texts, such as mdlm.")
     if sampling.top_k < 0:
         raise UsageError(f"--top-k must be at least 1 (0: all words), not {sampling.top_k}.")
     if not 0 < sampling.top_p <= 1:

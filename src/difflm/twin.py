@@ -52,6 +52,9 @@ class Autoregressive(LanguageModel):
     def write_in(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
         self.written_in, self.compiled = dtype, compiled
 
+    def forget(self) -> None:
+        self.writers.clear()
+
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         tokens = tokens.clone()
         tokens[END] = lengths.sum()  # every text ends once

@@ -9,7 +9,6 @@ import torch
 
 from difflm.controls.brief import Brief
 from difflm.controls.guidance import STANDARD
-from difflm.data.words import split_words
 from difflm.generation import Row, Tile
 from difflm.model import DiffusionModel, LanguageModel, Sampling
 from difflm.samplers import Frame, Way
@@ -88,7 +87,7 @@ class Work:
         return range(k * self.each, (k + 1) * self.each)
 
     def kept(self, text: Generation, candidates: list[Generation], k: int) -> Generation:
-        checks = self.brief.checks(split_words(text.text)) if self.brief else []
+        checks = self.brief.checks(text.text) if self.brief else []
         calls = sum(g.denoiser_calls for g in candidates)
         return replace(text, denoiser_calls=calls, seconds=self.cost.pop(k), controls=checks)
 

@@ -115,6 +115,9 @@ class Desk:
                 self._walks.clear()
             return self._writer
 
+    def forget(self) -> None:
+        self._walks.clear()
+
     def _fits(self, writer: Writer, source: Denoiser, dtype: torch.dtype | None) -> bool:
         there = writer.apart or writer.network is source.network
         alike = (writer.precision, writer.compiled, writer.codec.bias.device)

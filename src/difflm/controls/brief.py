@@ -10,11 +10,11 @@ from torch import Tensor
 
 from difflm.controls.base import Control, Place, Setting
 from difflm.controls.classifier import Classifier, on_canvas
-from difflm.controls.exact import Avoid, Infill
+from difflm.controls.exact import Avoid, Infill, Length, Letters
 from difflm.controls.guidance import STANDARD, Guidance, Knobs, Wish
 from difflm.controls.phrases import Phrases
 from difflm.controls.rules import Inside
-from difflm.data.tokenizers import END, SPECIALS, UNK, Words
+from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.generation import Layout, padded
@@ -48,6 +48,8 @@ class Brief:
         classifiers: Sequence[Classifier] = (),
         knobs: Knobs = STANDARD,
     ) -> None:
+        if isinstance(setting.tokenizer, Characters):
+            controls = [Letters(control.words) if type(control) is Length else control for control in controls]
         self.model, self.setting, self.controls, self.edit = model, setting, list(controls), edit
         self.classifiers, self.knobs = classifiers, knobs
         for control in self.controls:
@@ -197,13 +199,14 @@ class Brief:
         t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
         return guide.nats(self.model.denoiser.codec.state(canvas), t).tolist()
 
-    def checks(self, words: Sequence[str]) -> list[dict[str, Any]]:
-        return checked(self.controls, words)
+    def checks(self, text: str) -> list[dict[str, Any]]:
+        return checked(self.controls, text)
 
 
-def checked(controls: Sequence[Control], words: Sequence[str]) -> list[dict[str, Any]]:
+def checked(controls: Sequence[Control], text: str) -> list[dict[str, Any]]:
     """What the checkers say of a finished text, a control each, as every reader outside Python gets it."""
-    found = [(control, control.check(words)) for control in controls]
+    words = split_words(text)
+    found = [(control, control.check(text if isinstance(control, Letters) else words)) for control in controls]
     return [
         {
             "name": control.name,

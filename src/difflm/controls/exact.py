@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -44,6 +44,18 @@ class Length(Control):
     def check(self, words: Sequence[str]) -> Check:
         off = abs(len(words) - self.words)
         return Check(off == 0, max(0.0, 1 - off / self.words), WORDS)
+
+
+class Letters(Length):
+    """So many characters: what a length is to a model that writes these."""
+
+    def prepare(self, setting: Setting) -> None:
+        if not 1 <= self.words <= setting.room:
+            raise UsageError(f"length must lie between 1 and {setting.room} characters for this model.")
+
+    def check(self, words: Sequence[str]) -> Check:
+        """Of the text itself, which is a sequence of characters."""
+        return replace(super().check(words), checker="characters of the printed text")
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class Batches:
         self.widths = np.array(sorted(widths))
         if tokens.max_length > self.widths[-1]:
             raise UsageError(
-                f"texts of {tokens.max_length} tokens do not fit in {self.widths[-1]}: allow wider batches."
+                f"texts of {tokens.max_length} tokens do not fit in {self.widths[-1]}: allow wider ones (widths=[…])."
             )
         # A group is no longer than an epoch: else copies of one text, of equal length, would meet in one batch.
         self._group_size = min(_GROUP, max(1, len(self.indices) // batch_size))

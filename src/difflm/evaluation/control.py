@@ -211,7 +211,7 @@ def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Ma
 
 
 def seen(text: Generation, controls: Sequence[Control]) -> Generation:
-    return replace(text, controls=checked(controls, split_words(text.text)))
+    return replace(text, controls=checked(controls, text.text))
 
 
 def fingerprint(targets: Sequence[Target]) -> str:

@@ -66,7 +66,7 @@ def draw_speed(out: Path, report: Mapping[str, Any], dark: bool = False) -> None
                 panel.plot(x, y, color=colour, linestyle=dash, marker="o", markersize=4, label=name)
             panel.set(title=title, xlabel=across, ylabel=up, xscale="log", yscale="log")
             plain_ticks(panel, {x for points in curves.values() for x, _ in points})
-            if len(curves) > 1:
+            if [*curves] != [up]:
                 panel.legend(fontsize=7)
         for panel in grid[len(found) :]:
             panel.set_visible(False)
@@ -77,7 +77,8 @@ def plain_ticks(panel: Any, places: set[float]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     low, high = panel.get_ylim()
-    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if high < 30 * low else (1,)))
+    subs = (1, 1.5, 2, 3, 4, 5, 7) if high < 8 * low else (1, 2, 5) if high < 300 * low else (1,)
+    panel.yaxis.set_major_locator(LogLocator(subs=subs))
     shown: list[float] = []
     for place in sorted(places, reverse=True):
         if not shown or shown[-1] / place >= (max(places) / min(places)) ** (1 / 7):

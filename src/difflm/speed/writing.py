@@ -18,6 +18,7 @@ from difflm.pipeline import TextDiffusion
 from difflm.speed.clock import Row, rounded, timed
 from difflm.twin import Autoregressive
 from difflm.work import Generation, Work
+from difflm.writing import Writer
 
 # One of each kind, where no file of targets is given.
 TARGETS = (
@@ -59,10 +60,13 @@ def sampling_speed(lm: TextDiffusion, name: str, texts: int, reader: Reader, **s
     def make(n: int) -> list[str]:
         return [one.text for one in lm.generate(n, **settings)]
 
+    lm.model.forget()  # what another row recorded would not count in this one's memory
     found = timed(lm.device, lambda: make(texts), repeats=3, at_most=5.0)
-    about = {"model": name, "texts": texts, "steps": lm.sampling(**settings).steps, **manner(lm)}
+    way = manner(lm)
+    about = {"model": name, "texts": texts, "steps": lm.sampling(**settings).steps, **way}
     rate = {"texts_per_second": rounded(texts / found.seconds)}
-    return {**about, **found.figures(), **rate, **reader.of((name, *sorted(settings.items())), make)}
+    key = name, way["compiled"], *sorted(settings.items())
+    return {**about, **found.figures(), **rate, **reader.of(key, make)}
 
 
 def control_speed(
@@ -76,6 +80,7 @@ def control_speed(
     def make() -> None:
         made[:] = unchecked(lm, asked, [protocol.work(lm, target, number) for number, target in enumerate(asked)])
 
+    lm.model.forget()
     found = timed(lm.device, make, repeats=3, at_most=5.0)
     count = each * len(asked)
     row = {
@@ -115,7 +120,9 @@ def each_control(targets: Sequence[Target], lm: TextDiffusion) -> dict[str, list
 
 def manner(lm: TextDiffusion) -> Row:
     """What its network writes in, and whether its steps are compiled."""
-    return {"dtype": arithmetic(lm), "compiled": isinstance(lm.model, DiffusionModel) and lm.model.desk.compiled}
+    model = lm.model
+    writer = model.writer if isinstance(model, DiffusionModel) else model
+    return {"dtype": arithmetic(lm), "compiled": isinstance(writer, Writer | Autoregressive) and writer.compiled}
 
 
 def arithmetic(lm: TextDiffusion) -> str:

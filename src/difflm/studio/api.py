@@ -127,7 +127,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
 
 
 def frames_of(lm: TextDiffusion, asked: Asked) -> int:
-    return lm.model.frames(lm.sampling(**asked.settings()), asked.length or lm.model.room)
+    return lm.model.frames(lm.sampling(**asked.settings()), asked.words(lm.model.longest))
 
 
 async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> AsyncIterator[bytes]:

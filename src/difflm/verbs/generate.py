@@ -58,7 +58,9 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Autoregressive: draw from the k likeliest words.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Autoregressive: draw from this share of probability.")] = None,
     beams: Annotated[int | None, typer.Option(help="Autoregressive: beam search.")] = None,
-    length: Annotated[int | None, typer.Option(help="So many words, punctuation included.")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="So many words, punctuation included; of a model of characters, these.")
+    ] = None,
     field: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A fact, such as food=Japanese; repeatable.")
     ] = None,
@@ -238,7 +240,7 @@ def watched(writer: Writer, request: "Request", show: bool, html: Path | None, m
     from difflm.studio import Recording, write_player
 
     model_of = writer.lm.model
-    steps = model_of.frames(writer.lm.sampling(**request.settings()), request.length or model_of.room)
+    steps = model_of.frames(writer.lm.sampling(**request.settings()), request.words(model_of.longest))
     recording = Recording(request.n, steps, writer.each) if html else None
     finished = []
     with ExitStack() as stack:

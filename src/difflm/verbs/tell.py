@@ -7,6 +7,8 @@ import typer
 from difflm.console import put_json, put_table
 from difflm.verbs.shared import Json, Run, told
 
+SHARED = "e2e-mdlm"  # the recipe of all methods of tokens that have none of their own
+
 
 @told
 def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
@@ -22,7 +24,8 @@ def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=Tr
         if as_json:
             values = {"name": m.name, "paper": m.paper, "family": m.family, "kind": m.kind, "bound": m.bound}
             put_json({**values, "recipes": names})
-        table.add_row(m.name, m.paper, m.family, m.kind, "yes" if m.bound else "no", ", ".join(names))
+        known = ", ".join(names) or f"{SHARED} method={m.name}"
+        table.add_row(m.name, m.paper, m.family, m.kind, "yes" if m.bound else "no", known)
     if not as_json:
         put_table(table)
 
