@@ -23,8 +23,9 @@ def test_greedy_matches_worked_by_hand() -> None:
     assert f_measure(torch.zeros(0, 2), a.unsqueeze(0)) == 0
 
 
-def test_a_text_is_its_own_best_match(tmp_path: Path) -> None:
-    score = BertScore(str(make_encoder(tmp_path / "bert", "bert", masked_lm=True)), CPU)
+@pytest.mark.parametrize("kind", ["bert", "distilbert"])
+def test_a_text_is_its_own_best_match(tmp_path: Path, kind: str) -> None:
+    score = BertScore(str(make_encoder(tmp_path / kind, kind, masked_lm=True)), CPU)
     same, other, either = score(
         ["the food", "the food", "the food"], [["the food"], ["a rest"], ["a rest", "the food"]]
     )
@@ -50,3 +51,14 @@ def test_a_directory_without_an_encoder_is_refused(tmp_path: Path, content: str 
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(UsageError, match=r"config\.json"):
         BertScore(str(tmp_path), CPU)
+
+
+def test_a_tokenizer_that_cannot_fill_is_refused(tmp_path: Path) -> None:
+    import transformers
+
+    folder = make_encoder(tmp_path, "bert", masked_lm=True)
+    pieces = transformers.AutoTokenizer.from_pretrained(folder)
+    pieces.pad_token = None
+    pieces.save_pretrained(folder)
+    with pytest.raises(UsageError, match="one length"):
+        BertScore(str(folder), CPU)

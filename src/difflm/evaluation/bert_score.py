@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.errors import UsageError
-from difflm.networks.pretrained import read_encoder, transformers
+from difflm.networks.pretrained import explained, read_encoder, transformers
 
 TOGETHER = 256  # texts that are encoded at once
 
@@ -22,11 +22,11 @@ class BertScore:
         read_encoder(folder)
         library = transformers()
         self.device = device
-        try:
+        with explained(f"encoder={folder} cannot be read"):
             self.pieces = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
             self.body = library.AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise UsageError(f"encoder={folder} cannot be read: {str(error).splitlines()[0]}") from None
+        if self.pieces.pad_token is None:
+            raise UsageError(f"encoder={folder}: its tokenizer cannot fill texts up to one length. Give an encoder.")
         self.body = self.body.to(device).eval()
         config = self.body.config
         self.name = (

@@ -36,19 +36,26 @@ class DiffusionBert(TokenMethod):
     @classmethod
     def _read_encoder(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("pretrained") and not values.get("encoder"):
-            from difflm.networks.pretrained import read_encoder
+            from difflm.networks.pretrained import read_encoder, sizes_of
 
-            config = read_encoder(str(values["pretrained"]))
-            sizes = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
-            values = {**values, "encoder": config, **{k: config[v] for k, v in sizes.items() if v in config}}
+            encoder = read_encoder(str(values["pretrained"]))
+            values = {**values, "encoder": encoder, **sizes_of(encoder)}
         return values
+
+    @property
+    def word_width(self) -> int:
+        if not self.encoder:
+            return super().word_width
+        from difflm.networks.pretrained import word_width
+
+        return word_width(self.encoder)
 
     def body(self, vocabulary: int, longest: int, time: Any) -> "nn.Module":
         if not self.encoder:
             return super().body(vocabulary, longest, time)
         from difflm.networks.pretrained import PretrainedEncoder
 
-        return PretrainedEncoder(self.encoder, vocabulary, self.dropout, self.time)
+        return PretrainedEncoder(self.encoder, vocabulary, longest, self.dropout, self.time)
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         from difflm.methods.d3pm import LAMBDA_T

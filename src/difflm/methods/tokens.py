@@ -20,6 +20,11 @@ class TokenMethod(Method):
     heads: int = 6
     dropout: float = 0.1
 
+    @property
+    def word_width(self) -> int:
+        """Of the vectors that the body reads."""
+        return self.hidden
+
     def body(self, vocabulary: int, longest: int, time: "TimeInput") -> "nn.Module":
         """From vectors of tokens to logits of words."""
         from difflm.networks import Transformer
@@ -46,7 +51,7 @@ class TokenMethod(Method):
         from difflm.token_model import TokenDiffusion
 
         times = times or LowDiscrepancy()
-        codec = Tokens(process.words, self.hidden, process.states)
+        codec = Tokens(process.words, self.word_width, process.states)
         network = self.body(process.words, longest, time)
         step = 1 / times.steps if times.steps else 1 / 1000
         return TokenDiffusion(
