@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from difflm.methods import METHODS
 from difflm.model import DiffusionModel, LanguageModel
 from difflm.noise import Noise
-from difflm.processes.matrix import Axes, Matrix
+from difflm.processes.matrix import Axes, Matrix, Powers
 from difflm.replay import News
 
 WORDS, LONGEST, BATCH = 20, 12, 4
@@ -46,7 +46,7 @@ def built(method: str) -> LanguageModel:
     process = getattr(model, "process", None)
     if isinstance(process, Matrix):
         square = torch.empty(WORDS, WORDS, device="meta")
-        process.axes = lambda dtype: Axes(square[0].to(dtype), square.to(dtype), square.to(dtype))
+        process.flow = lambda dtype: Axes(square[0].to(dtype), square.to(dtype))
     return model
 
 
@@ -79,3 +79,11 @@ def test_a_step_never_looks_at_the_device(method, sampler, monkeypatch):
         with OnDevice():
             frames = list(islice(stream, 5))
     assert len(frames) == 5 and all(frame.tokens.is_meta for frame in frames)
+
+
+def test_jumps_that_are_not_symmetric_never_look_at_the_device():
+    found = Matrix(torch.tensor([[-1.0, 1, 0], [0, -1, 1], [0, 0, 0]])).flow(torch.float32)
+    powers = Powers(found.pace, found.jump.to("meta"), found.powers.to("meta"))
+    ids, sigma = torch.zeros(BATCH, LONGEST, dtype=torch.long, device="meta"), torch.zeros(BATCH, device="meta")
+    with OnDevice():
+        powers.spread(powers.rows(ids, sigma), sigma) * powers.columns(ids, sigma)

@@ -3,6 +3,7 @@
 Costs grow with the square of the vocabulary: for a few thousand words at most.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -10,19 +11,63 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.belief import Belief
+from difflm.errors import DifflmError, UsageError
 from difflm.processes.keep import Informed, Keep, Straight
 from difflm.processes.tokens import TokenProcess, at, chosen, divergence, drawn, indicator
 
 LONGEST = 1e4  # σ of t = 1, where nothing is left of any word
 EXPONENTS = 128  # at which a schedule looks, as the paper's does
+FASTEST = 18.0  # of rates that one step shows: |λ| ≤ 2 · 18, and e⁻³⁶ = 2e-16 of something could be rounding
+JUMPS = 18  # in a time where one is expected: more happen once in 1e17 times
+WRONG = "A rate matrix has jumps of 0 or more and rows that sum to 0; a step matrix has chances, in rows that sum to 1."
 
 
 class Axes(NamedTuple):
-    """R = V diag(λ) V⁻¹."""
+    """exp(σR) of a symmetric R = V diag(λ) Vᵀ."""
 
-    values: Tensor  # [K]
-    forth: Tensor  # V, [K, K]
-    back: Tensor  # V⁻¹
+    values: Tensor  # λ, [K]
+    vectors: Tensor  # V, [K, K]
+
+    def spread(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """x exp(σR) for x [B, L, K]."""
+        return x + self._moved(x @ self.vectors, sigma)
+
+    def rows(self, ids: Tensor, sigma: Tensor) -> Tensor:
+        """Rows of exp(σR), [B, L, K]."""
+        return indicator(ids, len(self.values), self.values.dtype) + self._moved(self.vectors[ids], sigma)
+
+    def columns(self, ids: Tensor, sigma: Tensor) -> Tensor:
+        return self.rows(ids, sigma)
+
+    def _moved(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """What exp(σR) − 1 does to an x in these axes. The 1 is added by those who ask: beside it float32 would lose
+        the rarest jumps of a short step, and a bound would take them for impossible."""
+        grown = torch.expm1(at(sigma, x, sigma.double()) * self.values)
+        return (x * grown.to(x.dtype)) @ self.vectors.T
+
+
+class Powers(NamedTuple):
+    """exp(σR) of any R: one that is not symmetric may lack axes, or have some that are nearly the same. Whole units of
+    time are products of powers, the rest is a Poisson number of jumps. As nothing is subtracted, rare jumps keep their
+    digits."""
+
+    pace: float  # units of time in σ = 1; no word leaves faster than once in one
+    jump: Tensor  # 1 + R/pace, [K, K]
+    powers: Tensor  # of 1, 2, 4, … units, [J, K, K]
+
+    def spread(self, x: Tensor, sigma: Tensor) -> Tensor:
+        units = at(sigma.clamp(0, LONGEST) * self.pace, x, sigma.double())
+        whole = units.long()
+        x = poisson(x, self.jump, (units - whole).to(x.dtype))
+        for k, power in enumerate(self.powers):
+            x = torch.where((whole >> k) % 2 == 1, x @ power, x)
+        return x
+
+    def rows(self, ids: Tensor, sigma: Tensor) -> Tensor:
+        return self.spread(indicator(ids, len(self.jump), self.jump.dtype), sigma)
+
+    def columns(self, ids: Tensor, sigma: Tensor) -> Tensor:
+        return Powers(self.pace, self.jump.T, self.powers.mT).rows(ids, sigma)
 
 
 class Matrix(TokenProcess):
@@ -33,60 +78,54 @@ class Matrix(TokenProcess):
     def __init__(self, rate: Tensor, keep: Keep | None = None) -> None:
         super().__init__(len(rate), len(rate))
         self.keep = keep or Straight()
-        self.register_buffer("rate", rate.double())
-        self._axes: dict[tuple[int, int, torch.dtype], Axes] = {}
+        self.register_buffer("rate", as_rate(rate))
+        self._flows: dict[tuple[int, int, torch.dtype], Axes | Powers] = {}
 
-    @classmethod
-    def from_step(cls, step: Tensor, keep: Keep | None = None) -> "Matrix":
-        """From the matrix Q of one step: after σ of them, Q^σ."""
-        values, forth = torch.linalg.eig(step.double())
-        return cls(((forth * values.log()) @ torch.linalg.inv(forth)).real, keep)
+    @staticmethod
+    def from_step(step: Tensor, keep: Keep | None = None) -> "Matrix":
+        """From the matrix Q of one step: after σ of them, Q^σ. Of a Q that no rate leads to, σ counts whole steps."""
+        one = identity(step)
+        moved = as_rate(step - one)
+        rate = balanced(logarithm(one + moved).clamp(min=0))
+        error = (torch.matrix_exp(rate) - one - moved).abs().max()
+        # Relative to how far a step goes: the smaller it is, the more of them are made.
+        led = error <= 1e-6 * moved.abs().max() and rate.abs().max() < FASTEST
+        return Matrix(rate, keep) if led else Steps(step, keep)
 
-    def axes(self, dtype: torch.dtype) -> Axes:
-        """Found once for each content of `rate`; a symmetric one has real axes."""
+    def flow(self, dtype: torch.dtype) -> Axes | Powers:
+        """What `rate` does in time, found once for each of its contents."""
         key = (self.rate.data_ptr(), self.rate._version, dtype)
-        if key not in self._axes:
-            if torch.allclose(self.rate, self.rate.T):
-                values, forth = torch.linalg.eigh(self.rate)
-                found = Axes(values.clamp(max=0), forth, forth.T)
-            else:
-                values, forth = torch.linalg.eig(self.rate)
-                found = Axes(torch.complex(values.real.clamp(max=0), values.imag), forth, torch.linalg.inv(forth))
+        if key not in self._flows:
+            current = {k: flow for k, flow in self._flows.items() if k[:2] == key[:2]}
+            self._flows = current | {key: self._found(dtype)}
+        return self._flows[key]
+
+    def _found(self, dtype: torch.dtype) -> Axes | Powers:
+        if torch.allclose(self.rate, self.rate.T, rtol=1e-9, atol=0):
+            values, vectors = torch.linalg.eigh(self.rate)
             # What stays for ever has λ = 0, not nearly 0: σ is large.
-            still = torch.where(found.values.abs() < 1e-10, torch.zeros_like(found.values), found.values)
-            wide = dtype if not still.is_complex() else torch.complex64 if dtype is torch.float32 else torch.complex128
-            current = {k: axes for k, axes in self._axes.items() if k[:2] == key[:2]}
-            self._axes = current | {key: Axes(still.to(wide), found.forth.to(wide), found.back.to(wide).contiguous())}
-        return self._axes[key]
+            return Axes(torch.where(values > -1e-10, 0.0, values).to(dtype), vectors.to(dtype))
+        one, pace = identity(self.rate), float(-self.rate.diagonal().min())
+        jump = (one + self.rate / pace).clamp(min=0)
+        unit = poisson(one, jump, one.new_ones(()))
+        return Powers(pace, jump.to(dtype), squares(unit, LONGEST * pace).to(dtype))
 
     def sigma(self, t: Tensor) -> Tensor:
         return (-self.keep.alpha(t.double()).clamp(min=1e-300).log()).clamp(max=LONGEST)
 
-    def _moved(self, left: Tensor, sigma: Tensor, right: Tensor, axes: Axes) -> Tensor:
-        """What exp(σR) − 1 does. The 1 is added by those who ask: beside it float32 would lose the rarest jumps of a
-        short step, and a bound would take them for impossible."""
-        grown = torch.expm1(at(sigma, left, sigma.double()) * axes.values)
-        out = (left * grown.to(left.dtype)) @ right
-        return out.real if out.is_complex() else out
-
     def spread(self, x: Tensor, sigma: Tensor) -> Tensor:
         """x Q̄ for distributions x [B, L, K]."""
-        axes = self.axes(x.dtype)
-        out = (x + self._moved(x.to(axes.forth.dtype) @ axes.forth, sigma, axes.back, axes)).clamp(min=0)
+        out = self.flow(x.dtype).spread(x, sigma).clamp(min=0)
         return out / out.sum(-1, keepdim=True)
 
     def rows(self, ids: Tensor, t: Tensor) -> Tensor:
         """q(x_t | x_0), [B, L, K]."""
-        axes = self.axes(t.dtype)
-        moved = self._moved(axes.forth[ids], self.sigma(t), axes.back, axes)
-        out = (indicator(ids, self.words, t.dtype) + moved).clamp(min=0)
+        out = self.flow(t.dtype).rows(ids, self.sigma(t)).clamp(min=0)
         return out / out.sum(-1, keepdim=True)
 
     def towards(self, z: Tensor, sigma: Tensor, dtype: torch.dtype) -> Tensor:
         """How likely each word is z a time σ later, [B, L, K]."""
-        axes = self.axes(dtype)
-        moved = self._moved(axes.back.T[z], sigma, axes.forth.T, axes)
-        return (indicator(z, self.words, dtype) + moved).clamp(min=0)
+        return self.flow(dtype).columns(z, sigma).clamp(min=0)
 
     @property
     def rest(self) -> Tensor:
@@ -148,6 +187,31 @@ class Matrix(TokenProcess):
         return (-torch.xlogy(later, later).sum() - p @ apart) / -torch.xlogy(p, p).sum()
 
 
+class Steps(Matrix):
+    """Whole steps of any Q: between two of them nothing happens."""
+
+    def __init__(self, step: Tensor, keep: Keep | None = None) -> None:
+        super().__init__(step - identity(step), keep)
+        if (step < 0).any():
+            raise UsageError(WRONG)
+
+    def _found(self, dtype: torch.dtype) -> Powers:
+        step = identity(self.rate) + self.rate
+        return Powers(1.0, step.to(dtype), squares(step, LONGEST).to(dtype))
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return super().sigma(t).round()
+
+    def information(self, counts: Tensor, sigma: Tensor) -> Tensor:
+        return super().information(counts, sigma.round())
+
+    def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
+        raise DifflmError(
+            "No rate leads to this step matrix Q, so it has a bound for chains of steps but none in continuous time. "
+            "Matrix(Q - 1) has: it jumps by Q at random moments, once in a time of 1 on average."
+        )
+
+
 class Nearest(Matrix):
     """Words jump to those that keep like company; until texts were read, to any."""
 
@@ -188,9 +252,54 @@ def balanced(weights: Tensor) -> Tensor:
     return weights - torch.diag(weights.sum(-1))
 
 
+def as_rate(jumps: Tensor) -> Tensor:
+    """In float64, with rows that sum to 0 as well as float64 can."""
+    rate = balanced(jumps.double())
+    if not torch.allclose(rate, jumps.double(), atol=1e-6) or (rate.clone().fill_diagonal_(0.0) < 0).any():
+        raise UsageError(WRONG)
+    return rate
+
+
 def company(pairs: Tensor, dim: int = 64) -> Tensor:
     """Vectors of words from how often each stands before each other one, [K, K]: the main axes of log(1 + count)."""
     seen = torch.log1p(torch.cat([pairs, pairs.T], dim=1).double())
     seen = seen / seen.norm(dim=-1, keepdim=True).clamp(min=1e-9)
     u, s, _ = torch.linalg.svd(seen, full_matrices=False)
     return u[:, :dim] * s[:dim]
+
+
+# -- powers ---------------------------------------------------------------------------------------------------------
+
+
+def identity(like: Tensor) -> Tensor:
+    return torch.eye(len(like), dtype=torch.float64, device=like.device)
+
+
+def poisson(x: Tensor, jump: Tensor, mean: Tensor) -> Tensor:
+    """x after a Poisson number of jumps, for means up to 1."""
+    total = term = x * torch.exp(-mean)
+    for k in range(1, JUMPS + 1):
+        term = (term @ jump) * (mean / k)
+        total = total + term
+    return total
+
+
+def squares(step: Tensor, longest: float) -> Tensor:
+    """Q, Q², Q⁴, …, enough of them to make any power up to `longest`. Their rows sum to 1, whatever was rounded."""
+    found = [step]
+    while 2 ** len(found) <= longest:
+        square = found[-1] @ found[-1]
+        found.append(square / square.sum(-1, keepdim=True))
+    return torch.stack(found)
+
+
+def logarithm(step: Tensor) -> Tensor:
+    """log Q = ∫₀¹ (Q − 1)((1 − x) + xQ)⁻¹ dx, by nodes that crowd at both ends (tanh–sinh), right to 1e-12 for rates up
+    to a few dozen. Meaningless, perhaps not finite, where Q has no logarithm."""
+    u = torch.linspace(-4, 4, 201, dtype=torch.float64, device=step.device)
+    x, left = torch.sigmoid(math.pi * u.sinh()), torch.sigmoid(-math.pi * u.sinh())
+    weights = (u[1] - u[0]) * math.pi * u.cosh() * x * left
+    one, total = identity(step), torch.zeros_like(step)
+    for x_i, left_i, weight in zip(x, left, weights, strict=True):
+        total += weight * torch.linalg.solve_ex(left_i * one + x_i * step, step - one).result
+    return total
