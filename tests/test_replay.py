@@ -1,6 +1,7 @@
 """What is recorded does what it did: on a CPU by being called, on a GPU by being replayed."""
 
 import gc
+from functools import partial
 from typing import Any
 
 import pytest
@@ -101,11 +102,13 @@ def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> Walk:
     return lm.model.walk(Noise(tile.seeds, tile.samples), tile.lengths, tile.width, work.sampling, steering)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["free", "guided", "drawn"])
 @torch.no_grad()
-def test_a_step_compiled_as_one_writes_the_same_words(tiny_runs, guide, how):
-    """Also gradients inside it, and a second walk poured into the first one's tensors."""
+def test_a_step_compiled_as_one_writes_the_same_words(tiny_runs, guide, how, backend, monkeypatch):
+    """Also gradients inside it, and a second walk poured into the first one's tensors. What is written down is run as it
+    is, or, which takes a minute, by kernels of its own."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
     lm.model.eval()
     food = lm.labellings["food"].values[1]
