@@ -106,7 +106,7 @@ def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> Walk:
 @pytest.mark.parametrize("how", ["free", "guided", "drawn"])
 @torch.no_grad()
 def test_a_step_compiled_as_one_writes_the_same_words(tiny_runs, guide, how, backend, monkeypatch):
-    """Also gradients inside it, and a second walk poured into the first one's tensors. What is written down is run as it
+    """Also gradients inside it, and a second walk poured into the first one's tensors. What is written down runs as it
     is, or, which takes a minute, by kernels of its own."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
