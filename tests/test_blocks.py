@@ -88,6 +88,57 @@ def test_what_lies_beyond_the_window_is_neither_seen_nor_kept():
 
 
 @torch.no_grad()
+def test_each_text_looks_back_as_far_as_it_may():
+    """What is kept of a row that looks back over two blocks is that of a model with so small a window."""
+    made, clean = model(), texts(2, 40)
+    noisy = torch.full_like(clean, WORDS)
+    writing = Writing(made.denoiser, 1, torch.tensor([8, made.denoiser.window]))
+    found = torch.zeros(*clean.shape, WORDS)
+    for start in range(0, 40, 4):
+        canvas = torch.cat([clean[:, :start], noisy[:, start:]], 1)
+        times = (torch.arange(40) >= start).float().expand(2, -1)
+        found[:, start : start + 4] = writing(canvas, times, None).logits[:, start : start + 4]
+    for row, window in enumerate((9, 20)):  # a block lies before another by less than the window
+        made.denoiser.window = window
+        whole = made.denoiser(noisy, torch.ones(2), None, clean).logits
+        assert torch.allclose(found[row], whole[row], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("counts", "back"),
+    [
+        ({18: 90}, 8),  # cut from one long text: four blocks and a half
+        ({5: 20, 12: 40, 17: 40}, 4),  # half of them have 12 words at least
+        ({3: 50}, 4),  # a block in any case
+    ],
+)
+def test_long_texts_look_back_as_far_as_half_of_training_could(counts, back):
+    lengths = Blocks(LONGEST, 4)
+    lengths.observe(torch.tensor([100_000 * counts.get(n, 0) for n in range(LONGEST + 1)]))
+    assert int(lengths.seen_back) == back
+
+
+def test_a_long_neighbour_changes_nothing(tmp_path):
+    lm = TextDiffusion.from_pretrained(tiny_run(tmp_path, "block-diffusion", steps=3))
+    works = [lm.work(2, 3, controls=[Length(n)]) for n in (9, 60)]
+    together = {number: [made[k].text for k in sorted(made)] for number, made in lm.together(works)}
+    alone = [[text.text for text in lm.generate(2, 3, controls=[Length(n)])] for n in (9, 60)]
+    assert [together[0], together[1]] == alone
+
+
+def test_texts_go_on_behind_the_length_of_training(tmp_path):
+    """Pieces of 24 letters of a rhyme of 30: five times as long, the rhyme still goes round."""
+    rhyme = "one two three four five sixes "
+    (tmp_path / "rhyme.txt").write_text(rhyme * 400)
+    changes = {"data": str(tmp_path / "rhyme.txt"), "tokenizer": "characters", "chunk": 24, "steps": 600}
+    lm = TextDiffusion.from_pretrained(tiny_run(tmp_path, "block-diffusion", **changes))
+    made = [text.text for text in lm.generate(20, controls=[Length(120)])]
+    right = [[text[k : k + 6] in 2 * rhyme for text in made for k in range(a, b)] for a, b in ((0, 18), (24, 114))]
+    before, behind = (sum(found) / len(found) for found in right)
+    assert before > 0.9 and behind > 0.75  # looking back as far as the longest texts of training: 0.03
+
+
+@torch.no_grad()
 def test_blocks_of_one_word_are_the_chain_rule():
     """Their bound is −log p, word by word with what was kept: the likelihood of a model that writes left to right."""
     made, ids, lengths = model(1), texts(3, 9), torch.tensor([9, 4, 7])

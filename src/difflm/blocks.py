@@ -63,6 +63,14 @@ class Blocks(Drawn):
             return torch.full(u.shape, low, device=u.device)
         return super().draw_between(u, low, min(high, self.longest))
 
+    @property
+    def seen_back(self) -> Tensor:
+        """How far back a text looks that is longer than those of training: two blocks less than half of these had. The
+        last blocks of a text are nothing to go by: what training saw behind one that looks so far back was its end."""
+        longer = self.counts.flip(0).cumsum(0).flip(0)  # texts of 1 word at least, of 2 …
+        median = (2 * longer >= longer[0]).sum()
+        return ((median // self.size - 2) * self.size).clamp(min=self.size)
+
     def settled(self, words: int) -> tuple[int, dict[int, int]]:
         positions = self.positions(words)
         return positions, {words: END} | dict.fromkeys(range(words + 1, positions), PAD)
@@ -114,12 +122,19 @@ class BlockDenoiser(TokenDenoiser):
         own, before, up_to = row == column, (column < row) & near, (column <= row) & near
         return torch.cat([torch.cat([own, before], 1), torch.cat([torch.zeros_like(own), up_to], 1)]).unsqueeze(0)
 
-    def block_logits(self, block: Tensor, start: int, caches: list[Cache | None]) -> tuple[Tensor, list[Cache | None]]:
-        """Logits of one block [B, size] that begins at `start`, given the kept blocks; and what is kept with it."""
+    def block_logits(
+        self, block: Tensor, start: int, caches: list[Cache | None], back: Tensor | None = None
+    ) -> tuple[Tensor, list[Cache | None]]:
+        """Logits of one block [B, size] that begins at `start`, given the kept blocks; and what is kept with it. `back`
+        [B]: how far each text looks, where that is less than the window."""
         kept = max(0, -(-self.window // self.size) - 1) * self.size  # words before the block that it may see
         caches = [None if c is None else (c[0][:, :, -kept:], c[1][:, :, -kept:]) if kept else None for c in caches]
+        near = None
+        if back is not None:
+            words = min(start, kept)
+            near = torch.arange(-words, block.shape[1], device=block.device) >= -back.unsqueeze(1)
         with at_precision(block.device, self.precision):
-            hidden, grown = self.network.run(self.inputs_of(block), None, None, caches, start)
+            hidden, grown = self.network.run(self.inputs_of(block), None, near, caches, start)
             return self.network.answer(hidden).float(), grown
 
 
@@ -162,7 +177,10 @@ class BlockDiffusion(TokenDiffusion):
         return (1 + place - moment).clamp(0, 1).unsqueeze(1)
 
     def asked(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Ask:
-        return Writing(self.denoiser, steering.ways[0].steps if steering.ways else sampling.steps)
+        usual, back = self.lengths.positions(self.longest), None
+        if mask.shape[1] > usual:  # of a text, not of its tile: a text does not depend on its neighbours
+            back = torch.where(mask.sum(-1) > usual, self.lengths.seen_back, self.denoiser.window)
+        return Writing(self.denoiser, steering.ways[0].steps if steering.ways else sampling.steps, back)
 
     def frames(self, sampling: Sampling, words: int) -> int:
         return self.lengths.positions(words) // self.denoiser.size * sampling.steps
@@ -203,8 +221,8 @@ def up_to_end(tokens: Tensor, reached: Tensor) -> Tensor:
 class Writing:
     """The denoiser of one tile while its blocks are written, `steps` calls each: it keeps what finished blocks left."""
 
-    def __init__(self, denoiser: BlockDenoiser, steps: int) -> None:
-        self.denoiser, self.steps = denoiser, steps
+    def __init__(self, denoiser: BlockDenoiser, steps: int, back: Tensor | None = None) -> None:
+        self.denoiser, self.steps, self.back = denoiser, steps, back
         self.calls = self.done = 0
         self.caches: list[Cache | None] = [None] * len(denoiser.network.blocks)
 
@@ -215,9 +233,9 @@ class Writing:
         self.calls += 1
         while self.done < now:
             block = x[:, self.done * size : (self.done + 1) * size]
-            _, self.caches = self.denoiser.block_logits(block, self.done * size, self.caches)
+            _, self.caches = self.denoiser.block_logits(block, self.done * size, self.caches, self.back)
             self.done += 1
         here = slice(now * size, (now + 1) * size)
         logits = self.denoiser.network.head.bias.detach().float().expand(*x.shape, -1).clone()
-        logits[:, here], _ = self.denoiser.block_logits(x[:, here], now * size, self.caches)
+        logits[:, here], _ = self.denoiser.block_logits(x[:, here], now * size, self.caches, self.back)
         return self.denoiser.process.believe(logits, x, t)
