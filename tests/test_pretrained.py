@@ -218,8 +218,17 @@ def test_an_encoder_that_cannot_answer_is_refused_before_training(tmp_path):
         built(make_encoder(tmp_path / "mobile", "mobilebert", masked_lm=True), WORDS)
     assert_short(refused)
     method = METHODS["diffusionbert"](pretrained=str(make_encoder(tmp_path / "bert", "bert", masked_lm=True)))
-    with pytest.raises(UsageError, match="texts of 63 words") as refused:
-        method.build(len(WORDS), 63)  # and [CLS] and [SEP]: 65 of 64
+    with pytest.raises(UsageError, match="canvases of 64 words") as refused:
+        method.build(len(WORDS), 50)  # which are written on 64, and [CLS] and [SEP] beside them
+    assert_short(refused)
+    assert method.build(len(WORDS), 48)
+
+
+@pytest.mark.parametrize("encoder", [{"model_type": "unheard"}, {"hidden_size": 32}])
+def test_a_kept_shape_that_is_not_known_is_refused(encoder):
+    """As of a run that a newer library made."""
+    with pytest.raises(UsageError, match="no encoder of the kind") as refused:
+        METHODS["diffusionbert"](encoder=encoder).build(20, 12)
     assert_short(refused)
 
 

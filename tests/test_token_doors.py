@@ -13,8 +13,10 @@ from difflm.controls.guidance import ORIGINAL, STANDARD, TOKENS
 from difflm.data.texts import read_chunks
 from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer
 from difflm.errors import UsageError
+from difflm.evaluation.control import Protocol, evaluate_control
 from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import evaluate_language
+from difflm.evaluation.targets import Target
 from difflm.fit import train_run
 from difflm.methods import METHODS
 from difflm.pipeline import TextDiffusion
@@ -55,13 +57,15 @@ def test_a_bound_does_not_depend_on_the_batch(method, tiny_runs):
     assert all(10 < value < 120 for value in together)
 
 
-def test_frames_are_counted_by_what_a_text_may_have(tiny_runs):
-    """Of blocks those of training's longest texts, not of the longest that can be asked for."""
-    model = TextDiffusion.from_pretrained(tiny_runs["block-diffusion"]).model
-    usual, asked = Request().words(model.longest), Request(length=40).words(model.longest)
-    given = Request(infill="a " * 60 + "___").words(model.longest)
-    assert (usual, asked) == (24, 40) and 60 < given < model.room
-    assert model.frames(model.sampling, usual) < model.frames(model.sampling, asked)
+@pytest.mark.parametrize("asked", [{}, {"length": 40}, {"infill": "The ___:30 pub near the river."}])
+def test_every_block_is_watched_and_counted(tiny_runs, asked):
+    """Frames are those of training's longest texts, or of what is asked; the last one spells the text."""
+    lm, request, seen = TextDiffusion.from_pretrained(tiny_runs["block-diffusion"]), Request(**asked), []
+    (text,) = lm.generate(controls=request.controls(), watch=lambda drafts: seen.extend(drafts))
+    frames = lm.frames(request.controls())
+    # What is known at the end needs no frames of its own; a text that may end does so somewhere.
+    assert frames - 12 <= len(seen) <= frames if asked else 4 < len(seen) <= frames == 28
+    assert [token for token in seen[-1].tokens if token] == text.tokens
 
 
 def test_what_is_no_bound_prints_no_perplexity(tiny_runs, capsys, tmp_path):
@@ -145,6 +149,12 @@ def test_blocks_of_characters_are_as_many_as_asked(tmp_path, capsys):
     assert text.controls[0]["satisfied"] and text.controls[0]["checker"] == "characters of the printed text"
     assert main(["generate", str(tmp_path / "run"), "--length", "600"]) == 2
     assert "between 1 and 512 characters" in capsys.readouterr().err
+    assert main(["generate", str(tmp_path / "run"), "--infill", "Tü be ___"]) == 2
+    assert "no character 'ü'" in capsys.readouterr().err
+    assert main(["generate", str(tmp_path / "run"), "--infill", "To be ___", "--length", "3"]) == 2
+    assert "at least 6 characters" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="counted in words"):
+        evaluate_control(lm, "run", [Target("length", Request(length=20))], None, Protocol(each=1))
 
 
 def test_a_model_of_characters_writes_and_is_measured_on_what_it_held_out(tmp_path):

@@ -366,7 +366,8 @@ def test_whole_steps_have_the_bound_of_a_chain_and_no_other():
 
 
 def test_what_is_no_matrix_of_jumps_is_refused():
-    for rate in (chances([-1, 1], [0.5, -1]), chances([0.5, -0.5], [0, 0]), chances([-1, math.nan], [0, 0])):
+    wrong = [chances([-1, 1], [0.5, -1]), chances([0.5, -0.5], [0, 0]), chances([-1, math.nan], [0, 0])]
+    for rate in (*wrong, torch.rand(2, 3), torch.rand(2), 1e-7 * wrong[0]):
         with pytest.raises(UsageError, match="rows that sum to 0"):
             Matrix(rate)
     for step in (chances([0.5, 0.4], [0, 1]), chances([1.1, -0.1], [0, 1]), chances([-0.1, 1.1], [0, 1])):

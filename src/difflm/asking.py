@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Setting
 
 from difflm.controls import Avoid, Contains, Control, Field, Infill, Label, Length, Span, Tags, Tree
-from difflm.data.words import split_words
 from difflm.errors import DifflmError, UsageError
 
 if TYPE_CHECKING:
@@ -65,10 +64,6 @@ class Request(BaseModel):
         from difflm.controls.brief import Edit
 
         return Edit(self.edit, 0.5 if self.strength is None else self.strength, tuple(self.keep))
-
-    def words(self, usual: int) -> int:
-        """Of its texts, at most: what is asked, or what the model learned from and the given text has."""
-        return self.length or max(usual, len(split_words(self.infill or self.edit or "")))
 
     def settings(self) -> dict[str, Any]:
         return {"steps": self.steps, "temperature": self.temperature}

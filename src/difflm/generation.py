@@ -36,6 +36,11 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, lengths
 
 
+def wide(positions: int) -> int:
+    """The canvas that holds so many."""
+    return -(-positions // WIDTH) * WIDTH
+
+
 @dataclass(frozen=True)
 class Layout:
     """A sample before it is made: how many positions its canvas has, and the ids that are settled there."""
@@ -47,7 +52,7 @@ class Layout:
     @property
     def width(self) -> int:
         """Of the canvas that it stands on."""
-        return -(-self.positions // WIDTH) * WIDTH
+        return wide(self.positions)
 
 
 @dataclass(frozen=True)

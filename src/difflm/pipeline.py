@@ -37,7 +37,7 @@ from difflm.run import find_run, load_run
 from difflm.samplers import Frame
 from difflm.textmetrics import most_central
 from difflm.token_model import TokenDiffusion
-from difflm.work import Draft, Generation, Seen, Watch, Work, alike, like_ones, likeliest
+from difflm.work import Draft, Generation, Seen, Watch, Work, alike, like_ones, likeliest, mixes
 
 T = TypeVar("T")
 
@@ -191,6 +191,11 @@ class TextDiffusion:
         """How many rows it has of each kind and canvas width: those that agree in both share tiles."""
         return Counter((alike(work, self.model), row.layout.width) for row in self._rows(work))
 
+    def frames(self, controls: Sequence[Control], edit: Edit | None = None, **settings: Any) -> int:
+        """How many frames a text has at most."""
+        brief = self.brief(controls, edit)
+        return self.model.frames(self.sampling(**settings), brief.most if brief else self.model.longest)
+
     def brief(self, controls: Sequence[Control], edit: Edit | None = None, knobs: Knobs | None = None) -> Brief | None:
         """Controls bound to this model; what it cannot do is refused here."""
         if not controls and edit is None:
@@ -263,7 +268,7 @@ class TextDiffusion:
         if not any(works[owner].wanted() for owner, _ in seen.tile.owners):  # given up while it was on its way
             return
         for owner, part in seen.tile.owners:
-            gone = seen.frame.step >= works[owner].sampling.steps
+            gone = mixes(self.model) and seen.frame.step >= works[owner].sampling.steps
             if (watch := works[owner].watch) and not gone and not seen.last:
                 watch(self._drafts(seen.tile, seen.frame, works[owner], part))
         if seen.done:

@@ -139,11 +139,14 @@ def like_ones(works: Sequence[Work], model: LanguageModel) -> Iterator[list[Work
     yield from groups.values()
 
 
+def mixes(model: LanguageModel) -> bool:
+    """Whether rows of a tile go each at their own pace. Words of the twin come one by one in any case, and blocks."""
+    return isinstance(model, DiffusionModel) and model.steps_mix
+
+
 def alike(work: Work, model: LanguageModel) -> Any:
     """What belongs to a whole tile: works for which this is the same share them."""
-    # A denoiser's rows go each at their own pace; words of the twin come one by one in any case.
-    mixes = isinstance(model, DiffusionModel) and model.steps_mix
-    own = replace(work.sampling, steps=1) if mixes else work.sampling
+    own = replace(work.sampling, steps=1) if mixes(model) else work.sampling
     knobs = work.brief.knobs if work.brief else STANDARD
     edited = work.brief is not None and work.brief.edit is not None
     return own, knobs, edited, work.brief is not None and work.brief.guided

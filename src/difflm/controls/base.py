@@ -39,6 +39,11 @@ class Setting:
         """Whether one token is one word, so that words can be counted before they are there."""
         return isinstance(self.tokenizer, Words)
 
+    @property
+    def unit(self) -> str:
+        """What its tokens are called."""
+        return {"words": "words", "characters": "characters"}.get(self.tokenizer.kind, "tokens")
+
 
 @dataclass(frozen=True)
 class Place:

@@ -74,23 +74,29 @@ class Brief:
         """Whether a classifier is climbed."""
         return any(control.head for control in self.controls)
 
+    @property
+    def most(self) -> int:
+        """Tokens of a text, as many as can be told before."""
+        return self.words or max(self.model.longest, self.infill.least(self.setting) if self.infill else 0)
+
     def agreed_length(self) -> int | None:
         """The number of tokens that the controls settle, all the same."""
+        unit = self.setting.unit
         asked = [(c.name, n) for c in self.controls if (n := c.length(self.setting)) is not None]
         if self.edit is not None:
             asked.append(("edit", len(self.setting.tokenizer.encode(self.edit.text.strip()))))
         for (one, n), (other, m) in pairwise(asked):
             if n != m:
-                raise UsageError(f"{one} asks for {n} words, {other} for {m}: no text has both.")
+                raise UsageError(f"{one} asks for {n} {unit}, {other} for {m}: no text has both.")
         words = asked[0][1] if asked else None
         least = self.infill.least(self.setting) if self.infill else 0
         if words is not None and words < least:
-            raise UsageError(f"the infilled text has at least {least} words; a length of {words} is too short.")
+            raise UsageError(f"the infilled text has at least {least} {unit}; a length of {words} is too short.")
         if words is not None and words > self.setting.room:
-            raise UsageError(f"{words} words are asked for; this model holds {self.setting.room}.")
+            raise UsageError(f"{words} {unit} are asked for; this model holds {self.setting.room}.")
         for control in self.controls:
             if words is not None and words < (needed := control.least(self.setting)):
-                raise UsageError(f"{control} needs {needed} words; a length of {words} is too short.")
+                raise UsageError(f"{control} needs {needed} {unit}; a length of {words} is too short.")
         return words
 
     def check_edit(self, edit: Edit) -> None:

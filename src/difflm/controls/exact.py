@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import Check, Control, Place, Setting
-from difflm.data.tokenizers import SPECIALS, UNK, Bpe, Words
+from difflm.data.tokenizers import SPECIALS, UNK, Bpe, Characters, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
@@ -153,6 +153,10 @@ class Infill(Control):
             raise UsageError("infill: a gap has at least one word; leave out ___:0.")
         if any(part == "" or part.isspace() for part in self.parts[1:-1]):
             raise UsageError("infill: two gaps touch; put a word between them or make them one.")
+        if isinstance(setting.tokenizer, Characters):
+            unknown = [one for part in self.parts for one in part if setting.tokenizer.encode(one) == [UNK]]
+            if unknown:
+                raise UsageError(f"infill: this model has no character {unknown[0]!r}.")
         if not setting.whole_words and any(self.gaps):
             raise UsageError("infill: this model writes pieces of words; only gaps of any length (___) can be asked.")
         if self.least(setting) > setting.room:

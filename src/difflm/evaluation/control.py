@@ -120,6 +120,8 @@ def evaluate_control(
     sampling = protocol.described(lm)
     if judge and judge.model.likelihood != "exact":
         raise UsageError(f"a judge needs an exact likelihood, which {judge.config['method']} has not.")
+    if lm.tokenizer.kind != "words" and any(target.asked.length is not None for target in targets):
+        raise UsageError("lengths of targets are counted in words: measure them with a model of whole words.")
     checkers = Checkers.there(second_parser)
     kept = read_texts(texts, targets, protocol.each) if texts and texts.exists() else None
     for target in targets if kept is None else ():  # all that is wrong, before the first text is made

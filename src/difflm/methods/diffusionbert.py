@@ -53,9 +53,10 @@ class DiffusionBert(TokenMethod):
     def body(self, vocabulary: int, longest: int, time: Any) -> "nn.Module":
         if not self.encoder:
             return super().body(vocabulary, longest, time)
+        from difflm.generation import wide
         from difflm.networks.pretrained import PretrainedEncoder
 
-        return PretrainedEncoder(self.encoder, vocabulary, longest, self.dropout, self.time)
+        return PretrainedEncoder(self.encoder, vocabulary, wide(longest), self.dropout, self.time)
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         from difflm.methods.d3pm import LAMBDA_T

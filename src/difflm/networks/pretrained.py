@@ -77,8 +77,9 @@ def sizes_of(encoder: dict[str, Any]) -> dict[str, int]:
 
 def masked_lm(encoder: dict[str, Any], dropout: float = 0.0) -> Any:
     """The library's masked language model of this shape, not yet learned."""
-    library, kind = transformers(), encoder["model_type"]
-    config = library_config(encoder)
+    library, kind = transformers(), encoder.get("model_type")
+    with explained(f"model.pretrained: no encoder of the kind {kind} is known"):
+        config = library_config(encoder)
     if type(config) not in library.MODEL_FOR_MASKED_LM_MAPPING:
         raise UsageError(f"model.pretrained: there is no masked language model of the kind {kind}. Give an encoder.")
     for key, value in config.to_dict().items():
@@ -115,9 +116,7 @@ class PretrainedEncoder(nn.Module):
 
     captures = False
 
-    def __init__(
-        self, encoder: dict[str, Any], vocabulary: int, longest: int, dropout: float, time: TimeDesign
-    ) -> None:
+    def __init__(self, encoder: dict[str, Any], vocabulary: int, width: int, dropout: float, time: TimeDesign) -> None:
         super().__init__()
         self.body = masked_lm(encoder, dropout)
         read, compared = widths(self.body)
@@ -134,9 +133,9 @@ class PretrainedEncoder(nn.Module):
             for layer in layers_of(self.body):
                 layer.register_forward_pre_hook(self._tell, with_kwargs=True)
         # Kinds differ in what they accept, and in how long a text may be: one that fails should fail before training.
-        fails = f"model.pretrained: {encoder['model_type']} does not work with texts of {longest} words here"
+        fails = f"model.pretrained: {encoder['model_type']} does not work on canvases of {width} words here"
         with explained(fails), torch.no_grad():
-            self(torch.zeros(1, longest, read), torch.zeros(1))
+            self(torch.zeros(1, width, read), torch.zeros(1))
 
     def _tell(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         assert self._told is not None

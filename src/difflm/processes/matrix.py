@@ -76,16 +76,17 @@ class Matrix(TokenProcess):
     rate: Tensor
 
     def __init__(self, rate: Tensor, keep: Keep | None = None) -> None:
+        rate = square(rate)
         super().__init__(len(rate), len(rate))
         self.keep = keep or Straight()
-        self.register_buffer("rate", as_rate(rate))
+        self.register_buffer("rate", as_rate(rate, float(rate.abs().max())))
         self._flows: dict[tuple[int, int, torch.dtype], Axes | Powers] = {}
 
     @staticmethod
     def from_step(step: Tensor, keep: Keep | None = None) -> "Matrix":
         """From the matrix Q of one step: after σ of them, Q^σ. Of a Q that no rate leads to, σ counts whole steps."""
-        one = identity(step)
-        moved = as_rate(step - one)
+        one = identity(square(step))
+        moved = as_rate(step - one, 1.0)
         rate = balanced(logarithm(one + moved).clamp(min=0))
         error = (torch.matrix_exp(rate) - one - moved).abs().max()
         # Relative to how far a step goes: the smaller it is, the more of them are made.
@@ -191,7 +192,7 @@ class Steps(Matrix):
     """Whole steps of any Q: between two of them nothing happens."""
 
     def __init__(self, step: Tensor, keep: Keep | None = None) -> None:
-        super().__init__(step - identity(step), keep)
+        super().__init__(as_rate(step - identity(step), 1.0), keep)
         if (step < 0).any():
             raise UsageError(WRONG)
 
@@ -252,10 +253,10 @@ def balanced(weights: Tensor) -> Tensor:
     return weights - torch.diag(weights.sum(-1))
 
 
-def as_rate(jumps: Tensor) -> Tensor:
-    """In float64, with rows that sum to 0 as well as float64 can."""
+def as_rate(jumps: Tensor, size: float) -> Tensor:
+    """In float64, with rows that sum to 0 as well as float64 can; `size` of what was rounded when they were made."""
     rate = balanced(jumps.double())
-    if not torch.allclose(rate, jumps.double(), atol=1e-6) or (rate.clone().fill_diagonal_(0.0) < 0).any():
+    if not torch.allclose(rate, jumps.double(), atol=1e-6 * size) or (rate.clone().fill_diagonal_(0.0) < 0).any():
         raise UsageError(WRONG)
     return rate
 
@@ -269,6 +270,12 @@ def company(pairs: Tensor, dim: int = 64) -> Tensor:
 
 
 # -- powers ---------------------------------------------------------------------------------------------------------
+
+
+def square(matrix: Tensor) -> Tensor:
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.isfinite().all():
+        raise UsageError(WRONG)
+    return matrix
 
 
 def identity(like: Tensor) -> Tensor:

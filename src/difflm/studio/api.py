@@ -9,7 +9,6 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 
 from difflm.asking import generation_object
 from difflm.errors import DifflmError
-from difflm.pipeline import TextDiffusion
 from difflm.studio.asked import (
     Asked,
     ControlsAnswer,
@@ -116,7 +115,8 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         """The self-contained HTML player of exactly these texts: the same seed makes the same ones."""
         asked = wanted.request
         asked.check(limits)
-        recording = Recording(asked.n, frames_of(served.lm, asked), asked.each)
+        frames = served.lm.frames(asked.controls(), asked.edited(), **asked.settings())
+        recording = Recording(asked.n, frames, asked.each)
         (job,) = await engine.submit([asked.work()], watched=recording.frame)
         made = await unless_left(request.receive, texts_of(job))
         about = {"model": served.name, "command": asked.command(served.name)}
@@ -124,10 +124,6 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         return HTMLResponse(await asyncio.to_thread(page, recording.texts(made), about), headers=headers)
 
     return router
-
-
-def frames_of(lm: TextDiffusion, asked: Asked) -> int:
-    return lm.model.frames(lm.sampling(**asked.settings()), asked.words(lm.model.longest))
 
 
 async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> AsyncIterator[bytes]:

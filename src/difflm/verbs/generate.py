@@ -239,8 +239,7 @@ def watched(writer: Writer, request: "Request", show: bool, html: Path | None, m
     from difflm.show import TerminalView
     from difflm.studio import Recording, write_player
 
-    model_of = writer.lm.model
-    steps = model_of.frames(writer.lm.sampling(**request.settings()), request.words(model_of.longest))
+    steps = writer.lm.frames(request.controls(), request.edited(), **request.settings())
     recording = Recording(request.n, steps, writer.each) if html else None
     finished = []
     with ExitStack() as stack:
