@@ -15,7 +15,7 @@ from difflm.codecs import Tokens
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.denoiser import at_precision
 from difflm.errors import UsageError
-from difflm.lengths import Drawn
+from difflm.lengths import Drawn, observed
 from difflm.model import Sampling
 from difflm.networks import Transformer
 from difflm.networks.transformer import Cache, rotary
@@ -67,9 +67,7 @@ class Blocks(Drawn):
     def seen_back(self) -> Tensor:
         """How far back a text looks that is longer than those of training: two blocks less than half of these had. The
         last blocks of a text are nothing to go by: what training saw behind one that looks so far back was its end."""
-        seen = self.counts - 1  # each length counts once more
-        counts = torch.where(seen.sum() > 0, seen, self.counts)
-        longer = counts.flip(0).cumsum(0).flip(0)  # texts of 1 word at least, of 2 …
+        longer = observed(self.counts).flip(0).cumsum(0).flip(0)  # texts of 1 word at least, of 2 …
         median = (2 * longer >= longer[0]).sum()
         return ((median // self.size - 2) * self.size).clamp(min=self.size)
 

@@ -74,9 +74,7 @@ class Drawn(LengthPolicy):
         return self.draw_between(u, 1, self.longest)
 
     def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
-        smoothed = self.counts[low - 1 : high].to(u.device, torch.float64)
-        seen = smoothed - 1
-        counts = torch.where(seen.sum() > 0, seen, smoothed)
+        counts = observed(self.counts[low - 1 : high].to(u.device, torch.float64))
         shares = counts.cumsum(0) / counts.sum()
         return (torch.searchsorted(shares, u.double()) + low).clamp(max=high)
 
@@ -85,6 +83,12 @@ class Drawn(LengthPolicy):
 
     def words(self, row: list[int]) -> list[int]:
         return row
+
+
+def observed(smoothed: Tensor) -> Tensor:
+    """Counts of lengths without the one that each has more; all alike where none was seen."""
+    seen = smoothed - 1
+    return torch.where(seen.sum() > 0, seen, smoothed)
 
 
 class PadsAsWords(LengthPolicy):

@@ -191,10 +191,12 @@ class TextDiffusion:
         """How many rows it has of each kind and canvas width: those that agree in both share tiles."""
         return Counter((alike(work, self.model), row.layout.width) for row in self._rows(work))
 
-    def frames(self, controls: Sequence[Control], edit: Edit | None = None, **settings: Any) -> int:
-        """How many frames a text has at most."""
-        brief = self.brief(controls, edit)
-        return self.model.frames(self.sampling(**settings), brief.most if brief else self.model.longest)
+    def frames(self, controls: Sequence[Control], **settings: Any) -> int:
+        """How many frames a text has at most. No classifier is asked: a server may want to know in passing."""
+        setting = Setting(self.tokenizer, self.model.room, first=0)
+        settled = [n for control in controls if (n := control.length(setting)) is not None]
+        words = max([self.model.longest, *(control.least(setting) for control in controls)])
+        return self.model.frames(self.sampling(**settings), min(settled[0] if settled else words, self.model.room))
 
     def brief(self, controls: Sequence[Control], edit: Edit | None = None, knobs: Knobs | None = None) -> Brief | None:
         """Controls bound to this model; what it cannot do is refused here."""

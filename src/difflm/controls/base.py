@@ -42,7 +42,7 @@ class Setting:
     @property
     def unit(self) -> str:
         """What its tokens are called."""
-        return {"words": "words", "characters": "characters"}.get(self.tokenizer.kind, "tokens")
+        return self.tokenizer.kind if self.tokenizer.kind in ("words", "characters") else "tokens"
 
 
 @dataclass(frozen=True)

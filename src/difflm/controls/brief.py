@@ -74,11 +74,6 @@ class Brief:
         """Whether a classifier is climbed."""
         return any(control.head for control in self.controls)
 
-    @property
-    def most(self) -> int:
-        """Tokens of a text, as many as can be told before."""
-        return self.words or max(self.model.longest, self.infill.least(self.setting) if self.infill else 0)
-
     def agreed_length(self) -> int | None:
         """The number of tokens that the controls settle, all the same."""
         unit = self.setting.unit

@@ -13,7 +13,7 @@ from difflm import __version__
 from difflm.errors import UsageError
 from difflm.evaluation.control import Made
 from difflm.evaluation.targets import Target
-from difflm.generation import WIDTH, tile_size
+from difflm.generation import tile_size, wide
 from difflm.model import DiffusionModel
 from difflm.noise import Noise
 from difflm.pipeline import TextDiffusion
@@ -268,7 +268,7 @@ class Bench:
 
     @property
     def width(self) -> int:
-        return -(-self.positions // WIDTH) * WIDTH
+        return wide(self.positions)
 
 
 def gpt2(texts: int, device: torch.device) -> Row:

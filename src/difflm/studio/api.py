@@ -115,7 +115,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         """The self-contained HTML player of exactly these texts: the same seed makes the same ones."""
         asked = wanted.request
         asked.check(limits)
-        frames = served.lm.frames(asked.controls(), asked.edited(), **asked.settings())
+        frames = served.lm.frames(asked.controls(), **asked.settings())
         recording = Recording(asked.n, frames, asked.each)
         (job,) = await engine.submit([asked.work()], watched=recording.frame)
         made = await unless_left(request.receive, texts_of(job))

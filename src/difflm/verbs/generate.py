@@ -239,7 +239,7 @@ def watched(writer: Writer, request: "Request", show: bool, html: Path | None, m
     from difflm.show import TerminalView
     from difflm.studio import Recording, write_player
 
-    steps = writer.lm.frames(request.controls(), request.edited(), **request.settings())
+    steps = writer.lm.frames(request.controls(), **request.settings())
     recording = Recording(request.n, steps, writer.each) if html else None
     finished = []
     with ExitStack() as stack:
