@@ -171,14 +171,11 @@ def test_what_is_there_is_told_where_the_next_tile_fails():
         next(late)
 
 
-def test_tiles_on_a_gpu_fit_their_logits(models):
+def test_tiles_on_a_gpu_fit_their_logits():
     """Two GiB of float32 logits at most, unless sixteen texts need more."""
-    model, gpu = models["difflm"].model, torch.device("cuda")
-    assert tile_size(model, 64, gpu) == GPU_TILE
-    model.vocabulary, small = 50_000, model.vocabulary
-    assert 1.9 * 2**30 < tile_size(model, 128, gpu) * 128 * 50_000 * 4 <= 2**31
-    assert tile_size(model, 4096, gpu) == 16
-    model.vocabulary = small
+    assert tile_size(821, 64, "cuda") == GPU_TILE
+    assert 1.9 * 2**30 < tile_size(50_000, 128, "cuda") * 128 * 50_000 * 4 <= 2**31
+    assert tile_size(50_000, 4096, "cuda") == 16
 
 
 def test_what_the_package_shows():

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span, Tags, Tree
 from difflm.controls.brief import Edit
 from difflm.controls.guidance import ORIGINAL, Knobs
-from difflm.generation import CPU_TILE, GUIDED_TILE, Layout, Row, filled, levelled, places, tiles
+from difflm.generation import CPU_TILE, GUIDED_TILE, Layout, Row, batched, filled, levelled, places, tile_size, tiles
 from difflm.model import Sampling
 from difflm.noise import Noise
 from difflm.pipeline import TextDiffusion
@@ -323,25 +323,62 @@ def test_a_wide_writer_is_the_denoiser_to_the_bit(tiny_runs):
 
 
 def test_tiles_of_a_gpu_have_few_sizes_and_little_filling():
-    sizes = [places(rows, torch.device("cuda"), False) for rows in range(1, 1025)]
+    sizes = [places(rows, "cuda", False) for rows in range(1, 1025)]
     assert all(rows <= size < rows * 1.25 for rows, size in enumerate(sizes, start=1))
     assert sizes == sorted(sizes) and len(set(sizes)) < 40 and sizes[-1] == 1024
 
 
-@given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 3)), min_size=1, max_size=600))
-def test_filling_of_a_gpu_is_made_of_narrower_texts(drawn):
+counts = st.tuples(st.integers(1, 6), st.integers(1, 40))  # sixteenths of the canvas, and how many texts have it
+
+
+@given(st.lists(counts, min_size=1, max_size=8), st.integers(1, 4))
+def test_filling_of_a_gpu_is_made_of_narrower_texts(drawn, owners):
     """Every row stands in one tile that is wide enough, requests are not cut, and no place is lost by it."""
-    there = torch.device("meta")  # a device that is no CPU
-    owners = sorted(owner for _, owner in drawn)
-    rows = [Row(0, k, Layout(n), owner) for k, ((n, _), owner) in enumerate(zip(drawn, owners, strict=True))]
+    rows = [Row(0, 0, Layout(16 * width)) for width, count in drawn for _ in range(count)]
+    rows = [replace(row, sample=k, owner=k * owners // len(rows)) for k, row in enumerate(rows)]
     by_width = {w: [row for row in rows if row.layout.width == w] for w in {row.layout.width for row in rows}}
-    made = list(levelled(by_width, there))
-    assert sorted(row.sample for tile in made for row in tile.rows) == list(range(len(rows)))
+    made = list(levelled(by_width, "cuda"))
+    assert sorted(row.sample for chosen, _ in made for row in chosen) == list(range(len(rows)))
+    for chosen, width in made:
+        assert all(row.layout.positions <= width for row in chosen)
+        assert len(filled(chosen, width, torch.device("cpu"), "cuda").owners) == len({row.owner for row in chosen})
+    apart = sum(width * places(len(own), "cuda", False) for width, own in by_width.items())
+    assert sum(width * places(len(chosen), "cuda", False) for chosen, width in made) <= apart
+
+
+def test_a_width_whose_rows_were_all_taken_has_no_tile():
+    """Nine wide texts leave one place of ten, and the only narrow one takes it."""
+    wide, narrow = [Row(0, k, Layout(32)) for k in range(9)], [Row(0, 9, Layout(5))]
+    assert list(levelled({32: wide, 16: narrow}, "cuda")) == [([*wide, *narrow], 32)]
+
+
+sampled = st.tuples(st.integers(1, 100), st.booleans(), st.integers(1, 80))  # positions, guided, how many of these
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@given(st.lists(sampled, max_size=12), st.sampled_from([60, 821, 30_522, 4_000_000]))
+def test_every_row_stands_in_one_tile_that_holds_it(kind, drawn, vocabulary):
+    """On either kind of device, whatever lengths and numbers of texts are asked for: no tile has more rows than fit the
+    device, and each has one of the sizes that this kind has."""
+    rows = [Row(0, 0, Layout(n), guided=guided) for n, guided, count in drawn for _ in range(count)]
+    rows = [replace(row, sample=k) for k, row in enumerate(rows)]
+    made = list(batched(rows, vocabulary, kind))
+    assert sorted(row.sample for chosen, _ in made for row in chosen) == list(range(len(rows)))
+    sizes = {GUIDED_TILE, CPU_TILE} if kind == "cpu" else {places(n, "cuda", False) for n in range(1, 1025)}
+    for chosen, width in made:
+        size = places(len(chosen), kind, chosen[0].guided)
+        assert all(row.layout.positions <= width for row in chosen)
+        assert len(chosen) <= size <= tile_size(vocabulary, width, kind, chosen[0].guided) and size in sizes
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_tile_has_its_tensors_where_it_is_asked_to(kind, tiny_runs):
+    model = TextDiffusion.from_pretrained(tiny_runs["difflm"]).model
+    rows = [Row(0, k, Layout(5 + k % 20)) for k in range(500)]
+    made = list(tiles(model, rows, torch.device("cpu"), kind))
+    assert sum(len(tile.rows) for tile in made) == 500
     for tile in made:
-        assert all(row.layout.positions <= tile.width for row in tile.rows)
-        assert len(tile.owners) == len({row.owner for row in tile.rows})
-    apart = sum(width * places(len(own), there, False) for width, own in by_width.items())
-    assert sum(tile.width * len(tile.samples) for tile in made) <= apart
+        assert tile.lengths.device.type == "cpu" and len(tile.lengths) == places(len(tile.rows), kind, False)
 
 
 def test_guided_rows_stand_by_themselves_on_a_cpu(tiny_runs):

@@ -97,56 +97,75 @@ def drawn_rows(model: LanguageModel, count: int, seed: int, owner: int = 0) -> l
     return [Row(seed, sample, layouts[n], owner) for sample, n in enumerate(lengths)]
 
 
-def tiles(model: LanguageModel, rows: Sequence[Row], device: torch.device) -> Iterator[Tile]:
-    """The rows in tiles of one canvas width each; few rows on a GPU in one, as wide as the widest."""
+def tiles(
+    model: LanguageModel, rows: Sequence[Row], device: torch.device, device_type: str | None = None
+) -> Iterator[Tile]:
+    """The rows in tiles on `device`, batched as for devices of `device_type`; None: as for this one."""
+    kind = device_type or device.type
+    for chosen, width in batched(rows, model.vocabulary, kind):
+        yield filled(chosen, width, device, kind)
+
+
+def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[tuple[list[Row], int]]:
+    """The rows of each tile and its canvas width, one width each; few rows on a GPU in one, as wide as the widest."""
     widest = max((row.layout.width for row in rows), default=0)
-    if device.type != "cpu" and rows and len(rows) * widest <= min(TOGETHER, tile_size(model, widest, device) * widest):
-        yield filled(rows, widest, device)
+    most = min(TOGETHER, tile_size(vocabulary, widest, device_type) * widest)
+    if device_type != "cpu" and rows and len(rows) * widest <= most:
+        yield [*rows], widest
         return
     waiting: dict[tuple[int, bool], list[Row]] = {}
     for row in rows:  # in their order, so that early texts come early
-        kind = row.layout.width, row.guided and device.type == "cpu"
+        kind = row.layout.width, row.guided and device_type == "cpu"
         waiting.setdefault(kind, []).append(row)
-        if len(waiting[kind]) == tile_size(model, kind[0], device, row.guided):
-            yield filled(waiting.pop(kind), kind[0], device)
-    if device.type == "cpu":
-        yield from (filled(rest, width, device) for (width, _), rest in waiting.items())
+        if len(waiting[kind]) == tile_size(vocabulary, kind[0], device_type, row.guided):
+            yield waiting.pop(kind), kind[0]
+    if device_type == "cpu":
+        yield from ((rest, width) for (width, _), rest in waiting.items())
     else:
-        yield from levelled({width: rest for (width, _), rest in waiting.items()}, device)
+        yield from levelled({width: rest for (width, _), rest in waiting.items()}, device_type)
 
 
-def levelled(waiting: Mapping[int, Sequence[Row]], device: torch.device) -> Iterator[Tile]:
-    """Rows by their width, the widest first: where a tile would have filling, rows of narrower ones stand instead."""
+def levelled(waiting: Mapping[int, Sequence[Row]], device_type: str) -> Iterator[tuple[list[Row], int]]:
+    """Rows by their width, the widest first: where a tile would have filling, rows of narrower ones stand instead. Of a
+    width whose rows were all taken so there is no tile."""
     rest = {width: deque(rows) for width, rows in waiting.items()}
     for width in sorted(rest, reverse=True):
         chosen = [*rest.pop(width)]
-        vacant = places(len(chosen), device, False) - len(chosen)
+        if not chosen:
+            continue
+        vacant = places(len(chosen), device_type, False) - len(chosen)
         for narrower in sorted(rest, reverse=True):
             taken = min(vacant, len(rest[narrower]))
             chosen += [rest[narrower].popleft() for _ in range(taken)]
             vacant -= taken
-        if chosen:
-            yield filled(sorted(chosen, key=lambda row: row.owner), width, device)
+        yield sorted(chosen, key=lambda row: row.owner), width
 
 
-def tile_size(model: LanguageModel, width: int, device: torch.device, guided: bool = False) -> int:
-    if device.type == "cpu":
+def tile_size(vocabulary: int, width: int, device_type: str, guided: bool = False) -> int:
+    """The most rows of a tile; on a GPU a size that `places` gives, so that filling never exceeds it."""
+    if device_type == "cpu":
         return GUIDED_TILE if guided else CPU_TILE
-    return max(16, min(GPU_TILE, GPU_BYTES // (width * model.vocabulary * 4)))
+    most = max(16, min(GPU_TILE, GPU_BYTES // (max(1, width) * vocabulary * 4)))
+    return most // coarseness(most) * coarseness(most)
 
 
-def places(rows: int, device: torch.device, guided: bool) -> int:
+def places(rows: int, device_type: str, guided: bool) -> int:
     """Of the tile that holds so many rows: its full size on the CPU, on a GPU one of few sizes (four between a power of
     two and the next), so that what was recorded for one tile serves others."""
-    if device.type == "cpu":
+    if device_type == "cpu":
         return GUIDED_TILE if guided else CPU_TILE
-    part = 2 ** max(0, (rows - 1).bit_length() - 3) if rows > 8 else rows
-    return -(-rows // part) * part
+    return -(-rows // coarseness(rows)) * coarseness(rows)
 
 
-def filled(rows: Sequence[Row], width: int, device: torch.device) -> Tile:
+def coarseness(rows: int) -> int:
+    """What the size of a GPU's tile of about so many rows is a multiple of."""
+    return 2 ** max(0, (rows - 1).bit_length() - 3) if rows > 8 else 1
+
+
+def filled(rows: Sequence[Row], width: int, device: torch.device, device_type: str | None = None) -> Tile:
     """A tile with filling, which repeats a sample; nobody reads its answer."""
-    chosen = [*rows, *[rows[-1]] * (places(len(rows), device, rows[0].guided) - len(rows))]
+    size = places(len(rows), device_type or device.type, rows[0].guided)
+    chosen = [*rows, *[rows[-1]] * (size - len(rows))]
     layouts = [row.layout for row in chosen]
     numbers = [[row.seed for row in chosen], [row.sample for row in chosen], [layout.positions for layout in layouts]]
     # Not waited for: the device may still be busy with another tile.

@@ -125,7 +125,7 @@ class Bench:
 
     def sampling_tasks(self) -> Iterator[Named]:
         if not self.full:
-            for texts in (1, tile_size(self.lm.model, self.width, self.device)):
+            for texts in (1, tile_size(self.lm.model.vocabulary, self.width, self.device.type)):
                 yield f"{texts} texts", partial(self.tile, texts)
             return
         for texts in self.batches:

@@ -260,7 +260,7 @@ class Engine:
 
     def _room(self, kind: tuple[Any, int]) -> int:
         (*_, guided), width = kind
-        return tile_size(self.lm.model, width, self.lm.device, guided)
+        return tile_size(self.lm.model.vocabulary, width, self.lm.device.type, guided)
 
     def _make(self, jobs: Sequence[Job]) -> None:
         try:
