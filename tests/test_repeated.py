@@ -5,13 +5,14 @@ to the bit; on a GPU the step is really replayed."""
 
 import copy
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_guidance import guide
 from tiny import tiny_runs
@@ -25,7 +26,7 @@ from difflm.model import Sampling
 from difflm.noise import Noise
 from difflm.pipeline import TextDiffusion
 from difflm.replay import Recorded, parts, weights
-from difflm.samplers import STEPS, Frame, Steering, Way
+from difflm.samplers import STEPS, Frame, Steering, Way, skeleton
 from difflm.writing import Aligned
 
 assert tiny_runs and guide  # fixtures
@@ -208,6 +209,62 @@ def test_several_requests_in_one_loop(device, tiny_runs, guide):
             made |= {(number, k): g.text for k, g in texts.items()}
         found.append(made)
     assert found[0] == found[1]
+
+
+# -- what recordings are found by -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    one: torch.Tensor
+    other: torch.Tensor
+    parts: Sequence[slice] = ()
+
+
+def test_walks_share_a_recording_where_they_differ_in_what_tensors_hold():
+    a, b = torch.zeros(2, 3), torch.ones(2, 3)
+    assert skeleton(Pair(a, b)) == skeleton(Pair(b, a)) and hash(skeleton([Pair(a, b, (slice(0, 2),))]))
+    assert skeleton(Pair(a, b)) != skeleton(Pair(a, b.long())) != skeleton(Pair(a, b[:1].long()))
+    assert skeleton(Pair(a, b, (slice(0, 2),))) != skeleton(Pair(a, b, (slice(0, 1),)))
+
+
+def test_one_tensor_in_two_places_is_not_two_tensors():
+    """A recording that reads one tensor for both would lose the other."""
+    a, b = torch.zeros(2, 3), torch.ones(2, 3)
+    assert skeleton(Pair(a, a)) == skeleton(Pair(b, b)) != skeleton(Pair(a, b))
+
+
+FOODS = st.sampled_from(["French", "other"])
+WANTED = st.one_of(
+    st.builds(lambda n: {"controls": [Length(n)]}, st.integers(4, 20)),
+    st.builds(lambda n, food: {"controls": [Label("food", food), Length(n)]}, st.integers(4, 20), FOODS),
+    st.builds(lambda word: {"controls": [Contains(word), Avoid("the")]}, st.sampled_from(["pub", "old inn"])),
+    st.builds(lambda gap: {"controls": [Infill(f"The ___{gap} is cheap .")]}, st.sampled_from(["", ":2", ":9"])),
+    st.builds(lambda keep: {"edit": Edit("The old pub is cheap .", 0.5, keep)}, st.sampled_from([(), ("pub",)])),
+)
+MANY = st.lists(st.tuples(WANTED, st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=4)
+
+
+def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide, monkeypatch):
+    """Whatever is asked together: tiles as a GPU has them, every step as it would be recorded there."""
+    monkeypatch.setattr("difflm.samplers.repeated.Recorded", Strict)
+    monkeypatch.setattr("difflm.pipeline.tiles", partial(tiles, device_type="cuda"))
+    monkeypatch.setattr("difflm.generation.TOGETHER", 128)
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
+
+    @given(MANY)
+    @settings(max_examples=6)
+    def written(many: list[tuple[dict[str, Any], int, int]]) -> None:
+        found = []
+        for records in (True, False):
+            lm.model.records = records
+            works = [lm.work(n, seed, steps=steps, **asked) for seed, (asked, n, steps) in enumerate(many)]
+            made = [(number, k, g.text) for number, texts in lm.together(works) for k, g in texts.items()]
+            assert len(made) == sum(n for _, n, _ in many)
+            found.append(sorted(made))
+        assert found[0] == found[1]
+
+    written()
 
 
 # -- weights ---------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from difflm.samplers import (
     spread,
 )
 from difflm.timesteps import TimeSampler
-from difflm.writing import Desk, Writer
+from difflm.writing import Desk
 
 Likelihood = Literal["exact", "bound"]
 
@@ -315,8 +315,7 @@ class DiffusionModel(LanguageModel):
         return sampling.steps * (2 if sampling.sampler == "heun" else 1)
 
     def get_ready(self) -> None:
-        if isinstance(writer := self.writer, Writer):
-            writer.follow(self.denoiser)
+        self.desk.follow(self.denoiser)
 
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None

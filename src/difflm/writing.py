@@ -47,13 +47,23 @@ class Writer(Denoiser):
         self._following[1]()
 
     @torch.no_grad()
+    def agrees(self, source: Denoiser) -> bool:
+        """Whether its weights are still the source's: for a CPU, where nobody waits for the answer."""
+        return all(torch.equal(mine, new.to(mine.dtype)) for mine, new in self._pairs(source))
+
+    @torch.no_grad()
     def _take(self, source: Denoiser) -> None:
-        self.codec.raw.copy_(source.codec.table())
-        self.codec.bias.copy_(source.codec.bias)
+        mine, new = zip(*self._pairs(source), strict=True)
+        torch._foreach_copy_(mine, new)
+
+    def _pairs(self, source: Denoiser) -> list[tuple[Tensor, Tensor]]:
+        """Its weights, each with the source's. They are taken as `data`, whose changes torch does not count: whoever
+        climbs a classifier at this moment would else be told that they changed, though they are copied over equal ones.
+        """
+        pairs = [(self.codec.raw, source.codec.table()), (self.codec.bias, source.codec.bias)]
         if self.apart:
-            theirs = weights(source.network)
-            own = zip(weights(self.network), theirs, strict=True)
-            torch._foreach_copy_([mine if mine.shape == new.shape else mine[: len(new)] for mine, new in own], theirs)
+            pairs += zip(weights(self.network), weights(source.network), strict=True)
+        return [(mine.data[: len(new)] if mine.shape != new.shape else mine.data, new) for mine, new in pairs]
 
 
 class Aligned(nn.Linear):
@@ -90,7 +100,8 @@ def on_gpu(network: nn.Module) -> bool:
 
 class Desk:
     """The writer follows the model at the beginning of every request, so that training, loading and moving the model go
-    on as they like. What lies here is nobody's weights: a copied model begins with an empty desk."""
+    on as they like. Several readers may write with it at once, in one thread or in many. What lies here is nobody's
+    weights: a copied model begins with an empty desk."""
 
     def __init__(self) -> None:
         self.dtype: torch.dtype | None = None  # that texts are written in, where the model itself says nothing
@@ -111,9 +122,24 @@ class Desk:
         with self._lock:
             dtype = source.precision or self.dtype
             if self._writer is None or not self._fits(self._writer, source, dtype):
-                self._writer = Writer(source, dtype, self.compiled)
-                self._walks.clear()
+                self._writer = self._new(source, dtype)
             return self._writer
+
+    def follow(self, source: Denoiser) -> None:
+        """Bring the writer up to the source's weights. On a CPU, texts that others are writing keep the writer that
+        they began with; a GPU's is written over where it lies, after what was asked of it before."""
+        writer = self.writer(source)
+        if not isinstance(writer, Writer):
+            return
+        with self._lock:
+            if writer.codec.bias.device.type != "cpu":
+                writer.follow(source)
+            elif not writer.agrees(source):
+                self._writer = self._new(source, writer.precision)
+
+    def _new(self, source: Denoiser, dtype: torch.dtype | None) -> Writer:
+        self._walks.clear()
+        return Writer(source, dtype, self.compiled)
 
     def forget(self) -> None:
         self._walks.clear()

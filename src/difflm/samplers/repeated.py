@@ -23,19 +23,20 @@ def steady(walk: Walk) -> bool:
     return walk.hold is None and all(is_dataclass(hand) and not getattr(hand, "looks", False) for hand in hands)
 
 
-def skeleton(thing: Any) -> Hashable:
-    """What two walks must have in common to share a recorded step: all but what tensors hold. Networks are told apart
-    by where their weights lie, which a recording refers to."""
+def skeleton(thing: Any, seen: dict[int, int] | None = None) -> Hashable:
+    """What two walks must have in common to share a recorded step: all but what tensors hold, and which places have one
+    tensor in common. Networks are told apart by where their weights lie, which a recording refers to."""
+    seen = {} if seen is None else seen
     if isinstance(thing, nn.Module):
         return id(thing), memory(thing)
     if isinstance(thing, nn.Parameter):
         return thing.data_ptr(), thing.shape
     if isinstance(thing, Tensor):
-        return thing.shape, thing.dtype, thing.device
-    if is_dataclass(thing):
-        return type(thing), *(skeleton(getattr(thing, f.name)) for f in fields(thing))
+        return thing.shape, thing.dtype, thing.device, seen.setdefault(id(thing), len(seen))
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return type(thing), *(skeleton(getattr(thing, f.name), seen) for f in fields(thing))
     if isinstance(thing, list | tuple):
-        return tuple(skeleton(one) for one in thing)
+        return tuple(skeleton(one, seen) for one in thing)
     return (thing.start, thing.stop) if isinstance(thing, slice) else thing
 
 

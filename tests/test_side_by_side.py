@@ -1,0 +1,97 @@
+"""One object serves several readers at once: each gets the texts that it would get alone."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
+
+import pytest
+import torch
+from test_guidance import guide
+from tiny import tiny_runs
+
+from difflm.controls import Field, Label, Length
+from difflm.pipeline import TextDiffusion
+from difflm.replay import weights
+
+assert tiny_runs and guide  # fixtures
+SEEDS = range(6)
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_runs, guide) -> TextDiffusion:
+    return TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
+
+
+def asked(lm: TextDiffusion, seed: int) -> dict:
+    values = lm.labellings["food"].values[1:]
+    return {"n": 1, "seed": seed, "steps": 6, "controls": [Label("food", values[seed % len(values)]), Length(9)]}
+
+
+def drafts(lm: TextDiffusion, seed: int) -> list[list[str]]:
+    return [one.tokens for (one,) in lm.stream(**asked(lm, seed))]
+
+
+def text(lm: TextDiffusion, seed: int) -> str:
+    return lm.generate(**asked(lm, seed))[0].text
+
+
+def test_a_model_is_asked_for_another_text_at_every_step_of_one(lm):
+    alone, free = [drafts(lm, seed) for seed in SEEDS], lm.generate(1, steps=1)[0].text
+    for seed in SEEDS:
+        found = []
+        for (draft,) in lm.stream(**asked(lm, seed)):
+            found.append(draft.tokens)
+            assert lm.generate(1, steps=1)[0].text == free
+        assert found == alone[seed]
+
+
+def test_streams_are_read_in_turn(lm):
+    alone = [drafts(lm, seed) for seed in SEEDS]
+    steps = zip_longest(*(lm.stream(**asked(lm, seed)) for seed in SEEDS))
+    found = [[one.tokens for (one,) in step] for step in steps]
+    assert [list(texts) for texts in zip(*found, strict=True)] == alone
+
+
+def test_threads_share_a_model(lm):
+    alone = [text(lm, seed) for seed in SEEDS]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda seed: text(lm, seed), [*SEEDS] * 2)) == alone * 2
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_weights_that_did_not_change_are_not_written_over(tiny_runs, dtype):
+    """Torch counts changes of a tensor that a gradient needs. What another request asks for must not be one, whether
+    weights are compared, as on a CPU, or copied, as on a GPU."""
+    model = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).model
+    model.write_in(dtype)
+    model.get_ready()
+    writer = model.writer
+    before = [weight._version for weight in weights(writer)]
+    model.get_ready()
+    assert model.writer is writer
+    writer.follow(model.denoiser)
+    assert [weight._version for weight in weights(writer)] == before
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_new_weights_wait_for_the_next_request(tiny_runs, dtype):
+    """Who is writing on a CPU goes on with the word vectors that it began with."""
+    model = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).model
+    model.write_in(dtype)
+    model.get_ready()
+    writer = model.writer
+    table = writer.codec.table().clone()
+    with torch.no_grad():
+        model.denoiser.codec.raw.mul_(-1)
+    model.get_ready()
+    assert torch.equal(writer.codec.table(), table) and torch.equal(model.writer.codec.table(), -table)
+
+
+def test_the_bundled_model_is_asked_while_it_writes():
+    lm = TextDiffusion.from_pretrained("e2e")
+    wanted = {"seed": 1, "steps": 4, "controls": [Field("food", "Japanese")]}
+    alone = [one.tokens for (one,) in lm.stream(1, **wanted)]
+    found = []
+    for (draft,) in lm.stream(1, **wanted):
+        found.append(draft.tokens)
+        lm.generate(1, steps=1)
+    assert found == alone
