@@ -5,16 +5,17 @@ avoided, so that a rule that only nudges would fail at once.
 """
 
 import re
+import time
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from difflm.controls import Avoid, Contains, Infill, Length
 from difflm.controls.base import Place
 from difflm.controls.brief import Edit
-from difflm.controls.exact import composition, matches
+from difflm.controls.exact import composition, fits, matches
 from difflm.data.tokenizers import END, PAD, START, UNK, Bpe, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
@@ -295,6 +296,63 @@ def test_the_check_of_a_filled_text_sees_what_is_wrong():
         assert not matches(parts, gaps, wrong.split()), wrong
 
 
+def matches_by_trying(parts: list[list[str]], gaps: list[int | None], words: list[str]) -> bool:
+    """The same by trying every size of every gap."""
+    head, rest = parts[0], words[len(parts[0]) :]
+    if not gaps:
+        return words == head
+    sizes = range(1, len(rest) + 1) if gaps[0] is None else [gaps[0]]
+    return words[: len(head)] == head and any(
+        len(rest) >= size and matches_by_trying(parts[1:], gaps[1:], rest[size:]) for size in sizes
+    )
+
+
+letters = st.lists(st.sampled_from("ab"), max_size=3)
+
+
+@settings(max_examples=100)
+@given(letters, st.lists(st.tuples(st.sampled_from([None, None, 1, 2]), letters), max_size=4), st.data())
+def test_templates_match_where_some_sizes_of_their_gaps_do(first, others, data):
+    gaps, parts = [gap for gap, _ in others], [first, *(part for _, part in others)]
+    fill = st.lists(st.sampled_from("ab"), min_size=1, max_size=3)
+    filled = [*first, *(w for _, part in others for w in [*data.draw(fill), *part])]
+    for words in (filled, data.draw(st.lists(st.sampled_from("ab"), max_size=9))):
+        assert matches(parts, gaps, words) == matches_by_trying(parts, gaps, words)
+
+
+MANY_GAPS = "the" + " ___ the" * 24
+
+
+@pytest.mark.parametrize("words", [49, 400, 4000])
+def test_many_gaps_are_matched_at_once(words):
+    """The one text fits, the other misses its last word: trying all sizes would take longer than anybody lives."""
+    check = Infill(MANY_GAPS).check
+    begun = time.perf_counter()
+    assert check(["the"] * words).satisfied and not check([*["the"] * words, "end"]).satisfied
+    assert time.perf_counter() - begun < 1
+
+
+def fits_by_trying(sizes: list[int], runs: list[int]) -> bool:
+    if not sizes:
+        return True
+    first, *rest = sizes
+    return any(
+        run >= first and fits_by_trying(rest, [*runs[:i], run - first, *runs[i + 1 :]]) for i, run in enumerate(runs)
+    )
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 5), max_size=4), st.lists(st.integers(1, 7), max_size=5))
+def test_phrases_fit_where_some_order_of_them_does(sizes, runs):
+    assert fits(sizes, runs) == fits_by_trying(sizes, runs)
+
+
+def test_many_phrases_and_many_runs_are_judged_at_once():
+    begun = time.perf_counter()
+    assert not fits([3] * 8, [5] * 7 + [2] * 60) and fits([3] * 8, [5] * 8 + [2] * 60)
+    assert time.perf_counter() - begun < 1
+
+
 # -- editing ----------------------------------------------------------------------------------------------------------
 
 TEXT = "The Zoë is a cheap pub near the river, for £30."
@@ -406,6 +464,13 @@ def test_byte_pairs_keep_the_known_text_to_the_letter(pieces, template):
     pattern = re.compile(".+".join(re.escape(part) for part in template.split("___")), re.DOTALL)
     for text in pieces.generate(6, controls=[Infill(template)], steps=STEPS_TAKEN):
         assert pattern.fullmatch(text.text), (template, text.text)
+
+
+def test_byte_pairs_fill_many_gaps_in_time(pieces):
+    """A word in a gap may be the known one: there are far too many ways to read such a text."""
+    begun = time.perf_counter()
+    texts = pieces.generate(4, controls=[Infill(MANY_GAPS)], steps=2)
+    assert len(texts) == 4 and time.perf_counter() - begun < 20
 
 
 def test_byte_pairs_contain_the_phrase_whole(pieces):

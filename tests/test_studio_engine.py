@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from serving import PATIENCE, Gate, events, need, running, wait_for
 from tiny import tiny_runs
 
+from difflm.controls import Length
+from difflm.controls.base import Check
 from difflm.pipeline import TextDiffusion
 from difflm.studio.engine import Box, Done, Frames, Text, riding
 from difflm.studio.limits import Limits
@@ -163,6 +166,86 @@ def test_the_time_limit_is_told(lm: TextDiffusion, gate: Gate) -> None:
         gate.open.set()
         wait_for(lambda: not server.engine._running)
         assert client.get("/health").json()["queue"] == 0
+
+
+def test_the_time_limit_holds_while_a_request_is_read(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads and plans requests is busy with one that takes too long: nobody waits longer than the limit."""
+    held, work = threading.Event(), lm.work
+
+    def slow(*args: Any, **asked: Any) -> Any:
+        assert held.wait(PATIENCE)
+        return work(*args, **asked)
+
+    monkeypatch.setattr(lm, "work", slow)
+    limits = Limits(seconds=0.3, stuck_seconds=0.4)
+    with running(lm, limits) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+        try:
+            for path in ("/api/generate", "/api/stream", "/v1/completions"):
+                answer = client.post(path, json={} if path == "/v1/completions" else SMALL)
+                assert answer.status_code == 503 and "time limit of 0.3 s" in answer.json()["error"]["message"]
+            wait_for(lambda: client.get("/health").status_code == 503)
+        finally:
+            held.set()
+        wait_for(lambda: client.get("/health").status_code == 200)
+        assert server.engine.queue == 0 and client.post("/api/generate", json=SMALL).status_code == 200
+
+
+def test_the_time_limit_holds_while_texts_are_checked(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first check outlasts it; the other texts are not checked."""
+    checked: list[str] = []
+    held = threading.Event()
+
+    def slow(self: Any, words: Any) -> Check:
+        checked.append(words)
+        assert held.wait(PATIENCE)
+        return Check(True, 1.0, "a slow one")
+
+    monkeypatch.setattr(Length, "check", slow)
+    with running(lm, Limits(seconds=0.5)) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+        try:
+            assert client.post("/api/generate", json={**SMALL, "n": 4, "steps": 1}).status_code == 503
+        finally:
+            held.set()
+        wait_for(lambda: not server.engine._running)
+        assert len(checked) <= 1
+
+
+def test_health_tells_that_the_model_is_stuck(lm: TextDiffusion, gate: Gate) -> None:
+    limits = Limits(seconds=0.3, stuck_seconds=0.5)
+    with running(lm, limits) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+        assert client.post("/api/generate", json=SMALL).status_code == 200
+        time.sleep(0.6)
+        assert client.get("/health").status_code == 200, "who has nothing to do is not stuck"
+        gate.open.clear()
+        assert client.post("/api/generate", json=SMALL).status_code == 503
+        wait_for(lambda: client.get("/health").status_code == 503)
+        said = client.get("/health").json()["error"]
+        assert said["type"] == "stuck" and "has not moved for" in said["message"]
+        assert client.post("/api/generate", json=SMALL).status_code == 503
+        gate.open.set()
+        wait_for(lambda: client.get("/health").status_code == 200)
+        assert client.post("/api/generate", json=SMALL).status_code == 200
+
+
+def test_a_model_that_moves_slowly_is_healthy(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = lm._frames
+
+    def slow(*args: Any) -> Iterator[Any]:
+        for frame in frames(*args):
+            time.sleep(0.1)
+            yield frame
+
+    monkeypatch.setattr(lm, "_frames", slow)
+    with (
+        running(lm, Limits(stuck_seconds=1.5)) as server,
+        httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(client.post, "/api/generate", json={**SMALL, "steps": 20})
+        while not answer.done():
+            assert client.get("/health").status_code == 200
+            time.sleep(0.1)
+        assert answer.result().status_code == 200
 
 
 def test_the_fault_of_one_is_not_that_of_the_others(

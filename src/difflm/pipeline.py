@@ -287,9 +287,14 @@ class TextDiffusion:
             own = [(row.sample, ids, count) for row, ids, count in rows if row.owner == owner]
             if work.choose:
                 work.ids |= {sample: ids for sample, ids, _ in own}
-            made = {sample: self._generation(sample, ids, work, seconds, count) for sample, ids, count in own}
-            if ready := work.chosen(made):
-                yield owner, ready
+            made: dict[int, Generation] = {}
+            for sample, ids, count in own:
+                if not work.wanted():  # to check a text may take long
+                    break
+                made[sample] = self._generation(sample, ids, work, seconds, count)
+            else:
+                if ready := work.chosen(made):
+                    yield owner, ready
 
     def _generation(
         self, sample: int, ids: list[int], work: Work, seconds: float, calls: int | None = None

@@ -58,7 +58,7 @@ class Work:
     each: int = 1  # candidates of which one is kept
     watch: Watch | None = None
     choose: Choice | None = None
-    wanted: Callable[[], bool] = lambda: True  # asked at every step: what nobody wants any more is left unfinished
+    wanted: Callable[[], bool] = lambda: True  # asked at every step and text: what nobody wants is left unfinished
     rows: list[Row] = field(default_factory=list)
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and place: words without an id
     waiting: dict[int, Generation] = field(default_factory=dict)  # by sample: candidates that a choice waits for

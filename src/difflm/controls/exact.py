@@ -1,7 +1,7 @@
 """Controls that are exact: what they ask is imposed, not hoped for."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -227,23 +227,34 @@ def composition(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:
 
 
 def matches(parts: list[list[str]], gaps: Sequence[int | None], words: list[str]) -> bool:
-    """Whether `words` are the parts in their order with gaps of the right sizes between them."""
-    if not gaps:
-        return words == parts[0]
-    head = parts[0]
-    if words[: len(head)] != head:
-        return False
-    rest = words[len(head) :]
-    sizes = [gaps[0]] if gaps[0] is not None else range(1, len(rest) + 1)
-    return any(len(rest) >= size and matches(parts[1:], gaps[1:], rest[size:]) for size in sizes)
+    """Whether `words` are the parts in their order with gaps of the right sizes between them.
+
+    Part by part, all places at which it may end: templates with many gaps have more ways to match than can be tried."""
+
+    def ends_of(part: list[str], starts: Iterable[int]) -> set[int]:
+        return {start + len(part) for start in starts if words[start : start + len(part)] == part}
+
+    ends = ends_of(parts[0], [0])
+    for part, gap in zip(parts[1:], gaps, strict=True):
+        if not ends:
+            return False
+        free = range(min(ends) + 1, len(words) + 1)
+        ends = ends_of(part, free if gap is None else [end + gap for end in ends if end + gap <= len(words)])
+    return len(words) in ends
 
 
 def fits(sizes: Sequence[int], runs: Sequence[int]) -> bool:
-    """Whether phrases of these sizes fit side by side into runs of free places."""
-    if not sizes:
-        return True
-    first, *rest = sorted(sizes, reverse=True)
-    return any(run >= first and fits(rest, [*runs[:i], run - first, *runs[i + 1 :]]) for i, run in enumerate(runs))
+    """Whether phrases of these sizes, which are few, fit side by side into runs of free places.
+
+    A set of phrases is a number, a bit a phrase; of the runs only the longest can matter, as many as there are phrases.
+    """
+    everything = range(1 << len(sizes))
+    needed = [sum(size for n, size in enumerate(sizes) if one >> n & 1) for one in everything]
+    placed = {0}
+    for run in sorted(runs, reverse=True)[: len(sizes)]:
+        fitting = [one for one in everything if needed[one] <= run]
+        placed = {done | more for done in placed for more in fitting if not done & more}
+    return everything[-1] in placed
 
 
 def stands_in(phrase: Sequence[str], words: Sequence[str]) -> bool:

@@ -55,6 +55,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     },
     503: {"model": ErrorAnswer, "description": "The time limit passed, or the server stops."},
 }
+STUCK: dict[int | str, dict[str, Any]] = {503: {"model": ErrorAnswer, "description": "Work waits and nothing moves."}}
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Events.",
@@ -70,9 +71,10 @@ PLAYER: dict[int | str, dict[str, Any]] = {
 def routes(served: Served, engine: Engine) -> APIRouter:
     router, limits = APIRouter(), engine.limits
 
-    @router.get("/health", response_model=HealthAnswer, tags=["server"], responses={403: REFUSED[403]})
+    @router.get("/health", response_model=HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
     async def health() -> Any:
-        """Whether the server is there."""
+        """Whether the server is there, and gets on with its work."""
+        engine.check_health()
         return {"status": "ok", "model": served.name, "queue": engine.queue}
 
     @router.get("/api/models", response_model=ModelsAnswer, tags=["server"], responses=REFUSED)

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from difflm import __version__
 from difflm.errors import DifflmError, UsageError
 from difflm.studio import api, completions
-from difflm.studio.engine import Busy, Engine, Stopping, TimedOut
+from difflm.studio.engine import Busy, Engine, Stopping, Stuck, TimedOut
 from difflm.studio.guard import Guard, error_object
 from difflm.studio.limits import Limits
 from difflm.studio.player import HERE
@@ -31,6 +31,7 @@ STATUS: dict[type[DifflmError], tuple[int, str]] = {
     Busy: (429, "busy"),
     TimedOut: (503, "timeout"),
     Stopping: (503, "stopping"),
+    Stuck: (503, "stuck"),
     UsageError: (422, "invalid_request"),
 }
 

@@ -43,6 +43,10 @@ class Stopping(DifflmError):
     """The server ends."""
 
 
+class Stuck(DifflmError):
+    """Nothing has moved for longer than any step takes."""
+
+
 class Broken(DifflmError):
     """Something that is not the client's fault."""
 
@@ -120,10 +124,19 @@ class Job:
         """Whether nobody waits for it any more."""
         return self._left or time.monotonic() > self.deadline
 
-    def bind(self, lm: TextDiffusion) -> None:
-        """Refuse what is wrong with it, and find out what it can be made with."""
+    @property
+    def late(self) -> TimedOut:
+        return TimedOut(f"the time limit of {self.seconds:g} s passed: ask for less.")
+
+    def bind(self, lm: TextDiffusion, moved: Callable[[], None]) -> None:
+        """Refuse what is wrong with it, and find out what it can be made with. `moved` is told of its every step."""
+
+        def wanted() -> bool:
+            moved()
+            return not self.over
+
         self.work = lm.work(watch=self.watch if self.watched else None, **self.asked)
-        self.work.wanted = lambda: not self.over
+        self.work.wanted = wanted
         self.shape = lm.shape(self.work)
 
     def leave(self) -> None:
@@ -158,7 +171,7 @@ class Job:
                 left = self.deadline - time.monotonic()
                 found = await self.box.get(min(left, IDLE))
                 if not found and left <= 0:
-                    raise TimedOut(f"the time limit of {self.seconds:g} s passed: ask for less.")
+                    raise self.late
                 for event in found or [Alive()]:
                     if isinstance(event, DifflmError):
                         raise event
@@ -174,6 +187,8 @@ class Engine:
         self.lm, self.limits = lm, limits
         self._waiting, self._running, self._change = deque[Job](), tuple[Job, ...](), threading.Condition()
         self._binding, self._stopped = 0, False
+        self._moved = time.monotonic()  # when the model last did
+        self._bound: float | None = None  # since when a request is being bound; None: none is
         self._pace, self._promised = 1.0, 0.0  # seconds a request, in full tiles; when the last one refused may come
         self._binder = ThreadPoolExecutor(1, "difflm-binder")  # one, since loading a classifier must happen once
         self._thread = threading.Thread(target=self._run, name="difflm-model", daemon=True)
@@ -192,15 +207,42 @@ class Engine:
         try:
             jobs = [Job(one, self.limits, watched) for one in asked]
             for job in jobs:
-                await asyncio.get_running_loop().run_in_executor(self._binder, job.bind, self.lm)
+                bound = asyncio.get_running_loop().run_in_executor(self._binder, self._bind, job)
+                try:
+                    await asyncio.wait_for(bound, max(0, job.deadline - time.monotonic()))
+                except TimeoutError:
+                    raise job.late from None
         finally:
             self._binding -= len(asked)
         with self._change:
             if self._stopped:
                 raise Stopping("the server is stopping.")
+            if not self._waiting and not self._running:  # it was idle, which is no fault
+                self._move()
             self._waiting += jobs
             self._change.notify()
         return jobs
+
+    def check_health(self) -> None:
+        """Raise where there is work and nothing of it has moved for too long."""
+        now = time.monotonic()
+        since = [self._moved] if self._running or self._waiting else []
+        since += [self._bound] if self._bound is not None else []
+        still = now - min(since, default=now)
+        if still > self.limits.stuck_seconds:
+            raise Stuck(f"the model has not moved for {still:.0f} s. Restart the server if it stays so.")
+
+    def _move(self) -> None:
+        self._moved = time.monotonic()
+
+    def _bind(self, job: Job) -> None:
+        if job.over:
+            return
+        self._bound = time.monotonic()
+        try:
+            job.bind(self.lm, self._move)
+        finally:
+            self._bound = None
 
     def ahead(self, job: Job) -> int:
         """How many wait before it."""
@@ -247,6 +289,7 @@ class Engine:
                 jobs = riding(waiting, self._room)
                 self._waiting = deque(job for job in waiting if job not in jobs)
                 if jobs:
+                    self._move()
                     self._running = tuple(jobs)
                     return jobs
                 self._change.wait()

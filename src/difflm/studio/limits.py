@@ -17,5 +17,6 @@ class Limits:
     body_seconds: float = 10.0  # to send a body
     queue: int = 64  # requests that wait; one more is told to come again
     seconds: float = 120.0  # of a request, waiting included
+    stuck_seconds: float = 30.0  # without a step or a text while there is work: then the server is not healthy
     frames: int = 64  # that wait for a client who does not read them; older ones are dropped
     stall_seconds: float = 20.0  # in which a client takes too little of what waits for it; then it is let go
