@@ -92,7 +92,7 @@ def _towards(now: Moment, clean: Tensor) -> Tensor:
 
 
 def clean_weight(now: Moment) -> Tensor:
-    """How much further x_s goes when x̂_0 does, in units of the ancestral step, [B] or [B, L]: (1 + η²)/2 for short ones.
+    """How much further x_s goes when x̂_0 does, in units of the ancestral step: (1 + η²)/2 for short ones.
 
     DDIM's ∂x_s/∂x̂_0 = α_s − √(σ_s² − ν²) α_t/σ_t is α_s (1 − √(1 − η² n) √(1 − n)) with n = 1 − SNR(t)/SNR(s), and the
     ancestral one, η = 1, is α_s n. All rules without noise follow the flow, η = 0.

@@ -76,7 +76,7 @@ def gibbs(now: Moment) -> Tensor:
 
 def self_correct(now: Moment) -> Tensor:
     """Ancestral steps while time passes. Where it stands still, at SETTLED, a word each is drawn from the context at a
-    low temperature, and the likeliest of those that differ from what stands takes its place (von Rütte et al., 2025)."""
+    low temperature, and the likeliest that differs from what stands takes its place (von Rütte et al., 2025)."""
     process, x, fresh = now.process, now.x, now.noise()
     moved = draw(process.reverse(x, now.belief, now.t, now.s), x, fresh)
     share = (now.belief.context / COLD).softmax(-1)
