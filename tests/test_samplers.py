@@ -318,6 +318,18 @@ def test_clamp_never_takes_a_forbidden_word_and_its_tokens_are_the_words_it_took
     assert again.tokens.tolist() == [[2] * 3] * 2  # later logits speak again
 
 
+def test_the_rounding_head_reads_the_last_words_off_the_nearest_vectors():
+    """Li et al. (2022): the state lies on the second word, and the head's bias prefers the fourth."""
+    codec = five_words()
+    clean = codec.encode(torch.ones(2, 3, dtype=torch.int64)) + 0.01
+    codec.bias.data[3] = 100.0
+    belief = Belief(clean, torch.eye(5)[2].expand(2, 3, 5))
+    out = Clamp(codec, rounds=True)(belief, clean, torch.zeros(2))
+    assert torch.equal(out.clean, codec.table()[1].expand(2, 3, -1)) and out.tokens.tolist() == [[3] * 3] * 2
+    assert Clamp(codec)(belief, clean, torch.zeros(2)).tokens.tolist() == [[1] * 3] * 2
+    assert bool((Clamp(codec, forbidden=(3,), rounds=True)(belief, clean, torch.zeros(2)).tokens != 3).all())
+
+
 def test_draw_follows_the_belief():
     """30,000 draws: the standard error of a share is at most 0.003."""
     codec, draws = five_words(), 30_000

@@ -1,19 +1,21 @@
 """Step rules of tokens with exact denoisers: nothing to learn, so the sampler alone must recover the joint."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from oracles import JOINT, frequencies, sample, total_variation
 from token_oracles import ExactTokens
 
+from difflm.belief import Belief
 from difflm.methods import METHODS
 from difflm.model import Sampling
 from difflm.noise import Noise
 from difflm.processes import Absorbing, Hybrid, Spindle, Uniform
 from difflm.processes.tokens import TokenProcess
-from difflm.samplers import Steering, Way
-from difflm.samplers.token_steps import MASK_STEPS, TOKEN_STEPS
+from difflm.samplers import Moment, Steering, Way
+from difflm.samplers.token_steps import HYBRID_STEPS, MASK_STEPS, SETTLED, TOKEN_STEPS, with_corrections
 
 DRAWS = 20_000
 CLOSE = 0.014  # nine cells of 20,000 exact draws lie further away once in a thousand times
@@ -71,10 +73,52 @@ def test_gibbs_has_no_joint_where_conditionals_have_none():
     assert total_variation(found, JOINT) > 0.05 and total_variation(found, JOINT.T) > 0.05
 
 
+def test_gibbs_draws_any_word_first_and_a_likely_one_later():
+    """Of 150 words, each less likely than the one before: all of them in the first half, the first hundred later."""
+    process = Absorbing(150)
+    logits = (-torch.arange(150) / 100.0).expand(2000, 2, 150)
+    x = torch.full((2000, 2), process.mask_id)
+
+    def farthest(time: float) -> int:
+        t, s = torch.full((2000,), time), torch.full((2000,), time - 0.01)
+        fresh = torch.rand(2000, 2, 3, generator=torch.Generator().manual_seed(0))
+        words = MASK_STEPS["gibbs"](Moment(process, x, Belief(logits, logits), t, s, lambda: fresh))
+        return int(words.masked_fill(words == process.mask_id, 0).max())
+
+    assert farthest(0.51) > 140 and 90 < farthest(0.5) < 100
+
+
+def test_a_correction_puts_the_likeliest_other_word_in_place_of_what_stands():
+    """The context prefers other words at the first three places, most of all at the third, which is known, then at the
+    second; of the fourth it thinks what stands there."""
+    process, x = Hybrid(5), torch.zeros(1, 4, dtype=torch.int64)
+    context = torch.tensor([[[0.0, 0.05, -9, -9, -9], [0, -9, 0.5, -9, -9], [0, -9, -9, 2, -9], [1, -9, -9, -9, -9]]])
+    evidence = torch.tensor([30.0, 0, 0, 0, 0]).expand(1, 4, 5)
+    free, t = torch.tensor([[True, True, False, True]]), torch.tensor([SETTLED])
+    belief = Belief(context, context + evidence, evidence)
+    now = Moment(process, x, belief, t, t, lambda: torch.full((1, 4, 3), 0.5), free=free)
+    assert HYBRID_STEPS["self-correct"](now).tolist() == [[0, 2, 0, 0]]
+    done = replace(now, t=torch.zeros(1), s=torch.zeros(1))
+    assert HYBRID_STEPS["self-correct"](done).tolist() == x.tolist()
+
+
+def test_half_of_the_steps_correct():
+    times = with_corrections(torch.linspace(1, 0, 9).unsqueeze(1)).flatten().tolist()
+    assert times == pytest.approx([1, 0.75, 0.5, 0.25, *[SETTLED] * 4, 0])
+    edited = with_corrections(torch.tensor([[0.4], [0.2], [0.0], [0.0]])).flatten().tolist()
+    assert edited == pytest.approx([0.4, SETTLED, 0, 0])
+
+
+def test_corrections_lead_to_likelier_texts():
+    """The joint's most frequent cell, 0.47, and the next, 0.19, which no single word improves, take nearly all."""
+    exact = ExactTokens(Hybrid(3, 0.2))
+    times = with_corrections(grid(16).unsqueeze(1)).flatten()
+    found = frequencies(sample(exact, HYBRID_STEPS["self-correct"], times, 5_000))
+    assert float(found[0, 1] + found[2, 0]) > 0.9 > 0.7 > float(JOINT[0, 1] + JOINT[2, 0])
+
+
 def test_remasking_leaves_the_marginals_of_the_process():
     """Whatever σ, a position is a mask at time s with the share 1 − α_s."""
-    from difflm.samplers.steps import Moment
-
     process, n = Absorbing(3), 60_000
     exact = ExactTokens(process)
     cells = torch.multinomial(JOINT.flatten(), n, replacement=True)
@@ -158,7 +202,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(method: str):
 
 
 @pytest.mark.parametrize("method", ["mdlm", "udlm", "gidd"])
-@pytest.mark.parametrize("rule", MASK_STEPS)
+@pytest.mark.parametrize("rule", {**MASK_STEPS, **HYBRID_STEPS})
 def test_known_words_stand_and_no_mask_is_left(method: str, rule: str):
     model = tiny(method)
     if rule not in model.samplers:
@@ -188,3 +232,9 @@ def test_an_edit_begins_from_the_text():
 def test_bert_mouth_has_no_likelihood():
     model = tiny("bert-mouth")
     assert model.likelihood is None and not METHODS["bert-mouth"].bound
+
+
+def test_the_auxiliary_term_is_that_of_the_papers_chain():
+    """λ = 0.01 beside the mean over T steps is λT beside their sum: 10 for D3PM's thousand, 5.12 for 512."""
+    weights = {name: tiny(name).objective.weights["ce"] for name in ("d3pm-absorbing", "diffusionbert")}
+    assert weights == pytest.approx({"d3pm-absorbing": 10.0, "diffusionbert": 5.12})

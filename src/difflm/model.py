@@ -305,7 +305,8 @@ class DiffusionModel(LanguageModel):
         if sampling.draw:
             transforms.append(Draw(codec, Ticking(noise, clock, width, stream=2)))
         if sampling.clamp:
-            transforms.append(Clamp(codec, sampling.clamp_below, self.lengths.forbidden))
+            rounds = not self.predicts_words  # else the words are the network's own answer
+            transforms.append(Clamp(codec, sampling.clamp_below, self.lengths.forbidden, rounds))
         transforms += steering.rules
         if steering.known is not None:
             transforms.append(Settle(codec, steering.known))

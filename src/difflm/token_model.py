@@ -13,10 +13,10 @@ from difflm.lengths import LengthPolicy
 from difflm.model import DiffusionModel, Likelihood, Sampling
 from difflm.noise import Noise, Torch
 from difflm.objectives import Corrupted, Objective, cross_entropy
-from difflm.processes import Absorbing, Spindle, TokenProcess
+from difflm.processes import Absorbing, Hybrid, Spindle, TokenProcess
 from difflm.replay import News
-from difflm.samplers import Ask, Frame, Steering
-from difflm.samplers.token_steps import MASK_STEPS, TOKEN_STEPS
+from difflm.samplers import Ask, Frame, Steering, Walk
+from difflm.samplers.token_steps import HYBRID_STEPS, MASK_STEPS, TOKEN_STEPS, with_corrections
 from difflm.timesteps import TimeSampler
 from difflm.token_bounds import token_bound
 from difflm.token_denoiser import TokenDenoiser
@@ -44,6 +44,8 @@ class TokenDiffusion(DiffusionModel):
         self.rules = MASK_STEPS if isinstance(denoiser.process, Absorbing) else TOKEN_STEPS
         if isinstance(denoiser.process, Spindle):  # its words come at their own pace, in no order that a rule knows
             self.rules = TOKEN_STEPS
+        if isinstance(denoiser.process, Hybrid):  # it learned to doubt words that stand
+            self.rules = HYBRID_STEPS
         self.samplers = tuple(self.rules)
 
     @property
@@ -94,6 +96,10 @@ class TokenDiffusion(DiffusionModel):
 
     def calls(self, sampling: Sampling, words: int) -> int:
         return min(words, sampling.steps) if sampling.sampler == "first-hitting" else sampling.steps
+
+    def walk(self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering) -> Walk:
+        walk = super().walk(noise, lengths, width, sampling, steering)
+        return replace(walk, grid=with_corrections(walk.grid)) if sampling.sampler == "self-correct" else walk
 
     def hold(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor]:
         """Known words stand from the beginning; places that do not exist are no masks to be written."""

@@ -2,8 +2,9 @@
 
 Each step writes one masked word; once all stand, one is masked anew. Its conditionals belong to no joint distribution,
 so there is no likelihood and no bound (the authors withdrew their own claim of one). Words are only ever masked, where
-BERT also shuffles a tenth of them. Training masks 15 % or, every second text, any share: the first words of a text are
-written before all others, which BERT never sees.
+BERT also shuffles a tenth of them. The first half of the steps draws any word, the second one of the hundred likeliest.
+Training masks 15 % or, every second text, any share: the first words of a text are written before all others, which
+BERT never sees.
 """
 
 from typing import TYPE_CHECKING

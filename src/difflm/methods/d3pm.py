@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from difflm.model import LanguageModel
     from difflm.processes import TokenProcess
 
-LAMBDA_T = 10.0  # the paper's λ = 0.01 of one step in a thousand, beside the sum over all of them
+LAMBDA = 0.01  # beside one step; beside the sum over a chain of T of them it is λT
 
 
 class D3pm(TokenMethod):
@@ -28,7 +28,7 @@ class D3pm(TokenMethod):
         from difflm.model import Sampling
         from difflm.timesteps import LowDiscrepancy
 
-        terms = {"chain_kl": 1.0, "ce": LAMBDA_T}
+        terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
         return self.compose(
             self.noise(vocabulary), longest, terms, Sampling(steps=50), LowDiscrepancy(self.chain), time="addition"
         )

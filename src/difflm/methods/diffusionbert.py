@@ -59,13 +59,13 @@ class DiffusionBert(TokenMethod):
         return PretrainedEncoder(self.encoder, vocabulary, wide(longest), self.dropout, self.time)
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
-        from difflm.methods.d3pm import LAMBDA_T
+        from difflm.methods.d3pm import LAMBDA
         from difflm.model import Sampling
         from difflm.processes import Absorbing, Spindle
         from difflm.timesteps import LowDiscrepancy
 
         process = Spindle(vocabulary, self.spindle) if self.spindle else Absorbing(vocabulary)
-        terms = {"chain_kl": 1.0, "ce": LAMBDA_T}
+        terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
         model = self.compose(process, longest, terms, Sampling(steps=50), LowDiscrepancy(self.chain), self.time)
         if self.encoder:  # whose layers expect vectors of this size
             model.denoiser.codec.raw.data.mul_(0.02)

@@ -3,7 +3,7 @@
 from difflm.samplers.loop import Ask, Frame, Walk, clock_on, denoise, spread
 from difflm.samplers.repeated import Repeated, skeleton, steady
 from difflm.samplers.steering import FREE, Guide, Settle, Steering, Way, put
-from difflm.samplers.steps import STEPS, Moment, Step
+from difflm.samplers.steps import STEPS, Moment, Step, clean_weight
 from difflm.samplers.transforms import Clamp, Draw, Forbid, Temperature, Transform, with_logits
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Transform",
     "Walk",
     "Way",
+    "clean_weight",
     "clock_on",
     "denoise",
     "put",

@@ -11,7 +11,7 @@ from difflm.belief import Belief
 from difflm.noise import Noise
 from difflm.processes import Gaussian, TokenProcess, knowing
 from difflm.samplers.steering import FREE, Guide
-from difflm.samplers.steps import Moment, Step
+from difflm.samplers.steps import ETA, Moment, Step
 from difflm.samplers.transforms import Transform
 from difflm.timesteps import TimeSampler
 
@@ -119,7 +119,7 @@ class Walk:
             return belief
 
         belief = believe(x, t)
-        now = Moment(self.process, x, belief, t, s, noise, last, believe, self.free)
+        now = Moment(self.process, x, belief, t, s, noise, last, believe, self.free, ETA.get(self.step, 0.0))
         x = self.step(now)
         if self.guide is not None and guided is not False:
             moved = self.guide(now, x)

@@ -24,6 +24,7 @@ class Moment:
     last: tuple[Tensor, Tensor] | None = None  # the clean state believed one step earlier, and its time
     ask: Callable[[Tensor, Tensor], Belief] | None = None  # the denoiser, for rules that look twice
     free: Tensor | None = None  # places that are nobody's but the model's, [B, L]; None: all
+    eta: float = 1.0  # the share of the ancestral step's spread that the rule draws anew
 
 
 class Step(Protocol):
@@ -90,6 +91,18 @@ def _towards(now: Moment, clean: Tensor) -> Tensor:
     return keep * now.x + at_positions(p.alpha(now.s) * new, now.x) * clean
 
 
+def clean_weight(now: Moment) -> Tensor:
+    """How much further x_s goes when x̂_0 does, in units of the ancestral step: (1 + η²)/2 for short ones.
+
+    DDIM's ∂x_s/∂x̂_0 = α_s − √(σ_s² − ν²) α_t/σ_t is α_s (1 − √(1 − η² n) √(1 − n)) with n = 1 − SNR(t)/SNR(s), and the
+    ancestral one, η = 1, is α_s n. All rules without noise follow the flow, η = 0.
+    """
+    gap = now.process.log_snr(now.t) - now.process.log_snr(now.s)
+    new = -torch.expm1(gap)
+    kept = torch.sqrt(1 - now.eta**2 * new) * torch.exp(gap / 2)
+    return torch.where(new > 0, (1 - kept) / new, 1.0)
+
+
 STEPS: Mapping[str, Step] = {
     "ancestral": ancestral,
     "ddim": ddim,
@@ -98,3 +111,4 @@ STEPS: Mapping[str, Step] = {
     "euler": euler,
     "heun": heun,
 }
+ETA: Mapping[Step, float] = {ancestral: 1.0, half_ddim: 0.5}  # of each rule that draws noise

@@ -14,6 +14,8 @@ from difflm.samplers.steps import Moment, Step
 
 REMASK = 0.02  # share of the words that is masked again in a step, at most
 SURE = 0.9  # from this probability on, words are written together
+BURNT_IN, LIKELY = 0.5, 100  # the time from which Gibbs draws only among so many likeliest words of a place
+SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and the temperature
 
 
 def ancestral(now: Moment) -> Tensor:
@@ -58,15 +60,43 @@ def threshold(now: Moment, sure: float = SURE) -> Tensor:
 
 
 def gibbs(now: Moment) -> Tensor:
-    """One mask becomes a word; when all are written, one word is masked again, and so on (Wang & Cho, 2019)."""
+    """One mask becomes a word; when all are written, one word is masked again, and so on. In the first half of the
+    steps it is any word, later one of the hundred likeliest (Wang & Cho, 2019)."""
     fresh = now.noise()
     left = torch.where(ends(now), 0, (masked(now).sum(-1) - 1).clamp(min=0))
-    x = written(now, words_of(now, fresh), fresh[..., 0], left)
+    late = at(now.t <= BURNT_IN, now.belief.logits, now.belief.logits > 0)
+    logits = torch.where(late, likeliest(now.belief.logits, LIKELY), now.belief.logits)
+    x = written(now, drawn(logits.softmax(-1), fresh), fresh[..., 0], left)
     again = (x != now.process.mask_id).all(-1, keepdim=True) & ~ends(now).unsqueeze(-1)
     rank = fresh[..., 0] if now.free is None else fresh[..., 0].masked_fill(~now.free, -1.0)
     place = rank.argmax(-1, keepdim=True)
     here = torch.zeros_like(again).expand(x.shape).scatter(-1, place, True)
     return torch.where(again & here, now.process.mask_id, x)
+
+
+def self_correct(now: Moment) -> Tensor:
+    """Ancestral steps while time passes. Where it stands still, at SETTLED, a word each is drawn from the context at a
+    low temperature, and the likeliest that differs from what stands takes its place (von Rütte et al., 2025)."""
+    process, x, fresh = now.process, now.x, now.noise()
+    moved = draw(process.reverse(x, now.belief, now.t, now.s), x, fresh)
+    share = (now.belief.context / COLD).softmax(-1)
+    words = drawn(share, fresh)
+    gain = share.gather(-1, words.unsqueeze(-1)).squeeze(-1) * (words != x)
+    gain = gain if now.free is None else gain.masked_fill(~now.free, 0.0)
+    best = torch.zeros_like(x, dtype=torch.bool).scatter(-1, gain.argmax(-1, keepdim=True), True) & (gain > 0)
+    waits = at((now.s == now.t) & (now.t > 0), x, x == x)
+    return torch.where(waits, torch.where(best, words, x), moved)
+
+
+def with_corrections(grid: Tensor) -> Tensor:
+    """Times of twice the pace down to SETTLED, where they wait for the second half of the steps; the last one ends."""
+    return torch.where(grid > 0, (2 * grid - grid[:1]).clamp(min=SETTLED), 0.0)
+
+
+def likeliest(logits: Tensor, count: int) -> Tensor:
+    """Logits of the `count` likeliest words, −∞ elsewhere."""
+    best = logits.topk(min(count, logits.shape[-1]), dim=-1)
+    return torch.full_like(logits, float("-inf")).scatter(-1, best.indices, best.values)
 
 
 def words_of(now: Moment, fresh: Tensor) -> Tensor:
@@ -111,6 +141,7 @@ def written(now: Moment, words: Tensor, rank: Tensor, left: Tensor) -> Tensor:
 
 
 TOKEN_STEPS: Mapping[str, Step] = {"ancestral": ancestral}
+HYBRID_STEPS: Mapping[str, Step] = {**TOKEN_STEPS, "self-correct": self_correct}
 MASK_STEPS: Mapping[str, Step] = {
     **TOKEN_STEPS,
     "confidence": confidence,

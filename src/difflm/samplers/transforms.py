@@ -55,12 +55,14 @@ class Temperature:
 class Clamp:
     """Replace the predicted clean state by its nearest word, from time `below` on (Li et al., 2022, section 4.2).
 
-    `forbidden` words are never the nearest: they would pull the state where no text may end.
+    `forbidden` words are never the nearest: they would pull the state where no text may end. With `rounds`, the words
+    to print are read off that vector by the rounding head, as the original does; its bias may prefer a neighbour.
     """
 
     codec: Embedding
     below: float = 1.0
     forbidden: tuple[int, ...] = ()
+    rounds: bool = False
 
     @cached_property
     def banned(self) -> Tensor | None:
@@ -68,8 +70,14 @@ class Clamp:
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         nearest, late = self.codec.nearest(belief.clean, self.banned), t <= self.below
-        clean = torch.where(at_positions(late, x), self.codec.encode(nearest), belief.clean)
-        return belief.believing(clean, torch.where(at_positions(late, nearest), nearest, belief.tokens))
+        vectors = self.codec.encode(nearest)
+        words = self.rounded(vectors) if self.rounds else nearest
+        clean = torch.where(at_positions(late, x), vectors, belief.clean)
+        return belief.believing(clean, torch.where(at_positions(late, words), words, belief.tokens))
+
+    def rounded(self, vectors: Tensor) -> Tensor:
+        logits = self.codec.readout(vectors)
+        return (logits if self.banned is None else logits.masked_fill(self.banned, float("-inf"))).argmax(-1)
 
 
 @dataclass(frozen=True)
