@@ -6,7 +6,7 @@ log p(x_s | x_t, c) = log p(x_s | x_t) + log p(c | x_s) + const; the moves climb
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from difflm.processes import at_positions
 from difflm.samplers import Moment, clean_weight
 
 
-class Fluency(NamedTuple):
+@dataclass(frozen=True)
+class Fluency:
     """λ, the weight of log p(x_s | x_t) beside a classifier's *mean* loss, for each kind of control."""
 
     text: float
