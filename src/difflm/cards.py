@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from difflm.data.corpora import NAMES
-from difflm.files import read_json, write_atomic
+from difflm.files import locked, read_json, write_atomic
 from difflm.methods import METHODS
 
 DATASETS = {"e2e": "e2e_nlg"}  # names by which the Hub knows a corpus
@@ -14,9 +14,10 @@ DATASETS = {"e2e": "e2e_nlg"}  # names by which the Hub knows a corpus
 
 def finish_run(run: Path, command: str) -> None:
     """Note the command in the config of a trained run and write its card."""
-    config = read_json(run / "config.json")
-    write_atomic(run / "config.json", json.dumps({**config, "command": command}, indent=1, ensure_ascii=False) + "\n")
-    write_card(run)
+    with locked(run):
+        config = {**read_json(run / "config.json"), "command": command}
+        write_atomic(run / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+        write_card(run)
 
 
 def write_card(run: Path) -> None:
@@ -81,7 +82,10 @@ def data_summary(config: dict[str, Any]) -> str:
     absent = [(config.get("left_out"), "longer ones"), (config.get("repeated"), "that repeat others")]
     told = " and ".join(f"{count:,} {which}" for count, which in absent if count)
     left_out = f"; {told} were left out" if told else ""
-    return f"{name} ({recipe['licence'] or 'licence not stated'}), {config.get('texts', 0):,} training texts{left_out}"
+    seen = config.get("held_out_seen")
+    overlap = f"; {seen:,} of {config['held_out']:,} held-out texts also occur in training" if seen else ""
+    texts = f"{config.get('texts', 0):,} training texts{left_out}{overlap}"
+    return f"{name} ({recipe['licence'] or 'licence not stated'}), {texts}"
 
 
 def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> str:

@@ -143,11 +143,23 @@ class TrainingView:
             print(text, flush=True)
 
     def reading(self, what: str, count: int) -> None:
-        """How far reading is; without a count, something to know, which stays."""
-        if count and not self.as_json:
+        """How far reading is; without a count, something to know, which stays; below zero, a warning."""
+        if self.as_json:
+            if count <= 0:
+                put_json({"kind": "warning" if count else "note", "text": what})
+        elif count > 0:
             self._passing(f"{what}: {count:,}")
-        elif not count:
-            put_json({"kind": "note", "text": what}) if self.as_json else self._line(what)
+        elif count == 0:
+            self._line(what)
+        else:
+            self._warn(f"WARNING: {what}")
+
+    def _warn(self, text: str) -> None:
+        """A line that nobody overlooks: on stderr, or in colour where a live line owns the terminal."""
+        if self._live:
+            self._live.console.print(Text(text, style="bold red"))
+        else:
+            complain(text)
 
     def progress(self, now: "TrainingProgress") -> None:
         put_json(now.record()) if self.as_json else self._passing(training_line(now))

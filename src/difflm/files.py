@@ -3,13 +3,21 @@
 import errno
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from difflm.errors import DifflmError
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing there keeps two processes from writing one run
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
 
 
 def explain(error: OSError, path: Path) -> DifflmError:
@@ -47,6 +55,67 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     """Write the whole file or nothing."""
     with replacing(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold a directory, which is made if need be, against other processes; refuse it where another one holds it.
+
+    The operating system keeps the lock and gives it back when its holder ends, however it ends: what a killed process
+    leaves behind locks nobody out. The file only says who holds it. Empty directories that were made are removed.
+    """
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    try:
+        handle = _claim(directory)
+    except OSError as error:
+        raise explain(error, directory) from None
+    try:
+        yield
+    finally:
+        (directory / LOCK).unlink(missing_ok=True)  # before it is given back: the next holder's is another file
+        os.close(handle)
+        with suppress(OSError):  # not empty
+            for folder in made:
+                folder.rmdir()
+
+
+def _claim(directory: Path) -> int:
+    """Lock the lock file of a directory; gives the open file, which is the lock."""
+    path = directory / LOCK
+    while True:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # the last holder has just removed the directory
+            continue
+        try:
+            if not _lock(handle):
+                holder = os.read(handle, 1000).decode(errors="replace") or "another process"
+                raise DifflmError(
+                    f"{directory} is in use: {holder} is writing there. Wait until it ends, or choose another --out."
+                )
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), path.stat()):
+                    os.ftruncate(handle, 0)
+                    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                    return handle
+            os.close(handle)  # the last holder removed this file before it was locked: others would lock a new one
+        except BaseException:
+            os.close(handle)
+            raise
+
+
+def _lock(handle: int) -> bool:
+    """Whether an open file is ours alone; a file system that knows no locks cannot say, and gets the benefit."""
+    try:
+        if fcntl:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            raise
+    return True
 
 
 def read_json(path: Path) -> Any:

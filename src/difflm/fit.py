@@ -2,9 +2,9 @@
 
 import json
 import shutil
-import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,52 +13,67 @@ import torch
 from difflm.data.batches import AllBut, Batch, Batches, LabelBatch, Permutation, Subset, split
 from difflm.data.corpora import NAMES, corpus, corpus_path, counted_texts, located
 from difflm.data.pairs import read_pairs
-from difflm.data.tokenfile import TokenFile, source_fingerprint
+from difflm.data.texts import MOST_TOKENS
+from difflm.data.tokenfile import HELD, TokenFile, count_lengths, source_fingerprint
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.errors import DifflmError, UsageError
-from difflm.files import explain, read_json, write_atomic
+from difflm.files import locked, read_json, write_atomic
 from difflm.model import DiffusionModel, LanguageModel
 from difflm.noise import Noise
 from difflm.recipe import Recipe, check, check_init
 from difflm.run import bundled_runs, find_run, load_run, write_config
 from difflm.token_model import TokenDiffusion
 from difflm.training.budget import Budget
-from difflm.training.checkpoints import newest_checkpoint
+from difflm.training.checkpoints import Undrawn, newest_checkpoint
 from difflm.training.loop import Figure, Outcome, Trainer, Watcher
 
 VALIDATION_BATCHES = 16
+LEAST_LONGEST = 64  # of a canvas whose size the texts decide: short batches are cut to their own width anyway
+LOUD = 0.05  # share of the texts above which leaving them out is a warning
 
-Note = Callable[[str, int], None]  # what is being read, and how many texts so far; 0: a thing to know
+KNOW, WARN = 0, -1
+Note = Callable[[str, int], None]  # what is being read, and how many texts so far; or a thing to know, or a warning
 
 
 def train_run(
     recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
 ) -> Outcome:
-    """Train a run in `out`; with `resume`, continue the one that is there."""
+    """Train a run in `out`, which no other process may write meanwhile; with `resume`, continue the one there."""
     recipe = recipe.model_copy(update={"data": located(recipe.data, root), "init": placed(recipe.init)})
+    with locked(out):
+        return _train_locked(recipe, out, device, watcher, note, root, resume)
+
+
+def _train_locked(
+    recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
+) -> Outcome:
     if resume:
-        same_recipe(recipe, out)
-    elif (out / "config.json").exists() or newest_checkpoint(out):
-        raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
+        recipe = same_recipe(recipe, out)
+    else:
+        check_free(out)
     with whole_or_nothing(out, keep=resume):
         begin = begin_with(recipe)
         tokenizer = Tokenizer.load(out / "tokenizer.json") if resume else words_of(recipe, begin, out, root, note)
+        longest = recipe.longest or choose_longest(recipe, tokenizer, root, note)
+        recipe = recipe.model_copy(update={"longest": longest})
         torch.manual_seed(recipe.seed)
-        model = recipe.build_method().build(tokenizer.size, recipe.longest)
-        room = min(model.room, recipe.longest)
+        model = recipe.build_method().build(tokenizer.size, longest)
+        room = min(model.room, longest)
         training, held_out = read_splits(recipe, tokenizer, room, out, root, note)
         tokens, subset = training
-        about = {"texts": len(subset), "held_out": len(held_out[1]), **left_out(tokens)}
+        seen = count_seen(training, held_out)
+        about = {"texts": len(subset), "held_out": len(held_out[1]), "held_out_seen": seen, **left_out(tokens)}
         if not resume:
-            tell_left_out(tokens, held_out[1], room, note)
-        counts = histograms(tokens, subset, recipe.longest, tokenizer.size)
+            tell_left_out(tokens, held_out[1], room, note, raise_longest(recipe, longest - room, tokens))
+            tell_seen(seen, len(held_out[1]), recipe, note)
+        counts = histograms(tokens, subset, longest, tokenizer.size)
         if begin:
             take_over(model, begin[0], counts[0])
         else:
             if isinstance(model, TokenDiffusion) and model.process.reads_pairs:
-                model.process.read_pairs(neighbours(tokens, subset, recipe.longest, tokenizer.size))
+                model.process.read_pairs(neighbours(tokens, subset, longest, tokenizer.size))
             model.observe(*counts)
-            if not resume:
+            if not newest_checkpoint(out):  # which would bring weights of its own
                 recipe.build_method().start(model, tokenizer)
         if begin and not resume:
             tell_unknown(counts[1], recipe, note)
@@ -69,7 +84,7 @@ def train_run(
             pairs = pairs_of(recipe, tokens, root)
             if not resume:
                 tell_odd_pairs(pairs, tokens, begin[0], recipe, note)
-        widths = recipe.widths or default_widths(recipe.longest, device)
+        widths = recipe.widths or default_widths(longest, device)
         batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset, pairs)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
         write_config(out, recipe, tokenizer, model, about)
@@ -80,6 +95,11 @@ def train_run(
     outcome = trainer.fit(batches, validation_batches(*held_out, recipe, widths, pairs), watcher)
     write_config(out, recipe, tokenizer, model, {**about, **trained(outcome)})
     return outcome
+
+
+def check_free(out: Path) -> None:
+    if (out / "config.json").exists() or newest_checkpoint(out):
+        raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
 
 
 def placed(init: str | None) -> str | None:
@@ -139,26 +159,13 @@ def tell_unknown(tokens: torch.Tensor, recipe: Recipe, note: Note) -> None:
 
 @contextmanager
 def whole_or_nothing(out: Path, keep: bool = False) -> Iterator[None]:
-    """Say at once that `out` cannot be written; take back what was begun there when the texts turn out unusable,
-    unless there was something to `keep`."""
-    if keep:
-        yield
-        return
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        before = set(out.iterdir())
-        tempfile.TemporaryFile(dir=out).close()
-    except OSError as error:
-        raise explain(error, out) from None
+    """Take back what was begun in `out` when the texts turn out unusable, unless there was something to `keep`."""
+    before = set(out.iterdir())
     try:
         yield
     except BaseException:
-        for path in set(out.iterdir()) - before:
+        for path in set() if keep else set(out.iterdir()) - before:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        with suppress(OSError):  # a folder in which somebody else put something stays
-            for folder in made:
-                folder.rmdir()
         raise
 
 
@@ -167,13 +174,60 @@ def left_out(tokens: TokenFile) -> dict[str, int]:
     return {"left_out": tokens.too_long, **({"repeated": tokens.repeated} if tokens.distinct else {})}
 
 
-def tell_left_out(tokens: TokenFile, held_out: Subset, room: int, note: Note) -> None:
+def tell_left_out(tokens: TokenFile, held_out: Subset, room: int, note: Note, advice: str = "") -> None:
+    """Say which texts are left out; loudly, with advice, where they are many."""
     if tokens.too_long:
-        note(f"{tokens.too_long:,} of {tokens.read:,} texts have more than {room} tokens and are left out", 0)
+        said = f"{tokens.too_long:,} of {tokens.read:,} texts have more than {room} tokens and are left out"
+        if tokens.too_long > LOUD * tokens.read:
+            share = f"{tokens.too_long / tokens.read:.0%} of the data"
+            note(f"{said}: {share}. {advice or 'Split them into shorter texts.'}", WARN)
+        else:
+            note(said, KNOW)
     if tokens.repeated:
-        note(f"{tokens.repeated:,} of {tokens.read:,} texts were there before and are left out", 0)
+        note(f"{tokens.repeated:,} of {tokens.read:,} texts were there before and are left out", KNOW)
     if not len(held_out):
-        note("no held-out text is left: the run goes without validation", 0)
+        note("no held-out text is left: the run goes without validation", KNOW)
+
+
+def raise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
+    """The change that makes room for nearly all texts and for the `extra` places that some models need; "" where none
+    is possible."""
+    needed = round_up(tokens.enough + extra)
+    if recipe.init or needed > MOST_TOKENS:
+        return ""
+    widths = " widths=[]" if recipe.widths and max(recipe.widths) < needed else ""
+    return f"Train with longest={needed}{widths}, which holds {HELD:.0%} of them, or split them into shorter texts."
+
+
+def choose_longest(recipe: Recipe, tokenizer: Tokenizer, root: Path | None, note: Note) -> int:
+    """Tokens of a canvas that holds 99 % of the texts, from 64 to the most that is possible."""
+    texts = counted(corpus(recipe.data, root, "train", recipe.column, recipe.chunk), "measuring texts", note)
+    enough = count_lengths(texts, tokenizer).enough
+    with Undrawn():
+        room = recipe.build_method().build(tokenizer.size, LEAST_LONGEST).room
+    longest = min(max(round_up(enough + max(0, LEAST_LONGEST - room)), LEAST_LONGEST), MOST_TOKENS)
+    if longest > LEAST_LONGEST:
+        note(f"longest={longest}, since {HELD:.0%} of the texts have at most {enough:,} tokens", KNOW)
+    return longest
+
+
+def round_up(tokens: int) -> int:
+    """To whole eights, as the widths of batches are."""
+    return -(-tokens // 8) * 8
+
+
+def count_seen(training: "Split", held_out: "Split") -> int:
+    """How many held-out texts also occur, token for token, among the training texts."""
+    (tokens, subset), (others, few) = training, held_out
+    unseen = Counter(others.key(i) for i in few(np.arange(len(few))))
+    seen = {key for i in subset(np.arange(len(subset))) if (key := tokens.key(i)) in unseen}
+    return sum(unseen[key] for key in seen)
+
+
+def tell_seen(seen: int, held_out: int, recipe: Recipe, note: Note) -> None:
+    if seen:
+        advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
+        note(f"{seen:,} of {held_out:,} held-out texts also occur in training{advice}", KNOW)
 
 
 def trained(outcome: Outcome) -> dict[str, object]:
@@ -187,18 +241,21 @@ def trained(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def same_recipe(recipe: Recipe, out: Path) -> None:
-    """A run is resumed with the recipe it began with."""
+def same_recipe(recipe: Recipe, out: Path) -> Recipe:
+    """A run is resumed with the recipe it began with, and with the `longest` that its texts decided then."""
     path = out / "recipe.json"
     if not path.exists():
         raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
     before = check(read_json(path))
+    if not recipe.longest:
+        recipe = recipe.model_copy(update={"longest": before.longest})
     changed = [k for k in Recipe.model_fields if getattr(before, k) != getattr(recipe, k)]
     if changed:
         raise UsageError(
             f"{out} was begun with {changed[0]}={getattr(before, changed[0])}, not {getattr(recipe, changed[0])}. "
             "Resume with the same recipe."
         )
+    return recipe
 
 
 def budget_of(recipe: Recipe, device: torch.device) -> Budget:

@@ -16,10 +16,11 @@ from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import Tokenizer
 from difflm.denoiser import Denoiser
 from difflm.errors import DifflmError, UsageError
-from difflm.files import read_json, write_atomic
+from difflm.files import locked, read_json, write_atomic
 from difflm.fit import (
     Note,
     budget_of,
+    check_free,
     default_widths,
     left_out,
     placed,
@@ -35,7 +36,7 @@ from difflm.noise import Noise, Torch
 from difflm.recipe import Recipe
 from difflm.run import load_run
 from difflm.token_model import TokenDiffusion
-from difflm.training.checkpoints import Undrawn, load_into, load_tensors, newest_checkpoint
+from difflm.training.checkpoints import Undrawn, load_into, load_tensors
 from difflm.training.loop import Outcome, Trainer, Watcher
 
 FORMAT = 1
@@ -111,10 +112,24 @@ def train_guide(
     method = recipe.build_method().model_dump()
     method["guides"] = placed(method["guides"])
     recipe = recipe.model_copy(update={"data": located(recipe.data, root), "model": method})
+    with locked(out):
+        return _train_locked(recipe, method, out, device, watcher, note, root, resume)
+
+
+def _train_locked(
+    recipe: Recipe,
+    method: dict[str, Any],
+    out: Path,
+    device: torch.device,
+    watcher: Watcher,
+    note: Note,
+    root: Path | None,
+    resume: bool,
+) -> Outcome:
     if resume:
         same_recipe(recipe, out)
-    elif (out / "config.json").exists() or newest_checkpoint(out):
-        raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
+    else:
+        check_free(out)
     guided, tokenizer, _ = load_run(method["guides"])
     if not isinstance(guided, DiffusionModel):
         raise UsageError(f"{method['guides']} is no diffusion model: a classifier has nothing to guide there.")

@@ -1,7 +1,7 @@
 """Recipes: a YAML file with a method, a data set, sizes and a budget, and `key=value` changes to it."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +9,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
+from difflm.data.texts import MOST_TOKENS
 from difflm.errors import UsageError
 from difflm.methods import METHODS, Method
 
@@ -36,8 +37,8 @@ class Recipe(BaseModel):
     "Largest number of BPE pieces."
     more_than: int = Field(default=10, ge=0)
     "A word, or a character, of the vocabulary was seen more often than this."
-    longest: int = Field(default=64, ge=2, le=512)
-    "Tokens of a canvas; longer texts are left out, and counted."
+    longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    "Tokens of a canvas; longer texts are left out, and counted. 0: enough for 99 % of the texts."
     distinct: bool = False
     "Train on each text once, however often it stands in the file."
     licence: str = ""
@@ -77,10 +78,14 @@ def known_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def load_recipe(name_or_path: str, changes: Sequence[str] = ()) -> Recipe:
-    """A bundled recipe or a file, with `key=value` changes; all faults are told at once."""
+def load_recipe(
+    name_or_path: str, changes: Sequence[str] = (), note: Callable[[str], None] = lambda text: None
+) -> Recipe:
+    """A bundled recipe or a file, with `key=value` changes; all faults are told at once. `note` hears which lines of
+    the recipe do not apply to the method or the data that the changes name."""
     values = _read(name_or_path)
     given = dict(_parted(change) for change in changes)
+    _drop_foreign(values, given, note)
     sizes = values.get("model") or {}
     if given.get("init"):  # the recipe's own sizes were for another start; those among the changes somebody asked for
         theirs = _sizes_of(given["init"], given.get("method", values.get("method")))
@@ -95,6 +100,19 @@ def load_recipe(name_or_path: str, changes: Sequence[str] = ()) -> Recipe:
     if recipe.init is not None:
         check_init(recipe)
     return recipe
+
+
+def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """Drop from a recipe the sizes that another method does not have, and the licence of data that are not used."""
+    method, sizes = METHODS.get(str(given.get("method"))), values.get("model")
+    if method and isinstance(sizes, dict):
+        foreign = [key for key in sizes if key not in method.model_fields]
+        values["model"] = {key: value for key, value in sizes.items() if key not in foreign}
+        if foreign:
+            note(f"{method.name} has no {', '.join(foreign)}: that part of the recipe is ignored.")
+    replaced = any(values.get(key) and given.get(key, values[key]) != values[key] for key in ("data", "init"))
+    if replaced and values.get("licence") and "licence" not in given:
+        note(f"{values.pop('licence')} is the licence of the recipe's own data. Give licence=NAME for yours.")
 
 
 def _parted(change: str) -> tuple[str, Any]:
@@ -138,6 +156,8 @@ def check(values: Mapping[str, Any]) -> Recipe:
         given = {str(key): value for key, value in values.items() if (key, value) != ("model", None)}  # empty: defaults
         recipe = Recipe(**given)
         _known_method(recipe.method)
+        if recipe.longest == 1:
+            raise UsageError("recipe: longest: should be at least 2, or 0 to choose it from the texts.")
         _check_sizes(recipe.build_method())
         return recipe
     except ValidationError as error:

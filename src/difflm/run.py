@@ -57,8 +57,13 @@ def write_config(run: Path, recipe: Recipe, tokenizer: Tokenizer, model: Languag
 
 def read_config(run: Path) -> dict[str, Any]:
     config = read_json(run / "config.json")
-    if not isinstance(config, dict) or config.get("format") != FORMAT or config.get("method") not in METHODS:
+    if not isinstance(config, dict) or config.get("format") != FORMAT or "method" not in config:
         raise DifflmError(f"{run}/config.json was not written by this version of difflm.")
+    if config["method"] not in METHODS:
+        raise DifflmError(
+            f"{run} was trained with the method {config['method']!r}, which this installation does not have. "
+            "Install the version of difflm that has it, or import the code that adds it to difflm.methods.METHODS."
+        )
     if config["method"] == "classifier":
         raise DifflmError(f"{run} is a classifier, not a model: difflm generate MODEL --guide {run}.")
     if missing := [key for key in KEYS if key not in config]:

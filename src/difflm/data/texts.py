@@ -10,6 +10,7 @@ from pathlib import Path
 
 from difflm.errors import DifflmError, UsageError
 
+MOST_TOKENS = 512  # of one text: no model here is made for longer ones
 FORMATS = ".txt, .csv or .jsonl, each also with .gz"
 
 

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from difflm.data.texts import MOST_TOKENS
 from difflm.data.tokenizers import PAD, Tokenizer
 from difflm.errors import DifflmError
 from difflm.files import explain, read_json
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
+HELD = 0.99  # share of the texts that `enough` tokens hold
 
 
 def source_fingerprint(path: Path) -> dict[str, Any]:
@@ -105,6 +108,10 @@ class TokenFile:
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
+    def key(self, index: int) -> bytes:
+        """The same for two texts of the same tokens, and for no others."""
+        return bytes(self._ids[self._offsets[index] : self._offsets[index + 1]].tobytes())
+
     @property
     def too_long(self) -> int:
         return int(self.meta["too_long"])
@@ -112,6 +119,11 @@ class TokenFile:
     @property
     def repeated(self) -> int:
         return int(self.meta["repeated"])
+
+    @property
+    def enough(self) -> int:
+        """Tokens that hold 99 % of the texts of the file, those that were left out too."""
+        return int(self.meta.get("enough", self.max_length))
 
     @property
     def distinct(self) -> bool:
@@ -158,22 +170,46 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
+@dataclass
+class Lengths:
+    """How many texts have each number of tokens; all very long ones are counted as one number."""
+
+    counts: Ints = field(default_factory=lambda: np.zeros(1 << 16, np.int64))
+
+    def add(self, lengths: Ints) -> None:
+        most = len(self.counts) - 1
+        self.counts += np.bincount(np.minimum(lengths, most), minlength=most + 1)
+
+    @property
+    def enough(self) -> int:
+        """The fewest tokens that hold 99 % of the texts."""
+        return int(np.searchsorted(self.counts.cumsum(), HELD * self.counts.sum()))
+
+
+def count_lengths(texts: Iterable[str], tokenizer: Tokenizer) -> Lengths:
+    found = Lengths()
+    for encoded in encode_all(texts, tokenizer):
+        found.add(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+    return found
+
+
 def _write(
     directory: Path, texts: Iterable[str], tokenizer: Tokenizer, max_length: int, seen: set[int] | None
 ) -> dict[str, Any]:
     dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
     read = count = total = longest = repeated = 0
-    shortest = 1 << 62
+    shortest, all_lengths = 1 << 62, Lengths()
     with ExitStack() as stack:
         ids, offsets, left_out = (
             stack.enter_context((directory / f"{name}.bin").open("wb")) for name in ("ids", "offsets", "left_out")
         )
         offsets.write(np.zeros(1, _OFFSET).tobytes())
-        for encoded in _encoded(texts, tokenizer):
+        for encoded in encode_all(texts, tokenizer):
             lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+            all_lengths.add(lengths)
             fits = (lengths > 0) & (lengths <= max_length)
             if seen is not None:
-                new = np.fromiter((_unseen(one, seen) for one in encoded), bool, len(encoded))
+                new = np.fromiter((is_new(one, seen) for one in encoded), bool, len(encoded))
                 repeated += int((fits & ~new).sum())
                 fits &= new
             left_out.write((read + np.flatnonzero(~fits)).astype(_OFFSET).tobytes())
@@ -192,10 +228,10 @@ def _write(
         raise DifflmError("there are no texts to train on.")
     if not count:
         # By how much, not to what: some models need room for more than the words.
-        raise DifflmError(
-            f"all {read:,} texts have more than {max_length} tokens, the shortest {shortest}. "
-            f"Raise longest by {shortest - max_length} or more, or split the texts."
-        )
+        said = f"all {read:,} texts have more than {max_length} tokens, the shortest {shortest}."
+        if shortest > MOST_TOKENS:
+            raise DifflmError(f"{said} Split them into shorter texts.")
+        raise DifflmError(f"{said} Raise longest by {shortest - max_length} or more, or split the texts.")
     return {
         "count": count,
         "tokens": total,
@@ -203,10 +239,11 @@ def _write(
         "max_length": longest,
         "too_long": read - count - repeated,
         "repeated": repeated,
+        "enough": all_lengths.enough,
     }
 
 
-def _unseen(ids: list[int], seen: set[int]) -> bool:
+def is_new(ids: list[int], seen: set[int]) -> bool:
     """Whether these ids come for the first time; two different texts share a digest once in 2^64 pairs."""
     digest = int.from_bytes(hashlib.blake2b(np.array(ids, "<u4").tobytes(), digest_size=8).digest(), "little")
     before = len(seen)
@@ -214,7 +251,7 @@ def _unseen(ids: list[int], seen: set[int]) -> bool:
     return len(seen) > before
 
 
-def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
+def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
     texts = iter(texts)
     while some := list(islice(texts, 1024)):
         yield tokenizer.encode_batch(some)

@@ -9,6 +9,7 @@ import numpy as np
 
 from difflm.data.batches import Permutation, held_out
 from difflm.data.corpora import NAMES, corpus
+from difflm.data.tokenfile import is_new
 from difflm.errors import DifflmError, UsageError
 from difflm.pipeline import TextDiffusion
 
@@ -38,7 +39,8 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
 def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[str]]) -> Corpus:
     """A file has no splits of its own: divide its texts as training did, then leave out what the model cannot hold."""
     recipe, name = lm.config["recipe"], Path(lm.config["recipe"]["data"]).name
-    total, before = sum(1 for _ in read()), sum(lm.config.get(key, 0) for key in ("texts", "held_out", "left_out"))
+    counted = ("texts", "held_out", "left_out", "repeated")
+    total, before = sum(1 for _ in read()), sum(lm.config.get(key, 0) for key in counted)
     if total != before:
         raise DifflmError(
             f"{name} changed since this model was trained on it ({before:,} texts then, {total:,} now): "
@@ -49,10 +51,21 @@ def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[str]
     if split == "train":  # places of the same order that hold no unseen text
         places = np.arange(min(total - len(unseen), MOST_TEXTS))
         asked = set(Permutation(total, recipe["seed"])(places).tolist())
-    texts = _that_fit(lm, (text for number, text in enumerate(read()) if number in asked))
-    return Corpus(
-        name, split, list(texts), lambda: (text for number, text in enumerate(read()) if number not in unseen)
-    )
+
+    def numbered() -> Iterator[tuple[int, str]]:
+        return _first_of_each(lm, read()) if recipe.get("distinct") else enumerate(read())
+
+    texts = _that_fit(lm, (text for number, text in numbered() if number in asked))
+    return Corpus(name, split, list(texts), lambda: (text for number, text in numbered() if number not in unseen))
+
+
+def _first_of_each(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[tuple[int, str]]:
+    """Numbered texts without those that repeat an earlier one, as training with `distinct` read them."""
+    seen: set[int] = set()
+    numbered = enumerate(texts)
+    while some := list(islice(numbered, 1024)):
+        rows = lm.tokenizer.encode_batch([text for _, text in some])
+        yield from (one for one, ids in zip(some, rows, strict=True) if is_new(ids, seen))
 
 
 def _that_fit(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[str]:

@@ -89,6 +89,9 @@ def evaluate_language(
         if name in writers:
             chosen.add_likelihood(row, writers[name].lm, seed, draws, on_progress)
         rows.append(row)
+    seen = round((rows[0].figures["copied"] or 0) * len(real))
+    if seen and corpus.split != "train":
+        rows[0].notes["copied"] = f"{seen:,} of {len(real):,} held-out texts also occur in training"
     about = (reader.name, reader.p99) if reader else (None, None)
     return Report(rows, samples, seed, draws, corpus.split, corpus.name, *about)
 

@@ -22,6 +22,7 @@ SMALL: dict[str, Any] = {
     "method": "difflm",
     "model": {"embedding_dim": 32, "hidden": 128, "layers": 4, "heads": 4, "dropout": 0.0},
     "data": "none",
+    "longest": 64,
     "steps": 1000,
     "batch_size": 64,
 }

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from difflm.console import TrainingView, complain, put_json
+from difflm.console import TrainingView, complain, note, put_json
 from difflm.errors import UsageError
 from difflm.verbs.shared import Data, Device, Json, told
 
@@ -28,7 +28,7 @@ def train(
     """Train a model from a recipe. Ctrl-C and SIGTERM save; --resume continues."""
     from difflm.recipe import load_recipe
 
-    resolved = load_recipe(recipe, changes or ())
+    resolved = load_recipe(recipe, changes or (), note)
     if dry_run:
         show_recipe(resolved, as_json)
         return 0
