@@ -68,6 +68,7 @@ def guided_sample(knobs: Knobs, steps: int, draws: int = 20_000) -> Tensor:
     return frequencies(frame.tokens)
 
 
+@pytest.mark.long
 def test_gradient_guidance_of_size_one_draws_from_the_exact_conditional():
     """12 % of unguided texts have two equal words; guided ones nearly all, in the shares of the joint."""
     conditional = torch.where(DIAGONAL, JOINT, 0.0)
