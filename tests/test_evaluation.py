@@ -315,7 +315,7 @@ def test_a_text_has_the_figure_that_scoring_all_of_them_gives(grammar, tiny_runs
 
 
 def test_seconds_do_not_count_the_first_call(grammar, judge, monkeypatch):
-    """A model whose first call takes nine seconds of the clock, compiling and allocating, and each later one a second."""
+    """A model whose first call takes nine seconds of the clock, compiling, allocating; each later one a second."""
     model = recorded(grammar, judge.tokenizer)
     stream, calls = model.model.stream, []
 

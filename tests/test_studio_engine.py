@@ -106,7 +106,7 @@ def test_a_full_queue_says_when_to_come_again(asking: Any, gate: Gate) -> None:
 
 
 def test_who_leaves_the_queue_is_not_worked_for(asking: Any, gate: Gate) -> None:
-    server, client, ask = asking
+    server, _, ask = asking
     gate.open.clear()
     first = ask(seed=1)
     wait_for(lambda: gate.loops == 1)
