@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-ci test-slow lint bench clean
 
 demo: .venv/.ready
 	$(BIN)/difflm generate e2e -n 4 --seed 0 --temperature 0.8
@@ -12,8 +12,12 @@ demo: .venv/.ready
 test: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+# All of `test`, and what takes many seconds.
+test-ci: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow'
+
 test-slow: .venv/.ready
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

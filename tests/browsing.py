@@ -21,7 +21,7 @@ class Opener:
             viewport={"width": width, "height": 900}, reduced_motion=motion, accept_downloads=True
         )
         self.contexts.append(context)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(180_000)
         tab = context.new_page()
         tab.on("console", lambda message: message.type in ("error", "warning") and self.wrong.append(message.text))
         tab.on("pageerror", lambda error: self.wrong.append(str(error)))
@@ -40,7 +40,7 @@ class Opener:
 def says(tab: Any, pattern: str) -> None:
     from playwright.sync_api import expect
 
-    expect(tab.locator("#status")).to_have_text(re.compile(pattern), timeout=60_000)
+    expect(tab.locator("#status")).to_have_text(re.compile(pattern), timeout=180_000)
 
 
 def finished(tab: Any) -> list[str]:

@@ -1,4 +1,5 @@
-"""One thread (several test workers share the cores), one seed, few, repeatable hypothesis examples, and a browser."""
+"""One thread (several test workers share the cores), one seed, few, repeatable hypothesis examples, short validations,
+and a browser."""
 
 import os
 from collections.abc import Iterator
@@ -9,17 +10,30 @@ import pytest
 import torch
 from hypothesis import settings
 
+from difflm.training import loop
+
 CHROMIUM = Path("/usr/bin/chromium")
+VALIDATION_DRAWS = loop.VALIDATION_DRAWS
 
 torch.set_num_threads(1)
+loop.VALIDATION_DRAWS = 64  # else half the time of a training of 30 steps goes into its validation
 settings.register_profile("difflm", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("difflm")
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Torch's own numbers are the same whichever tests run before."""
+    """Torch's own numbers are the same whichever tests run before, and so is its arithmetic: who trains in bfloat16 on
+    an ARM processor without it leaves oneDNN turned off (see `difflm.denoiser.OneDnn`)."""
     torch.manual_seed(0)
+    torch._C._set_mkldnn_enabled(True)
+
+
+@pytest.fixture(autouse=True)
+def validated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What trains for minutes is validated as it is for everybody."""
+    if request.node.get_closest_marker("slow"):
+        monkeypatch.setattr(loop, "VALIDATION_DRAWS", VALIDATION_DRAWS)
 
 
 @pytest.fixture(scope="module")

@@ -126,6 +126,7 @@ def test_a_long_neighbour_changes_nothing(tmp_path):
     assert [together[0], together[1]] == alone
 
 
+@pytest.mark.long
 def test_texts_go_on_behind_the_length_of_training(tmp_path):
     """Pieces of 24 letters of a rhyme of 30: five times as long, the rhyme still goes round."""
     rhyme = "one two three four five sixes "

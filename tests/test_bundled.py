@@ -41,6 +41,7 @@ def test_a_text_is_the_same_alone_and_among_others(e2e: TextDiffusion) -> None:
     assert [g.text for g in alone] == [g.text for g in among][:1]
 
 
+@pytest.mark.long
 def test_it_writes_text_that_the_judge_takes_for_real(e2e: TextDiffusion, judge: TextDiffusion) -> None:
     """Real validation text has 1.6 nats/token; eight samples of 20 steps vary by 0.4, scrambled words have over 5."""
     written = e2e.generate(8, seed=0, steps=20)

@@ -212,7 +212,7 @@ def test_list_for_machines(data):
 @pytest.fixture
 def loopback(web: Web, monkeypatch) -> Web:
     """The verb's corpora come from the test's server."""
-    monkeypatch.setattr(fetching, "fetch_corpus", partial(fetch_corpus, base=web.base, timeout=5))
+    monkeypatch.setattr(fetching, "fetch_corpus", partial(fetch_corpus, base=web.base, timeout=30))
     for download in CATALOGUE["e2e"].downloads:
         web.give(Page(table((MR, REF))), urlsplit(download.url).path)
     return web

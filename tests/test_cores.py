@@ -89,21 +89,22 @@ def test_a_reader_who_leaves_stops_all() -> None:
 def test_texts_do_not_depend_on_the_number_of_cores() -> None:
     lm = TextDiffusion.from_pretrained("e2e")
     texts = []
-    for cores in (1, 2, 3):
+    for cores in (1, 2):
         torch.set_num_threads(cores)
-        texts.append([made.text for made in lm.generate(6, seed=5, steps=6)])
-        (streamed,) = list(lm.stream(1, seed=5, steps=6))[-1]
+        texts.append([made.text for made in lm.generate(5, seed=5, steps=4)])
+        (streamed,) = list(lm.stream(1, seed=5, steps=4))[-1]
         assert "".join(streamed.tokens).replace(" ", "") == texts[-1][0].replace(" ", "")
-    assert texts[0] == texts[1] == texts[2]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "mdlm", "difflm"])
 def test_nor_do_those_of_other_kinds_of_models(name: str, tiny_runs: dict[str, Path]) -> None:
     lm = TextDiffusion.from_pretrained(tiny_runs[name])
+    few = {} if name == "autoregressive" else {"steps": 8}
     texts = []
     for cores in (1, 2, 3):
         torch.set_num_threads(cores)
-        texts.append([made.text for made in lm.generate(24, seed=3)])
+        texts.append([made.text for made in lm.generate(13, seed=3, **few)])
     assert texts[0] == texts[1] == texts[2]
 
 

@@ -52,7 +52,7 @@ def test_a_permutation_of_more_than_memory_has_no_collisions(n: int, seed: int, 
 
 
 def test_permutations_of_four_are_about_equally_likely() -> None:
-    draws = 2400
+    draws = 1200
     seen = Counter(tuple(Permutation(4, seed)(np.arange(4)).tolist()) for seed in range(draws))
     chi_squared = sum((count - draws / 24) ** 2 / (draws / 24) for count in seen.values())
     assert len(seen) == 24
@@ -305,14 +305,15 @@ def test_tokens_know_what_they_were_made_from(tmp_path: Path) -> None:
 
 
 def test_batches_keep_up_with_training(tmp_path: Path) -> None:
-    """512 texts of up to 64 tokens, at least 200 times a second."""
+    """512 texts of up to 64 tokens, at least 200 times a second of this thread's own time, which others' work on the
+    same cores does not lengthen."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 65, 60_000)
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.uint64)
     ids = rng.integers(4, 800, lengths.sum()).astype(np.uint16)
     batches = Batches(TokenFile(ids, offsets, {"max_length": 64}), 512, 0, (16, 32, 48, 64))
     batches.batch(0)
-    start = time.perf_counter()
+    start = time.thread_time()
     for step in range(100):
         batches.batch(step)
-    assert time.perf_counter() - start < 4 * 0.5  # room for a busy machine
+    assert time.thread_time() - start < 4 * 0.5  # room for a slow machine

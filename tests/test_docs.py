@@ -277,10 +277,13 @@ def smaller(argv: list[str]) -> list[str]:
         return [*argv, "--draws", "1"]
     if argv[:2] == ["plot", "embeddings"]:
         return [*argv, "--method", "pca"]
-    for k, word in enumerate(argv[:-1]):
-        if word == "-n":
-            argv[k + 1] = str(min(int(argv[k + 1]), MOST_TEXTS))
-    return argv
+    return fewer(argv)
+
+
+def fewer(argv: list[str]) -> list[str]:
+    """The same command for few texts."""
+    before = ["", *argv[:-1]]
+    return [str(min(int(word), MOST_TEXTS)) if k == "-n" else word for k, word in zip(before, argv, strict=True)]
 
 
 def perform(argv: list[str]) -> None:
@@ -295,18 +298,28 @@ def perform(argv: list[str]) -> None:
 # -- what must hold ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_a_command_of_the_docs_runs(command: Shown, request: pytest.FixtureRequest, capsys: Any) -> None:
-    if command.complaint:
-        request.getfixturevalue("there")
-        assert main(command.argv[1:]) != 0
-        assert command.complaint in capsys.readouterr().err
-        return
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.complaint], ids=str)
+def test_a_command_of_the_docs_is_understood(command: Shown) -> None:
     parsed(command)
-    if why_parsed(command) is None:
-        request.getfixturevalue("brief")
-        request.getfixturevalue("there")
-        perform(smaller(command.argv[1:]))
+
+
+# The README's commands run in `make test`, those of the other pages in `make test-ci`.
+RUNNING = [
+    pytest.param(c, id=str(c), marks=[] if c.page == "README.md" else pytest.mark.long)
+    for c in COMMANDS
+    if not c.complaint and why_parsed(c) is None
+]
+
+
+@pytest.mark.parametrize("command", RUNNING)
+def test_a_command_of_the_docs_runs(command: Shown, brief: None, there: Path) -> None:
+    perform(smaller(command.argv[1:]))
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.complaint], ids=str)
+def test_a_command_of_the_docs_complains_as_shown(command: Shown, there: Path, capsys: Any) -> None:
+    assert main(command.argv[1:]) != 0
+    assert command.complaint in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -314,7 +327,8 @@ def test_a_command_of_the_docs_runs(command: Shown, request: pytest.FixtureReque
     "command", [c for c in COMMANDS if c.argv[:2] == ["difflm", "generate"] and not c.complaint], ids=str
 )
 def test_a_command_of_the_docs_runs_as_written(command: Shown, there: Path) -> None:
-    perform(command.argv[1:])
+    """With all of its steps; of many texts the first four, which are the same however many are asked for."""
+    perform(fewer(command.argv[1:]))
 
 
 @pytest.mark.parametrize("block", [b for b in PYTHON if not b.text.startswith(PART)], ids=str)

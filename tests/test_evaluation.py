@@ -3,8 +3,8 @@
 import json
 import os
 import random
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -314,19 +314,20 @@ def test_a_text_has_the_figure_that_scoring_all_of_them_gives(grammar, tiny_runs
     assert pieces == pytest.approx(np.array(lm.score(grammar[:300], draws=1)), rel=1e-3)
 
 
-def test_seconds_do_not_count_the_first_call(grammar, judge):
-    """A model whose first call takes a third of a second: compiling, allocating."""
+def test_seconds_do_not_count_the_first_call(grammar, judge, monkeypatch):
+    """A model whose first call takes nine seconds of the clock, compiling, allocating; each later one a second."""
     model = recorded(grammar, judge.tokenizer)
-    stream, slept = model.model.stream, []
+    stream, calls = model.model.stream, []
 
     def slow_at_first(*request):
-        if not slept:
-            slept.append(time.sleep(0.3))
+        calls.append(request)
         return stream(*request)
 
+    clock = SimpleNamespace(perf_counter=lambda: len(calls) + 8.0 * bool(calls))
+    monkeypatch.setattr("difflm.evaluation.language.time", clock)
     model.model.stream = slow_at_first
     report = evaluate_language({"m": model}, held_out(grammar[:4]), None, samples=4, score_texts=1)
-    assert slept and report.row("m").figures["seconds"] < 0.3
+    assert report.row("m").figures["seconds"] == len(calls) - 1 > 0
 
 
 @pytest.mark.parametrize("wrong", [{"samples": 0}, {"draws": 0}, {"score_texts": 0}, {"seed": -1}])

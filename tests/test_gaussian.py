@@ -111,12 +111,15 @@ def test_noise_is_what_was_added(process, times):
 
 @given(process=processes, times=two_times(shape=(3,)))
 def test_a_time_for_each_text_is_the_same_time_at_each_position(process, times):
+    """Not to the bit: torch computes entries that do not fill a vector register with other routines, and on ARM their
+    logarithms differ in the last bits. |λ| < 20 is known to 1e-14 there, and times a thousandth apart have λ at least
+    3e-3 apart: their difference, of which everything else is made, is known to 4e-12 of its value."""
     t, s = times
     x_t, x_0 = state(1), state(2)
     per_position = [v.unsqueeze(1).expand(3, 4) for v in (t, s)]
     for whole, split in zip(process.posterior(x_t, x_0, t, s), process.posterior(x_t, x_0, *per_position), strict=True):
-        assert torch.equal(whole.expand_as(x_t), split.expand_as(x_t))
-    assert torch.equal(process.corrupt(x_0, t, x_t), process.corrupt(x_0, per_position[0], x_t))
+        assert close(whole.expand_as(x_t), split.expand_as(x_t), 1e-11)
+    assert close(process.corrupt(x_0, t, x_t), process.corrupt(x_0, per_position[0], x_t), 1e-11)
 
 
 @given(t=st.floats(0, 1))

@@ -181,7 +181,7 @@ def test_halving_the_steps_shows_the_order_of_a_rule(rule, order):
 @pytest.mark.parametrize(
     ("rule", "steps", "exploding"),
     [
-        ("ancestral", 200, False),
+        pytest.param("ancestral", 200, False, marks=pytest.mark.long),
         ("ancestral", 50, False),
         ("ddim-half", 50, False),
         ("ddim", 50, False),

@@ -16,6 +16,8 @@ import difflm.studio
 from difflm.cli import app
 from difflm.pipeline import TextDiffusion
 
+pytestmark = pytest.mark.long  # a browser, and the bundled model behind it
+
 
 @pytest.fixture(scope="module")
 def studio() -> Iterator[str]:
@@ -338,10 +340,10 @@ def test_a_full_server_is_waited_for(opened):
             route.continue_()
         else:
             body = json.dumps({"error": {"message": "the queue is full.", "type": "busy"}})
-            route.fulfill(status=429, headers={"Retry-After": "1"}, content_type="application/json", body=body)
+            route.fulfill(status=429, headers={"Retry-After": "3"}, content_type="application/json", body=body)
 
     tab = opened("#n=1&steps=3", prepare=lambda tab: tab.route("**/api/stream", full))
-    says(tab, "busy; trying again in 1 s")
+    says(tab, "busy; trying again in 3 s")
     assert len(finished(tab)) == 1
     opened.forgive(REFUSED)
 

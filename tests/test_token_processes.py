@@ -133,7 +133,12 @@ def test_corruption_has_the_shares_of_the_mixture(kind):
 # -- the bound ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", PROCESSES)
+LONG = ("matrix, not symmetric", "matrix without axes", "hybrid 0.3")  # five to eight seconds each
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.long] if kind in LONG else []) for kind in PROCESSES]
+)
 def test_the_exact_denoiser_attains_every_likelihood(kind):
     """NELBO(x) = −log p(x) for all nine x in continuous time."""
     process = PROCESSES[kind]
