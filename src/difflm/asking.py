@@ -113,5 +113,5 @@ def explained(error: ValidationError) -> str:
 
 def generation_object(g: "Generation") -> dict[str, Any]:
     """One line of `generate --json`."""
-    keys = ("text", "tokens", "controls", "steps", "denoiser_calls", "seconds", "seed")
+    keys = ("text", "tokens", "controls", "steps", "denoiser_calls", "seconds", "seed", "warnings")
     return {key: round(g.seconds, 4) if key == "seconds" else getattr(g, key) for key in keys}

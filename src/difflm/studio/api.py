@@ -102,7 +102,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
 
     @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=StreamingResponse)
     async def stream(asked: Asked) -> Any:
-        """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates}; a `frame`
+        """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a `frame`
         {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every text that
         is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then `done`
         {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
@@ -128,7 +128,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
 
 async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> AsyncIterator[bytes]:
     """The events of a job as its client gets them."""
-    yield event("queued", {"ahead": engine.ahead(job), "candidates": each})
+    yield event("queued", {"ahead": engine.ahead(job), "candidates": each, "warnings": job.work.warnings})
     try:
         async for happened in job.events():
             match happened:
