@@ -372,6 +372,28 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+def anchors_in(text: str) -> set[str]:
+    """The names by which a page's headings are linked, as GitHub makes them."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_anchors_are_headings_of_the_page_they_lead_to(page: Path) -> None:
+    for path, anchor in re.findall(r"\]\(([^)\s#:]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        target = page.parent / path if path else page
+        if target.suffix == ".md":
+            assert anchor in anchors_in(target.read_text(encoding="utf-8")), f"{path}#{anchor}"
+
+
+def test_the_page_of_methods_shows_all_of_them(capsys: Any) -> None:
+    assert main(["methods"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = [line.split() for line in (ROOT / "docs/verbs/methods.md").read_text(encoding="utf-8").splitlines()]
+    assert [row for row in rows if row not in shown] == []
+
+
 def test_every_page_and_every_picture_is_linked() -> None:
     linked = {(p.parent / t).resolve() for p in PAGES for t in links_in(p.read_text(encoding="utf-8"))}
     pictures = [path for path in IMAGES.rglob("*") if path.is_file()]
