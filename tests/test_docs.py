@@ -270,7 +270,7 @@ def smaller(argv: list[str]) -> list[str]:
     if verb == "evaluate" and "control" in argv:
         return [*argv, "--samples", "1", "--each", "1"]
     if verb == "evaluate" and "infill" in argv:
-        return [*argv, *["--samples", "2", "--mbr", "2", "--beams", "2", "--draws", "1"]]
+        return [*argv, *["--samples", "2", "--mbr", "2", "--beams", "2", "--draws", "1", "--skip", "0"]]
     if verb in ("evaluate", "compare"):
         return [*argv, *FEW.split()]
     if verb == "score":

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,8 @@ def train_run(
             model.observe(*counts)
             if not resume:
                 recipe.build_method().start(model, tokenizer)
+        if recipe.temperature is not None and model.predicts_words:
+            model.sampling = replace(model.sampling, temperature=recipe.temperature)
         if begin and not resume:
             tell_unknown(counts[1], recipe, note)
         pairs: list[LabelBatch] = []

@@ -102,9 +102,9 @@ def routes(served: Served, engine: Engine) -> APIRouter:
 
     @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=StreamingResponse)
     async def stream(asked: Asked) -> Any:
-        """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a `frame`
-        {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every text that
-        is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then `done`
+        """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a
+        `frame` {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every
+        text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then `done`
         {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
         asked.check(limits)
         (job,) = await engine.submit([asked.work()], watched=True)
