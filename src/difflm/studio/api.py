@@ -90,12 +90,16 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         (job,) = await engine.submit([asked.work()])
         return {"texts": [generation_object(g) for g in await unless_left(request.receive, texts_of(job))]}
 
-    @router.post("/api/generate", response_model=TextsAnswer, tags=["texts"], responses=ERRORS)
+    @router.post(
+        "/api/generate", response_model=TextsAnswer, response_model_exclude_unset=True, tags=["texts"], responses=ERRORS
+    )
     async def generate(request: Request, asked: Asked) -> Any:
         """Texts, all at once when they are finished."""
         return await texts(request, asked)
 
-    @router.post("/api/infill", response_model=TextsAnswer, tags=["texts"], responses=ERRORS)
+    @router.post(
+        "/api/infill", response_model=TextsAnswer, response_model_exclude_unset=True, tags=["texts"], responses=ERRORS
+    )
     async def infill(request: Request, asked: InfillAsked) -> Any:
         """Fill the gaps of a text."""
         return await texts(request, asked.asked())
@@ -104,8 +108,8 @@ def routes(served: Served, engine: Engine) -> APIRouter:
     async def stream(asked: Asked) -> Any:
         """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a
         `frame` {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every
-        text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then `done`
-        {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
+        text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then
+        `done` {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
         asked.check(limits)
         (job,) = await engine.submit([asked.work()], watched=True)
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])

@@ -155,7 +155,10 @@ class TextAnswer(BaseModel):
     denoiser_calls: int
     seconds: float = Setting(description="Wall clock of the batch that made it.")
     seed: int
-    warnings: list[str] = Setting(description="Why it may not be what was asked for, such as words the model lacks.")
+    warnings: list[str] = Setting(
+        default_factory=list,
+        description="Why it may not be what was asked for; left out where there is nothing to say.",
+    )
 
 
 class TextsAnswer(BaseModel):
