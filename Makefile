@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 .PHONY: demo test test-ci test-slow lint bench clean
 
 demo: .venv/.ready
-	$(BIN)/difflm generate e2e -n 4 --seed 0 --temperature 0.8
+	$(BIN)/difflm generate e2e -n 4 --seed 0
 
 # Two workers with one thread each: more threads than cores make torch slower, not faster.
 test: .venv/.ready

@@ -76,13 +76,15 @@ def test_an_entry_holds_together(entry):
 def test_what_is_said_to_train_does(entry, tmp_path):
     """The recipe exists, and difflm reads the very file that a fetch leaves."""
     recipe, rest = entry.train.split(" ", 1)
-    if recipe == "e2e":
+    if rest == "--data {out}":
         load_recipe(recipe, ())
-        return  # its files: test_e2e_is_fetched_into_the_layout_that_data_reads
+        return  # their files: test_e2e_is_fetched_into_the_layout_that_data_reads, tests/test_stories.py
     load_recipe(recipe, [rest.format(out=tmp_path)])
     path = Path(rest.removeprefix("data=").format(out=tmp_path))
     path.parent.mkdir()
     raw = b"First line.\nSecond line.\n"
+    if not entry.downloads:  # one is told where to save it
+        path.write_bytes(raw)
     for kept in entry.kept:
         (path.parent / kept.file).write_bytes(gzip.compress(raw) if kept.file.endswith(".gz") else raw)
     if entry.convert:
@@ -198,6 +200,15 @@ def test_list_tells_home_licence_and_what_is_not_known(data):
     assert "size and sha256 not known" in out and "sha256 known" in out
     assert "cannot be fetched" in out and "research only" in out
     assert "difflm train e2e --data DIR" in out
+
+
+def test_a_corpus_with_a_recipe_is_not_said_to_have_no_reader(data):
+    _, out, _ = data("list")
+    told = {block.split()[0]: block for block in re.split(r"\n(?=\S)", out.strip())}
+    unread = {name for name, block in told.items() if "does not read it yet" in block}
+    assert unread == {"qqp", "wiki-auto", "commongen"}
+    assert "difflm train roc --data DIR" in told["rocstories"] and "difflm train ptb data=" in told["ptb"]
+    assert "--task infill" in told["anlg"]
 
 
 def test_list_for_machines(data):

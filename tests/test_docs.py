@@ -270,7 +270,7 @@ def smaller(argv: list[str]) -> list[str]:
     if verb == "evaluate" and "control" in argv:
         return [*argv, "--samples", "1", "--each", "1"]
     if verb == "evaluate" and "infill" in argv:
-        return [*argv, *["--samples", "2", "--mbr", "2", "--beams", "2", "--draws", "1"]]
+        return [*argv, *["--samples", "2", "--mbr", "2", "--beams", "2", "--draws", "1", "--skip", "0"]]
     if verb in ("evaluate", "compare"):
         return [*argv, *FEW.split()]
     if verb == "score":
@@ -384,6 +384,28 @@ def links_in(text: str) -> list[str]:
 def test_links_lead_somewhere(page: Path) -> None:
     missing = [t for t in links_in(page.read_text(encoding="utf-8")) if not (page.parent / t).exists()]
     assert not missing
+
+
+def anchors_in(text: str) -> set[str]:
+    """The names by which a page's headings are linked, as GitHub makes them."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_anchors_are_headings_of_the_page_they_lead_to(page: Path) -> None:
+    for path, anchor in re.findall(r"\]\(([^)\s#:]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        target = page.parent / path if path else page
+        if target.suffix == ".md":
+            assert anchor in anchors_in(target.read_text(encoding="utf-8")), f"{path}#{anchor}"
+
+
+def test_the_page_of_methods_shows_all_of_them(capsys: Any) -> None:
+    assert main(["methods"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = [line.split() for line in (ROOT / "docs/verbs/methods.md").read_text(encoding="utf-8").splitlines()]
+    assert [row for row in rows if row not in shown] == []
 
 
 def test_every_page_and_every_picture_is_linked() -> None:

@@ -18,7 +18,9 @@ from difflm.errors import UsageError
 from difflm.evaluation.infill import Measure, evaluate_infill, readable, that_fit
 from difflm.evaluation.infill_records import PEOPLE, InfillReport
 from difflm.evaluation.infill_writers import Asked, Lengths, Set, Writer, Written, between, writer_for
+from difflm.measuring import gaps_of
 from difflm.pipeline import TextDiffusion
+from difflm.verbs.measure import Measuring
 
 STORIES = [["A b.", "A b c.", "A b c d.", "A b c d e.", "No."]] * 10 + [["A b c d e f."] * 5] * 10
 LENGTHS = Lengths.of(STORIES, ends_only=False)
@@ -235,6 +237,18 @@ def test_one_candidate_and_a_file_of_figures(runs, data, tmp_path, capsys):
 def test_nonsense_is_refused_before_anything_is_loaded(given, said, data, capsys):
     assert main(["evaluate", "no-such-run", "--task", "infill", "--data", str(data), *given]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["anlg", "roc"])
+def test_gaps_behind_those_that_are_reported_are_others(name, data):
+    """The order is the seed's whatever is skipped and however many are asked for."""
+    asked = Measuring(data=data, seed=2)
+    order = [(gap.left, gap.right) for gap in gaps_of(name, STORIES, 10**6, asked).gaps]
+    reported = [(gap.left, gap.right) for gap in gaps_of(name, STORIES, 6, asked).gaps]
+    choosing = [(gap.left, gap.right) for gap in gaps_of(name, STORIES, 5, asked, skip=6).gaps]
+    assert reported == order[:6] and choosing == order[6:11]
+    with pytest.raises(UsageError, match=r"--skip 1000000 leaves 0"):
+        gaps_of(name, STORIES, 5, asked, skip=10**6)
 
 
 def test_options_of_this_task_belong_to_it(capsys):

@@ -21,7 +21,7 @@ FLOORS = [
     {"codecs", "denoiser", "token_denoiser", "objectives", "bounds", "token_bounds"},
     {"samplers", "writing", "lengths", "model", "token_model", "blocks", "twin", "generation", "training", "parsing"},
     {"controls", "methods"},
-    {"recipe", "run", "fit", "cards", "work", "refusals", "pipeline", "asking", "guides", "baselines"},
+    {"recipe", "run", "fit", "cards", "work", "refusals", "unknown_words", "pipeline", "asking", "guides", "baselines"},
     {"evaluation", "studio", "pictures", "speed"},
     {"cli", "verbs", "console", "show", "measuring", "__init__", "__main__"},
 ]

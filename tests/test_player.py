@@ -323,6 +323,21 @@ def test_a_text_that_its_tokens_do_not_spell_is_shown_at_the_end(opened):
     assert shown(tab) == join_words(played.drafts[-2].tokens)
 
 
+def test_how_sure_it_is_is_shown_only_while_a_text_forms(opened):
+    tab = opened([text_of(WORDS)])
+    slider, share = tab.get_by_label("Step", exact=True), tab.locator(".sureness")
+    slider.fill("3")
+    assert re.fullmatch(r"\d+ % sure", share.inner_text()) and tab.locator(".word[title*='sure']").count() > 0
+    slider.fill(str(STEPS - 1))
+    assert share.inner_text() == "" and tab.locator(".word[title*='sure']").count() == 0
+
+
+def test_a_warning_of_the_texts_stands_above_them_once(opened):
+    assert opened([text_of(WORDS)]).locator("#warning").is_hidden()
+    tab = opened([text_of(WORDS, k, warnings=["tiny does not know 'dog'."]) for k in range(2)])
+    assert tab.inner_text("#warning").removeprefix("! ") == "tiny does not know 'dog'."
+
+
 def test_keys_move_by_a_step_and_to_both_ends(opened):
     tab = opened([text_of(WORDS)])
     for key, step in [("Home", 1), ("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("End", STEPS)]:

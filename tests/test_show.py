@@ -147,6 +147,14 @@ def test_a_line_stays_inside_the_window(tokens, sure, width):
         assert "\n" not in row.plain and ESCAPE not in row.plain
 
 
+def test_how_sure_it_is_is_shown_only_while_a_text_forms():
+    view = TerminalView(2, STEPS, console=terminal())
+    view._tile = [draft(0, STEPS - 2, ["here"], sure=0.9)]
+    assert "90% sure" in view._header().plain
+    view._tile = [draft(0, STEPS - 1, ["here"], sure=0.9)]
+    assert "sure" not in view._header().plain
+
+
 def test_wide_signs_are_cut_by_their_cells():
     view = TerminalView(2, STEPS, console=terminal(width=20))
     view._tile = [draft(0, 7, ["日本語" * 10], sure=1)]

@@ -337,6 +337,7 @@ def test_the_examples_of_the_document_work(client: httpx.Client) -> None:
 
 def test_the_page_about_the_api_names_everything_and_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
     page = client.get("/docs").text
+    assert f"curl {str(client.base_url).rstrip('/')}/api/generate " in page and ":8000" not in page
     document = client.get("/openapi.json").json()
     for path in document["paths"]:
         assert path in page

@@ -127,6 +127,42 @@ def test_a_gap_typed_into_a_sentence_is_filled(opened):
     assert tab.locator(".controls li.met").count() == 2
 
 
+def test_words_that_the_model_does_not_know_are_told_and_not_marked_as_obeyed(opened):
+    tab = opened("#n=1&steps=3")
+    finished(tab)
+    assert tab.locator("#warning").is_hidden()
+    tab.fill("#start", "My dog ___ in the garden.")
+    write(tab)
+    assert "it does not know 'My', 'dog', 'garden'" in tab.inner_text("#warning")
+    assert tab.locator(".controls li.met").count() == 0
+    mark = " ".join(tab.inner_text(".controls li.open").split())
+    assert mark.startswith("– infill") and mark.endswith("not checked")
+    tab.fill("#start", "The ___ in the city centre.")
+    write(tab)
+    assert tab.locator("#warning").is_hidden() and tab.locator(".controls li.met").count() == 1
+
+
+def test_how_sure_it_is_is_shown_only_while_a_text_forms(opened):
+    tab = opened("#n=1&steps=20&length=12")
+    finished(tab)
+    assert tab.inner_text(".sureness") == "" and tab.locator(".word[title*='sure']").count() == 0
+    tab.get_by_label("Step", exact=True).fill("3")
+    assert re.fullmatch(r"\d+ % sure", tab.inner_text(".sureness")) and tab.locator(".word[title*='sure']").count() > 0
+    tab.keyboard.press("End")
+    assert tab.inner_text(".sureness") == ""
+
+
+def test_the_temperature_is_the_models_own(opened):
+    tab = opened("#n=1&steps=3")
+    finished(tab)
+    own = TextDiffusion.from_pretrained("e2e").model.sampling.temperature
+    assert float(tab.input_value("#temperature")) == own and "temperature" not in asked(tab)
+    hush(tab)
+    tab.get_by_role("button", name="tags").click()
+    finished(tab)
+    assert "temperature" not in asked(tab)
+
+
 def test_of_several_candidates_each_can_be_seen(opened):
     tab = opened("#n=1&steps=4&length=12&field.food=Indian&candidates=3")
     (chosen,) = finished(tab)

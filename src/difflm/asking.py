@@ -114,4 +114,5 @@ def explained(error: ValidationError) -> str:
 def generation_object(g: "Generation") -> dict[str, Any]:
     """One line of `generate --json`."""
     keys = ("text", "tokens", "controls", "steps", "denoiser_calls", "seconds", "seed")
-    return {key: round(g.seconds, 4) if key == "seconds" else getattr(g, key) for key in keys}
+    found = {key: round(g.seconds, 4) if key == "seconds" else getattr(g, key) for key in keys}
+    return {**found, "warnings": g.warnings} if g.warnings else found

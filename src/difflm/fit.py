@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,8 @@ def _train_locked(
             model.observe(*counts)
             if not newest_checkpoint(out):  # which would bring weights of its own
                 recipe.build_method().start(model, tokenizer)
+        if recipe.temperature is not None and model.predicts_words:
+            model.sampling = replace(model.sampling, temperature=recipe.temperature)
         if begin and not resume:
             tell_unknown(counts[1], recipe, note)
         pairs: list[LabelBatch] = []

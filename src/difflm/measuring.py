@@ -148,7 +148,9 @@ def measure_infill(run: str, asked: "Measuring", infill: "Infilling") -> tuple[I
         raise UsageError(f"no gaps {min(unknown)!r}. Known: anlg, roc.")
     similarity = BertScore(infill.encoder, check_device(asked.device)) if infill.encoder else None
     stories = list(whole(corpus("roc", asked.data, "train")))
-    sets = [gaps_of(name, stories, count, asked) for name in names]
+    if infill.skip < 0:
+        raise UsageError(f"--skip must be 0 or more gaps, not {infill.skip}.")
+    sets = [gaps_of(name, stories, count, asked, infill.skip) for name in names]
     runs = [run, *(infill.rival or ())]
     models = dict(zip(run_names(runs), (load(one, asked.device) for one in runs), strict=True))
     training = [sentence for story in stories for sentence in story]
@@ -156,14 +158,19 @@ def measure_infill(run: str, asked: "Measuring", infill: "Infilling") -> tuple[I
         return evaluate_infill(models, sets, how, training, similarity, on_progress=bar.update)
 
 
-def gaps_of(name: str, stories: Sequence[Sequence[str]], count: int, asked: "Measuring") -> Set:
-    """`count` gaps, drawn by the seed: of aNLG's development set, or of the stories of the split."""
+def gaps_of(name: str, stories: Sequence[Sequence[str]], count: int, asked: "Measuring", skip: int = 0) -> Set:
+    """`count` gaps in the seed's order behind the first `skip`: of aNLG's development set, or of the split's stories.
+
+    The order does not depend on either number, so that settings chosen behind the gaps that are reported are chosen on
+    others."""
     ends_only = name == "anlg"
     if ends_only:
         found = read_anlg(anlg_path(asked.data))
     else:
         found = list(story_gaps(corpus("roc", asked.data, asked.split), asked.seed))
-    chosen = random.Random(asked.seed).sample(found, min(count, len(found)))
+    chosen = random.Random(asked.seed).sample(found, len(found))[skip : skip + count]
+    if len(chosen) < 2:
+        raise UsageError(f"{name} has {len(found):,} gaps: --skip {skip} leaves {len(chosen)}, and 2 are the fewest.")
     return Set(name, chosen, Lengths.of(stories, ends_only), "dev" if ends_only else asked.split)
 
 

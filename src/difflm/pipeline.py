@@ -37,6 +37,7 @@ from difflm.run import find_run, load_run
 from difflm.samplers import Frame
 from difflm.textmetrics import most_central
 from difflm.token_model import TokenDiffusion
+from difflm.unknown_words import warn_of_unknown_words
 from difflm.work import Draft, Generation, Seen, Watch, Work, alike, like_ones, likeliest, mixes
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class TextDiffusion:
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.name = "this model"
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
         self._classifiers: dict[Path, Classifier] = {}
         self._pieces: dict[int, str] = {}
@@ -66,6 +68,7 @@ class TextDiffusion:
         model.compute_in(None if dtype is torch.float32 else dtype)
         model.write_in(quickest(chosen) if dtype is None else None, compile)
         made = cls(model, tokenizer, config)
+        made.name = find_run(name_or_path).resolve().name
         made.guides = sorted(find_run(name_or_path).glob("guide*/"))
         return made
 
@@ -147,6 +150,7 @@ class TextDiffusion:
         check_request(n, seed, mbr)
         check_candidates(candidates, mbr, controls)
         work = Work(n, seed, self.sampling(**settings), self.brief(controls, edit, knobs), max(mbr, candidates), watch)
+        work.warnings = self.warnings(work.brief)
         if work.sampling.contrast and not (work.brief and (work.brief.infill or (edit and edit.keep))):
             raise UsageError("a contrast is with known words: give some with --infill, or with --edit and --keep.")
         if mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
@@ -215,6 +219,10 @@ class TextDiffusion:
             {name: c.counted()[name] for name, c in knowing.items() if c.labellings[name].kind == "tags"},
         )
         return Brief(self.model, setting, controls, edit, classifiers[::-1], self.knobs(knobs))
+
+    def warnings(self, brief: Brief | None) -> list[str]:
+        """Why texts may not be what was asked for, a sentence each."""
+        return warn_of_unknown_words(self.name, self.config, self.tokenizer, brief.unknown_words if brief else ())
 
     def _knowing(self, heads: set[str]) -> list[Path]:
         """The classifiers that are asked; all where a head is missing, so that the refusal can name what is there."""
@@ -311,7 +319,7 @@ class TextDiffusion:
         # Of candidates the chosen one alone is checked.
         checks = work.brief.checks(text) if work.brief and not work.choose else []
         calls = self.model.calls(work.sampling, len(ids)) if calls is None else calls
-        return Generation(text, words, work.sampling.steps, calls, seconds, work.seed, checks)
+        return Generation(text, words, work.sampling.steps, calls, seconds, work.seed, checks, work.warnings)
 
     def stream(
         self, n: int = 1, seed: int = 0, controls: Sequence[Control] = (), edit: Edit | None = None, **settings: Any

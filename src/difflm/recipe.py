@@ -44,6 +44,9 @@ class Recipe(BaseModel):
     licence: str = ""
     "Of the data, for the model card."
 
+    temperature: PositiveFloat | None = None
+    "At which the trained model writes where nobody names another; the method's own where it is left out."
+
     steps: PositiveInt
     batch_size: int = Field(default=64, ge=2)
     lr: PositiveFloat = 1e-3

@@ -128,7 +128,9 @@ class TerminalView:
         sure = [c for d in self._tile for c, token in zip(d.confidence, d.tokens, strict=True) if token]
         mean = sum(sure) / max(1, len(sure))
         full = min(BAR, round(BAR * (draft.step + 1) / max(self.steps, draft.step + 1)))
-        parts = [self._time(draft), "━" * full + "╌" * (BAR - full), f"{mean:4.0%} sure"]
+        parts = [self._time(draft), "━" * full + "╌" * (BAR - full)]
+        if draft.step + 1 < self.steps:  # of finished texts it would vouch for what is written
+            parts.append(f"{mean:4.0%} sure")
         if self.n > 1:
             parts.append(f"{self._finished}/{self.n} done")
         header = Text("  ".join(parts), FAINT)

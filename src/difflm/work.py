@@ -25,6 +25,7 @@ class Generation:
     seconds: float  # that the batch took which made it; of candidates, those of all their batches added up
     seed: int
     controls: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # why the text may not be what was asked for
 
     def __str__(self) -> str:
         return self.text
@@ -59,6 +60,7 @@ class Work:
     watch: Watch | None = None
     choose: Choice | None = None
     wanted: Callable[[], bool] = lambda: True  # asked at every step and text: what nobody wants is left unfinished
+    warnings: list[str] = field(default_factory=list)  # that its texts bear
     rows: list[Row] = field(default_factory=list)
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and place: words without an id
     waiting: dict[int, Generation] = field(default_factory=dict)  # by sample: candidates that a choice waits for

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -200,8 +201,21 @@ class Brief:
         t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
         return guide.nats(self.model.denoiser.codec.state(canvas), t).tolist()
 
+    @cached_property
+    def unknown_words(self) -> list[str]:
+        """The words that were given and that the model does not know, each once."""
+        given = [*(self.infill.parts if self.infill else ()), *([self.edit.text] if self.edit else ())]
+        return list(dict.fromkeys(word for text in given for word in self.setting.tokenizer.unknown(text.strip())))
+
     def checks(self, text: str) -> list[dict[str, Any]]:
-        return checked(self.controls, text)
+        """What the checkers say. A gap between words that the model cannot read may be filled with anything, so that
+        unknown words leave the infilling unjudged: that they stand where they were put says nothing."""
+        found = checked(self.controls, text)
+        if self.infill and self.unknown_words:
+            place = self.controls.index(self.infill)
+            if found[place]["satisfied"]:
+                found[place] |= {"satisfied": None, "score": None, "checker": "none: the model does not know all words"}
+        return found
 
 
 def checked(controls: Sequence[Control], text: str) -> list[dict[str, Any]]:

@@ -49,9 +49,8 @@ class Corpus:
     downloads: tuple[Download, ...] = ()
     obtain: str = ""  # what to do where nothing can be fetched
     research_only: bool = False
-    train: str = (
-        ""  # arguments of `difflm train`, with {out} for the directory of all corpora; "" where it has no reader
-    )
+    train: str = ""  # arguments of `difflm train`, with {out} for the directory of all corpora
+    read_by: str = ""  # the command that reads it, where that is not `difflm train`
     convert: Callable[[Path], list[Path]] | None = None  # makes what difflm reads, in the corpus's own directory
 
     @property
@@ -180,6 +179,7 @@ _ALL = (
         research_only=True,
         obtain="its authors send it to those who fill in the form at https://cs.rochester.edu/nlp/rocstories/. "
         "Save its tables as roc/train.csv and roc/valid.csv in the folder of --data.",
+        train="roc --data {out}",
     ),
     Corpus(
         name="anlg",
@@ -191,6 +191,7 @@ _ALL = (
             "https://storage.googleapis.com/ai2-mosaic/public/abductive-commonsense-reasoning-iclr2020",
             ("anlg.zip", "anlg.zip"),
         ),
+        read_by="difflm evaluate RUN --task infill --sets anlg --data DIR (once anlg.zip is unpacked)",
     ),
     Corpus(
         name="qqp",
@@ -277,7 +278,9 @@ _ALL = (
         home="https://catalog.ldc.upenn.edu/LDC99T42",
         licence="LDC user agreement",
         research_only=True,
-        obtain="the Linguistic Data Consortium hands it to its licensees: https://catalog.ldc.upenn.edu/LDC99T42.",
+        obtain="the Linguistic Data Consortium hands it to its licensees: https://catalog.ldc.upenn.edu/LDC99T42. "
+        "Save its sentences, one a line, as ptb/train.txt.",
+        train="ptb data={out}/ptb/train.txt",
     ),
     Corpus(
         name="enwik8",
@@ -323,6 +326,7 @@ _ALL = (
             ("en_ewt-ud-train.conllu", "train.conllu"),
             ("en_ewt-ud-dev.conllu", "dev.conllu"),
         ),
+        read_by="python -m benchmarks.train_tagger --data DIR",
     ),
     Corpus(
         name="tinyshakespeare",

@@ -13,23 +13,33 @@ from difflm.errors import UsageError
 Texts = Iterator[str]
 REARRANGED = "roc-rearranged"  # stories from which a left-to-right model learns to fill gaps
 
+STORIES = "five-sentence stories"
+
 
 @dataclass(frozen=True)
 class Known:
     """A corpus that has a name: where its file is, and its texts."""
 
+    about: str  # what its texts are, in a few words
     path: Callable[[Path | None, Split], Path]
     read: Callable[[Path], Texts]
     words: Callable[[Path], Texts] | None = None  # texts whose words are counted, where they are not these
 
 
 KNOWN = {
-    "e2e": Known(e2e_path, lambda path: (pair.text for pair in read_e2e(path))),
-    "roc": Known(roc_path, read_stories),
-    "roc-excerpts": Known(roc_path, lambda path: with_excerpts(read_stories(path)), read_stories),
-    REARRANGED: Known(roc_path, lambda path: rearranged(read_stories(path)), lambda path: marked(read_stories(path))),
+    "e2e": Known("restaurant descriptions", e2e_path, lambda path: (pair.text for pair in read_e2e(path))),
+    "roc": Known(STORIES, roc_path, read_stories),
+    "roc-excerpts": Known(STORIES, roc_path, lambda path: with_excerpts(read_stories(path)), read_stories),
+    REARRANGED: Known(
+        STORIES, roc_path, lambda path: rearranged(read_stories(path)), lambda path: marked(read_stories(path))
+    ),
 }
 NAMES = tuple(KNOWN)
+
+
+def describe_texts(name_or_path: str) -> str:
+    """What the texts of a corpus are; of a file its name: a path says more about somebody's machine than about them."""
+    return KNOWN[name_or_path].about if name_or_path in KNOWN else Path(name_or_path).name
 
 
 def corpus(

@@ -57,6 +57,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def to_json(self) -> dict[str, Any]: ...
 
+    def unknown(self, text: str) -> list[str]:
+        """The words of a text that have no id, in order; byte pairs spell every word, characters too."""
+        return []
+
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
@@ -123,6 +127,9 @@ class Words(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [[self._ids.get(word, UNK) for word in split_words(text)] for text in texts]
+
+    def unknown(self, text: str) -> list[str]:
+        return [word for word in split_words(text) if word not in self._ids]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         words = [self.words[i] for i in ids if i >= len(SPECIALS)]

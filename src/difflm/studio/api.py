@@ -92,22 +92,26 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         (job,) = await engine.submit([asked.work()])
         return {"texts": [generation_object(g) for g in await unless_left(request.receive, texts_of(job))]}
 
-    @router.post("/api/generate", response_model=TextsAnswer, tags=["texts"], responses=ERRORS)
+    @router.post(
+        "/api/generate", response_model=TextsAnswer, response_model_exclude_unset=True, tags=["texts"], responses=ERRORS
+    )
     async def generate(request: Request, asked: Asked) -> Any:
         """Texts, all at once when they are finished."""
         return await texts(request, asked)
 
-    @router.post("/api/infill", response_model=TextsAnswer, tags=["texts"], responses=ERRORS)
+    @router.post(
+        "/api/infill", response_model=TextsAnswer, response_model_exclude_unset=True, tags=["texts"], responses=ERRORS
+    )
     async def infill(request: Request, asked: InfillAsked) -> Any:
         """Fill the gaps of a text."""
         return await texts(request, asked.asked())
 
     @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=StreamingResponse)
     async def stream(asked: Asked) -> Any:
-        """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates}; a `frame`
-        {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every text that
-        is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then `done`
-        {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
+        """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a
+        `frame` {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every
+        text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then
+        `done` {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
         asked.check(limits)
         (job,) = await engine.submit([asked.work()], watched=True)
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
@@ -130,7 +134,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
 
 async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> AsyncIterator[bytes]:
     """The events of a job as its client gets them."""
-    yield event("queued", {"ahead": engine.ahead(job), "candidates": each})
+    yield event("queued", {"ahead": engine.ahead(job), "candidates": each, "warnings": job.work.warnings})
     try:
         async for happened in job.events():
             match happened:

@@ -81,8 +81,9 @@ def add_pages(app: FastAPI) -> None:
         return HTMLResponse(text, headers={"content-security-policy": POLICY, "cache-control": "no-cache"})
 
     @app.get("/docs", include_in_schema=False)
-    async def described() -> Response:
-        return HTMLResponse(reference(app.openapi()), headers={"content-security-policy": POLICY})
+    async def described(request: Request) -> Response:
+        address = str(request.base_url).rstrip("/")
+        return HTMLResponse(reference(app.openapi(), address), headers={"content-security-policy": POLICY})
 
     @app.get("/assets/{name}", include_in_schema=False)
     async def asset(name: str) -> Response:

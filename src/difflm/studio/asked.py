@@ -140,7 +140,7 @@ class ControlAnswer(BaseModel):
 
     name: str
     target: Any
-    satisfied: bool | None = Setting(description="null: nothing here can tell.")
+    satisfied: bool | None = Setting(description="null: nothing here can tell, or the model does not know all words.")
     score: float | None
     checker: str
 
@@ -155,6 +155,10 @@ class TextAnswer(BaseModel):
     denoiser_calls: int
     seconds: float = Setting(description="Wall clock of the batch that made it.")
     seed: int
+    warnings: list[str] = Setting(
+        default_factory=list,
+        description="Why it may not be what was asked for; left out where there is nothing to say.",
+    )
 
 
 class TextsAnswer(BaseModel):
@@ -184,6 +188,7 @@ class ModelFacts(BaseModel):
     parameters: int
     longest: int = Setting(description="The most words of a text.")
     steps: int = Setting(description="Denoising steps, where a request names none.")
+    temperature: float = Setting(description="The temperature, where a request names none.")
     whole_words: bool = Setting(description="Whether a token is a word.")
     device: str
 

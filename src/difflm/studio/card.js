@@ -95,8 +95,9 @@ export class Card {
     if (!frame && this.text.text === undefined) return;
     Player.draw(this.words, this.text, step, animate);
     if (this.source) this.#compare(this.generation !== null && step >= this.last);
-    const share = frame?.sure ?? 1;
-    this.find(".sureness").textContent = `${Math.floor(share * 100)} % sure`;
+    // Of a finished text it would vouch for what is written, of which it knows nothing.
+    const share = this.generation !== null && step >= this.last ? 0 : frame?.sure ?? 0;
+    this.find(".sureness").textContent = share ? `${Math.floor(share * 100)} % sure` : "";
     this.element.style.setProperty("--sure", share.toFixed(3));
     const height = this.words.offsetHeight;
     if (height > (this.room ?? 0)) this.words.style.minHeight = `${(this.room = height)}px`; // nothing below it jumps

@@ -147,6 +147,7 @@ class Choice(BaseModel):
     finish_reason: Literal["stop", "length"]
     logprobs: None = None
     controls: list[ControlAnswer] = Setting(description="For each control whether the text obeys.")
+    warnings: list[str] = Setting(description="Why it may not be what was asked for, such as words the model lacks.")
 
 
 class Usage(BaseModel):
@@ -200,6 +201,7 @@ class Completion:
             "finish_reason": reason,
             "logprobs": None,
             "controls": made.controls,
+            "warnings": made.warnings,
         }
 
     def usage(self, choices: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -1,9 +1,8 @@
 // Requests to begin with, of those that the model can be asked. The sentences are from the world of E2E.
 import { byId, make } from "./parts.js";
 
-export function welcome(model, controls, n) {
+export function welcome(controls, n) {
   const request = { n };
-  if (model.method !== "autoregressive") request.temperature = 0.8;
   const food = controls.field?.food;
   if (food?.length) request.field = { food: food.includes("Japanese") ? "Japanese" : food[0] };
   if (food && controls.length) request.length = 18;
@@ -12,7 +11,6 @@ export function welcome(model, controls, n) {
 
 export function offerExamples(controls, n, onChoose) {
   if (!controls.field?.food) return;
-  const given = { n, temperature: 0.8 };
   const examples = [
     [controls.infill, "gaps", { infill: "The ___:2 is a ___ near Café Rouge.", field: { food: "Indian" } }],
     [controls.edit, "a rewrite", { edit: "The Mill is a cheap pub near the river.", keep: ["Mill"], strength: 0.4 }],
@@ -23,7 +21,7 @@ export function offerExamples(controls, n, onChoose) {
   const buttons = examples.filter(([offered]) => offered).map(([, name, request]) => {
     const button = make("button", "example", name);
     button.type = "button";
-    button.addEventListener("click", () => onChoose({ ...given, ...request }));
+    button.addEventListener("click", () => onChoose({ n, ...request }));
     return button;
   });
   byId("examples").append("Try ", ...buttons);

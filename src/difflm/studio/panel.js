@@ -8,7 +8,8 @@ const PHRASES = ["contains", "avoid", "keep"];
 export class Panel {
   constructor(facts, controls, onInput) {
     Object.assign(this, { facts, controls });
-    this.defaults = { n: 1, steps: facts.steps, temperature: 1, guidance: 10, candidates: 1, strength: 0.5, seed: 0 };
+    this.defaults = { n: 1, steps: facts.steps, guidance: 10, candidates: 1, strength: 0.5, seed: 0 };
+    this.defaults.temperature = facts.temperature;
     for (const key of ["field", "label"]) byId(key).append(...this.#choices(key));
     byId("tags").append(...(controls.pos?.tags ?? []).map((tag) => this.#tag(tag)));
     byId("tree-labels").textContent = labels(controls.tree);

@@ -24,9 +24,16 @@ export function controlItem(control) {
   item.append(mark, make("span", "name", control.name), make("span", "target", wordsOf(control.target)));
   const notes = [meaning];
   if (typeof control.score === "number") notes.push(`score ${Number(control.score.toFixed(3))}`);
-  if (control.checker) notes.push(`checked by ${control.checker}`);
+  if (control.checker?.startsWith("none: ")) notes.push(control.checker.slice("none: ".length));
+  else if (control.checker) notes.push(`checked by ${control.checker}`);
   item.title = notes.join(", ");
   return item;
+}
+
+// Why texts may not be what was asked for; hidden where there is nothing to say.
+export function warn(place, warnings) {
+  place.textContent = warnings.join(" ");
+  place.hidden = warnings.length === 0;
 }
 
 export function wordsOf(target) {

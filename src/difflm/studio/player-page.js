@@ -1,5 +1,5 @@
 import { Player } from "./player.js";
-import { byId, controlItem, copyText, calm, make, themed } from "./parts.js";
+import { byId, controlItem, copyText, calm, make, themed, warn } from "./parts.js";
 import { Time } from "./time.js";
 
 // The self-contained player: the texts that its file holds.
@@ -41,9 +41,9 @@ import { Time } from "./time.js";
   function show(step, animate) {
     for (const { text, card, words, sureness } of cards) {
       Player.draw(words, text, step, animate);
-      const frame = Player.at(text, step);
-      const share = frame ? Player.sureness(frame) : 1;
-      sureness.textContent = `${Math.floor(share * 100)} % sure`;
+      // Of a finished text it would vouch for what is written, of which it knows nothing.
+      const share = step < text.frames.length - 1 ? Player.sureness(Player.at(text, step)) : 0;
+      sureness.textContent = share ? `${Math.floor(share * 100)} % sure` : "";
       card.style.setProperty("--sure", share.toFixed(3));
     }
   }
@@ -56,6 +56,7 @@ import { Time } from "./time.js";
 
   // ---- where it all comes from ----
 
+  warn(byId("warning"), [...new Set(texts.flatMap((text) => text.warnings))]);
   const { model, command, ...others } = data.about;
   const seeds = [...new Set(texts.map((text) => text.seed))];
   const count = `${texts.length} ${texts.length === 1 ? "text" : "texts"}`;

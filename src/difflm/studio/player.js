@@ -70,14 +70,14 @@ export const Player = (() => {
     return element.childNodes;
   }
 
-  function drawWord(word, token, confidence, changed, animate) {
+  function drawWord(word, token, confidence, changed, animate, forming) {
     if (word.textContent !== token) {
       word.textContent = token;
       if (animate) word.animate(CONDENSE, { duration: 260, easing: "ease-out" });
     }
     word.dataset.level = Math.min(LEVELS - 1, Math.floor(confidence * LEVELS));
     word.classList.toggle("changed", changed);
-    word.title = `${Math.floor(confidence * 100)} % sure`;
+    word.title = forming ? `${Math.floor(confidence * 100)} % sure` : "";
   }
 
   function drawPlain(element, text) {
@@ -98,7 +98,7 @@ export const Player = (() => {
       const visible = token.trimStart(); // byte pairs bring their spaces along
       nodes[2 * i].data = spaceBefore(frame, i) + token.slice(0, token.length - visible.length);
       // The first draft has none before it that it could differ from.
-      drawWord(nodes[2 * i + 1], visible, frame.confidence[i], step > 0 && frame.changed[i], animate);
+      drawWord(nodes[2 * i + 1], visible, frame.confidence[i], step > 0 && frame.changed[i], animate, !ended);
     });
   }
 

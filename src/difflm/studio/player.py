@@ -119,6 +119,7 @@ def packed_text(played: PlayedText, packer: Packer) -> dict[str, Any]:
         "seed": made.seed,
         "steps": made.steps,
         "controls": [shown_control(control) for control in made.controls],
+        "warnings": made.warnings,
         "frames": packer.frames(drafts, pieces),
     }
 

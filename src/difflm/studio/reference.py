@@ -26,10 +26,11 @@ $parts
 """)
 
 
-def reference(document: dict[str, Any]) -> str:
-    """Every operation with its body and answer, what each error means, and every schema that these name."""
+def reference(document: dict[str, Any], address: str) -> str:
+    """Every operation with its body and answer, what each error means, and every schema that these name. `address` is
+    that of the server, such as http://127.0.0.1:8000."""
     operations = [
-        operation(method, path, found, document)
+        operation(method, path, found, document, address)
         for path, item in document["paths"].items()
         for method, found in item.items()
     ]
@@ -43,7 +44,7 @@ def reference(document: dict[str, Any]) -> str:
     )
 
 
-def operation(method: str, path: str, found: dict[str, Any], document: dict[str, Any]) -> str:
+def operation(method: str, path: str, found: dict[str, Any], document: dict[str, Any], address: str) -> str:
     body = found.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     right = [answer for status, answer in found["responses"].items() if status < "400"]
     wrong = [f'<a href="#errors">{status}</a>' for status in sorted(found["responses"]) if status >= "400"]
@@ -52,7 +53,7 @@ def operation(method: str, path: str, found: dict[str, Any], document: dict[str,
     told = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in rows)
     return (
         f"<section><h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{marked(found['description'])}</p>"
-        f"<table>{told}</table>{example(path, body, document) if body else ''}</section>"
+        f"<table>{told}</table>{example(f'{address}{path}', body, document) if body else ''}</section>"
     )
 
 
@@ -61,10 +62,10 @@ def content(answer: dict[str, Any]) -> str:
     return " or ".join(named)
 
 
-def example(path: str, body: dict[str, Any], document: dict[str, Any]) -> str:
+def example(url: str, body: dict[str, Any], document: dict[str, Any]) -> str:
     found = document["components"]["schemas"][body["$ref"].rsplit("/", 1)[1]]
     value = json.dumps(found["examples"][0], ensure_ascii=False)
-    command = f"curl http://127.0.0.1:8000{path} -H content-type:application/json \\\n  -d {shlex.quote(value)}"
+    command = f"curl {shlex.quote(url)} -H content-type:application/json \\\n  -d {shlex.quote(value)}"
     return f"<pre>{html.escape(command)}</pre>"
 
 

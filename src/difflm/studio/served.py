@@ -27,6 +27,7 @@ class Served:
             "parameters": lm.config["parameters"],
             "longest": lm.model.room,
             "steps": lm.model.sampling.steps,
+            "temperature": lm.model.sampling.temperature,
             "whole_words": self.whole_words,
             "device": str(lm.device),
         }

@@ -4,7 +4,7 @@ import { offerExamples, welcome } from "./examples.js";
 import { Export } from "./export.js";
 import { Kept } from "./kept.js";
 import { Panel } from "./panel.js";
-import { byId, themed } from "./parts.js";
+import { byId, themed, warn } from "./parts.js";
 import { fromHash, toHash } from "./request.js";
 import { Stage } from "./stage.js";
 
@@ -30,7 +30,10 @@ async function write(request) {
     for await (const [name, data] of stream(request, own.signal, wait)) {
       if (own.signal.aborted) return;
       if (made !== request) clear(request); // what was on the stage stays until the server has taken this one
-      if (name === "queued") tell(data.ahead ? `${counted(data.ahead, "request")} ahead …` : writing);
+      if (name === "queued") {
+        warn(byId("warning"), data.warnings);
+        tell(data.ahead ? `${counted(data.ahead, "request")} ahead …` : writing);
+      }
       else if (name === "frame") stage.frames(data.frames);
       else if (name === "text") stage.text(data);
     }
@@ -159,7 +162,7 @@ function wire() {
 
 function open() {
   const given = fromHash(location.hash);
-  const request = Object.keys(given).length ? given : welcome(model, panel.controls, usual());
+  const request = Object.keys(given).length ? given : welcome(panel.controls, usual());
   panel.write(request);
   write(panel.read());
 }

@@ -33,8 +33,9 @@ def list_corpora(as_json: Json = False) -> None:
 def described(corpus: "Corpus") -> str:
     terms = f"{corpus.licence} (research only)" if corpus.research_only else corpus.licence
     got = f"can be fetched; {corpus.checks}" if corpus.downloads else f"cannot be fetched: {corpus.obtain}"
-    trains = f"difflm train {corpus.train.format(out='DIR')}" if corpus.train else "difflm has no reader for it yet"
-    lines = (f"{corpus.title} · {corpus.purpose}", f"{terms} · {corpus.home}", got, trains)
+    trains = f"difflm train {corpus.train.format(out='DIR')}" if corpus.train else ""
+    read = trains or corpus.read_by or "difflm does not read it yet"
+    lines = (f"{corpus.title} · {corpus.purpose}", f"{terms} · {corpus.home}", got, read)
     return "\n".join(f"{name:16} {line}" for name, line in zip((corpus.name, "", "", ""), lines, strict=True))
 
 
@@ -49,6 +50,7 @@ def record(corpus: "Corpus") -> dict[str, Any]:
         "fetched": bool(corpus.downloads),
         "obtain": corpus.obtain or None,
         "train": corpus.train or None,
+        "read_by": corpus.read_by or None,
         "files": [
             {"file": kept.file, "url": download.url, "inside": kept.inside, "size": kept.size, "sha256": kept.sha256}
             for download in corpus.downloads

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from difflm.console import Bar, note
+from difflm.console import Bar, complain, note
 from difflm.errors import UsageError
 from difflm.verbs.shared import (
     Clamp,
@@ -179,21 +179,28 @@ class Writer:
         return max(self.mbr, self.candidates)
 
     def refuse(self, requests: "list[Request]") -> None:
-        """All that is wrong, before the first text is made."""
+        """Refuse what is wrong, and warn of what is doubtful, before the first text is made."""
         from difflm.refusals import check_candidates, check_request
 
         if self.knobs is not None and not any(control.head for r in requests for control in r.controls()):
             raise UsageError(
                 "--guidance is how strongly classifiers pull: ask for a field, a label, tags or phrases as well."
             )
+        warnings = []
         for number, request in enumerate(requests):
             try:
                 check_request(request.n, request.seed, self.mbr)
                 self.lm.sampling(**request.settings(), **self.settings)
                 check_candidates(self.candidates, self.mbr, request.controls())
-                self.lm.brief(request.controls(), request.edited(), self.knobs)
+                brief = self.lm.brief(request.controls(), request.edited(), self.knobs)
             except UsageError as error:
-                raise UsageError(f"request {number}: {error}" if self.numbered else str(error)) from None
+                raise UsageError(self.numbered_line(number, str(error))) from None
+            warnings += [self.numbered_line(number, warning) for warning in self.lm.warnings(brief)]
+        for warning in warnings:
+            complain(f"warning: {warning}")
+
+    def numbered_line(self, number: int, line: str) -> str:
+        return f"request {number}: {line}" if self.numbered else line
 
     def write(self, requests: "list[Request]") -> None:
         total = sum(request.n for request in requests)

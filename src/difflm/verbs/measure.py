@@ -103,6 +103,10 @@ class Infilling:
     sets: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Infilling task: anlg, roc, or both with a comma. [both]")
     ] = None
+    skip: Annotated[
+        int,
+        typer.Option(help="Infilling task: gaps of the seed's order to leave out, so as to choose settings on others."),
+    ] = 0
     rival: Annotated[
         list[str] | None, typer.Option(metavar="RUN", help="Infilling task: a run to stand beside; repeatable.")
     ] = None
