@@ -10,14 +10,14 @@ demo: .venv/.ready
 
 # Two workers with one thread each: more threads than cores make torch slower, not faster.
 test: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # All of `test`, and what takes many seconds.
 test-ci: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
 test-slow: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

@@ -29,11 +29,17 @@ def seeded() -> None:
     torch._C._set_mkldnn_enabled(True)
 
 
+@pytest.fixture
+def whole_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation as it is for everybody."""
+    monkeypatch.setattr(loop, "VALIDATION_DRAWS", VALIDATION_DRAWS)
+
+
 @pytest.fixture(autouse=True)
-def validated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What trains for minutes is validated as it is for everybody."""
+def validated(request: pytest.FixtureRequest) -> None:
+    """What trains for minutes is validated in whole."""
     if request.node.get_closest_marker("slow"):
-        monkeypatch.setattr(loop, "VALIDATION_DRAWS", VALIDATION_DRAWS)
+        request.getfixturevalue("whole_validation")
 
 
 @pytest.fixture(scope="module")

@@ -501,6 +501,7 @@ BUNDLED: list[list[Any]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("controls", BUNDLED, ids=str)
 def test_every_step_of_the_bundled_model_can_be_recorded(monkeypatch, bundled, controls):
     monkeypatch.setattr("difflm.samplers.repeated.Recorded", Strict)

@@ -124,6 +124,7 @@ def test_a_published_step_counts_as_published():
     assert positions_of(model, batch) == 64
 
 
+@pytest.mark.long
 def test_a_full_bench_has_every_part(tiny_runs, one_second, judge, monkeypatch):  # noqa: F811
     """With small sizes of everything; GPT-2 has its own test."""
     run = tiny_runs["difflm"]

@@ -52,7 +52,7 @@ def trainer(tmp_path, likelihood="bound", patience=0):
     ("likelihood", "texts", "levels"),
     [("bound", 10, 4160), ("bound", 5000, 5000), ("exact", 10, 10), ("bound", 300, 4200)],
 )
-def test_a_bound_of_few_texts_is_drawn_often(tmp_path, likelihood, texts, levels):
+def test_a_bound_of_few_texts_is_drawn_often(tmp_path, whole_validation, likelihood, texts, levels):
     batch = Batch(torch.full((texts, 3), 5).numpy(), torch.full((texts,), 3).numpy())
     training = trainer(tmp_path, likelihood)
     assert training.validate([batch]) == pytest.approx(3 / 4)
