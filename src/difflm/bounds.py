@@ -20,7 +20,7 @@ from difflm.processes import at_positions
 from difflm.schedules import interpolate
 
 LEVELS = 10_000  # of the chain whose bound is reported
-CERTAIN = 0.05  # share of the guessed nats that lies below t_0, where the chain ends in words
+CERTAIN = 0.01  # share of the guessed nats that lies below t_0, where the chain ends in words
 EVEN = 0.3  # share of levels spread evenly in log-SNR: context moves the nats to noisier ones, faults to cleaner ones
 SPOKEN = 0.98  # share of the guessed nats below which they are spread: noisier levels are all alike
 KNOTS, WORDS = 65, 64  # of the guess: noise levels, and words at each

@@ -212,7 +212,7 @@ def score(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """How likely a model finds given texts: nats (exact, or an estimate of a bound with its ±) of each, and the mean."""
+    """How likely a model finds given texts: nats of each, exact or the estimate of a bound with its ±; the mean."""
     if not 1 <= draws <= 1_000_000:
         raise UsageError(f"--draws must lie between 1 and 1,000,000, not {draws}.")
     from difflm.data.texts import read_texts
