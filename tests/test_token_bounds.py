@@ -35,7 +35,7 @@ class AtAnyTime(ExactTokens):
 
 def measured(process: Interpolating, draws: int, levels: int | None = None) -> tuple[Tensor, float, float]:
     noise = Noise(0, torch.arange(len(IDS)))
-    nats = token_bound(AtAnyTime(process), IDS, MASK, noise, draws, levels).view(9, EACH)
+    nats = token_bound(AtAnyTime(process), IDS, MASK, noise, draws, levels).mean(1).view(9, EACH)
     mean, error = nats.mean(1), nats.std(1) / math.sqrt(EACH)
     p = JOINT.flatten()
     return (mean + p.log()) / error, float(p @ mean), float((p * error).square().sum().sqrt())

@@ -55,7 +55,7 @@ def trainer(tmp_path, likelihood="bound", patience=0):
 def test_a_bound_of_few_texts_is_drawn_often(tmp_path, whole_validation, likelihood, texts, levels):
     batch = Batch(torch.full((texts, 3), 5).numpy(), torch.full((texts,), 3).numpy())
     training = trainer(tmp_path, likelihood)
-    assert training.validate([batch]) == pytest.approx(3 / 4)
+    assert training.validate([batch])[0] == pytest.approx(3 / 4)
     assert training.ema.model.asked == [levels]  # at least 4,096 where it is a bound
 
 
@@ -66,7 +66,7 @@ def test_the_figure_is_that_of_the_weights_that_are_shipped(tmp_path, patience, 
     for step, nats in enumerate((3.0, 2.0, 2.5), start=1):
         training.step = step
         training.ema.model.weight.data.fill_(step)
-        training.note_validation(nats, watching)
+        training.note_validation(nats, None, watching)
     validation = training.outcome("done").validation
     assert (validation["step"], validation["nats_per_token"]) == reported
     assert float(training.final_weights()["weight"]) == validation["step"]
@@ -76,7 +76,7 @@ def test_the_figure_is_that_of_the_weights_that_are_shipped(tmp_path, patience, 
 def test_weights_that_nobody_validated_have_no_figure(tmp_path):
     training = trainer(tmp_path)
     training.step = 4
-    training.note_validation(2.0, Watching())
+    training.note_validation(2.0, None, Watching())
     training.step = 5
     assert training.outcome("interrupted").validation == {}
 

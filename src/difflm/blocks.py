@@ -162,7 +162,7 @@ class BlockDiffusion(TokenDiffusion):
         # Blocks of one word have nothing to draw: the likelihood itself, left to right.
         hidden = torch.full_like(canvas, self.process.mask_id)
         logits = self.denoiser(hidden, torch.ones(len(canvas), device=canvas.device), mask, canvas).logits
-        return (cross_entropy(logits, canvas) * mask).sum(-1)
+        return (cross_entropy(logits, canvas) * mask).sum(-1, keepdim=True).expand(-1, draws)
 
     # -- generation ---------------------------------------------------------------------------------------------
 

@@ -64,7 +64,9 @@ def training_summary(config: dict[str, Any]) -> str:
     validation = ""
     if "nats_per_token" in last:
         bound = "≤ " if last.get("likelihood") == "bound" else ""
-        validation = f", validation {bound}{last['nats_per_token']:.4f} nats/token (step {last['step']:,})"
+        error = f" ± {last['standard_error']:.4f}" if "standard_error" in last else ""
+        kept = ", the lowest of all" if config["recipe"].get("patience") else ""
+        validation = f", validation {bound}{last['nats_per_token']:.4f}{error} nats/token (step {last['step']:,}{kept})"
     ending = {"early": ", stopped early", "interrupted": ", interrupted"}.get(trained["stopped"], "")
     seed = config["recipe"]["seed"]
     return f"{trained['steps']:,} steps in {trained['minutes']:,} minutes{ending}, seed {seed}{validation}"

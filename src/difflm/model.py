@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.belief import Belief
-from difflm.bounds import gaussian_bound
+from difflm.bounds import gaussian_bound, standard_error
 from difflm.denoiser import Denoiser
 from difflm.lengths import LengthPolicy
 from difflm.noise import Noise, Ticking
@@ -86,6 +86,11 @@ class LanguageModel(Trainable):
     def room(self) -> int:
         """The most words a text may have."""
         return self.longest
+
+    def nats_and_error(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
+        """`nats`, and the standard error that its draws leave, both [B]: none of what is exact, NaN of one draw."""
+        nats = self.nats(ids, lengths, noise, draws)
+        return nats, torch.zeros_like(nats)
 
     @abstractmethod
     def compute_in(self, dtype: torch.dtype | None) -> None:
@@ -268,7 +273,15 @@ class DiffusionModel(LanguageModel):
         canvas, mask = self.lengths.canvas(ids, lengths)
         if self.coupled:
             return self.pair_nats(canvas, mask, noise, *labels)
-        return self.bound(canvas, mask, noise, draws) + self.lengths.nats(lengths)
+        return self.bound(canvas, mask, noise, draws).mean(1) + self.lengths.nats(lengths)
+
+    @torch.no_grad()
+    def nats_and_error(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
+        if self.likelihood is None:
+            return super().nats_and_error(ids, lengths, noise, draws)
+        canvas, mask = self.lengths.canvas(ids, lengths)
+        estimates = self.bound(canvas, mask, noise, draws)
+        return estimates.mean(1) + self.lengths.nats(lengths), standard_error(estimates)
 
     def pair_nats(self, canvas: Tensor, mask: Tensor, noise: Noise, *pairs: Tensor) -> Tensor:
         """Cross-entropy of each canvas at one time of its path, [B]: a figure to watch, no likelihood."""
@@ -276,8 +289,8 @@ class DiffusionModel(LanguageModel):
         return (self.objective(batch)["ce"] * batch.mask).sum(-1)
 
     def bound(self, canvas: Tensor, mask: Tensor, noise: Noise, draws: int) -> Tensor:
-        """Nats of each canvas, [B]."""
-        return gaussian_bound(self.denoiser, self.times, canvas, mask, noise, draws)
+        """Estimates of the nats of each canvas, [B, draws]."""
+        return gaussian_bound(self.denoiser, canvas, mask, noise, draws)
 
     # -- generation ---------------------------------------------------------------------------------------------
 

@@ -372,19 +372,41 @@ class TextDiffusion:
         return [float(v) for v in self.score_ids(self.encode(texts), seed, draws, batch_size)]
 
     def score_ids(
-        self, rows: list[list[int]], seed: int = 0, draws: int = 16, batch_size: int = 64, first: int = 0
+        self,
+        rows: list[list[int]],
+        seed: int = 0,
+        draws: int = 16,
+        batch_size: int = 64,
+        first: int = 0,
+        alike: int = 1,
     ) -> torch.Tensor:
-        """The same for ids, in batches of like length; the answer does not depend on the batch size.
+        """The same for ids."""
+        return self.score_ids_with_errors(rows, seed, draws, batch_size, first, alike)[0]
 
-        `first` is the number of the first text, where a long list is scored in pieces."""
-        nats = torch.zeros(len(rows))
+    @torch.no_grad()
+    def score_ids_with_errors(
+        self,
+        rows: list[list[int]],
+        seed: int = 0,
+        draws: int = 16,
+        batch_size: int = 64,
+        first: int = 0,
+        alike: int = 1,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Nats, and the standard errors that a bound's draws leave, in batches of like length; the answer does not
+        depend on the batch size.
+
+        `first` is the number of the first text, where a long list is scored in pieces. `alike` texts in a row share
+        their noise: candidates for one place differ by what they say, not by their luck."""
+        found = torch.zeros(2, len(rows))
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             ids, lengths = padded([rows[i] for i in chosen])
-            noise = Noise(seed, first + torch.tensor(chosen, device=self.device))
-            nats[chosen] = self.model.nats(ids.to(self.device), lengths.to(self.device), noise, draws).float().cpu()
-        return nats
+            noise = Noise(seed, (first + torch.tensor(chosen, device=self.device)) // alike)
+            told = self.model.nats_and_error(ids.to(self.device), lengths.to(self.device), noise, draws)
+            found[:, chosen] = torch.stack([part.float().cpu() for part in told])
+        return found[0], found[1]
 
 
 def one_behind(seen: Iterable[Seen]) -> Iterator[Seen]:

@@ -17,13 +17,11 @@ EDGE = 1e-7  # of u: t = sin²(πu²/2) then begins at 2e-28 and ends where floa
 def token_bound(
     denoiser: TokenDenoiser, ids: Tensor, mask: Tensor, noise: Noise, draws: int, levels: int | None = None
 ) -> Tensor:
-    """Nats of each text [B], with `draws` times a text, one in each stratum."""
-    total = (denoiser.process.prior_nats(ids) * mask).sum(-1).double()
+    """Estimates of each text's nats, one for each of its strata of times, [B, draws]; their mean is unbiased."""
+    prior = (denoiser.process.prior_nats(ids) * mask).sum(-1).double()
     offset = noise.uniform(0, stream=10).double()
-    for k in range(draws):
-        u = (k + offset) / draws
-        total = total + _draw(denoiser, ids, mask, noise, u, k, levels) / draws
-    return total
+    strata = ((k, (k + offset) / draws) for k in range(draws))
+    return torch.stack([prior + _draw(denoiser, ids, mask, noise, u, k, levels) for k, u in strata], 1)
 
 
 def _draw(

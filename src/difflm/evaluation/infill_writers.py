@@ -157,9 +157,9 @@ class Writer:
         return [found[told.index(min(told))] for found, told in zip(made, nats, strict=True)]
 
     def scored(self, texts: list[list[str]], on_progress: Counted) -> list[list[float]]:
-        """Nats of all candidates' texts."""
+        """Nats of all candidates' texts, those of one gap with the same noise."""
         flat = self.lm.tokenizer.encode_batch([text for many in texts for text in many])
-        nats = iter(score(self.lm, flat, self.asked.seed, self.asked.draws, on_progress).tolist())
+        nats = iter(score(self.lm, flat, self.asked.seed, self.asked.draws, on_progress, len(texts[0])).tolist())
         return [[next(nats) for _ in many] for many in texts]
 
 

@@ -178,13 +178,16 @@ def device_name(device: torch.device) -> str:
 # -- nats -------------------------------------------------------------------------------------------------------------
 
 
-def score(lm: TextDiffusion, rows: list[list[int]], seed: int, draws: int, on_progress: Counted) -> Nats:
-    """Nats of each text: those that `TextDiffusion.score` gives, piece by piece."""
+def score(
+    lm: TextDiffusion, rows: list[list[int]], seed: int, draws: int, on_progress: Counted, alike: int = 1
+) -> Nats:
+    """Nats of each text: those that `TextDiffusion.score` gives, piece by piece. `alike` texts in a row share noise."""
     nats = []
     for start in range(0, len(rows), CHUNK):
         on_progress(start, len(rows))
         size = 64 if lm.device.type == "cpu" else CHUNK
-        nats.append(lm.score_ids(rows[start : start + CHUNK], seed, draws, size, first=start).double().numpy())
+        piece = lm.score_ids(rows[start : start + CHUNK], seed, draws, size, start, alike)
+        nats.append(piece.double().numpy())
     return np.concatenate(nats)
 
 

@@ -20,6 +20,10 @@ class Method(BaseModel):
     kind: ClassVar[Literal["method", "baseline", "classifier"]] = "method"
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
 
+    def has_bound(self) -> bool:
+        """Whether a model with these very settings has a likelihood or a bound."""
+        return self.bound
+
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         """A fresh model for texts of at most `longest` tokens."""
         raise TypeError(f"{self.name} writes no texts")

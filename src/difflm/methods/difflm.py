@@ -32,6 +32,9 @@ class DiffLM(Method):
     coupled: bool = False  # each text is learned from the noise that a teacher made it of
     behind: float = Field(default=0.0, ge=0, le=1)  # how far the last estimate may lag behind, of the whole way
 
+    def has_bound(self) -> bool:
+        return not self.coupled  # a bound wants noise that is independent of the text
+
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
         from difflm.codecs import LearnedEmbedding
         from difflm.denoiser import Denoiser

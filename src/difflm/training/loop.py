@@ -82,12 +82,16 @@ class Validation:
     likelihood: Likelihood | None
     best: bool = False  # so far, where patience keeps the best weights
     figure: Figure = "nats_per_token"
+    error: float | None = None  # standard error over texts and draws, of a bound
 
     def __str__(self) -> str:
-        return f"{'≤ ' if self.likelihood == 'bound' else ''}{self.value:.4f} {UNITS[self.figure]}"
+        error = "" if self.error is None else f" ± {self.error:.4f}"
+        return f"{'≤ ' if self.likelihood == 'bound' else ''}{self.value:.4f}{error} {UNITS[self.figure]}"
 
     def figures(self) -> dict[str, Any]:
         figures = {self.figure: round(self.value, 6), "step": self.step}
+        if self.error is not None:
+            figures["standard_error"] = round(self.error, 6)
         return {**figures, "likelihood": self.likelihood} if self.likelihood else figures
 
     def record(self) -> dict[str, Any]:
@@ -203,10 +207,11 @@ class Trainer:
             self._graphs[width] = Captured(self.gradients, weights, inputs, self._sums or None)
         return self._graphs[width]
 
-    def validate(self, batches: list[Batch]) -> float:
+    def validate(self, batches: list[Batch]) -> tuple[float, float | None]:
         """Nats of the averaged weights on held-out texts, exact or a bound, always with the same noise: a token, or of
-        labels a text."""
-        total, count = torch.zeros((), device=self.device), 0
+        labels a text; of a bound also the standard error, over texts and draws."""
+        found: list[Tensor] = []  # nats of each text, the mean of its copies
+        counts: list[Tensor] = []  # what they are divided by
         texts = sum(len(batch.lengths) for batch in batches)
         draws, copies = validation_draws(texts) if self.model.likelihood == "bound" else (1, 1)
         for number, batch in enumerate(batches):
@@ -214,10 +219,16 @@ class Trainer:
             ids, lengths, *labels = (t.repeat_interleave(copies, 0) for t in self.to_device(batch))
             noise = Noise(self.budget.seed, torch.arange(size, device=self.device) + number * size)
             with self.autocast():
-                total = total + self.ema.model.nats(ids, lengths, noise, draws, *labels).sum()
-            words = 0 if self.figure == "label_nats" else int(batch.lengths.sum()) * copies
-            count += words + (0 if self.figure == "pair_nats" else size)  # words and END, or texts; paths have no END
-        return float(total) / max(1, count)
+                nats = self.ema.model.nats(ids, lengths, noise, draws, *labels)
+            found.append(nats.double().view(-1, copies).mean(1))
+            # Words and END, or texts; paths have no END.
+            words = lengths[::copies] * (self.figure != "label_nats")
+            counts.append((words + (self.figure != "pair_nats")).double())
+        nats, count = torch.cat(found), torch.cat(counts)
+        value = nats.sum() / count.sum().clamp(min=1)
+        if self.model.likelihood != "bound" or len(nats) < 2:
+            return float(value), None
+        return float(value), float((nats - value * count).std() * math.sqrt(len(nats)) / count.sum())
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
@@ -286,7 +297,7 @@ class Trainer:
                     accumulated, since, tokens, since_step = {}, now, 0, self.step
                 pause = time.perf_counter()
                 validating = held_out and (self.step % budget.validate_every == 0 or last)
-                if validating and self.note_validation(self.validate(held_out), watcher):
+                if validating and self.note_validation(*self.validate(held_out), watcher):
                     stop = "early"
                 showing = budget.sample_every and self.step % budget.sample_every == 0 and not last
                 if showing and isinstance(self.ema.model, LanguageModel):  # a classifier has nothing to show
@@ -320,10 +331,10 @@ class Trainer:
                 f"{advice}; try a lower lr or a stronger clip."
             )
 
-    def note_validation(self, nats: float, watcher: Watcher) -> bool:
+    def note_validation(self, nats: float, error: float | None, watcher: Watcher) -> bool:
         """Write the figure down, keep the best weights where patience asks for it; True when patience is at its end."""
         best = bool(self.budget.patience) and nats < self.validation.get(self.figure, math.inf)
-        now = Validation(self.step, nats, self.model.likelihood, best, self.figure)
+        now = Validation(self.step, nats, self.model.likelihood, best, self.figure, error)
         if best or not self.budget.patience:
             self.validation = now.figures()
         if best:

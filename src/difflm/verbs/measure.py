@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -215,7 +216,7 @@ def score(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """How likely a model finds given texts: nats (a bound, or exact) of each, and the mean."""
+    """How likely a model finds given texts: nats of each, exact or the estimate of a bound with its ±; the mean."""
     if not 1 <= draws <= 1_000_000:
         raise UsageError(f"--draws must lie between 1 and 1,000,000, not {draws}.")
     from difflm.data.texts import read_texts
@@ -228,24 +229,51 @@ def score(
         raise UsageError(f"{run} ({lm.config['method']}) has no likelihood and no bound: it cannot score.")
     rows = lm.encode(texts)
     nats: list[float] = []
+    errors: list[float] = []
     with Bar("scoring", len(rows)) as bar:
         for start in range(0, len(rows), 256):
-            piece = lm.score_ids(rows[start : start + 256], seed, draws, first=start).tolist()
-            for text, row, value in zip(texts[start:], rows[start:], piece, strict=False):
-                figures = {"nats": round(value, 4), "nats_per_token": round(value / (len(row) + 1), 4), "kind": kind}
-                line = f"{value:9.3f} nats {value / (len(row) + 1):7.3f} nats/token {kind}  {text}"
-                bar.put(json.dumps({"text": text, **figures}, ensure_ascii=False) if as_json else line)
-            nats += piece
+            piece = lm.score_ids_with_errors(rows[start : start + 256], seed, draws, first=start)
+            told_of = zip(texts[start:], rows[start:], piece[0].tolist(), piece[1].tolist(), strict=False)
+            for text, row, value, error in told_of:
+                told = Scored(value, error, len(row) + 1, kind)
+                bar.put(
+                    json.dumps({"text": text, **told.figures()}, ensure_ascii=False) if as_json else f"{told}  {text}"
+                )
+                nats.append(value)
+                errors.append(error)
             bar.update("scoring", len(nats), len(rows))
-    # Words and END, as everywhere: a bound in nats/token is total nats over total tokens.
-    mean, per_token = sum(nats) / len(nats), sum(nats) / sum(len(row) + 1 for row in rows)
+    # Words and END, as everywhere: a bound in nats/token is total nats over total tokens. The ± is that of the draws.
+    error = math.sqrt(sum(e * e for e in errors)) / len(errors)
+    mean = Scored(sum(nats) / len(nats), error, sum(len(row) + 1 for row in rows) / len(rows), kind)
     if as_json:
-        figures = {"nats": round(mean, 4), "nats_per_token": round(per_token, 4), "kind": kind}
-        put_json({"mean": figures, "texts": len(nats)})
+        put_json({"mean": mean.figures(), "texts": len(nats)})
     else:
-        print(f"{mean:9.3f} nats {per_token:7.3f} nats/token {kind}  mean of {len(nats):,} texts")
+        print(f"{mean}  mean of {len(nats):,} texts")
     unknown = sum(row.count(UNK) for row in rows)
     if unknown:
         note(
             f"{unknown:,} of {sum(map(len, rows)):,} tokens are words this model does not know: they count as one word."
         )
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Nats of a text, or of several on average, and the standard error that a bound's draws leave."""
+
+    nats: float
+    error: float  # 0 where nats are exact, NaN of a single estimate
+    tokens: float
+    kind: str
+
+    @property
+    def estimated(self) -> bool:
+        return self.kind == "bound" and math.isfinite(self.error)
+
+    def __str__(self) -> str:
+        error = f" ±{self.error:6.3f}" if self.estimated else ""
+        per_token = f" ±{self.error / self.tokens:6.3f}" if self.estimated else ""
+        return f"{self.nats:9.3f}{error} nats {self.nats / self.tokens:7.3f}{per_token} nats/token {self.kind}"
+
+    def figures(self) -> dict[str, Any]:
+        figures = {"nats": round(self.nats, 4), "nats_per_token": round(self.nats / self.tokens, 4), "kind": self.kind}
+        return {**figures, "standard_error": round(self.error, 4)} if self.estimated else figures

@@ -20,24 +20,31 @@ def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=Tr
     recipes = recipes_by_method()
     table = Table("name", "paper", "family", "kind", "bound", "recipes", box=None, pad_edge=False)
     for m in METHODS.values():
-        names = recipes.get(m.name, [])
+        names = recipes.get(m.name, {})
         if as_json:
             values = {"name": m.name, "paper": m.paper, "family": m.family, "kind": m.kind, "bound": m.bound}
-            put_json({**values, "recipes": names})
-        known = ", ".join(names) or f"{SHARED} method={m.name}"
+            put_json({**values, "recipes": list(names), "recipes_without_bound": [n for n in names if not names[n]]})
+        known = (
+            ", ".join(n if has or not m.bound else f"{n} (no bound)" for n, has in names.items())
+            or f"{SHARED} method={m.name}"
+        )
         table.add_row(m.name, m.paper, m.family, m.kind, "yes" if m.bound else "no", known)
     if not as_json:
         put_table(table)
 
 
-def recipes_by_method() -> dict[str, list[str]]:
+def recipes_by_method() -> dict[str, dict[str, bool]]:
+    """The recipes of each method, and whether what they train has a likelihood or a bound."""
     import yaml
 
+    from difflm.methods import METHODS
     from difflm.recipe import known_recipes
 
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, bool]] = {}
     for name, path in known_recipes().items():
-        found.setdefault(yaml.safe_load(path.read_text(encoding="utf-8"))["method"], []).append(name)
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        method = METHODS[recipe["method"]].model_validate(recipe.get("model", {}))
+        found.setdefault(method.name, {})[name] = method.has_bound()
     return found
 
 
