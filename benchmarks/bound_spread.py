@@ -13,7 +13,7 @@ import random
 import torch
 
 from difflm.evaluation.corpora import corpus_for
-from difflm.pipeline import TextDiffusion
+from difflm.generation.pipeline import TextDiffusion
 
 
 def measure(lm: TextDiffusion, rows: list[list[int]], seeds: int, draws: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks.train_tagger import treebank
+from difflm.annotators.e2e_fields import FIELDS, expresses, verbatim
+from difflm.annotators.tagger import Tagger, accuracy, own_tagger, read_conllu, spacy_tagger
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
-from difflm.data.fields import FIELDS, expresses, verbatim
-from difflm.data.taggers import Tagger, accuracy, own_tagger, read_conllu, spacy_tagger
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from difflm.evaluation.language import Row
-    from difflm.training.loop import Trainer
+    from difflm.training.trainer import Trainer
 
 ADAPTIVE = ["model.layers=8"]  # norms that are told the time have more weights than one layer
 HOLDS = 62  # words of the texts that are scored: diffusion-lm's canvas of 64 holds no more
@@ -148,7 +148,7 @@ def changes(rival: Rival, asked: Asked) -> list[str]:
 
 def trainer_in_turn(asked: Asked, turn: Turn) -> "type[Trainer]":
     """A trainer that waits for the device."""
-    from difflm.training.loop import Outcome, Trainer
+    from difflm.training.trainer import Outcome, Trainer
 
     class InTurn(Trainer):
         def fit(self, *given: Any) -> Outcome:
@@ -169,11 +169,11 @@ def leave_if_late(asked: Asked) -> None:
 
 def train(name: str, asked: Asked, turn: Turn) -> dict[str, Any]:
     """A run in OUT/NAME, unless it is there; what its config says of training."""
-    from difflm import fit
-    from difflm.console import TrainingView
-    from difflm.recipe import load_recipe
-    from difflm.refusals import check_device
-    from difflm.run import read_config
+    from difflm.app.console import TrainingView
+    from difflm.generation.validation import check_device
+    from difflm.training import fit
+    from difflm.training.recipe import load_recipe
+    from difflm.training.run import read_config
 
     run, rival = asked.out / name, TABLES[asked.table][name]
     if not (run / "config.json").exists() or "trained" not in read_config(run):
@@ -190,14 +190,14 @@ def train(name: str, asked: Asked, turn: Turn) -> dict[str, Any]:
 def measure(name: str, asked: Asked, turn: Turn) -> "Row":
     """What `difflm evaluate` measures, on texts that every model can hold; the twin judges where no bundled judge knows
     the texts."""
+    from difflm.app.commands.options import load_model
+    from difflm.app.measuring import load_judge
+    from difflm.data.text_metrics import copied_among
     from difflm.data.tokenizers import split_words
     from difflm.evaluation.corpora import corpus_for
     from difflm.evaluation.language import Judge, Measure, Scored, Writer
-    from difflm.measuring import load_judge
-    from difflm.textmetrics import copied_among
-    from difflm.verbs.shared import load
 
-    lm = load(str(asked.out / name), asked.device)
+    lm = load_model(str(asked.out / name), asked.device)
     turn.take()
     made = Writer(lm, {}).write(asked.samples, 0, lambda done, total: None)
     turn.leave()
@@ -222,7 +222,7 @@ def measure(name: str, asked: Asked, turn: Turn) -> "Row":
 
 def make(name: str, asked: Asked) -> None:
     """Train and measure one run, and write its figures down."""
-    from difflm.files import append_line
+    from difflm.runtime.files import append_line
 
     turn = Turn(asked)
     trained = train(name, asked, turn)

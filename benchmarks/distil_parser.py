@@ -17,9 +17,9 @@ from pathlib import Path
 
 from benchmarks.train_parser import learn, measured, options
 from benchmarks.treebanks import E2E_SPLITS, e2e_texts, read_trees, treebank, write_trees
-from difflm.data.trees import CHAIN, Agreement, Span, Tree, agreements, join_sentences, split_sentences
-from difflm.files import write_atomic
-from difflm.parsing import Parser, SpanParser, load_parser, parse_texts
+from difflm.annotators.parser import Parser, SpanParser, load_parser, parse_texts
+from difflm.annotators.trees import CHAIN, Agreement, Span, Tree, agreements, join_sentences, split_sentences
+from difflm.runtime.files import write_atomic
 
 STUDENT_EPOCHS, STUDENT_BATCH = 12, 128
 Sentence = tuple[str, ...]

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from benchmarks.treebanks import E2E_SPLITS, e2e_texts, penn_sample, whole_gum
-from difflm.files import read_json, write_atomic
-from difflm.networks.spans import CLS, SEP, UNKNOWN, PiecesShape, wordpieces
-from difflm.training.checkpoints import load_tensors, narrowed
+from difflm.annotators.span_scorer import CLS, SEP, UNKNOWN, PiecesShape, wordpieces
+from difflm.runtime.files import read_json, write_atomic
+from difflm.runtime.tensors import load_tensors, quantise_rows
 
 Weights = dict[str, Tensor]
 POSITIONS = 256
@@ -49,7 +49,7 @@ def cut_encoder(source: Path, words: Counter[str], keep: int, out: Path) -> None
     kept = _most_frequent(words, shape.pieces, index, keep)
     weights["table.weight"] = weights["table.weight"][kept]
     cut = PiecesShape(tuple(shape.pieces[i] for i in kept), shape.hidden, shape.layers, shape.heads, shape.positions)
-    write_atomic(out / "encoder.safetensors", save(narrowed(weights)))
+    write_atomic(out / "encoder.safetensors", save(quantise_rows(weights)))
     write_atomic(out / "encoder.json", json.dumps(asdict(cut), ensure_ascii=False) + "\n")
 
 

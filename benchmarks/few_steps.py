@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from difflm.asking import generation_object
+from difflm.app.commands.generate import in_order
+from difflm.data.text_metrics import copied_among, copied_share, distinct_n, unique_share
 from difflm.data.words import split_words
 from difflm.evaluation.language import Judge, Measure, Row, Writer, corpus_for
-from difflm.files import append_line, write_atomic
-from difflm.pipeline import TextDiffusion
-from difflm.textmetrics import copied_among, copied_share, distinct_n, unique_share
-from difflm.verbs.generate import in_order
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.requests import generation_to_json
+from difflm.runtime.files import append_line, write_atomic
 
 PIECE = 20_480  # texts of one seed, and of one file
 STUDENTS = {  # what each changes in `e2e-few`, and whether it learns from pairs
@@ -36,7 +36,7 @@ STUDENTS = {  # what each changes in `e2e-few`, and whether it learns from pairs
 
 
 @dataclass(frozen=True)
-class Way:
+class StepSpan:
     """How texts are asked for."""
 
     sampler: str
@@ -44,20 +44,20 @@ class Way:
     temperature: float = 1.0
 
 
-def usual_ways(steps: Sequence[int]) -> Iterator[Way]:
+def usual_ways(steps: Sequence[int]) -> Iterator[StepSpan]:
     """Steps that draw, steps that solve, and what a lower temperature makes up for."""
     for sampler, many in (("ancestral", [200, *steps]), ("dpm-solver", [50, 20, 10, 5])):
-        yield from (Way(sampler, n) for n in many)
+        yield from (StepSpan(sampler, n) for n in many)
     for temperature, many in ((0.9, [50, 20, 10]), (0.8, [20, 10, 5])):
-        yield from (Way("ancestral", n, temperature) for n in many)
+        yield from (StepSpan("ancestral", n, temperature) for n in many)
 
 
-def student_ways(steps: Sequence[int]) -> Iterator[Way]:
+def student_ways(steps: Sequence[int]) -> Iterator[StepSpan]:
     """Of a model that learned where noise leads: by the shortest way."""
-    yield from (Way("ddim", n) for n in steps)
-    yield from (Way("dpm-solver", n) for n in (20, 10, 5))
-    yield from (Way("ancestral", n) for n in (50, 10))
-    yield from (Way("ddim", n, 0.9) for n in (10, 5))
+    yield from (StepSpan("ddim", n) for n in steps)
+    yield from (StepSpan("dpm-solver", n) for n in (20, 10, 5))
+    yield from (StepSpan("ancestral", n) for n in (50, 10))
+    yield from (StepSpan("ddim", n, 0.9) for n in (10, 5))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Asked:
     teacher: str
     pairs: int
     seconds: float
-    pair_way: Way
+    pair_way: StepSpan
     dtype: str | None
     steps: int
     students: Sequence[str]
@@ -100,9 +100,9 @@ def write_pairs(asked: Asked) -> Path:
     return whole
 
 
-def write_piece(lm: TextDiffusion, n: int, seed: int, way: Way, path: Path) -> None:
+def write_piece(lm: TextDiffusion, n: int, seed: int, way: StepSpan, path: Path) -> None:
     batches = lm.batches(n, seed, **asdict(way))
-    lines = (json.dumps(generation_object(text), ensure_ascii=False) for text in in_order(batches, lambda _: None))
+    lines = (json.dumps(generation_to_json(text), ensure_ascii=False) for text in in_order(batches, lambda _: None))
     write_atomic(path, "".join(f"{line}\n" for line in lines))
 
 
@@ -159,7 +159,7 @@ def measure(asked: Asked) -> list[dict[str, Any]]:
     return rows
 
 
-def measured(lm: TextDiffusion, way: Way, judge: Judge, training: Sequence[str], samples: int) -> dict[str, Any]:
+def measured(lm: TextDiffusion, way: StepSpan, judge: Judge, training: Sequence[str], samples: int) -> dict[str, Any]:
     """What `difflm evaluate` tells of texts, but for what takes long."""
     made = Writer(lm, asdict(way)).write(samples, 0, lambda *_: None)
     copied = copied_among(made.texts, training)
@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-measuring", action="store_true")
     parser.add_argument("changes", nargs="*", help="key=value changes to the students' recipe")
     given = parser.parse_intermixed_args(argv)
-    way = Way(given.pair_sampler, given.pair_steps, given.pair_temperature)
+    way = StepSpan(given.pair_sampler, given.pair_steps, given.pair_temperature)
     names, at = [name for name in given.students.split(",") if name], [int(n) for n in given.at.split(",")]
     about = (given.pairs, given.seconds, way, given.dtype, given.steps, names, at, given.samples, given.changes)
     asked = Asked(given.out, given.data, given.device, given.teacher, *about)

@@ -10,13 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from difflm.annotators.e2e_fields import FIELDS
+from difflm.annotators.parser import own_parser, parse_texts
+from difflm.annotators.tagger import spacy_tagger
+from difflm.annotators.trees import phrases, shapes
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
-from difflm.data.fields import FIELDS
-from difflm.data.taggers import spacy_tagger
-from difflm.data.trees import phrases, shapes
 from difflm.data.words import split_words
-from difflm.files import write_atomic
-from difflm.parsing import own_parser, parse_texts
+from difflm.runtime.files import write_atomic
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ python -m benchmarks.narrow runs/guide/model.safetensors src/difflm/pretrained/e
 import argparse
 from pathlib import Path
 
-from difflm.training.checkpoints import load_tensors, narrowed, save_tensors
+from difflm.runtime.tensors import load_tensors, quantise_rows, save_tensors
 
 EXACT = "word_counts"
 
@@ -19,7 +19,7 @@ def main() -> None:
     weights = load_tensors(asked.source)
     exact = {name: weight for name, weight in weights.items() if EXACT in name}
     small = {name: weight.half() for name, weight in weights.items() if name not in exact}
-    save_tensors(asked.out, {**narrowed(small), **exact})
+    save_tensors(asked.out, {**quantise_rows(small), **exact})
 
 
 if __name__ == "__main__":

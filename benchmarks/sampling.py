@@ -8,8 +8,8 @@ import json
 import math
 from collections.abc import Callable
 
-from difflm.pipeline import TextDiffusion
-from difflm.speed.clock import median_seconds, rounded
+from difflm.app.bench.clock import median_seconds, rounded
+from difflm.generation.pipeline import TextDiffusion
 
 TEXTS = 8
 

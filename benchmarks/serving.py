@@ -22,10 +22,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from difflm.pipeline import TextDiffusion
-from difflm.studio.limits import Limits
-from difflm.studio.served import Served
-from difflm.studio.server import Server, listen, make_server
+from difflm.app.studio.limits import Limits
+from difflm.app.studio.served import Served
+from difflm.app.studio.server import Server, listen, make_server
+from difflm.generation.pipeline import TextDiffusion
 
 SETTLE = 3.0  # seconds in which what is over may end
 

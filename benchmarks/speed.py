@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
+from difflm.app.bench.bench import PARTS, Bench, Task, parts_of
+from difflm.app.bench.rivals import check_twin
+from difflm.app.bench.writing import TARGETS, arithmetic
+from difflm.app.commands.options import load_model
+from difflm.app.measuring import load_judge, run_names
+from difflm.app.plots.canvas import check_out
+from difflm.app.plots.speed import draw_speed
 from difflm.evaluation.control import Made, write_texts
 from difflm.evaluation.targets import Target, read_targets
-from difflm.files import append_line
-from difflm.measuring import load_judge, run_names
-from difflm.pictures.canvas import check_out
-from difflm.pictures.speed import draw_speed
-from difflm.speed.bench import PARTS, Bench, Task, parts_of
-from difflm.speed.rivals import check_twin
-from difflm.speed.writing import TARGETS, arithmetic
-from difflm.verbs.shared import load
+from difflm.runtime.files import append_line
 
 Row = Mapping[str, Any]
 
@@ -244,10 +244,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def bench_of(asked: argparse.Namespace) -> Bench:
-    lm = load(asked.model, asked.device, asked.dtype)
+    lm = load_model(asked.model, asked.device, asked.dtype)
     if asked.compile:
-        lm.model.write_in(None if arithmetic(lm) == "float32" else getattr(torch, arithmetic(lm)), compiled=True)
-    twin = (run_names([asked.twin])[0], check_twin(load(asked.twin, asked.device, asked.dtype))) if asked.twin else None
+        lm.model.set_inference(None if arithmetic(lm) == "float32" else getattr(torch, arithmetic(lm)), compiled=True)
+    twin = (
+        (run_names([asked.twin])[0], check_twin(load_model(asked.twin, asked.device, asked.dtype)))
+        if asked.twin
+        else None
+    )
     return Bench(
         asked.model,
         lm,

@@ -17,18 +17,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from difflm.console import TrainingView
-from difflm.controls.brief import Brief
-from difflm.controls.guidance import Knobs
+from difflm.app.console import TrainingView
+from difflm.controls.guidance import GuidanceSettings
+from difflm.controls.plan import ControlPlan
 from difflm.evaluation.control import Protocol, by_control, write_texts, written
 from difflm.evaluation.targets import Target, choose, read_targets
-from difflm.files import read_json, write_atomic
-from difflm.fit import train_run
-from difflm.guides import train_guide
-from difflm.pipeline import TextDiffusion
-from difflm.recipe import load_recipe
-from difflm.refusals import check_device
-from difflm.work import Generation
+from difflm.generation.jobs import Generation
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.validation import check_device
+from difflm.runtime.files import read_json, write_atomic
+from difflm.training.classifier import train_guide
+from difflm.training.fit import train_run
+from difflm.training.recipe import load_recipe
 
 CONTROLS = ("length", "field", "field+length", "pos", "field+pos", "infill")
 WAYS: dict[str, tuple[int, bool, float]] = {  # candidates, whether wordings are imposed, and how much is guided
@@ -93,7 +93,7 @@ def train_both(asked: Asked) -> None:
 def write(lm: TextDiffusion, targets: Sequence[Target], way: str, asked: Asked) -> None:
     """The texts of one way, a file for each control as soon as it is written, and one of all."""
     candidates, impose, share = WAYS[way]
-    knobs = lm.knobs(None if asked.guidance is None else Knobs(size=asked.guidance))
+    knobs = lm.knobs(None if asked.guidance is None else GuidanceSettings(size=asked.guidance))
     knobs = replace(knobs, size=share * knobs.size, impose=impose)
     settings = {"sampler": asked.sampler, "steps": asked.sampling_steps}
     protocol = Protocol(asked.each, 0, candidates, knobs, settings)
@@ -138,7 +138,7 @@ def main() -> None:
     asked = Asked(**vars(parser.parse_intermixed_args()))
     targets = choose(read_targets(asked.targets), asked.controls, asked.samples, asked.targets)
     train_both(asked)
-    Brief.checks = lambda self, words: []  # type: ignore[method-assign]  # who checks need not be installed here
+    ControlPlan.checks = lambda self, words: []  # type: ignore[method-assign]  # who checks need not be installed here
     lm = TextDiffusion.from_pretrained(asked.run, asked.device)
     for way in asked.ways:
         write(lm, targets, way, asked)

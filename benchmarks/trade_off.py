@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from difflm.pictures.canvas import sheet
+from difflm.app.plots.canvas import sheet
 
 TITLE = "### The trade-off"
 FIRST = ", the first classifiers"

@@ -15,9 +15,9 @@ import torch
 
 from benchmarks.encoders import load_encoder
 from benchmarks.treebanks import TREEBANKS, Treebank, treebank
-from difflm.data.trees import Tree, agreements
-from difflm.networks.spans import HashedShape
-from difflm.parsing import Parser, SpanParser, Training, labels_of, train_parser
+from difflm.annotators.parser import Parser, SpanParser, Training, labels_of, train_parser
+from difflm.annotators.span_scorer import HashedShape
+from difflm.annotators.trees import Tree, agreements
 
 
 def say(name: str, began: float) -> Callable[[float, float], None]:

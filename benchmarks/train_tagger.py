@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 import difflm
-from difflm.data.taggers import WEIGHTS, LinearTagger, accuracy, as_our_words, read_conllu, train
+from difflm.annotators.tagger import WEIGHTS, LinearTagger, accuracy, as_our_words, read_conllu, train
 from difflm.errors import UsageError
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from difflm.annotators.treebanks import FREE_GENRES, Documents, read_gum, read_penn_sample, split
+from difflm.annotators.trees import Tree, parse_tree
 from difflm.data.e2e import Split, e2e_path, read_e2e
-from difflm.data.treebanks import FREE_GENRES, Documents, read_gum, read_penn_sample, split
-from difflm.data.trees import Tree, parse_tree
 from difflm.data.words import split_words
-from difflm.files import write_atomic
+from difflm.runtime.files import write_atomic
 
 Treebank = Literal["gum", "gum-all", "ptb"]
 TREEBANKS: tuple[Treebank, ...] = ("gum", "gum-all", "ptb")

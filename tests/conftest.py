@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from difflm.training import loop
+from difflm.training import trainer as loop
 
 CHROMIUM = Path("/usr/bin/chromium")
 VALIDATION_DRAWS = loop.VALIDATION_DRAWS
@@ -24,7 +24,7 @@ settings.load_profile("difflm")
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Torch's own numbers are the same whichever tests run before, and so is its arithmetic: who trains in bfloat16 on
-    an ARM processor without it leaves oneDNN turned off (see `difflm.denoiser.OneDnn`)."""
+    an ARM processor without it leaves oneDNN turned off (see `difflm.diffusion.denoiser.OneDnn`)."""
     torch.manual_seed(0)
     torch._C._set_mkldnn_enabled(True)
 

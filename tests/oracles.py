@@ -6,13 +6,13 @@ The nine cells p(x¹, x²) are written so that the two positions depend on each 
 import torch
 from torch import Tensor, nn
 
-from difflm.belief import Belief
-from difflm.codecs import Embedding, FixedEmbedding
-from difflm.denoiser import Denoiser
-from difflm.noise import Noise
-from difflm.processes import Gaussian, at_positions
-from difflm.samplers import Transform, denoise
-from difflm.samplers.steps import Moment, Step
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.codecs import Embedding, FixedEmbedding
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes import Gaussian, expand_levels
+from difflm.diffusion.samplers import Transform, denoise
+from difflm.diffusion.samplers.steps import Step, StepState
 
 JOINT = torch.tensor([[0.07, 0.47, 0.05], [0.05, 0.01, 0.07], [0.19, 0.05, 0.04]], dtype=torch.float64)
 ENTROPY = 1.666863  # of the cells, nats
@@ -36,7 +36,7 @@ class ExactDenoiser(Denoiser):
         self.log_joint = joint.log().float()
 
     def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
-        alpha, sigma = at_positions(self.process.alpha(t), x), at_positions(self.process.sigma(t), x)
+        alpha, sigma = expand_levels(self.process.alpha(t), x), expand_levels(self.process.sigma(t), x)
         wide = (sigma**2 + (alpha * self.codec.x0_std) ** 2).sqrt()  # of x_t around its word's vector
         evidence = self.codec.evidence(x, alpha, wide)
         cells = self.log_joint + evidence[:, 0, :, None] + evidence[:, 1, None, :]
@@ -81,11 +81,11 @@ def total_variation(p: Tensor, q: Tensor) -> float:
 
 def oracle_walk(
     process: Gaussian, step: Step, grid: Tensor, clean: Tensor, noise: Noise
-) -> list[tuple[Tensor, Moment]]:
+) -> list[tuple[Tensor, StepState]]:
     """Every state of the real loop (and the moment it was made in) when the denoiser simply knows x_0."""
-    walked: list[tuple[Tensor, Moment]] = []
+    walked: list[tuple[Tensor, StepState]] = []
 
-    def recorded(now: Moment) -> Tensor:
+    def recorded(now: StepState) -> Tensor:
         x = step(now)
         walked.append((x, now))
         return x

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from difflm.pipeline import TextDiffusion
+from difflm.generation.pipeline import TextDiffusion
 
 PATIENCE = 120.0  # seconds after which a test that waits has failed: it bounds a hang, also on a busy machine
 
@@ -53,9 +53,9 @@ class Running:
 def running(
     lm: TextDiffusion, limits: Any = None, token: str | None = None, name: str = "tiny", buffer: int | None = None
 ) -> Iterator[Running]:
-    from difflm.studio.limits import Limits
-    from difflm.studio.served import Served
-    from difflm.studio.server import listen, make_server
+    from difflm.app.studio.limits import Limits
+    from difflm.app.studio.served import Served
+    from difflm.app.studio.server import listen, make_server
 
     listening = listen("127.0.0.1", 0)
     if buffer:  # accepted connections have it too

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from tiny import tiny_runs
 
-from difflm.asking import Request, read_requests
-from difflm.cli import main
+from difflm.app.cli import main
 from difflm.controls import Avoid, Contains, Infill, Length
-from difflm.controls.brief import Edit
+from difflm.controls.plan import Edit
 from difflm.errors import DifflmError, UsageError
+from difflm.generation.requests import Request, read_requests
 
 assert tiny_runs  # a fixture
 
@@ -39,7 +39,7 @@ def refuse(capsys, tiny_runs, monkeypatch):
 
         capsys.readouterr()
         with monkeypatch.context() as context:
-            context.setattr("difflm.pipeline.frames", sampled)
+            context.setattr("difflm.generation.pipeline.frames", sampled)
             code = main(["generate", str(tiny_runs[model]), *map(str, argv)])
         out, err = capsys.readouterr()
         assert (code, out) == (2, ""), err

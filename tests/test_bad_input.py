@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny import MODEL, tiny_runs, write_grammar
 
-from difflm.cli import main
+from difflm.app.cli import main
 
 assert tiny_runs  # a fixture
 

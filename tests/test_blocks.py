@@ -4,14 +4,14 @@ import pytest
 import torch
 from tiny import tiny_run
 
-from difflm.blocks import Blocks, Writing
 from difflm.controls import Contains, Length
 from difflm.data.tokenizers import END, PAD
+from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
+from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
-from difflm.model import Sampling
-from difflm.noise import Noise
-from difflm.pipeline import TextDiffusion
+from difflm.models.base import Sampling
+from difflm.models.block_diffusion import BlockLengths, BlockwiseDenoiser
 
 WORDS, LONGEST = 14, 18
 
@@ -58,7 +58,7 @@ def test_kept_keys_are_exact(block):
     noisy, t = torch.full_like(clean, WORDS), torch.ones(3)
     noisy[:, ::3] = clean[:, ::3]
     whole = made.denoiser(noisy, t, None, clean).logits
-    writing = Writing(made.denoiser, steps=1)
+    writing = BlockwiseDenoiser(made.denoiser, steps=1)
     for start in range(0, 20, block):
         canvas = torch.cat([clean[:, :start], noisy[:, start:]], 1)
         times = (torch.arange(20) >= start).float().expand(3, -1)
@@ -79,7 +79,7 @@ def test_what_lies_beyond_the_window_is_neither_seen_nor_kept():
     far[:, 0] = 4 + (far[:, 0] - 3) % (WORDS - 4)
     # Two layers reach two windows back.
     assert torch.equal(made.denoiser(noisy, torch.ones(2), None, far).logits[:, 44:], whole[:, 44:])
-    writing = Writing(made.denoiser, steps=1)
+    writing = BlockwiseDenoiser(made.denoiser, steps=1)
     for start in range(0, 60, 4):
         canvas = torch.cat([clean[:, :start], noisy[:, start:]], 1)
         times = (torch.arange(60) >= start).float().expand(2, -1)
@@ -92,7 +92,7 @@ def test_each_text_looks_back_as_far_as_it_may():
     """What is kept of a row that looks back over two blocks is that of a model with so small a window."""
     made, clean = model(), texts(2, 40)
     noisy = torch.full_like(clean, WORDS)
-    writing = Writing(made.denoiser, 1, torch.tensor([8, made.denoiser.window]))
+    writing = BlockwiseDenoiser(made.denoiser, 1, torch.tensor([8, made.denoiser.window]))
     found = torch.zeros(*clean.shape, WORDS)
     for start in range(0, 40, 4):
         canvas = torch.cat([clean[:, :start], noisy[:, start:]], 1)
@@ -113,7 +113,7 @@ def test_each_text_looks_back_as_far_as_it_may():
     ],
 )
 def test_long_texts_look_back_as_far_as_half_of_training_could(counts, back):
-    lengths = Blocks(LONGEST, 4)
+    lengths = BlockLengths(LONGEST, 4)
     lengths.observe(torch.tensor([counts.get(n, 0) for n in range(LONGEST + 1)]))
     assert int(lengths.seen_back) == back
 
@@ -145,7 +145,7 @@ def test_blocks_of_one_word_are_the_chain_rule():
     made, ids, lengths = model(1), texts(3, 9), torch.tensor([9, 4, 7])
     nats = made.nats(ids, lengths, Noise(0, torch.arange(3)), 1)
     canvas, mask = made.lengths.canvas(ids, lengths)
-    writing, total = Writing(made.denoiser, steps=1), torch.zeros(3)
+    writing, total = BlockwiseDenoiser(made.denoiser, steps=1), torch.zeros(3)
     for place in range(canvas.shape[1]):
         hidden = torch.cat([canvas[:, :place], torch.full_like(canvas[:, place:], WORDS)], 1)
         times = (torch.arange(canvas.shape[1]) >= place).float().expand(3, -1)
@@ -155,7 +155,9 @@ def test_blocks_of_one_word_are_the_chain_rule():
 
 
 def test_the_canvas_ends_with_the_block_of_its_end():
-    canvas, mask = Blocks(LONGEST, 4).canvas(torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]]), torch.tensor([5, 3]))
+    canvas, mask = BlockLengths(LONGEST, 4).canvas(
+        torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]]), torch.tensor([5, 3])
+    )
     assert canvas.tolist() == [[5, 6, 7, 8, 9, END, PAD, PAD], [5, 6, 7, END, PAD, PAD, PAD, PAD]]
     assert mask.sum(-1).tolist() == [8, 4]
 
@@ -190,7 +192,7 @@ def test_requests_of_different_steps_do_not_mix(written):
 
 
 def test_an_edit_is_refused(written):
-    from difflm.controls.brief import Edit
+    from difflm.controls.plan import Edit
 
     with pytest.raises(UsageError, match="left to right"):
         written.generate(edit=Edit("The old pub serves food."))

@@ -8,19 +8,19 @@ import torch
 from oracles import ENTROPY, JOINT, ExactDenoiser, sphere
 from torch import Tensor
 
-from difflm import bounds
-from difflm.belief import Belief
-from difflm.bounds import gaussian_bound, place_levels, standard_error
-from difflm.cards import training_summary
-from difflm.denoiser import Denoiser
-from difflm.model import LanguageModel
-from difflm.noise import Noise
-from difflm.pipeline import TextDiffusion
-from difflm.processes import Gaussian
-from difflm.schedules import Cosine, LogSnrShift, Sqrt, Table
-from difflm.training.loop import Validation
-from difflm.verbs.measure import Scored
-from difflm.verbs.tell import recipes_by_method
+from difflm.app.commands.evaluate import Scored
+from difflm.app.commands.info import recipes_by_method
+from difflm.diffusion import bounds
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.bounds import gaussian_bound, place_levels, standard_error
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.schedules import Cosine, LogSnrShift, Sqrt, Table
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.base import LanguageModel
+from difflm.training.model_card import training_summary
+from difflm.training.trainer import Validation
 
 EACH = 150  # texts of each cell
 CELLS = torch.arange(9).repeat_interleave(EACH)

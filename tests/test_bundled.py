@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from difflm.data.text_metrics import distinct_n
 from difflm.data.tokenizers import UNK
-from difflm.pipeline import TextDiffusion
-from difflm.run import bundled_runs, ship
-from difflm.textmetrics import distinct_n
+from difflm.generation.pipeline import TextDiffusion
+from difflm.training.run import bundled_runs, export_run
 
 SENTENCES = [
     "The Vaults is a pub near Café Adriatic with a 5 star rating.",
@@ -74,7 +74,7 @@ def test_the_judge_reads_validation_text_as_its_card_says(judge: TextDiffusion) 
 
 def test_shipping_halves_the_weights_and_keeps_the_texts(tmp_path: Path, judge: TextDiffusion) -> None:
     """Shipped weights are half-precision already, so shipping them once more changes nothing."""
-    ship(bundled_runs()["judge"], tmp_path / "again")
+    export_run(bundled_runs()["judge"], tmp_path / "again")
     again = TextDiffusion.from_pretrained(tmp_path / "again")
     assert again.score(SENTENCES) == judge.score(SENTENCES)
     assert (tmp_path / "again" / "tokenizer.json").exists()

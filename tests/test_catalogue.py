@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_fetch import Page, Web, serving, web
 
+from difflm.app.commands.data import data_app
 from difflm.data import fetch as fetching
 from difflm.data.catalogue import CATALOGUE, E2E_FIELDS, LINE, convert_e2e, cut_lines, e2e_lines
 from difflm.data.corpora import corpus
@@ -25,8 +26,7 @@ from difflm.data.fetch import fetch_corpus
 from difflm.data.texts import read_texts
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError
-from difflm.recipe import load_recipe
-from difflm.verbs.data import data_app
+from difflm.training.recipe import load_recipe
 
 assert serving and web  # fixtures
 

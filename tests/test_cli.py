@@ -15,14 +15,14 @@ import yaml
 from tiny import MODEL, WRITERS, tiny_run, tiny_runs, write_grammar
 
 from difflm import __version__
-from difflm.cli import main
-from difflm.console import TrainingView, training_line
+from difflm.app.cli import main
+from difflm.app.commands.generate import in_order
+from difflm.app.console import TrainingView, training_line
 from difflm.methods import METHODS
-from difflm.recipe import known_recipes, load_recipe
-from difflm.run import read_config
 from difflm.training.checkpoints import checkpoint_steps
-from difflm.training.loop import Progress, Validation
-from difflm.verbs.generate import in_order
+from difflm.training.recipe import known_recipes, load_recipe
+from difflm.training.run import read_config
+from difflm.training.trainer import Progress, Validation
 
 assert tiny_runs  # a fixture
 
@@ -61,7 +61,7 @@ def lines(out: str) -> list[dict]:
 
 def test_help_and_methods_do_not_wait_for_torch():
     code = (
-        "import sys; from difflm.cli import main; "
+        "import sys; from difflm.app.cli import main; "
         "codes = [main(argv.split()) for argv in ('--help', 'train -h', 'methods', 'methods --json', '--version')]; "
         "sys.exit(any(codes) or 'torch' in sys.modules)"
     )
@@ -87,7 +87,7 @@ def test_ctrl_c_is_one_line_and_a_failure(monkeypatch, capsys):
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("difflm.verbs.tell.recipes_by_method", interrupt)
+    monkeypatch.setattr("difflm.app.commands.info.recipes_by_method", interrupt)
     assert main(["methods"]) == 1
     assert capsys.readouterr().err == "difflm: interrupted.\n"
 
@@ -352,8 +352,8 @@ def test_texts_that_repeat_others_are_learned_once_where_the_recipe_says_so(say,
 # The command, with a tenth of a second before each step from the eleventh on: time for a busy machine to stop it.
 SLOWLY = """
 import sys, time
-from difflm.cli import main
-from difflm.training.loop import Trainer
+from difflm.app.cli import main
+from difflm.training.trainer import Trainer
 
 def train_step(self, batches, step=Trainer.train_step):
     time.sleep(0.1 if self.step >= 10 else 0)

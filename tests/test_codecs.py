@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.codecs import FixedEmbedding, LearnedEmbedding
+from difflm.diffusion.codecs import FixedEmbedding, LearnedEmbedding
 
 norms = st.sampled_from(["none", "sphere", "layer"])
 seeds = st.integers(0, 2**31)

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import Corrupted, cross_entropy
+from difflm.diffusion.samplers import FREE, Steering
 from difflm.methods.difflm import DiffLM
-from difflm.model import DiffusionModel, Sampling
-from difflm.noise import Noise
-from difflm.objectives import Corrupted, cross_entropy
-from difflm.samplers import FREE, Steering
+from difflm.models.base import Sampling
+from difflm.models.diffusion import DiffusionModel
 
 VOCABULARY, LONGEST = 20, 12
 SIZES = {"embedding_dim": 8, "hidden": 16, "layers": 1, "heads": 2, "dropout": 0.0}
@@ -36,7 +37,7 @@ def test_one_stretch_of_a_share_of_the_texts_is_noised():
     _, lengths = some_texts(4000)
     mask = torch.arange(LONGEST) < lengths.unsqueeze(1)
     t = torch.rand(4000) * 0.9 + 0.05
-    times, counted = model.in_context(t, mask)
+    times, counted = model.noise_one_stretch(t, mask)
     assert torch.equal(times[mask] > 0, counted[mask])
     assert torch.equal(counted & ~mask, torch.zeros_like(mask))
     assert bool(counted.any(-1).all())  # never nothing
@@ -55,7 +56,7 @@ def test_a_stretch_begins_and_ends_anywhere():
     """Of a text of three words the six stretches: both ends anywhere, so those of several words are twice as likely."""
     model = model_with(1.0)
     mask = torch.ones(20_000, 3, dtype=torch.bool)
-    _, counted = model.in_context(torch.full((20_000,), 0.5), mask)
+    _, counted = model.noise_one_stretch(torch.full((20_000,), 0.5), mask)
     shares = {tuple(row): 0.0 for row in ([1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1], [1, 1, 1])}
     for row in counted.int().tolist():
         shares[tuple(row)] += 1 / 20_000
@@ -92,7 +93,7 @@ def test_without_context_nothing_changed():
     plain, other = model_with(0.0), model_with(0.0)
     torch.manual_seed(3)
     one = plain.loss(ids, lengths)["loss"]
-    other.in_context = None  # type: ignore[assignment,method-assign]
+    other.noise_one_stretch = None  # type: ignore[assignment,method-assign]
     torch.manual_seed(3)
     assert torch.equal(one, other.loss(ids, lengths)["loss"])
 

@@ -13,16 +13,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from difflm.controls import Avoid, Contains, Infill, Length
-from difflm.controls.base import Place
-from difflm.controls.brief import Edit
-from difflm.controls.exact import composition, fits, matches
+from difflm.controls.base import Canvas
+from difflm.controls.exact import fits_between, matches_template, split_total
+from difflm.controls.plan import Edit
 from difflm.data.tokenizers import END, PAD, START, UNK, Bpe, Words
 from difflm.data.words import join_words, split_words
+from difflm.diffusion.samplers import FREE
 from difflm.errors import UsageError
-from difflm.generation import Layout, Row, tiles
+from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
-from difflm.pipeline import TextDiffusion
-from difflm.samplers import FREE
+from difflm.models.batching import Layout, Row, make_batches
 
 VOCABULARY = [
     *("\n", ".", ",", "-", "£", "'", "'s", "&", "The", "Mill", "is", "a", "an", "pub", "inn", "coffee", "shop", "near"),
@@ -283,17 +283,17 @@ def test_gaps_and_lengths_that_contradict_are_refused(models):
 @given(rest=st.integers(0, 30), shares=st.lists(st.floats(0, 1, exclude_max=True), min_size=3, max_size=3))
 def test_what_is_left_is_shared_out_over_the_gaps(rest, shares):
     for gaps in (1, 2, 4):
-        sizes = composition(rest, gaps, shares)
+        sizes = split_total(rest, gaps, shares)
         assert len(sizes) == gaps and sum(sizes) == rest and min(sizes) >= 0
-    assert composition(0, 0, shares) == []
+    assert split_total(0, 0, shares) == []
 
 
 def test_the_check_of_a_filled_text_sees_what_is_wrong():
     parts, gaps = [["a"], ["b"], []], [None, 2]
-    assert matches(parts, gaps, ["a", "x", "b", "y", "z"])
-    assert matches(parts, gaps, ["a", "b", "b", "y", "z"])  # the gap may hold the known word
+    assert matches_template(parts, gaps, ["a", "x", "b", "y", "z"])
+    assert matches_template(parts, gaps, ["a", "b", "b", "y", "z"])  # the gap may hold the known word
     for wrong in ("a b y z", "a x b y", "x a b y z", "a x b y z w", "a x c y z", ""):
-        assert not matches(parts, gaps, wrong.split()), wrong
+        assert not matches_template(parts, gaps, wrong.split()), wrong
 
 
 def matches_by_trying(parts: list[list[str]], gaps: list[int | None], words: list[str]) -> bool:
@@ -317,7 +317,7 @@ def test_templates_match_where_some_sizes_of_their_gaps_do(first, others, data):
     fill = st.lists(st.sampled_from("ab"), min_size=1, max_size=3)
     filled = [*first, *(w for _, part in others for w in [*data.draw(fill), *part])]
     for words in (filled, data.draw(st.lists(st.sampled_from("ab"), max_size=9))):
-        assert matches(parts, gaps, words) == matches_by_trying(parts, gaps, words)
+        assert matches_template(parts, gaps, words) == matches_by_trying(parts, gaps, words)
 
 
 MANY_GAPS = "the" + " ___ the" * 24
@@ -344,12 +344,12 @@ def fits_by_trying(sizes: list[int], runs: list[int]) -> bool:
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 5), max_size=4), st.lists(st.integers(1, 7), max_size=5))
 def test_phrases_fit_where_some_order_of_them_does(sizes, runs):
-    assert fits(sizes, runs) == fits_by_trying(sizes, runs)
+    assert fits_between(sizes, runs) == fits_by_trying(sizes, runs)
 
 
 def test_many_phrases_and_many_runs_are_judged_at_once():
     begun = time.perf_counter()
-    assert not fits([3] * 8, [5] * 7 + [2] * 60) and fits([3] * 8, [5] * 8 + [2] * 60)
+    assert not fits_between([3] * 8, [5] * 7 + [2] * 60) and fits_between([3] * 8, [5] * 8 + [2] * 60)
     assert time.perf_counter() - begun < 1
 
 
@@ -435,7 +435,7 @@ def test_controls_are_for_diffusion_models():
 def test_layouts_become_tiles(models):
     layouts = [Layout(5, {0: 9}), Layout(17), Layout(6, {}, [4, 5, 6, 7, 8, 9])]
     rows = [Row(7, sample, layout) for sample, layout in zip((10, 11, 12), layouts, strict=True)]
-    found = list(tiles(models["difflm"].model, rows, torch.device("cpu")))
+    found = list(make_batches(models["difflm"].model, rows, torch.device("cpu")))
     assert [(tile.width, list(tile.rows)) for tile in found] == [(16, [rows[0], rows[2]]), (32, [rows[1]])]
     assert [tile.samples.tolist() for tile in found] == [[10, 12, 12, 12], [11] * 4]
     assert all(tile.seeds.tolist() == [7] * 4 for tile in found)
@@ -501,8 +501,8 @@ def test_places_say_what_is_free():
     lm = spiteful("diffusion-lm")
     brief = lm.brief([Length(3), Contains("pub")])
     layouts, _ = brief.layouts(torch.arange(1), 0)
-    (tile,) = tiles(lm.model, [Row(0, 0, layouts[0])], torch.device("cpu"))
-    place = Place(tile.mask, 1, tile.known >= 0)
+    (tile,) = make_batches(lm.model, [Row(0, 0, layouts[0])], torch.device("cpu"))
+    place = Canvas(tile.mask, 1, tile.known >= 0)
     (rule,) = brief.phrases.rule(lm.model.denoiser.codec, place, False)
     assert rule.free[0].nonzero().flatten().tolist() == [1, 2, 3]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny import tiny_runs
 
-from difflm.cores import Job, Stopped, side_by_side
-from difflm.pipeline import TextDiffusion
+from difflm.generation.pipeline import TextDiffusion
+from difflm.runtime.threads import IsStopped, Job, run_parallel
 
 assert tiny_runs  # a fixture
 
@@ -24,38 +24,38 @@ def two_cores() -> Iterator[None]:
 
 
 def counting(first: int) -> Job[int]:
-    def job(stopped: Stopped) -> Iterator[int]:
+    def job(stopped: IsStopped) -> Iterator[int]:
         yield from range(first, first + 3)
 
     return job
 
 
 def test_all_that_the_jobs_yield_comes_and_each_job_in_its_order() -> None:
-    found = list(side_by_side(counting(10 * k) for k in range(7)))
+    found = list(run_parallel(counting(10 * k) for k in range(7)))
     assert sorted(found) == [10 * k + i for k in range(7) for i in range(3)]
     assert [value for value in found if value // 10 == 4] == [40, 41, 42]
-    assert list(side_by_side([])) == []
+    assert list(run_parallel([])) == []
 
 
 def test_jobs_run_side_by_side_on_one_core_each() -> None:
     meeting = threading.Barrier(2, timeout=20)  # nobody passes alone
 
-    def job(stopped: Stopped) -> Iterator[int]:
+    def job(stopped: IsStopped) -> Iterator[int]:
         meeting.wait()
         yield torch.get_num_threads()
 
-    assert list(side_by_side([job, job])) == [1, 1]
+    assert list(run_parallel([job, job])) == [1, 1]
     assert torch.get_num_threads() == 2
 
 
 def test_an_error_comes_to_the_reader_and_stops_the_others() -> None:
     stopped_early = threading.Event()
 
-    def broken(stopped: Stopped) -> Iterator[int]:
+    def broken(stopped: IsStopped) -> Iterator[int]:
         raise ValueError("broken")
         yield 0
 
-    def long(stopped: Stopped) -> Iterator[int]:
+    def long(stopped: IsStopped) -> Iterator[int]:
         for _ in range(2000):
             if stopped():
                 stopped_early.set()
@@ -64,7 +64,7 @@ def test_an_error_comes_to_the_reader_and_stops_the_others() -> None:
         yield 0
 
     with pytest.raises(ValueError, match="broken"):
-        list(side_by_side([long, broken]))
+        list(run_parallel([long, broken]))
     assert stopped_early.is_set()
 
 
@@ -72,7 +72,7 @@ def test_a_reader_who_leaves_stops_all() -> None:
     begun: list[int] = []
 
     def job(number: int) -> Job[int]:
-        def run(stopped: Stopped) -> Iterator[int]:
+        def run(stopped: IsStopped) -> Iterator[int]:
             begun.append(number)
             yield number
             while not stopped():
@@ -80,7 +80,7 @@ def test_a_reader_who_leaves_stops_all() -> None:
 
         return run
 
-    reader = side_by_side(job(k) for k in range(50))
+    reader = run_parallel(job(k) for k in range(50))
     next(reader)
     reader.close()
     assert len(begun) <= 4
@@ -109,7 +109,7 @@ def test_nor_do_those_of_other_kinds_of_models(name: str, tiny_runs: dict[str, P
 
 
 def test_runs_that_overlap_leave_the_number_of_threads_as_it_was() -> None:
-    first, second = side_by_side([counting(0)]), side_by_side([counting(10)])
+    first, second = run_parallel([counting(0)]), run_parallel([counting(10)])
     next(first), next(second)
     first.close()
     list(second)
@@ -124,12 +124,12 @@ def test_runs_that_overlap_leave_the_number_of_threads_as_it_was() -> None:
 def test_a_slow_reader_holds_the_work_back() -> None:
     made: list[int] = []
 
-    def job(stopped: Stopped) -> Iterator[int]:
+    def job(stopped: IsStopped) -> Iterator[int]:
         for number in range(1000):
             made.append(number)
             yield number
 
-    reader = side_by_side([job])
+    reader = run_parallel([job])
     next(reader)
     time.sleep(0.3)
     assert len(made) < 20

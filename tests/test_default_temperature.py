@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tiny import tiny_run
 
-from difflm.pipeline import TextDiffusion
-from difflm.recipe import load_recipe
-from difflm.run import find_run
+from difflm.generation.pipeline import TextDiffusion
+from difflm.training.recipe import load_recipe
+from difflm.training.run import find_run
 
 ROOT = Path(__file__).parent.parent
 

@@ -14,11 +14,12 @@ from tiny import MODEL, WRITERS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes.matrix import Axes, Matrix, Powers
 from difflm.methods import METHODS
-from difflm.model import DiffusionModel, LanguageModel
-from difflm.noise import Noise
-from difflm.processes.matrix import Axes, Matrix, Powers
-from difflm.replay import News
+from difflm.models.base import LanguageModel
+from difflm.models.diffusion import DiffusionModel
+from difflm.runtime.cuda_graphs import DelayedFlag
 
 WORDS, LONGEST, BATCH = 20, 12, 4
 
@@ -67,7 +68,7 @@ def asked() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("method, sampler", asked())
 def test_a_step_never_looks_at_the_device(method, sampler, monkeypatch):
     """But for news of texts that are done, which are read long after they were sent."""
-    monkeypatch.setattr(News, "__call__", lambda self, flag: False)
+    monkeypatch.setattr(DelayedFlag, "__call__", lambda self, flag: False)
     model = built(method).eval()
     assert isinstance(model, DiffusionModel)
     lengths = torch.full((BATCH,), LONGEST, device="meta")

@@ -23,14 +23,14 @@ import pytest
 import typer
 from tiny import write_grammar, write_stories
 
-from difflm.cli import app, main
+from difflm.annotators.parser import own_parser, parse_texts
+from difflm.annotators.trees import phrases, shapes
+from difflm.app.cli import app, main
 from difflm.controls.learned import checking_tagger
 from difflm.data.e2e import read_e2e
-from difflm.data.trees import phrases, shapes
 from difflm.data.words import split_words
-from difflm.parsing import own_parser, parse_texts
-from difflm.pipeline import TextDiffusion
-from difflm.run import bundled_runs
+from difflm.generation.pipeline import TextDiffusion
+from difflm.training.run import bundled_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -213,7 +213,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(home / "DIR", home / "data")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        patch.setattr("difflm.training.loop.VALIDATION_DRAWS", 8)
+        patch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
         made: dict[str, str] = {}
         for name, recipe in RUNS.items():
             if recipe in made:
@@ -256,7 +256,7 @@ def brief(monkeypatch: pytest.MonkeyPatch, bundled: dict[tuple[Any, ...], TextDi
         asked = sampling(self, **changes)
         return replace(asked, steps=min(asked.steps, MOST_STEPS))
 
-    monkeypatch.setattr("difflm.training.loop.VALIDATION_DRAWS", 8)
+    monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
     monkeypatch.setattr(TextDiffusion, "from_pretrained", classmethod(cached))
     monkeypatch.setattr(TextDiffusion, "sampling", short)
 
@@ -440,7 +440,7 @@ def test_help_of_every_verb_leaves_torch_and_matplotlib_out() -> None:
         *([n, m] for n, c in verbs().items() for m in getattr(c, "commands", ())),
     ]
     code = (
-        "import sys; from difflm.cli import main; "
+        "import sys; from difflm.app.cli import main; "
         f"codes = [main([*argv, '--help']) for argv in {asked!r}] + [main(['methods']), main(['data', 'list'])]; "
         "sys.exit(any(codes) or bool({'torch', 'matplotlib', 'fastapi', 'spacy'} & set(sys.modules)))"
     )

@@ -15,20 +15,20 @@ from tiny import tiny_run, tiny_runs, write_grammar  # noqa: F401
 from difflm.data.batches import held_out as held_out_numbers
 from difflm.data.batches import split
 from difflm.data.corpora import corpus
+from difflm.data.text_metrics import copied_share
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import UNK, Bpe, Words
+from difflm.diffusion.samplers import Frame
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.language import Corpus, corpus_for, evaluate_language, ratio, score
 from difflm.evaluation.records import FIGURES
-from difflm.model import LanguageModel, Sampling
-from difflm.pipeline import TextDiffusion
-from difflm.samplers import Frame
-from difflm.textmetrics import copied_share
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.base import LanguageModel, Sampling
 
 REAL = "real text (valid)"
 
 
-class Recorded(LanguageModel):
+class CapturedFunction(LanguageModel):
     """Writes given ids, sample k the k-th of them; its likelihood is whatever a test says."""
 
     def __init__(self, rows, longest=32, likelihood=None, cost=lambda ids, lengths: lengths.float()):
@@ -37,7 +37,7 @@ class Recorded(LanguageModel):
         self.sampling = Sampling(steps=7)
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
-    def lengths_for(self, noise):
+    def draw_lengths(self, noise):
         return torch.tensor([max(1, len(self.rows[k])) for k in noise.samples.tolist()])
 
     def stream(self, noise, lengths, width, sampling, steering=None):
@@ -55,7 +55,7 @@ class Recorded(LanguageModel):
 
 def recorded(texts, tokenizer, **how):
     rows = [tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
-    return TextDiffusion(Recorded(rows, **how), tokenizer, {"method": "difflm"})
+    return TextDiffusion(CapturedFunction(rows, **how), tokenizer, {"method": "difflm"})
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +350,7 @@ def test_real_e2e_text_holds_a_few_training_sentences():
     if not root or not (Path(root) / "e2e" / "valid.txt.gz").exists():
         pytest.skip("DIFFLM_DATA does not name a directory with e2e/valid.txt.gz")
     config = {"recipe": {"data": "e2e", "column": None}}
-    found = corpus_for(TextDiffusion(Recorded([]), None, config), Path(root), "valid")
+    found = corpus_for(TextDiffusion(CapturedFunction([]), None, config), Path(root), "valid")
     assert (found.name, len(found.texts)) == ("e2e", 4672)
     printed = Words.build(corpus("e2e", Path(root), "train"))
     natural = [printed.decode(ids) for ids in printed.encode_batch(found.texts)]

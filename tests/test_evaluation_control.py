@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import Silent, tiny_run
 
-from difflm.asking import Request
-from difflm.cli import main
+from difflm.annotators.e2e_fields import FIELDS, expresses
+from difflm.annotators.parser import own_parser, parse_texts
+from difflm.annotators.tagger import own_tagger
+from difflm.annotators.trees import phrases, shapes
+from difflm.app.cli import main
 from difflm.controls.learned import checking_tagger
 from difflm.data.e2e import E2EPair, read_e2e
-from difflm.data.fields import FIELDS, expresses
-from difflm.data.taggers import own_tagger
 from difflm.data.tokenizers import UNK
-from difflm.data.trees import phrases, shapes
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.evaluation.control import (
@@ -44,11 +44,11 @@ from difflm.evaluation.targets import (
     target_of,
     write_targets,
 )
-from difflm.guides import train_guide
-from difflm.parsing import own_parser, parse_texts
-from difflm.pipeline import TextDiffusion
-from difflm.recipe import check
-from difflm.work import Generation
+from difflm.generation.jobs import Generation
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.requests import Request
+from difflm.training.classifier import train_guide
+from difflm.training.recipe import check
 
 FORMS = (
     "{name} is a {price} {Type} by the {area} , near {near} . It is {friendly} , rated {rating} , with {food} food .",
@@ -248,7 +248,7 @@ def test_every_target_is_obeyed_by_its_own_sentence(pairs, lm):
     for target in targets:
         words = split_words(target.sentence)
         assert [c.check(words).satisfied for c in target.asked.controls()] == [True] * len(target.control.split("+"))
-        assert UNK not in lm.tokenizer.encode(target.sentence) and len(words) <= lm.model.room
+        assert UNK not in lm.tokenizer.encode(target.sentence) and len(words) <= lm.model.max_words
         assert target.asked.model_fields_set >= set(target.control.split("+"))
 
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from tiny import MODEL, THINGS, tiny_run, write_stories
 
-from difflm.cli import main
+from difflm.app.cli import main
+from difflm.app.commands.evaluate import Measuring
+from difflm.app.measuring import gaps_of
 from difflm.data.stories import Gap
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.evaluation.infill import Measure, evaluate_infill, readable, that_fit
 from difflm.evaluation.infill_records import PEOPLE, InfillReport
 from difflm.evaluation.infill_writers import Asked, Lengths, Set, Writer, Written, between, writer_for
-from difflm.measuring import gaps_of
-from difflm.pipeline import TextDiffusion
-from difflm.verbs.measure import Measuring
+from difflm.generation.pipeline import TextDiffusion
 
 STORIES = [["A b.", "A b c.", "A b c d.", "A b c d e.", "No."]] * 10 + [["A b c d e f."] * 5] * 10
 LENGTHS = Lengths.of(STORIES, ends_only=False)
@@ -150,7 +150,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     sizes = [f"model.{key}={value}" for key, value in MODEL.items()]
     changes = ["more_than=0", "steps=40", "batch_size=16", "warmup=5", "lr=3e-3", "widths=[]", "sample_every=0"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("difflm.training.loop.VALIDATION_DRAWS", 8)
+        patch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
         for name in ("roc", "roc-twin", "roc-infill-twin"):
             argv = ["train", name, *changes, *sizes, "--out", str(folder / name), "--data", str(data)]
             assert main([*argv, "--device", "cpu"]) == 0
@@ -259,15 +259,15 @@ def test_options_of_this_task_belong_to_it(capsys):
 def test_gaps_that_do_not_fit_are_left_out_and_told(runs, data):
     long = Gap("A b. " * 20, "C d.", ("x",))
     lm = TextDiffusion.from_pretrained(runs["roc-twin"])
-    room = lm.model.room
+    room = lm.model.max_words
     assert room == 88
     sets = Set("roc", [*GAPS, long], LENGTHS)
     assert len(that_fit(sets, [lm]).gaps) == 4
-    small: Any = SimpleNamespace(model=SimpleNamespace(room=30), tokenizer=lm.tokenizer)
+    small: Any = SimpleNamespace(model=SimpleNamespace(max_words=30), tokenizer=lm.tokenizer)
     assert that_fit(sets, [lm, small]).gaps == GAPS
     with pytest.raises(UsageError, match="no gap fits"):
         evaluate_infill(
-            {"m": SimpleNamespace(model=SimpleNamespace(room=9), tokenizer=lm.tokenizer, device=lm.device)},
+            {"m": SimpleNamespace(model=SimpleNamespace(max_words=9), tokenizer=lm.tokenizer, device=lm.device)},
             [sets],
             Asked(),
             [],

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import PARTS, Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs
 
-from difflm.cli import main
+from difflm.app.cli import main
 from difflm.data.pairs import read_pairs
-from difflm.denoiser import Denoiser
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.timesteps import LearnedWarp, Uniform
 from difflm.errors import UsageError
-from difflm.fit import budget_of, pairs_of, train_run
+from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import DiffLM
-from difflm.noise import Noise
-from difflm.pipeline import TextDiffusion
-from difflm.recipe import check, load_recipe
-from difflm.run import load_run, read_config
-from difflm.timesteps import LearnedWarp, Uniform
+from difflm.training.fit import budget_of, pairs_of, train_run
+from difflm.training.recipe import check, load_recipe
+from difflm.training.run import load_run, read_config
 
 assert tiny_runs  # a fixture
 
@@ -67,7 +67,7 @@ def test_a_student_begins_where_its_teacher_began(monkeypatch):
     *_, last = model.stream(Noise(seeds, samples), lengths, 12, model.sampling)
     begins, ids = asked[0][0], last.tokens[:, :9]
     asked.clear()
-    batch = model.corrupted(ids, torch.arange(9) < lengths[:, None], torch.ones(3), seeds, samples)
+    batch = model.corrupt_batch(ids, torch.arange(9) < lengths[:, None], torch.ones(3), seeds, samples)
     signal = float(model.process.alpha(torch.ones(())))
     assert signal < 1e-3
     assert (batch.x_t - begins[:, :9]).abs().max() <= signal * batch.vectors.abs().max() + 1e-6
@@ -82,7 +82,7 @@ def test_texts_keep_their_noise_whatever_is_left_out(tmp_path, tiny_runs):
     assert [column.tolist() for column in read_pairs(path, "text")] == [[3, 3, 3, 4, 3], [0, 2, 3, 0, 4]]
     recipe = check({**json.loads((tiny_runs["difflm"] / "recipe.json").read_text()), "data": str(path)})
     _, tokenizer, _ = load_run(tiny_runs["difflm"])
-    from difflm.fit import read_tokens
+    from difflm.training.fit import read_tokens
 
     tokens = read_tokens(recipe, tokenizer, 24, tmp_path / "out", "train", None, lambda *_: None)
     seeds, samples = (column(torch.arange(4).numpy(), 8).tolist() for column in pairs_of(recipe, tokens, None))
@@ -131,7 +131,7 @@ def test_the_last_estimate_comes_from_a_noisier_moment_of_the_same_path(monkeypa
     ids, mask, t = torch.randint(4, 30, (6, 8)), torch.ones(6, 8, dtype=torch.bool), torch.linspace(0, 0.9, 6)
     pairs = (torch.full((6,), 2), torch.arange(6)) if coupled else ()
     asked = heard(monkeypatch)
-    batch = model.corrupted(ids, mask, t, *pairs)
+    batch = model.corrupt_batch(ids, mask, t, *pairs)
     (x, before, none), (x_t, now, previous) = asked
     lag = model.times.share_of(before) - model.times.share_of(t[::2])
     assert before[0] == 0 and (lag[1:] > 0).all() and (lag <= 0.3 + 1e-4).all()
@@ -142,7 +142,7 @@ def test_the_last_estimate_comes_from_a_noisier_moment_of_the_same_path(monkeypa
 
 def test_clean_context_was_clean_before():
     t = torch.tensor([[0.0, 0.4, 0.4], [0.7, 0.0, 0.7]])
-    before = built(behind=0.5).before(t)
+    before = built(behind=0.5).lagged_times(t)
     assert torch.equal(before == 0, t == 0) and (before[t > 0] > t[t > 0]).all()
     assert before[0, 1] == before[0, 2]  # places of one text go together
 
@@ -220,7 +220,7 @@ def test_the_benchmark_goes_on_where_it_stopped(tiny_runs, tmp_path, capsys):
 def test_a_student_needs_fewer_steps_than_its_teacher(tmp_path, monkeypatch):
     """A teacher of the small grammar, 6,000 of its texts with their noise, and a student of 1,000 steps: in two steps
     from noise that neither has seen, more of the student's texts are sentences, and as many of them differ."""
-    monkeypatch.setattr("difflm.generation.CPU_TILE", 64)  # many texts at once, faster
+    monkeypatch.setattr("difflm.models.batching.CPU_TILE", 64)  # many texts at once, faster
     sizes = {"hidden": 64, "layers": 2, "heads": 2, "dropout": 0.0, "embedding_dim": 16}
     path = tiny_run(tmp_path, "difflm", steps=1500, batch_size=32, model=sizes)
     teacher = TextDiffusion.from_pretrained(path)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.data.fields import FIELDS, expresses, normalise, verbatim
+from difflm.annotators.e2e_fields import FIELDS, expresses, normalise, verbatim
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 

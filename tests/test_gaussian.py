@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.processes import Gaussian, at_positions
-from difflm.schedules import Cosine, Linear, LogSnrShift, Sqrt, Table
+from difflm.diffusion.processes import Gaussian, expand_levels
+from difflm.diffusion.schedules import Cosine, Linear, LogSnrShift, Sqrt, Table
 
 PROCESSES = [
     Gaussian(schedule, exploding)
@@ -42,7 +42,7 @@ def test_posterior_is_bayes_rule(process, times):
     t, s = times
     x_t, x_0 = state(1), state(2)
     alpha_s, sigma_s, alpha_t, sigma_t = (
-        at_positions(v, x_t) for v in (process.alpha(s), process.sigma(s), process.alpha(t), process.sigma(t))
+        expand_levels(v, x_t) for v in (process.alpha(s), process.sigma(s), process.alpha(t), process.sigma(t))
     )
     ratio = alpha_t / alpha_s
     between = sigma_t**2 - ratio**2 * sigma_s**2
@@ -74,9 +74,9 @@ def test_posterior_carries_the_corrupted_state_from_t_to_s(process, times):
     x_0 = state(2)
     mean, std = process.posterior(process.corrupt(x_0, t, torch.zeros_like(x_0)), x_0, t, s)
     keep, _ = process.posterior(torch.ones_like(x_0), torch.zeros_like(x_0), t, s)
-    spread = (keep**2 * at_positions(process.sigma(t), x_0) ** 2 + std**2).sqrt()
+    spread = (keep**2 * expand_levels(process.sigma(t), x_0) ** 2 + std**2).sqrt()
     assert close(mean, process.corrupt(x_0, s, torch.zeros_like(x_0)))
-    assert close(spread, at_positions(process.sigma(s), x_0).expand_as(spread))
+    assert close(spread, expand_levels(process.sigma(s), x_0).expand_as(spread))
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
@@ -106,7 +106,7 @@ def test_a_target_implies_the_clean_state_it_came_from(process, times, kind):
 def test_noise_is_what_was_added(process, times):
     t, _ = times
     x_0, noise = state(2), state(3)
-    assert close(process.noise_in(process.corrupt(x_0, t, noise), x_0, t), noise, 1e-6)
+    assert close(process.implied_noise(process.corrupt(x_0, t, noise), x_0, t), noise, 1e-6)
 
 
 @given(process=processes, times=two_times(shape=(3,)))

@@ -13,22 +13,22 @@ from oracles import JOINT, ExactDenoiser, frequencies, total_variation
 from tiny import tiny_runs, write_grammar
 from torch import Tensor
 
-from difflm.belief import Belief
-from difflm.cli import main
+from difflm.app.cli import main
 from difflm.controls import Label, Length, Tags
-from difflm.controls.base import Place
-from difflm.controls.classifier import Classifier, Opinion, charted, on_canvas, pairs
-from difflm.controls.guidance import ORIGINAL, Guidance, Knobs, Wish
+from difflm.controls.base import Canvas
+from difflm.controls.classifier import Classifier, ClassifierOutput, labels_on_canvas, span_chart, word_pairs
+from difflm.controls.guidance import ORIGINAL, Guidance, GuidanceSettings, GuidanceTarget
 from difflm.data.labels import NONE, Labelling, read_labels
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes import Gaussian, expand_levels
+from difflm.diffusion.samplers import STEPS, StepState, denoise
+from difflm.diffusion.samplers.steps import ETA
+from difflm.diffusion.schedules import Cosine, LogSnrShift
 from difflm.errors import UsageError
-from difflm.guides import Learner
-from difflm.noise import Noise
-from difflm.pipeline import TextDiffusion
-from difflm.processes import Gaussian, at_positions
-from difflm.run import load_run
-from difflm.samplers import STEPS, Moment, denoise
-from difflm.samplers.steps import ETA
-from difflm.schedules import Cosine, LogSnrShift
+from difflm.generation.pipeline import TextDiffusion
+from difflm.training.classifier import Learner
+from difflm.training.run import load_run
 
 assert tiny_runs  # a fixture
 DIAGONAL = torch.eye(3, dtype=torch.bool)  # both words the same: what neither position can see alone
@@ -39,7 +39,7 @@ class ExactOpinion:
     """log p(c | x_t) by enumeration, for a label that a text of each cell bears with a known chance."""
 
     def __init__(self, denoiser: ExactDenoiser, x: Tensor, t: Tensor, chances: Tensor) -> None:
-        alpha, sigma = at_positions(denoiser.process.alpha(t), x), at_positions(denoiser.process.sigma(t), x)
+        alpha, sigma = expand_levels(denoiser.process.alpha(t), x), expand_levels(denoiser.process.sigma(t), x)
         evidence = denoiser.codec.evidence(x, alpha, sigma)
         cells = denoiser.log_joint + evidence[:, 0, :, None] + evidence[:, 1, None, :]
         self.value = cells.flatten(1).logsumexp(1) - (cells + chances.log()).flatten(1).logsumexp(1)
@@ -60,12 +60,12 @@ class ExactClassifier:
         return ExactOpinion(denoiser, x, t, self.chances)
 
 
-def wish(chances: Tensor, texts: int) -> Wish:
-    return Wish(ExactClassifier(chances), "same", torch.zeros(texts))  # type: ignore[arg-type]
+def wish(chances: Tensor, texts: int) -> GuidanceTarget:
+    return GuidanceTarget(ExactClassifier(chances), "same", torch.zeros(texts))  # type: ignore[arg-type]
 
 
 def guided_sample(
-    knobs: Knobs, steps: int, draws: int = 8_000, sampler: str = "ancestral", chances: Tensor = CHANCES
+    knobs: GuidanceSettings, steps: int, draws: int = 8_000, sampler: str = "ancestral", chances: Tensor = CHANCES
 ) -> Tensor:
     denoiser = ExactDenoiser(Gaussian(LogSnrShift(Cosine(), -3)))
     mask = torch.ones(draws, 2, dtype=torch.bool)
@@ -97,16 +97,16 @@ LONG = pytest.mark.long  # a rule of each kind is quick
 def test_guidance_of_size_one_draws_from_the_exact_conditional(sampler):
     """With every rule: 8,000 draws alone put the nine cells 0.010 off on average, a doubled pull 0.16. Heun's second
     look knows nothing of the pull and needs more steps."""
-    found = guided_sample(Knobs("gradient", 1.0), steps=200 if sampler == "heun" else 60, sampler=sampler)
+    found = guided_sample(GuidanceSettings("gradient", 1.0), steps=200 if sampler == "heun" else 60, sampler=sampler)
     assert total_variation(found, conditional(CHANCES)) <= 0.03
 
 
 def test_guidance_asks_for_what_no_position_sees_alone():
     """12 % of unguided texts have two equal words; guided ones nearly all, in the shares of the joint."""
-    found = guided_sample(Knobs("gradient", 1.0), steps=60, draws=4_000, chances=DIAGONAL.float())
+    found = guided_sample(GuidanceSettings("gradient", 1.0), steps=60, draws=4_000, chances=DIAGONAL.float())
     assert float(found[DIAGONAL].sum()) > 0.95
     assert total_variation(found, conditional(DIAGONAL.float())) < 0.03
-    unguided = guided_sample(Knobs("gradient", 0.0), steps=50, draws=4_000)
+    unguided = guided_sample(GuidanceSettings("gradient", 0.0), steps=50, draws=4_000)
     assert total_variation(unguided, JOINT) < 0.03
 
 
@@ -116,11 +116,13 @@ def test_a_pull_goes_as_far_as_the_step_follows_its_clean_state(sampler):
     process = Gaussian(LogSnrShift(Cosine(), -3))
     denoiser, noise = ExactDenoiser(process), torch.randn(3, 2, 8)
     x, t, s = torch.randn(3, 2, 8), torch.tensor([0.9, 0.6, 0.5]), torch.tensor([0.1, 0.5, 0.5])
-    now = Moment(process, x, denoiser(x, t), t, s, lambda: noise, eta=ETA.get(STEPS[sampler], 0.0))
-    guide = Guidance([wish(CHANCES, 3)], denoiser, torch.ones(3, 2, dtype=torch.bool), Knobs("gradient", 2.0))
+    now = StepState(process, x, denoiser(x, t), t, s, lambda: noise, eta=ETA.get(STEPS[sampler], 0.0))
+    guide = Guidance(
+        [wish(CHANCES, 3)], denoiser, torch.ones(3, 2, dtype=torch.bool), GuidanceSettings("gradient", 2.0)
+    )
     there = STEPS[sampler](now)
     reach = 2.0 * process.sigma(s) ** 2 / process.alpha(s)
-    pulled = now.belief.clean + at_positions(reach, x) * guide.slope(there, s)
+    pulled = now.belief.clean + expand_levels(reach, x) * guide.slope(there, s)
     expected = STEPS[sampler](replace(now, belief=now.belief.believing(pulled)))
     torch.testing.assert_close(guide(now, there), expected, atol=1e-5, rtol=1e-4)
 
@@ -134,7 +136,7 @@ def test_the_original_rule_is_a_fresh_adagrad():
     x_t = torch.randn(6, 2, denoiser.codec.dim, generator=torch.Generator().manual_seed(1))
     t, s = torch.full((6,), 0.6), torch.full((6,), 0.5)
     mask = torch.ones(6, 2, dtype=torch.bool)
-    now = Moment(denoiser.process, x_t, denoiser(x_t, t), t, s, lambda: torch.zeros_like(x_t))
+    now = StepState(denoiser.process, x_t, denoiser(x_t, t), t, s, lambda: torch.zeros_like(x_t))
     mean, std = denoiser.process.posterior(x_t, now.belief.clean, t, s)
     start = mean + 0.3 * std
     guide = Guidance([wish(CHANCES, 6)], denoiser, mask, ORIGINAL)
@@ -168,8 +170,8 @@ def asking():
     classifier = Classifier(kinds, denoiser.view_dim, 8, 9, hidden=16, layers=1, heads=2).eval()
     mask = torch.tensor([[True, True, True, False], [True] * 4])
 
-    def make(*names: str, knobs: Knobs = ORIGINAL) -> Guidance:
-        return Guidance([Wish(classifier, *ASKED[name][:3]) for name in names], denoiser, mask, knobs)
+    def make(*names: str, knobs: GuidanceSettings = ORIGINAL) -> Guidance:
+        return Guidance([GuidanceTarget(classifier, *ASKED[name][:3]) for name in names], denoiser, mask, knobs)
 
     return make
 
@@ -183,11 +185,11 @@ def test_the_original_has_means_and_a_weight_of_its_own_for_each_control(asking,
     process, x = guide.denoiser.process, torch.randn(2, 4, 8)
     t, s = torch.full((2,), 0.6), torch.full((2,), 0.5)
     clean = torch.randn(2, 4, 8)
-    now = Moment(process, torch.randn(2, 4, 8), Belief(clean, torch.zeros(2, 4, 3)), t, s, lambda: x)
+    now = StepState(process, torch.randn(2, 4, 8), Belief(clean, torch.zeros(2, 4, 3)), t, s, lambda: x)
     mean, std = process.posterior(now.x, clean, t, s)
     theirs = x
     for _ in range(3):
-        slope = asking(kind, knobs=Knobs()).slope(theirs, s) / terms - weight * 2 * (theirs - mean) / std
+        slope = asking(kind, knobs=GuidanceSettings()).slope(theirs, s) / terms - weight * 2 * (theirs - mean) / std
         theirs = theirs + 0.1 * slope.sign()
     moved = guide(now, x)
     torch.testing.assert_close(moved[0], theirs[0])
@@ -208,9 +210,9 @@ def test_the_tail_is_left_alone():
     denoiser = ExactDenoiser(Gaussian(LogSnrShift(Cosine(), -3)))
     x = torch.randn(2, 2, denoiser.codec.dim)
     mask = torch.ones(2, 2, dtype=torch.bool)
-    guide = Guidance([wish(CHANCES, 2)], denoiser, mask, Knobs("sign", 0.1, 1, tail=0.3))
+    guide = Guidance([wish(CHANCES, 2)], denoiser, mask, GuidanceSettings("sign", 0.1, 1, tail=0.3))
     t, s = torch.full((2,), 0.5), torch.tensor([0.2, 0.4])
-    moved = guide(Moment(denoiser.process, x, denoiser(x, t), t, s, lambda: x), x)
+    moved = guide(StepState(denoiser.process, x, denoiser(x, t), t, s, lambda: x), x)
     assert torch.equal(moved[0], x[0]) and not torch.equal(moved[1], x[1])
 
 
@@ -267,19 +269,19 @@ def test_a_dash_is_no_label(tmp_path):
 
 
 def test_labels_move_with_the_words_on_a_canvas_that_begins_with_a_special():
-    tags = on_canvas(Labelling("t", "tags", (NONE, "A", "B")), torch.tensor([[1, 2, -1]]), width=5, first=1)
+    tags = labels_on_canvas(Labelling("t", "tags", (NONE, "A", "B")), torch.tensor([[1, 2, -1]]), width=5, first=1)
     assert tags.tolist() == [[-1, 1, 2, -1, -1]]
     spans = torch.tensor([[[0, 1, 1], [-1, -1, -1]]])
-    moved = on_canvas(Labelling("s", "spans", (NONE, "S")), spans, width=5, first=1)
+    moved = labels_on_canvas(Labelling("s", "spans", (NONE, "S")), spans, width=5, first=1)
     assert moved.tolist() == [[[1, 2, 1], [-1, -1, -1]]]
 
 
 def test_spans_become_a_chart():
     mask = torch.tensor([[True, True, False]])
     spans = torch.tensor([[[0, 1, 2], [1, 1, 1], [-1, -1, -1]]])
-    chart = charted(spans, mask)
+    chart = span_chart(spans, mask)
     assert chart.tolist() == [[[0, 2, 0], [0, 1, 0], [0, 0, 0]]]
-    assert pairs(mask).sum() == 3  # (0, 0), (0, 1), (1, 1)
+    assert word_pairs(mask).sum() == 3  # (0, 0), (0, 1), (1, 1)
 
 
 def test_nats_are_those_of_the_labels_and_of_nothing_else():
@@ -291,7 +293,7 @@ def test_nats_are_those_of_the_labels_and_of_nothing_else():
         torch.nn.init.zeros_(head.weight)
         torch.nn.init.zeros_(head.bias)
     mask = torch.tensor([[True, True, True], [True, True, False]])
-    opinion = Opinion(classifier, torch.randn(2, 3, 8), mask)
+    opinion = ClassifierOutput(classifier, torch.randn(2, 3, 8), mask)
     log2, log3, log4 = (torch.tensor(float(n)).log() for n in (2, 3, 4))
     torch.testing.assert_close(opinion.nats("topic", torch.tensor([1, -1])), torch.stack([log2, 0 * log2]))
     torch.testing.assert_close(
@@ -368,7 +370,7 @@ def test_of_two_classifiers_that_know_a_label_the_later_one_is_asked(tiny_runs, 
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide).guided_by(other)
     brief = lm.brief([Label("food", "zzz")])
     assert brief is not None
-    (wish,) = brief.wishes(Place(torch.ones(1, 4, dtype=torch.bool), 0, torch.zeros(1, 4)))
+    (wish,) = brief.wishes(Canvas(torch.ones(1, 4, dtype=torch.bool), 0, torch.zeros(1, 4)))
     assert wish.classifier.labellings["food"].values == (NONE, "French", "zzz") and wish.labels.tolist() == [2]
     with pytest.raises(UsageError, match="other"):
         TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(other).guided_by(guide).brief(

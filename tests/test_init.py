@@ -7,14 +7,14 @@ import torch
 import yaml
 from tiny import MODEL, Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs, write_grammar
 
-from difflm.cli import main
+from difflm.app.cli import main
 from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.errors import UsageError
-from difflm.fit import train_run
-from difflm.pipeline import TextDiffusion
-from difflm.recipe import check, load_recipe
-from difflm.run import load_run, read_config
-from difflm.training.checkpoints import load_tensors
+from difflm.generation.pipeline import TextDiffusion
+from difflm.runtime.tensors import load_tensors
+from difflm.training.fit import train_run
+from difflm.training.recipe import check, load_recipe
+from difflm.training.run import load_run, read_config
 
 assert tiny_runs  # a fixture
 

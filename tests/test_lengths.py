@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.lengths import Drawn, PadsAsWords
+from difflm.models.lengths import DrawnLength, PadTokens
 
 
-def drawn(counts: list[int]) -> Drawn:
-    policy = Drawn(len(counts) - 1)
+def drawn(counts: list[int]) -> DrawnLength:
+    policy = DrawnLength(len(counts) - 1)
     policy.observe(torch.tensor(counts))
     return policy
 
@@ -39,30 +39,30 @@ def test_drawn_lengths_follow_the_histogram(counts):
 
 def test_room_and_forbidden_words():
     """START and END take two places of a canvas on which pads are words; a drawn length needs no specials at all."""
-    assert (Drawn(12).room, PadsAsWords(12).room) == (12, 10)
-    assert set(Drawn(12).forbidden) == {START, END, UNK, PAD} and PadsAsWords(12).forbidden == (UNK,)
+    assert (DrawnLength(12).max_words, PadTokens(12).max_words) == (12, 10)
+    assert set(DrawnLength(12).forbidden) == {START, END, UNK, PAD} and PadTokens(12).forbidden == (UNK,)
 
 
 def test_a_fresh_policy_knows_no_length_better_than_another():
-    assert torch.exp(-Drawn(5).nats(torch.arange(1, 6))).tolist() == pytest.approx([0.2] * 5)
+    assert torch.exp(-DrawnLength(5).nats(torch.arange(1, 6))).tolist() == pytest.approx([0.2] * 5)
 
 
 def test_the_histogram_is_saved_with_the_model():
-    fresh = Drawn(3)
+    fresh = DrawnLength(3)
     fresh.load_state_dict(drawn([0, 5, 1, 9]).state_dict())
     assert fresh.counts.tolist() == [6, 2, 10]
 
 
 def test_a_drawn_canvas_holds_the_words_and_nothing_else():
     ids, lengths = torch.tensor([[5, 6, 7], [8, PAD, PAD]]), torch.tensor([3, 1])
-    canvas, mask = Drawn(9).canvas(ids, lengths)
+    canvas, mask = DrawnLength(9).canvas(ids, lengths)
     assert torch.equal(canvas, ids)
     assert mask.tolist() == [[True, True, True], [True, False, False]]
 
 
 @given(texts=st.lists(st.lists(st.integers(4, 50), min_size=1, max_size=10), min_size=1, max_size=5))
 def test_pads_as_words_round_trip(texts):
-    policy, width = PadsAsWords(12), max(map(len, texts))
+    policy, width = PadTokens(12), max(map(len, texts))
     ids = torch.tensor([text + [PAD] * (width - len(text)) for text in texts])
     canvas, mask = policy.canvas(ids, torch.tensor([len(text) for text in texts]))
     assert canvas.shape == (len(texts), 12) and bool(mask.all())
@@ -72,16 +72,16 @@ def test_pads_as_words_round_trip(texts):
 
 
 def test_what_stands_behind_the_end_of_a_text_does_not_reach_the_canvas():
-    canvas, _ = PadsAsWords(6).canvas(torch.tensor([[7, 9, 9, 9]]), torch.tensor([1]))
+    canvas, _ = PadTokens(6).canvas(torch.tensor([[7, 9, 9, 9]]), torch.tensor([1]))
     assert canvas.tolist() == [[START, 7, END, PAD, PAD, PAD]]
 
 
 def test_a_row_without_an_end_is_read_to_its_own_end():
-    assert PadsAsWords(5).words([START, 7, PAD, 8, 9]) == [7, 8, 9]
+    assert PadTokens(5).words([START, 7, PAD, 8, 9]) == [7, 8, 9]
 
 
 def test_pads_as_words_pay_for_length_in_the_canvas():
     """Where to end is part of the text itself: nothing is added for it, and every sample has the whole canvas."""
-    policy = PadsAsWords(12)
+    policy = PadTokens(12)
     assert not policy.nats(torch.tensor([3, 7])).any()
     assert policy.draw(torch.tensor([0.1, 0.9])).tolist() == [12, 12]

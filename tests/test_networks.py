@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from difflm.codecs import FixedEmbedding
-from difflm.denoiser import Denoiser
+from difflm.diffusion.codecs import FixedEmbedding
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.processes import Gaussian, expand_levels
+from difflm.diffusion.schedules import Cosine
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM
 from difflm.networks import BertLayout, Transformer
 from difflm.networks.transformer import Dropout, additive, at_once, dropped, parted, rotary, rotate, sinusoid
-from difflm.processes import Gaussian, at_positions
-from difflm.schedules import Cosine
 
 
 def shaken(module: nn.Module) -> nn.Module:
@@ -166,7 +166,7 @@ def test_logits_are_the_networks_opinion_and_the_evidence():
 def test_evidence_is_the_likelihood_of_the_state_given_its_word(x0_std):
     """x_t = α(e + x0_std·ε) + σ·ε′: a Gaussian around α e whose variance is the sum of both."""
     codec, process = FixedEmbedding(torch.randn(5, 6), norm="sphere", x0_std=x0_std), Gaussian(Cosine())
-    alpha, sigma = (at_positions(v, X).double() for v in (process.alpha(T), process.sigma(T)))
+    alpha, sigma = (expand_levels(v, X).double() for v in (process.alpha(T), process.sigma(T)))
     spread = (sigma**2 + alpha**2 * x0_std**2).sqrt().unsqueeze(-1)
     mean = alpha.unsqueeze(-1) * codec.table().double()
     expected = torch.distributions.Normal(mean, spread).log_prob(X.double().unsqueeze(-2)).sum(-1)
@@ -241,7 +241,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU her
 @pytest.mark.parametrize("how", ["plain", "masked", "turned", "causal", "all"])
 def test_attention_of_short_texts_is_attention(length, how):
     """Values and gradients, to what bfloat16 resolves."""
-    from difflm.networks.short_attention import attend
+    from difflm.runtime.kernels.short_attention import attend
 
     torch.manual_seed(0)
     packed = torch.randn(3, length, 3, 2, 64, device="cuda").bfloat16().requires_grad_()
@@ -270,7 +270,7 @@ def test_attention_of_short_texts_is_attention(length, how):
 def test_attention_of_short_texts_drops_alike_on_the_way_back():
     """Which pairs are kept is seen where all are alike and each value is a column of its own; under these, answers and
     all gradients are those of exact attention. Another seed keeps others, and the mean is kept."""
-    from difflm.networks.short_attention import attend
+    from difflm.runtime.kernels.short_attention import attend
 
     torch.manual_seed(0)
     texts, length, heads, drop = 3, 40, 2, 0.3

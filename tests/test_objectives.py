@@ -6,18 +6,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from difflm.bounds import gaussian_bound
-from difflm.codecs import LearnedEmbedding
 from difflm.data.tokenizers import PAD
-from difflm.denoiser import Denoiser
-from difflm.lengths import Drawn, PadsAsWords
+from difflm.diffusion.bounds import gaussian_bound
+from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import TERMS, Corrupted, Objective, masked_mean, text_mean
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.schedules import Cosine, Sqrt
+from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform
 from difflm.methods import DiffLM, DiffusionLM
-from difflm.model import DiffusionModel, Sampling
-from difflm.noise import Noise
-from difflm.objectives import TERMS, Corrupted, Objective, masked_mean, text_mean
-from difflm.processes import Gaussian
-from difflm.schedules import Cosine, Sqrt
-from difflm.timesteps import LossAware, TimeSampler, Uniform
+from difflm.models.base import Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import DrawnLength, PadTokens
 
 WORDS, DIM = 7, 4
 IDS = torch.tensor([[4, 5, 6], [6, 4, PAD], [5, 5, 5]])
@@ -157,7 +158,7 @@ def test_pads_as_words_count_every_position():
     """A model that knows nothing pays log V at each position of the canvas, pads included."""
     codec = LearnedEmbedding(WORDS, DIM, norm="sphere")
     denoiser = Denoiser(Says(torch.zeros(2, 8, WORDS)), codec, Gaussian(Cosine()), "logits")
-    model = DiffusionModel(denoiser, Objective({"ce": 1.0}), Uniform(), PadsAsWords(8), Sampling())
+    model = DiffusionModel(denoiser, Objective({"ce": 1.0}), Uniform(), PadTokens(8), Sampling())
     losses = model.loss(torch.tensor([[4, 5], [6, PAD]]), torch.tensor([2, 1]))
     assert float(losses["ce"].detach()) == pytest.approx(math.log(WORDS), rel=1e-5)
 
@@ -219,7 +220,7 @@ def test_the_warp_learns_beside_the_model_and_not_through_it():
 
 def test_the_nats_of_a_text_include_its_length():
     model = tiny(Uniform())
-    model.lengths = Drawn(8)
+    model.lengths = DrawnLength(8)
     model.eval()
     ids, lengths, noise = torch.tensor([[4, 5, 6]]), torch.tensor([3]), Noise(0, torch.arange(1))
     with torch.no_grad():

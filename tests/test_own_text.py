@@ -12,13 +12,13 @@ import pytest
 from test_pretrained import make_encoder
 from tiny import Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs, write_grammar
 
-from difflm.cli import main
+from difflm.app.cli import main
 from difflm.data.batches import split
 from difflm.data.tokenfile import TokenFile
 from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS
-from difflm.recipe import load_recipe
-from difflm.run import read_config
+from difflm.training.recipe import load_recipe
+from difflm.training.run import read_config
 
 assert tiny_runs  # a fixture
 
@@ -28,7 +28,7 @@ TINY += ["validate_every=99", "tokenizer=words", "more_than=0", "save_every=99"]
 
 @pytest.fixture(autouse=True)
 def quick_validation(monkeypatch):
-    monkeypatch.setattr("difflm.training.loop.VALIDATION_DRAWS", 8)
+    monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_run_of_an_unknown_method_names_it(tiny_runs, tmp_path):
 def test_a_run_of_distinct_texts_is_measured_on_what_it_held_out(tmp_path):
     """Of a file that repeats its lines, no held-out text is one that was learned."""
     from difflm.evaluation.corpora import corpus_for
-    from difflm.pipeline import TextDiffusion
+    from difflm.generation.pipeline import TextDiffusion
 
     texts = write_grammar(tmp_path / "grammar.txt", 400)
     (tmp_path / "grammar.txt").write_text("".join(f"{text}\n" for text in texts + texts[::2]))
@@ -152,8 +152,8 @@ def test_losing_much_of_the_data_is_a_warning_that_says_what_to_do(grammar, tmp_
 
 
 def test_a_warning_is_an_object_of_its_own_in_json(tmp_path, capsys):
-    from difflm.console import TrainingView
-    from difflm.fit import WARN
+    from difflm.app.console import TrainingView
+    from difflm.training.fit import WARN
 
     TrainingView(tmp_path, as_json=True).reading("much is lost", WARN)
     assert json.loads(capsys.readouterr().out) == {"kind": "warning", "text": "much is lost"}
@@ -181,7 +181,7 @@ def test_a_run_killed_before_its_first_checkpoint_resumes_with_its_pretrained_we
 
 # -- one writer to a directory ----------------------------------------------------------------------------------------
 
-HOLD = "import sys, pathlib; from difflm.files import locked\nwith locked(pathlib.Path(sys.argv[1])): print(); input()"
+HOLD = "import sys, pathlib; from difflm.runtime.files import locked\nwith locked(pathlib.Path(sys.argv[1])): print(); input()"
 
 
 def hold(directory):
@@ -212,7 +212,7 @@ def test_a_run_that_another_process_writes_is_refused(grammar, tmp_path, capsys,
 
 def test_one_of_many_holds_a_directory(tmp_path):
     """Threads that come and go: the file is removed by each holder, and never are there two."""
-    from difflm.files import locked
+    from difflm.runtime.files import locked
 
     inside, most, got = [], [], []
 
@@ -239,7 +239,7 @@ def test_a_run_is_locked_while_it_trains(grammar, tmp_path, monkeypatch):
     """Another train of the same directory, begun while the first one reads its texts, is refused and spoils nothing."""
     import torch
 
-    from difflm import fit
+    from difflm.training import fit
 
     read, refused = fit.read_splits, []
     recipe = load_recipe("own-text", [f"data={grammar}", *TINY])

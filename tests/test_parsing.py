@@ -8,9 +8,8 @@ from itertools import combinations
 import pytest
 import torch
 
-from difflm.data.trees import Agreement, Span, Tree, agreements, parse_tree, tree_of
-from difflm.errors import DifflmError, UsageError
-from difflm.networks.spans import (
+from difflm.annotators.parser import SpanParser, Training, labels_of, load_parser, parse_texts, train_parser
+from difflm.annotators.span_scorer import (
     CLS,
     SEP,
     UNKNOWN,
@@ -21,8 +20,9 @@ from difflm.networks.spans import (
     margin_loss,
     wordpieces,
 )
-from difflm.parsing import SpanParser, Training, labels_of, load_parser, parse_texts, train_parser
-from difflm.training.checkpoints import save_tensors
+from difflm.annotators.trees import Agreement, Span, Tree, agreements, parse_tree, tree_of
+from difflm.errors import DifflmError, UsageError
+from difflm.runtime.tensors import save_tensors
 
 TINY = HashedShape(rows=256, embedding=32, hidden=48, layers=2, heads=4, dropout=0.0, positions=16)
 PIECES = PiecesShape((UNKNOWN, CLS, SEP, "the", "mill", "##s", "is", "'"), 32, 2, 4, positions=16, dropout=0.0)

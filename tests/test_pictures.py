@@ -17,15 +17,15 @@ from hypothesis.extra.numpy import arrays
 from tiny import tiny_runs  # noqa: F401
 from typer.testing import CliRunner
 
-from difflm.data.taggers import TAGS
+from difflm.annotators.tagger import TAGS
+from difflm.app.commands import plot
+from difflm.app.plots import canvas, denoising, embeddings, schedules, training
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.schedules import Cosine, Sqrt
 from difflm.errors import DifflmError, UsageError
-from difflm.pictures import canvas, denoising, embeddings, schedules, training
-from difflm.pipeline import TextDiffusion
-from difflm.processes import Gaussian
-from difflm.run import bundled_runs
-from difflm.schedules import Cosine, Sqrt
-from difflm.verbs import plot
-from difflm.work import Draft
+from difflm.generation.jobs import Draft
+from difflm.generation.pipeline import TextDiffusion
+from difflm.training.run import bundled_runs
 
 missing = [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]
 drawing = pytest.mark.skipif(bool(missing), reason=f"needs the extra [plot]: {', '.join(missing)} is not installed")

@@ -9,10 +9,10 @@ from difflm.controls import Length
 from difflm.data.tokenizers import Bpe
 from difflm.data.words import split_words
 from difflm.errors import UsageError
-from difflm.generation import GPU_TILE, drawn_rows, frames, tile_size, tiles
+from difflm.generation.pipeline import TextDiffusion, delay_by_one
+from difflm.generation.validation import check_device, check_dtype
 from difflm.methods import DiffLM
-from difflm.pipeline import TextDiffusion, one_behind
-from difflm.refusals import check_device, check_dtype
+from difflm.models.batching import GPU_BATCH, denoise_batch, draw_rows, make_batches, max_batch_rows
 
 METHODS = ["difflm", "diffusion-lm", "autoregressive", "mdlm", "block-diffusion"]
 
@@ -42,7 +42,7 @@ def test_a_length_without_room_is_refused_at_every_door(models, length):
 
 
 def test_room_is_what_encode_accepts(models):
-    assert {method: lm.model.room for method, lm in models.items()} == {
+    assert {method: lm.model.max_words for method, lm in models.items()} == {
         "difflm": 24,
         "diffusion-lm": 22,
         "autoregressive": 24,
@@ -50,9 +50,9 @@ def test_room_is_what_encode_accepts(models):
         "block-diffusion": 512,
     }
     for lm in models.values():
-        assert len(lm.encode(["pub " * lm.model.room])[0]) == lm.model.room
-        with pytest.raises(UsageError, match=f"holds {lm.model.room}"):
-            lm.encode(["pub " * (lm.model.room + 1)])
+        assert len(lm.encode(["pub " * lm.model.max_words])[0]) == lm.model.max_words
+        with pytest.raises(UsageError, match=f"holds {lm.model.max_words}"):
+            lm.encode(["pub " * (lm.model.max_words + 1)])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -118,7 +118,7 @@ def test_the_cost_of_a_text_is_its_own(models):
 def test_the_clock_of_a_chosen_text_counts_all_candidates(models, monkeypatch):
     """Ticks of a clock that moves by one at every look: a tile takes one, and nine candidates of a length are three."""
     ticks = iter(range(10_000))
-    monkeypatch.setattr("difflm.pipeline.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("difflm.generation.pipeline.time.perf_counter", lambda: next(ticks))
     assert models["difflm"].generate(steps=2, mbr=9, controls=[Length(5)])[0].seconds == 3
 
 
@@ -142,8 +142,8 @@ def test_words_of_a_byte_pair_text_are_those_of_its_print():
 
 def test_looking_at_a_frame_leaves_gradients_on(models):
     lm = models["difflm"]
-    for tile in tiles(lm.model, drawn_rows(lm.model, 1, 0), lm.device):
-        for frame in frames(lm.model, tile, lm.sampling(steps=2)):
+    for tile in make_batches(lm.model, draw_rows(lm.model, 1, 0), lm.device):
+        for frame in denoise_batch(lm.model, tile, lm.sampling(steps=2)):
             assert torch.is_grad_enabled() and not frame.confidence.requires_grad
 
 
@@ -166,18 +166,18 @@ def test_texts_are_put_together_while_the_next_are_made():
             made.append(k)
             yield End(k)
 
-    told = [(end.name, end.is_sent, *made) for end in one_behind(tiles_of_a_gpu())]
+    told = [(end.name, end.is_sent, *made) for end in delay_by_one(tiles_of_a_gpu())]
     assert told == [(0, True, 0, 1), (1, True, 0, 1, 2), (2, True, 0, 1, 2)]
-    assert list(one_behind([])) == []
+    assert list(delay_by_one([])) == []
 
 
 def test_texts_that_are_done_early_do_not_wait_for_the_next_tile():
     seen = [End("early", last=False), End("a"), End("b, early", last=False), End("b")]
-    assert [one.name for one in one_behind(seen)] == ["early", "b, early", "a", "b"]
+    assert [one.name for one in delay_by_one(seen)] == ["early", "b, early", "a", "b"]
 
 
 def test_what_is_there_is_told_where_the_next_tile_fails():
-    late = one_behind(End(1 // (2 - k)) for k in range(3))
+    late = delay_by_one(End(1 // (2 - k)) for k in range(3))
     assert [next(late).name, next(late).name] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(late)
@@ -185,9 +185,9 @@ def test_what_is_there_is_told_where_the_next_tile_fails():
 
 def test_tiles_on_a_gpu_fit_their_logits():
     """Two GiB of float32 logits at most, unless sixteen texts need more."""
-    assert tile_size(821, 64, "cuda") == GPU_TILE
-    assert 1.9 * 2**30 < tile_size(50_000, 128, "cuda") * 128 * 50_000 * 4 <= 2**31
-    assert tile_size(50_000, 4096, "cuda") == 16
+    assert max_batch_rows(821, 64, "cuda") == GPU_BATCH
+    assert 1.9 * 2**30 < max_batch_rows(50_000, 128, "cuda") * 128 * 50_000 * 4 <= 2**31
+    assert max_batch_rows(50_000, 4096, "cuda") == 16
 
 
 def test_what_the_package_shows():

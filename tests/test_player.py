@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from difflm.app.studio import PlayedText, Recording, write_player
+from difflm.app.studio.frames import SIGNS, frame_object, spaces
+from difflm.app.studio.player import MOST_FRAMES, MOST_TEXTS, page
 from difflm.data.words import join_words
 from difflm.errors import UsageError
-from difflm.studio import PlayedText, Recording, write_player
-from difflm.studio.frames import SIGNS, frame_object, spaces
-from difflm.studio.player import MOST_FRAMES, MOST_TEXTS, page
-from difflm.work import Draft, Generation
+from difflm.generation.jobs import Draft, Generation
 
 STEPS = 12
 WORDS = ["Zizzi", "is", "a", "cheap", "pub", "near", "the", "river", "."]

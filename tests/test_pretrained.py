@@ -10,10 +10,10 @@ import torch
 from tiny import MODEL, Silent, tiny_run, write_grammar
 
 from difflm.errors import UsageError
-from difflm.fit import train_run
+from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
-from difflm.pipeline import TextDiffusion
-from difflm.recipe import check
+from difflm.training.fit import train_run
+from difflm.training.recipe import check
 
 OWN = {  # what a kind has beside the common sizes: ALBERT and ELECTRA project narrow vectors of words up
     "bert": {},

@@ -19,15 +19,28 @@ from tiny import tiny_runs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span, Tags, Tree
-from difflm.controls.brief import Edit
-from difflm.controls.guidance import ORIGINAL, Knobs
-from difflm.generation import CPU_TILE, GUIDED_TILE, Layout, Row, batched, filled, levelled, places, tile_size, tiles
-from difflm.model import Sampling
-from difflm.noise import Noise
-from difflm.pipeline import TextDiffusion
-from difflm.replay import Recorded, parts, weights
-from difflm.samplers import STEPS, Frame, Steering, Way, skeleton
-from difflm.writing import Aligned
+from difflm.controls.guidance import ORIGINAL, GuidanceSettings
+from difflm.controls.plan import Edit
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers import STEPS, Frame, Steering, StepSpan
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.base import Sampling
+from difflm.models.batching import (
+    CPU_BATCH,
+    GUIDED_BATCH,
+    Layout,
+    Row,
+    batch_rows,
+    batched,
+    fill_with_narrower,
+    make_batches,
+    max_batch_rows,
+    pad_batch,
+)
+from difflm.models.inference import PaddedLinear
+from difflm.models.recorded import capture_key
+from difflm.runtime.cuda_graphs import CapturedFunction
+from difflm.runtime.tensors import module_tensors, submodules
 
 assert tiny_runs and guide  # fixtures
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
@@ -52,7 +65,7 @@ def lm(request, device, tiny_runs) -> TextDiffusion:
 
 
 def walked(lm: TextDiffusion, records: bool, seed: int = 3, steering: Steering | None = None, **more) -> list[Frame]:
-    lm.model.records = records
+    lm.model.record_steps = records
     device = lm.device
     noise = Noise(torch.full((5,), seed, device=device), torch.arange(5, device=device))
     lengths = torch.tensor([3, 9, 16, 24, 24], device=device)
@@ -85,8 +98,11 @@ def test_recorded_frames_are_those_of_the_plain_loop(lm, more):
 
 
 def test_rows_of_their_own_ways(lm):
-    for ways in ([Way(6), Way(2), Way(6), Way(4), Way(5)], [Way(1), Way(6), Way(3), Way(3), Way(2)]):
-        assert_alike(*(walked(lm, records, steering=Steering(ways=ways)) for records in (True, False)))
+    for ways in (
+        [StepSpan(6), StepSpan(2), StepSpan(6), StepSpan(4), StepSpan(5)],
+        [StepSpan(1), StepSpan(6), StepSpan(3), StepSpan(3), StepSpan(2)],
+    ):
+        assert_alike(*(walked(lm, records, steering=Steering(spans=ways)) for records in (True, False)))
 
 
 def test_known_words_and_texts_to_begin_with(lm):
@@ -94,14 +110,14 @@ def test_known_words_and_texts_to_begin_with(lm):
     for shift in (0, 1):  # the second walk takes up what the first recorded
         known, begin = torch.full((5, 24), -1, device=device), torch.full((5, 24), 7 + shift, device=device)
         known[:, 1 + shift], known[2, 5] = 9, 6 + shift
-        ways = [Way(5, 0.5)] * 5
+        ways = [StepSpan(5, 0.5)] * 5
         for steering in (Steering(known), Steering(known, begin, ways)):
             assert_alike(*(walked(lm, records, steering=steering) for records in (True, False)))
 
 
 def test_frames_are_their_own(lm):
     """A frame that is looked at late tells what it would have told at once."""
-    lm.model.records = True
+    lm.model.record_steps = True
     noise = Noise(torch.zeros(2, dtype=torch.int64, device=lm.device), torch.arange(2, device=lm.device))
     lengths = torch.full((2,), 24, device=lm.device)
     kept: list[tuple[Frame, list[torch.Tensor]]] = []
@@ -124,7 +140,7 @@ def test_frames_that_nobody_looks_at_change_nothing(lm):
     known[:, 2] = 9
     for steering in (Steering(), Steering(known)):
         every = walked(lm, True, steering=steering)
-        some = walked(lm, True, steering=replace(steering, looked_at={2}))
+        some = walked(lm, True, steering=replace(steering, watched_steps={2}))
         assert [frame.step for frame in some] == [frame.step for frame in every] == list(range(6))
         for step in (2, 5):
             assert torch.equal(some[step].tokens, every[step].tokens) and torch.equal(some[step].t, every[step].t)
@@ -133,11 +149,11 @@ def test_frames_that_nobody_looks_at_change_nothing(lm):
 
 
 def test_a_request_looks_at_the_ends_of_its_texts_alone(lm, monkeypatch):
-    lm.model.records = True
+    lm.model.record_steps = True
     stream, asked = lm.model.stream, []
 
     def noted(noise, lengths, width, sampling, steering):
-        asked.append(steering.looked_at)
+        asked.append(steering.watched_steps)
         return stream(noise, lengths, width, sampling, steering)
 
     monkeypatch.setattr(lm.model, "stream", noted)
@@ -149,7 +165,7 @@ def test_a_request_looks_at_the_ends_of_its_texts_alone(lm, monkeypatch):
 
 
 def test_walks_side_by_side_and_walks_that_are_left(lm):
-    lm.model.records = True
+    lm.model.record_steps = True
     alone = [[d.tokens for d in drafts] for drafts in lm.stream(1, seed=5, steps=5)]
     next(lm.stream(1, seed=6, steps=5))
     one, other = lm.stream(1, seed=5, steps=5), lm.stream(1, seed=5, steps=5)
@@ -172,7 +188,7 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any]]] = [  # requests of one shape:
 
 def both(lm: TextDiffusion, **asked: Any) -> Iterator[list[str]]:
     for records in (True, False):
-        lm.model.records = records
+        lm.model.record_steps = records
         yield [g.text for g in lm.generate(**{"n": 3, "seed": 1, "steps": 6, **asked})]
 
 
@@ -183,14 +199,16 @@ def test_controls_act_alike(lm, first, second):
         assert recorded == plain
 
 
-@pytest.mark.parametrize("knobs", [None, ORIGINAL, Knobs(size=2.0, inner=2)], ids=["ours", "original", "twice"])
+@pytest.mark.parametrize(
+    "knobs", [None, ORIGINAL, GuidanceSettings(size=2.0, inner=2)], ids=["ours", "original", "twice"]
+)
 def test_guidance_acts_alike(device, tiny_runs, guide, knobs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32).guided_by(guide)
     values = lm.labellings["food"].values[1:3]
     for value in values:
         recorded, plain = both(lm, controls=[Label("food", value), Length(12)], knobs=knobs)
         assert recorded == plain
-    assert len(lm.model.desk._walks.idle) == 1, "both values are asked by one recording"
+    assert len(lm.model.inference._walks.idle) == 1, "both values are asked by one recording"
 
 
 def test_several_requests_in_one_loop(device, tiny_runs, guide):
@@ -198,7 +216,7 @@ def test_several_requests_in_one_loop(device, tiny_runs, guide):
     known = lm.labellings["food"].values[1:]
     found = []
     for records in (True, False):
-        lm.model.records = records
+        lm.model.record_steps = records
         works = [
             lm.work(2, 1, controls=[Label("food", known[0])], steps=6),
             lm.work(1, 5, steps=4),
@@ -218,20 +236,20 @@ def test_several_requests_in_one_loop(device, tiny_runs, guide):
 class Pair:
     one: torch.Tensor
     other: torch.Tensor
-    parts: Sequence[slice] = ()
+    submodules: Sequence[slice] = ()
 
 
 def test_walks_share_a_recording_where_they_differ_in_what_tensors_hold():
     a, b = torch.zeros(2, 3), torch.ones(2, 3)
-    assert skeleton(Pair(a, b)) == skeleton(Pair(b, a)) and hash(skeleton([Pair(a, b, (slice(0, 2),))]))
-    assert skeleton(Pair(a, b)) != skeleton(Pair(a, b.long())) != skeleton(Pair(a, b[:1].long()))
-    assert skeleton(Pair(a, b, (slice(0, 2),))) != skeleton(Pair(a, b, (slice(0, 1),)))
+    assert capture_key(Pair(a, b)) == capture_key(Pair(b, a)) and hash(capture_key([Pair(a, b, (slice(0, 2),))]))
+    assert capture_key(Pair(a, b)) != capture_key(Pair(a, b.long())) != capture_key(Pair(a, b[:1].long()))
+    assert capture_key(Pair(a, b, (slice(0, 2),))) != capture_key(Pair(a, b, (slice(0, 1),)))
 
 
 def test_one_tensor_in_two_places_is_not_two_tensors():
     """A recording that reads one tensor for both would lose the other."""
     a, b = torch.zeros(2, 3), torch.ones(2, 3)
-    assert skeleton(Pair(a, a)) == skeleton(Pair(b, b)) != skeleton(Pair(a, b))
+    assert capture_key(Pair(a, a)) == capture_key(Pair(b, b)) != capture_key(Pair(a, b))
 
 
 FOODS = st.sampled_from(["French", "other"])
@@ -247,9 +265,9 @@ MANY = st.lists(st.tuples(WANTED, st.integers(1, 12), st.integers(1, 3)), min_si
 
 def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide, monkeypatch):
     """Whatever is asked together: tiles as a GPU has them, every step as it would be recorded there."""
-    monkeypatch.setattr("difflm.samplers.repeated.Recorded", Strict)
-    monkeypatch.setattr("difflm.pipeline.tiles", partial(tiles, device_type="cuda"))
-    monkeypatch.setattr("difflm.generation.TOGETHER", 128)
+    monkeypatch.setattr("difflm.models.recorded.Recorded", Strict)
+    monkeypatch.setattr("difflm.generation.pipeline.tiles", partial(make_batches, device_type="cuda"))
+    monkeypatch.setattr("difflm.models.batching.TOGETHER", 128)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
 
     @given(MANY)
@@ -257,7 +275,7 @@ def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide
     def written(many: list[tuple[dict[str, Any], int, int]]) -> None:
         found = []
         for records in (True, False):
-            lm.model.records = records
+            lm.model.record_steps = records
             works = [lm.work(n, seed, steps=steps, **asked) for seed, (asked, n, steps) in enumerate(many)]
             made = [(number, k, g.text) for number, texts in lm.together(works) for k, g in texts.items()]
             assert len(made) == sum(n for _, n, _ in many)
@@ -273,15 +291,15 @@ def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide
 def test_new_weights_are_seen_at_once(device, tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
     for dtype in (None, torch.bfloat16):
-        lm.model.write_in(dtype)
+        lm.model.set_inference(dtype)
         before = next(both(lm))
-        weights = copy.deepcopy(lm.model.state_dict())
+        module_tensors = copy.deepcopy(lm.model.state_dict())
         with torch.no_grad():
             for weight in lm.model.denoiser.parameters():
                 weight.mul_(0.5)
         recorded, plain = both(lm)
         assert recorded == plain != before
-        lm.model.load_state_dict(weights)
+        lm.model.load_state_dict(module_tensors)
         assert next(both(lm)) == before
 
 
@@ -299,7 +317,7 @@ def lie_elsewhere(weight: torch.Tensor) -> None:
 def test_weights_are_followed_however_they_change(device, tiny_runs, change, dtype, part):
     """Also those that bend time: where steps go is worked out by what is recorded."""
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
-    lm.model.write_in(dtype)
+    lm.model.set_inference(dtype)
     with torch.no_grad():
         lm.model.times.loss_widths.copy_(torch.linspace(-9, 3, 100))
     before = [next(both(lm)) for _ in range(3)]
@@ -316,7 +334,7 @@ def test_the_writer_never_drops_out(device, tiny_runs):
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.5
     for dtype in (None, torch.bfloat16):
-        lm.model.eval().write_in(dtype)
+        lm.model.eval().set_inference(dtype)
         before = next(both(lm))
         lm.model.train()
         assert list(both(lm)) == [before, before]
@@ -324,21 +342,21 @@ def test_the_writer_never_drops_out(device, tiny_runs):
 
 def test_parts_and_weights_are_those_that_torch_finds(device, tiny_runs):
     model = TextDiffusion.from_pretrained(tiny_runs["difflm"], device).model
-    assert {*map(id, parts(model))} == {*map(id, model.modules())}
-    assert {*map(id, weights(model))} == {*map(id, [*model.parameters(), *model.buffers()])}
+    assert {*map(id, submodules(model))} == {*map(id, model.modules())}
+    assert {*map(id, module_tensors(model))} == {*map(id, [*model.parameters(), *model.buffers()])}
     copied = copy.deepcopy(model)
-    assert [weight.shape for weight in weights(copied)] == [weight.shape for weight in weights(model)]
+    assert [weight.shape for weight in module_tensors(copied)] == [weight.shape for weight in module_tensors(model)]
 
 
 def test_a_head_of_an_even_width_answers_the_same(monkeypatch, device, tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
-    lm.model.write_in(torch.bfloat16)
+    lm.model.set_inference(torch.bfloat16)
     x, t = torch.randn(3, 8, lm.model.denoiser.codec.dim, device=device), torch.rand(3, device=device)
     found = []
     for even in (False, True):
-        monkeypatch.setattr("difflm.writing.on_gpu", lambda network, even=even: even)
+        monkeypatch.setattr("difflm.models.inference.on_gpu", lambda network, even=even: even)
         writer = copy.deepcopy(lm.model).writer
-        assert isinstance(writer.network.head, Aligned) == even
+        assert isinstance(writer.network.head, PaddedLinear) == even
         with torch.no_grad():
             found.append(writer(x, t, torch.ones(3, 8, dtype=torch.bool, device=device)).logits)
     assert found[0].shape == found[1].shape and torch.allclose(*found, atol=0.05)
@@ -348,7 +366,7 @@ def test_a_copied_or_moved_model_does_not_write_with_old_weights(device, tiny_ru
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
     before = next(both(lm))
     lm.model = copy.deepcopy(lm.model)
-    assert not lm.model.desk._walks.idle
+    assert not lm.model.inference._walks.idle
     with torch.no_grad():
         lm.model.denoiser.codec.raw.add_(torch.randn_like(lm.model.denoiser.codec.raw))
     recorded, plain = both(lm)
@@ -360,7 +378,7 @@ def test_a_copied_or_moved_model_does_not_write_with_old_weights(device, tiny_ru
 def test_the_writer_is_no_part_of_the_model(device, tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
     names = set(lm.model.state_dict())
-    lm.model.write_in(torch.bfloat16)
+    lm.model.set_inference(torch.bfloat16)
     next(both(lm))
     assert set(lm.model.state_dict()) == names
     assert all(weight.dtype is torch.float32 for weight in lm.model.parameters())
@@ -380,7 +398,7 @@ def test_a_wide_writer_is_the_denoiser_to_the_bit(tiny_runs):
 
 
 def test_tiles_of_a_gpu_have_few_sizes_and_little_filling():
-    sizes = [places(rows, "cuda", False) for rows in range(1, 1025)]
+    sizes = [batch_rows(rows, "cuda", False) for rows in range(1, 1025)]
     assert all(rows <= size < rows * 1.25 for rows, size in enumerate(sizes, start=1))
     assert sizes == sorted(sizes) and len(set(sizes)) < 40 and sizes[-1] == 1024
 
@@ -394,19 +412,19 @@ def test_filling_of_a_gpu_is_made_of_narrower_texts(drawn, owners):
     rows = [Row(0, 0, Layout(16 * width)) for width, count in drawn for _ in range(count)]
     rows = [replace(row, sample=k, owner=k * owners // len(rows)) for k, row in enumerate(rows)]
     by_width = {w: [row for row in rows if row.layout.width == w] for w in {row.layout.width for row in rows}}
-    made = list(levelled(by_width, "cuda"))
+    made = list(fill_with_narrower(by_width, "cuda"))
     assert sorted(row.sample for chosen, _ in made for row in chosen) == list(range(len(rows)))
     for chosen, width in made:
         assert all(row.layout.positions <= width for row in chosen)
-        assert len(filled(chosen, width, torch.device("cpu"), "cuda").owners) == len({row.owner for row in chosen})
-    apart = sum(width * places(len(own), "cuda", False) for width, own in by_width.items())
-    assert sum(width * places(len(chosen), "cuda", False) for chosen, width in made) <= apart
+        assert len(pad_batch(chosen, width, torch.device("cpu"), "cuda").owners) == len({row.owner for row in chosen})
+    apart = sum(width * batch_rows(len(own), "cuda", False) for width, own in by_width.items())
+    assert sum(width * batch_rows(len(chosen), "cuda", False) for chosen, width in made) <= apart
 
 
 def test_a_width_whose_rows_were_all_taken_has_no_tile():
     """Nine wide texts leave one place of ten, and the only narrow one takes it."""
     wide, narrow = [Row(0, k, Layout(32)) for k in range(9)], [Row(0, 9, Layout(5))]
-    assert list(levelled({32: wide, 16: narrow}, "cuda")) == [([*wide, *narrow], 32)]
+    assert list(fill_with_narrower({32: wide, 16: narrow}, "cuda")) == [([*wide, *narrow], 32)]
 
 
 sampled = st.tuples(st.integers(1, 100), st.booleans(), st.integers(1, 80))  # positions, guided, how many of these
@@ -421,30 +439,30 @@ def test_every_row_stands_in_one_tile_that_holds_it(kind, drawn, vocabulary):
     rows = [replace(row, sample=k) for k, row in enumerate(rows)]
     made = list(batched(rows, vocabulary, kind))
     assert sorted(row.sample for chosen, _ in made for row in chosen) == list(range(len(rows)))
-    sizes = {GUIDED_TILE, CPU_TILE} if kind == "cpu" else {places(n, "cuda", False) for n in range(1, 1025)}
+    sizes = {GUIDED_BATCH, CPU_BATCH} if kind == "cpu" else {batch_rows(n, "cuda", False) for n in range(1, 1025)}
     for chosen, width in made:
-        size = places(len(chosen), kind, chosen[0].guided)
+        size = batch_rows(len(chosen), kind, chosen[0].guided)
         assert all(row.layout.positions <= width for row in chosen)
-        assert len(chosen) <= size <= tile_size(vocabulary, width, kind, chosen[0].guided) and size in sizes
+        assert len(chosen) <= size <= max_batch_rows(vocabulary, width, kind, chosen[0].guided) and size in sizes
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_a_tile_has_its_tensors_where_it_is_asked_to(kind, tiny_runs):
     model = TextDiffusion.from_pretrained(tiny_runs["difflm"]).model
     rows = [Row(0, k, Layout(5 + k % 20)) for k in range(500)]
-    made = list(tiles(model, rows, torch.device("cpu"), kind))
+    made = list(make_batches(model, rows, torch.device("cpu"), kind))
     assert sum(len(tile.rows) for tile in made) == 500
     for tile in made:
-        assert tile.lengths.device.type == "cpu" and len(tile.lengths) == places(len(tile.rows), kind, False)
+        assert tile.lengths.device.type == "cpu" and len(tile.lengths) == batch_rows(len(tile.rows), kind, False)
 
 
 def test_guided_rows_stand_by_themselves_on_a_cpu(tiny_runs):
     model = TextDiffusion.from_pretrained(tiny_runs["difflm"]).model
     rows = [Row(0, k, Layout(5), guided=k % 2 == 0) for k in range(8)]
-    made = list(tiles(model, rows, torch.device("cpu")))
+    made = list(make_batches(model, rows, torch.device("cpu")))
     assert [[row.sample for row in tile.rows] for tile in made] == [[0, 2], [4, 6], [1, 3, 5, 7]]
-    alone = [len(filled([Row(0, 0, Layout(5), guided=g)], 16, torch.device("cpu")).samples) for g in (True, False)]
-    assert alone == [GUIDED_TILE, CPU_TILE]
+    alone = [len(pad_batch([Row(0, 0, Layout(5), guided=g)], 16, torch.device("cpu")).samples) for g in (True, False)]
+    assert alone == [GUIDED_BATCH, CPU_BATCH]
 
 
 # -- what a recording forbids ------------------------------------------------------------------------------------------
@@ -465,7 +483,7 @@ class Unable(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Strict(Recorded):
+class Strict(CapturedFunction):
     """Calls the work as it would be called: as it is at first, then while it is recorded."""
 
     def __call__(self) -> None:
@@ -504,11 +522,11 @@ BUNDLED: list[list[Any]] = [
 @pytest.mark.long
 @pytest.mark.parametrize("controls", BUNDLED, ids=str)
 def test_every_step_of_the_bundled_model_can_be_recorded(monkeypatch, bundled, controls):
-    monkeypatch.setattr("difflm.samplers.repeated.Recorded", Strict)
-    bundled.model.desk._walks.clear()
-    bundled.model.records = True
+    monkeypatch.setattr("difflm.models.recorded.Recorded", Strict)
+    bundled.model.inference._walks.clear()
+    bundled.model.record_steps = True
     made = [bundled.generate(2, seed=seed, controls=controls, steps=5) for seed in (1, 2)]
-    bundled.model.records = False
+    bundled.model.record_steps = False
     plain = [bundled.generate(2, seed=seed, controls=controls, steps=5) for seed in (1, 2)]
     assert [[str(g) for g in texts] for texts in made] == [[str(g) for g in texts] for texts in plain]
 
@@ -520,17 +538,17 @@ def bundled() -> TextDiffusion:
 
 @pytest.mark.parametrize("more", SETTINGS[:-2], ids=str)
 def test_every_setting_can_be_recorded(monkeypatch, tiny_runs, more):
-    monkeypatch.setattr("difflm.samplers.repeated.Recorded", Strict)
+    monkeypatch.setattr("difflm.models.recorded.Recorded", Strict)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32)
     assert [len(walked(lm, True, **more)) for _ in range(2)] == [6, 6]
 
 
 def test_taking_over_weights_can_be_recorded(monkeypatch, tiny_runs):
-    monkeypatch.setattr("difflm.writing.Recorded", Strict)
+    monkeypatch.setattr("difflm.models.inference.Recorded", Strict)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
-    lm.model.write_in(torch.bfloat16)
+    lm.model.set_inference(torch.bfloat16)
     for _ in range(3):
-        lm.model.get_ready()
+        lm.model.sync_weights()
 
 
 # -- the bundled model on a GPU ----------------------------------------------------------------------------------------
@@ -551,7 +569,7 @@ def agreement(one: list[list[str]], other: list[list[str]]) -> float:
 
 
 def written(lm: TextDiffusion, records: bool | None, **asked: Any) -> list[list[str]]:
-    lm.model.records = records
+    lm.model.record_steps = records
     begun = time.perf_counter()
     made = [g.tokens for g in lm.generate(**{"n": 50, "seed": 4, **asked})]
     print(f"  {len(made)} texts, records={records}: {time.perf_counter() - begun:.3f} s")
@@ -589,7 +607,7 @@ def test_the_compiled_model_writes_as_well(asked):
 def test_nothing_waits_for_the_device_while_a_tile_is_made():
     """Once recorded, making frames never asks the device for an answer."""
     lm = TextDiffusion.from_pretrained("e2e", "cuda")
-    tile = filled([Row(0, k, Layout(20)) for k in range(4)], 32, lm.device)
+    tile = pad_batch([Row(0, k, Layout(20)) for k in range(4)], 32, lm.device)
     sampling = lm.sampling(steps=6)
 
     def frames() -> int:

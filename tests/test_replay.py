@@ -11,26 +11,27 @@ from tiny import tiny_runs
 from torch._inductor import metrics
 
 from difflm.controls import Label, Length
-from difflm.controls.tile import steered
-from difflm.generation import tiles
-from difflm.noise import Noise
-from difflm.pipeline import TextDiffusion
-from difflm.replay import WARM, Recorded, Shelf, alone
-from difflm.samplers import Repeated, Walk
-from difflm.writing import KEPT
+from difflm.controls.batch_plan import steering_for
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers import SamplerInputs
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.batching import make_batches
+from difflm.models.inference import MAX_RECORDED
+from difflm.models.recorded import RecordedSampler
+from difflm.runtime.cuda_graphs import WARMUP_CALLS, CapturedFunction, GraphPool, exclusive_capture
 
 assert tiny_runs and guide  # fixtures
 
 
 def counted(device: torch.device, calls: int) -> list[float]:
     total = torch.zeros(3, device=device)
-    work = Recorded(lambda: total.add_(1).mul_(2), device)  # type: ignore[func-returns-value]
+    work = CapturedFunction(lambda: total.add_(1).mul_(2), device)  # type: ignore[func-returns-value]
     for _ in range(calls):
         work()
     return total.tolist()
 
 
-@pytest.mark.parametrize("calls", [1, WARM, WARM + 1, WARM + 4])
+@pytest.mark.parametrize("calls", [1, WARMUP_CALLS, WARMUP_CALLS + 1, WARMUP_CALLS + 4])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_call_does_the_work_once(device: str, calls: int) -> None:
     if device == "cuda" and not torch.cuda.is_available():
@@ -48,13 +49,13 @@ class Thing:
 
 
 def test_a_shelf_lends_what_it_has_and_closes_what_it_lets_go() -> None:
-    shelf: Shelf[Thing] = Shelf(2)
+    shelf: GraphPool[Thing] = GraphPool(2)
     made: dict[str, Thing] = {}
     for kind in ("a", "b", "a", "c"):
-        with shelf.lent(kind, lambda kind=kind: made.setdefault(kind, Thing(kind))) as thing:  # type: ignore[misc]
+        with shelf.acquire(kind, lambda kind=kind: made.setdefault(kind, Thing(kind))) as thing:  # type: ignore[misc]
             assert thing.name == kind and not thing.closed
     assert {kind: thing.closed for kind, thing in made.items()} == {"a": False, "b": True, "c": False}
-    with pytest.raises(ValueError), shelf.lent("a", lambda: Thing("another")) as thing:
+    with pytest.raises(ValueError), shelf.acquire("a", lambda: Thing("another")) as thing:
         raise ValueError
     assert thing is made["a"] and thing.closed  # who knows where it stopped
     shelf.clear()
@@ -64,19 +65,19 @@ def test_a_shelf_lends_what_it_has_and_closes_what_it_lets_go() -> None:
 @pytest.mark.parametrize("method", ["difflm", "autoregressive"])
 def test_a_model_forgets_what_it_recorded_and_writes_the_same(tiny_runs, method) -> None:
     lm = TextDiffusion.from_pretrained(tiny_runs[method], "cuda" if torch.cuda.is_available() else "cpu")
-    lm.model.records = True
-    shelf = lm.model.desk._walks if method == "difflm" else lm.model.writers
+    lm.model.record_steps = True
+    shelf = lm.model.inference._walks if method == "difflm" else lm.model.writers
     first = [text.text for text in lm.generate(3)]
     assert shelf.idle
-    lm.model.forget()
+    lm.model.clear_recorded()
     assert not shelf.idle and [text.text for text in lm.generate(3)] == first
 
 
 def test_nothing_is_collected_while_something_is_recorded() -> None:
-    with alone():
+    with exclusive_capture():
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(ValueError), alone():
+    with pytest.raises(ValueError), exclusive_capture():
         raise ValueError
     assert gc.isenabled()
 
@@ -84,21 +85,21 @@ def test_nothing_is_collected_while_something_is_recorded() -> None:
 def test_more_kinds_of_requests_than_are_kept_write_what_they_write_alone(tiny_runs) -> None:
     """Recordings that are let go take nothing with them."""
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], "cuda" if torch.cuda.is_available() else "cpu")
-    lm.model.records = True
-    first = [lm.generate(2, steps=steps, seed=1) for steps in range(2, KEPT + 5)]
-    again = [lm.generate(2, steps=steps, seed=1) for steps in range(2, KEPT + 5)]
+    lm.model.record_steps = True
+    first = [lm.generate(2, steps=steps, seed=1) for steps in range(2, MAX_RECORDED + 5)]
+    again = [lm.generate(2, steps=steps, seed=1) for steps in range(2, MAX_RECORDED + 5)]
     assert [[one.text for one in texts] for texts in first] == [[one.text for one in texts] for texts in again]
 
 
 # -- a step compiled as one --------------------------------------------------------------------------------------------
 
 
-def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> Walk:
+def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> SamplerInputs:
     """The walk of the only tile of a request."""
     work = lm.work(2, seed, **{"steps": 4, **asked})
     work.rows = lm._rows(work)
-    (tile,) = tiles(lm.model, work.rows, lm.device)
-    steering = steered(tile, [(work.brief, part) for _, part in tile.owners], [work.way] * len(tile.lengths))
+    (tile,) = make_batches(lm.model, work.rows, lm.device)
+    steering = steering_for(tile, [(work.brief, part) for _, part in tile.owners], [work.span] * len(tile.lengths))
     return lm.model.walk(Noise(tile.seeds, tile.samples), tile.lengths, tile.width, work.sampling, steering)
 
 
@@ -116,7 +117,7 @@ def test_a_step_compiled_as_one_writes_the_same_words(tiny_runs, guide, how, bac
     asked: dict[str, Any] = {"controls": controls, "draw": how == "drawn"}
     metrics.reset()
     first, second = (walk_of(lm, seed, **asked) for seed in (1, 2))
-    compiled = Repeated(first, compiled=True)
+    compiled = RecordedSampler(first, compiled=True)
     for walk in (first, second):
         plain, fused = list(walk.frames()), list(compiled.frames(walk))
         assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(plain, fused, strict=True))

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from oracles import DIM, word_vectors
 from test_samplers import GRIDS, cosine
 
-from difflm.belief import Belief
-from difflm.codecs import FixedEmbedding
-from difflm.controls.exact import fits
-from difflm.controls.rules import Never, completed, likeliest, ruled_out, without
-from difflm.noise import Noise
-from difflm.processes import at_positions
-from difflm.samplers import FREE, STEPS, Clamp, Settle, denoise
+from difflm.controls.exact import fits_between
+from difflm.controls.rules import BanSequences, ban_at, best_starts, find_completed, rule_out
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.codecs import FixedEmbedding
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes import expand_levels
+from difflm.diffusion.samplers import FREE, STEPS, Clamp, ImposeTokens, denoise
 
 
 @given(
@@ -39,10 +39,10 @@ def test_phrases_are_placed_where_together_they_are_likeliest(gains, sizes, bloc
 
     free = "".join(" " if i in blocked else "x" for i in range(9)).split()
     best = max(totals(0, set()), default=None)
-    assert (best is not None) == fits(sizes, [len(run) for run in free])
+    assert (best is not None) == fits_between(sizes, [len(run) for run in free])
     assume(best is not None)
     rows = [torch.tensor([[float("-inf") if g is None else float(g) for g in row]] * 2) for row in allowed]
-    starts = [int(s[1]) for s in likeliest(rows, sizes, range(len(sizes)))]
+    starts = [int(s[1]) for s in best_starts(rows, sizes, range(len(sizes)))]
     assert sum(gains[n][s] for n, s in enumerate(starts)) == best
     places = [p for s, size in zip(starts, sizes, strict=True) for p in range(s, s + size)]
     assert len(set(places)) == len(places) and not blocked & set(places)
@@ -52,15 +52,15 @@ def test_a_sequence_that_is_avoided_stays_away_when_another_takes_its_place():
     """After a comes b, or failing that c; "a b", "a c" and "c d" are all forbidden."""
     codec = FixedEmbedding(word_vectors(5))
     logits = torch.tensor([[[9.0, 0, 0, 0, 1], [0, 9.0, 8, 0, 1], [0, 0, 0, 9.0, 1]]])
-    rule = Never(codec, ((0, 1), (0, 2), (2, 3)))
+    rule = BanSequences(codec, ((0, 1), (0, 2), (2, 3)))
     tokens = rule(Belief(codec.expectation(logits), logits, tokenwise=True), torch.zeros(1), torch.zeros(1)).tokens
-    assert not any(completed(tokens, ids).any() for ids in rule.sequences)
+    assert not any(find_completed(tokens, ids).any() for ids in rule.sequences)
     assert tokens[0, :2].tolist() == [0, 4]
 
 
 def test_a_sequence_is_found_where_it_ends_and_not_around_the_corner():
     tokens = torch.tensor([[2, 1, 2, 1, 2], [2, 0, 0, 0, 1]])
-    assert completed(tokens, (1, 2)).tolist() == [[False, False, True, False, True], [False] * 5]
+    assert find_completed(tokens, (1, 2)).tolist() == [[False, False, True, False, True], [False] * 5]
 
 
 def test_a_clamped_belief_stays_clamped_where_nothing_is_ruled_out():
@@ -70,7 +70,7 @@ def test_a_clamped_belief_stays_clamped_where_nothing_is_ruled_out():
         Belief(codec.expectation(logits), logits, tokenwise=True), torch.zeros(2, 6, DIM), torch.zeros(2)
     )
     banned = clamped.tokens == 0
-    after = ruled_out(clamped, without(logits, torch.ones(2, 6, dtype=torch.bool), [0]), codec)
+    after = rule_out(clamped, ban_at(logits, torch.ones(2, 6, dtype=torch.bool), [0]), codec)
     assert torch.equal(after.clean[~banned], clamped.clean[~banned])
     assert torch.equal(after.clean, codec.encode(after.tokens)) and not (after.tokens == 0).any()
 
@@ -90,7 +90,7 @@ def test_known_positions_follow_the_posterior_of_their_words(rule, grid):
         return walked[-1][0]
 
     lie = Belief(torch.full((draws, 3, 2), 5.0, dtype=torch.float64), torch.zeros(draws, 3, 4, dtype=torch.float64))
-    settle = Settle(codec, known.expand(draws, -1))
+    settle = ImposeTokens(codec, known.expand(draws, -1))
     noise, mask = Noise(3, torch.arange(draws)), torch.ones(draws, 3, dtype=torch.bool)
     frames = list(denoise(lambda x, t, previous: lie, process, grid, recorded, [settle], noise, mask, 2))
     assert all((frame.tokens[:, [0, 2]] == known[[0, 2]]).all() for frame in frames)
@@ -99,7 +99,7 @@ def test_known_positions_follow_the_posterior_of_their_words(rule, grid):
     for x, now in walked:
         assert torch.equal(now.belief.clean[:, 1], lie.clean[:, 1])
         there = now.s[0].expand(3)
-        alpha, sigma = (at_positions(v, vectors) for v in (process.alpha(there), process.sigma(there)))
+        alpha, sigma = (expand_levels(v, vectors) for v in (process.alpha(there), process.sigma(there)))
         z = ((x - alpha * vectors) / sigma)[:, [0, 2]]
         assert float(z.mean((0, 2)).abs().max()) < 5 / (2 * draws) ** 0.5 + 1e-3
         assert float((z.std((0, 2)) - 1).abs().max()) < 5 / (4 * draws) ** 0.5 + 1e-3
@@ -108,7 +108,9 @@ def test_known_positions_follow_the_posterior_of_their_words(rule, grid):
 def test_settled_words_are_certain():
     codec = FixedEmbedding(word_vectors(4))
     logits = torch.randn(2, 3, 4)
-    belief = Settle(codec, torch.tensor([[1, FREE, 3]] * 2))(Belief(codec.expectation(logits), logits), None, None)
+    belief = ImposeTokens(codec, torch.tensor([[1, FREE, 3]] * 2))(
+        Belief(codec.expectation(logits), logits), None, None
+    )
     assert belief.tokens[:, [0, 2]].tolist() == [[1, 3]] * 2
     assert belief.confidence[:, [0, 2]].tolist() == [[1, 1]] * 2
     assert torch.equal(belief.logits[:, 1], logits[:, 1])

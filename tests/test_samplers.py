@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import JOINT, ExactDenoiser, frequencies, oracle_walk, sample, sphere, total_variation, word_vectors
 
-from difflm.belief import Belief
-from difflm.codecs import Embedding, FixedEmbedding
-from difflm.noise import Noise
-from difflm.processes import Gaussian, at_positions
-from difflm.samplers import STEPS, Clamp, Draw, Forbid, Frame, Temperature, denoise
-from difflm.samplers.steps import Moment, ancestral, ddim, euler
-from difflm.schedules import Cosine, LogSnrShift, Sqrt, Table
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.codecs import Embedding, FixedEmbedding
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes import Gaussian, expand_levels
+from difflm.diffusion.samplers import STEPS, BanTokens, Clamp, Draw, Frame, Temperature, denoise
+from difflm.diffusion.samplers.steps import StepState, ancestral, ddim, euler
+from difflm.diffusion.schedules import Cosine, LogSnrShift, Sqrt, Table
 
 DETERMINISTIC = ["ddim", "euler", "heun", "dpm-solver"]
 DRAWS = 20_000
@@ -59,7 +59,7 @@ def test_every_step_lands_on_the_closed_form(rule, grid, exploding):
     for (x, now), s in zip(walked, grid[1:], strict=True):
         assert torch.equal(now.s, s.expand(draws, *s.shape[1:]))
         there = now.s[0].expand(3)
-        alpha, sigma = (at_positions(v, X_0) for v in (process.alpha(there), process.sigma(there)))
+        alpha, sigma = (expand_levels(v, X_0) for v in (process.alpha(there), process.sigma(there)))
         z = (x - alpha * X_0) / sigma
         assert float(z.mean((0, 2)).abs().max()) < 5 / math.sqrt(2 * draws) + 4e-4
         assert float((z.std((0, 2)) - 1).abs().max()) < 5 / math.sqrt(4 * draws) + 4e-4
@@ -76,7 +76,7 @@ def any_step(draw):
     clean, noise, fresh = randn(), randn(), randn()
     belief = Belief(clean, torch.zeros(5, 3, 2))
     later = (clean, t + (1 - t) / 2)
-    now = Moment(process, process.corrupt(clean, t, noise), belief, t, s, lambda: fresh, later, lambda x, t: belief)
+    now = StepState(process, process.corrupt(clean, t, noise), belief, t, s, lambda: fresh, later, lambda x, t: belief)
     return now, noise
 
 
@@ -116,7 +116,7 @@ def test_euler_is_exact_in_float32_from_the_deepest_noise():
 
     def step(dtype):
         belief = Belief(clean.to(dtype), torch.zeros(4, 3, 2))
-        return euler(Moment(process, x.to(dtype), belief, t.to(dtype), s.to(dtype), lambda: torch.zeros(())))
+        return euler(StepState(process, x.to(dtype), belief, t.to(dtype), s.to(dtype), lambda: torch.zeros(())))
 
     assert torch.allclose(step(torch.float32).double(), step(torch.float64), atol=1e-6)
 
@@ -127,12 +127,12 @@ def test_exploding_is_preserving_in_other_units(rule, step):
     """Both processes are one in x/α, so a rule must give the same text for either."""
     now, _ = step
     alike = [Gaussian(now.process.schedule, exploding) for exploding in (False, True)]
-    y = now.x / at_positions(now.process.alpha(now.t), now.x)
+    y = now.x / expand_levels(now.process.alpha(now.t), now.x)
     out = []
     for process in alike:
-        x = y * at_positions(process.alpha(now.t), y)
-        moment = Moment(process, x, now.belief, now.t, now.s, now.noise, now.last, now.ask)
-        out.append(STEPS[rule](moment) / at_positions(process.alpha(now.s), x))
+        x = y * expand_levels(process.alpha(now.t), y)
+        moment = StepState(process, x, now.belief, now.t, now.s, now.noise, now.last, now.ask)
+        out.append(STEPS[rule](moment) / expand_levels(process.alpha(now.s), x))
     assert torch.allclose(*out, rtol=1e-7, atol=1e-7)
 
 
@@ -161,7 +161,7 @@ def endpoint(rule: str, steps: int, walkers: int = 32) -> torch.Tensor:
     last = None
     for t, s in pairwise(times):
         belief = denoiser(x, t)
-        x = STEPS[rule](Moment(denoiser.process, x, belief, t, s, lambda: torch.zeros(()), last, denoiser))
+        x = STEPS[rule](StepState(denoiser.process, x, belief, t, s, lambda: torch.zeros(()), last, denoiser))
         last = belief.clean, t
     return x
 
@@ -270,7 +270,7 @@ def test_temperature_tempers_the_prior_of_independent_words(temperature):
 def test_a_forbidden_word_never_appears_and_the_rest_keep_their_shares():
     """For independent words, forbidding one conditions the prior on its absence."""
     denoiser = ExactDenoiser(cosine(), joint=INDEPENDENT)
-    found = frequencies(sample(denoiser, STEPS["ddim"], even(50), DRAWS, (Forbid(denoiser.codec, (1,)),)))
+    found = frequencies(sample(denoiser, STEPS["ddim"], even(50), DRAWS, (BanTokens(denoiser.codec, (1,)),)))
     assert not found[1].any() and not found[:, 1].any()
     allowed = INDEPENDENT.clone()
     allowed[1], allowed[:, 1] = 0, 0
@@ -314,7 +314,7 @@ def test_clamp_never_takes_a_forbidden_word_and_its_tokens_are_the_words_it_took
     assert out.tokens.tolist() == [[closest] * 3, [2] * 3]
     assert torch.allclose(out.confidence, belief.logits.softmax(-1).gather(-1, out.tokens[..., None])[..., 0])
     assert Clamp(codec)(belief, clean, torch.zeros(2)).tokens.tolist() == [[1] * 3] * 2
-    again = Forbid(codec, (closest,))(out, clean, torch.zeros(2))
+    again = BanTokens(codec, (closest,))(out, clean, torch.zeros(2))
     assert again.tokens.tolist() == [[2] * 3] * 2  # later logits speak again
 
 
@@ -348,7 +348,7 @@ def test_draw_follows_the_belief():
 def test_editing_logits_moves_the_clean_state_only_where_it_is_their_mean():
     codec = five_words()
     belief, x, t = some_belief()
-    forbid = Forbid(codec, (2,))
+    forbid = BanTokens(codec, (2,))
     assert torch.equal(forbid(belief, x, t).clean, codec.expectation(forbid(belief, x, t).logits))
     free = Belief(belief.clean, belief.logits, tokenwise=False)
     assert torch.equal(forbid(free, x, t).clean, free.clean)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.schedules import LOWEST_LOG_SNR, Cosine, Linear, LogSnrShift, Schedule, Sqrt, Table, interpolate
+from difflm.diffusion.schedules import LOWEST_LOG_SNR, Cosine, Linear, LogSnrShift, Schedule, Sqrt, Table, interpolate
 
 SCHEDULES = [
     Linear(),

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from difflm import show
-from difflm.show import TerminalView, condensed, showable
-from difflm.work import Draft
+from difflm.app import live_view as show
+from difflm.app.live_view import TerminalView, condensed, showable
+from difflm.generation.jobs import Draft
 
 STEPS = 8
 ESCAPE = "\x1b"

@@ -9,25 +9,25 @@ import pytest
 import torch
 from tiny import tiny_runs  # noqa: F401
 
-from difflm.asking import Request
+from difflm.app.bench import bench as bench_module
+from difflm.app.bench import clock
+from difflm.app.bench.bench import Bench, Task
+from difflm.app.bench.clock import median_seconds, rounded
+from difflm.app.bench.profile import floor
+from difflm.app.bench.rivals import gpt2_speed
+from difflm.app.bench.training import SMALL, flops, positions_of
+from difflm.app.bench.writing import TARGETS, Reader, control_speed, manner
+from difflm.app.commands.bench import bench
+from difflm.app.plots.speed import draw_speed, panels_of
 from difflm.data.batches import Batch
 from difflm.errors import DifflmError
 from difflm.evaluation.control import Protocol, read_texts, written
 from difflm.evaluation.targets import Target
-from difflm.generation import CPU_TILE
-from difflm.pictures.speed import draw_speed, panels_of
-from difflm.pipeline import TextDiffusion
-from difflm.recipe import check, load_recipe
-from difflm.replay import Recorded
-from difflm.speed import bench as bench_module
-from difflm.speed import clock
-from difflm.speed.bench import Bench, Task
-from difflm.speed.clock import median_seconds, rounded
-from difflm.speed.profile import floor
-from difflm.speed.rivals import gpt2_speed
-from difflm.speed.training import SMALL, flops, positions_of
-from difflm.speed.writing import TARGETS, Reader, control_speed, manner
-from difflm.verbs.bench import bench
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.requests import Request
+from difflm.models.batching import CPU_BATCH
+from difflm.runtime.cuda_graphs import CapturedFunction
+from difflm.training.recipe import check, load_recipe
 
 
 class Clock:
@@ -91,11 +91,11 @@ def test_rates_are_counts_a_second(tiny_runs, one_second, method):  # noqa: F811
     assert report["machine"]["torch"] == torch.__version__ and report["machine"]["device"] == "cpu"
     small, own = report["training"]
     assert small["tokens_per_second"] == rounded(64 * 24) and own["texts"] == 16
-    assert own["tokens_per_second"] == rounded(own["texts"] * own["words"]) and own["words"] <= lm.model.room
+    assert own["tokens_per_second"] == rounded(own["texts"] * own["words"]) and own["words"] <= lm.model.max_words
     assert own["parameters"] == lm.config["parameters"] == report["loading"]["parameters"]
     one, tile = report["sampling"]
-    assert (one["texts"], tile["texts"]) == (1, CPU_TILE) and one["seconds"] == tile["seconds"] == 1
-    assert (one["texts_per_second"], tile["texts_per_second"]) == (1, CPU_TILE)
+    assert (one["texts"], tile["texts"]) == (1, CPU_BATCH) and one["seconds"] == tile["seconds"] == 1
+    assert (one["texts_per_second"], tile["texts_per_second"]) == (1, CPU_BATCH)
     assert one["steps"] == 3 and 1 <= one["positions"] <= lm.model.longest
     assert [row["texts"] for row in report.get("control", ())] == controls
 
@@ -106,7 +106,7 @@ def test_memory_is_that_of_the_recording():
     before = torch.cuda.memory_allocated() / 2**30
     x = torch.ones(2**26, device="cuda")
     out = torch.zeros((), device="cuda")
-    found = clock.timed(x.device, Recorded(lambda: out.add_((x * 2).sum()), x.device, warm=0))  # type: ignore[func-returns-value]
+    found = clock.timed(x.device, CapturedFunction(lambda: out.add_((x * 2).sum()), x.device, warm=0))  # type: ignore[func-returns-value]
     assert found.peak_gib is not None and found.peak_gib - before >= 2 * x.nbytes / 2**30
 
 
@@ -166,7 +166,7 @@ def test_texts_of_controls_are_those_of_generate(tiny_runs):  # noqa: F811
 def test_rows_say_whether_steps_are_compiled(tiny_runs, method, compiles):  # noqa: F811
     lm = TextDiffusion.from_pretrained(tiny_runs[method])
     assert not manner(lm)["compiled"]
-    lm.model.write_in(None, compiled=True)  # nothing of a token model is
+    lm.model.set_inference(None, compiled=True)  # nothing of a token model is
     assert manner(lm)["compiled"] == compiles
 
 
@@ -196,7 +196,7 @@ def test_the_verb_prints_one_object_or_a_table(tiny_runs, one_second, capsys, tm
     table = capsys.readouterr().out
     rows = ["machine", "matmul", "copy", "loading", "training", "training", "sampling", "sampling", "control", "rivals"]
     assert [line.split()[0] for line in table.splitlines()] == rows
-    assert "one text at a time" in table and f"{CPU_TILE} texts together" in table
+    assert "one text at a time" in table and f"{CPU_BATCH} texts together" in table
     assert bench(run, 2, only="sampling", device="cpu", as_json=True) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"machine", "matmul", "copy", "loading", "sampling"}
 

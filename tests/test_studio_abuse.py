@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from serving import PATIENCE, Gate, Running, events, need, running, wait_for
 from tiny import tiny_runs
 
-from difflm.pipeline import TextDiffusion
-from difflm.studio.limits import Limits
+from difflm.app.studio.limits import Limits
+from difflm.generation.pipeline import TextDiffusion
 
 assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn", "schemathesis")
@@ -182,7 +182,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(server: Running) -> None:
 
 
 def test_headers_that_do_not_come_are_not_waited_for(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("difflm.studio.server.HEADER_SECONDS", 1.0)
+    monkeypatch.setattr("difflm.app.studio.server.HEADER_SECONDS", 1.0)
     with running(lm) as server:
         assert drained(raw(server, b"GET /health HT")) == b""
         assert drained(raw(server, b"")) == b""

@@ -15,11 +15,11 @@ import pytest
 from serving import PATIENCE, Gate, Running, events, need, running, wait_for
 from tiny import tiny_runs
 
-from difflm.asking import generation_object
-from difflm.cli import main
-from difflm.pipeline import TextDiffusion
-from difflm.studio.asked import Asked
-from difflm.studio.frames import written
+from difflm.app.cli import main
+from difflm.app.studio.asked import Asked
+from difflm.app.studio.frames import written
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.requests import generation_to_json
 
 assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")
@@ -45,7 +45,7 @@ def client(server: Running) -> Iterator[httpx.Client]:
 def library(lm: TextDiffusion, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """What the library makes of a request, without the time it took."""
     work = Asked(**asked).work()
-    return [without_clock(generation_object(g)) for g in lm.generate(**work)]
+    return [without_clock(generation_to_json(g)) for g in lm.generate(**work)]
 
 
 def without_clock(text: dict[str, Any]) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def test_health_models_and_controls(client: httpx.Client, lm: TextDiffusion) -> 
 
 
 def test_a_model_says_what_its_classifiers_know() -> None:
-    from difflm.studio.limits import Limits
-    from difflm.studio.served import Served
+    from difflm.app.studio.limits import Limits
+    from difflm.app.studio.served import Served
 
     controls = Served(TextDiffusion.from_pretrained("e2e"), "e2e").controls(Limits())
     assert "Japanese" in controls["field"]["food"] and "-" not in controls["field"]["food"]
@@ -160,7 +160,7 @@ def test_the_command_of_a_request_asks_for_the_same(asked: dict[str, Any]) -> No
 
     import typer
 
-    from difflm.cli import app
+    from difflm.app.cli import app
 
     command: Any = typer.main.get_command(app)
     _, verb, rest = command.resolve_command(None, shlex.split(Asked(**asked).command("tiny"))[1:])

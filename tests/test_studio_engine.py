@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from serving import PATIENCE, Gate, events, need, running, wait_for
 from tiny import tiny_runs
 
+from difflm.app.studio.engine import Box, Done, Frames, Text, riding
+from difflm.app.studio.limits import Limits
 from difflm.controls import Length
 from difflm.controls.base import Check
-from difflm.pipeline import TextDiffusion
-from difflm.studio.engine import Box, Done, Frames, Text, riding
-from difflm.studio.limits import Limits
-from difflm.work import Draft
+from difflm.generation.jobs import Draft
+from difflm.generation.pipeline import TextDiffusion
 
 assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")

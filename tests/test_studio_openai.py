@@ -9,7 +9,7 @@ from serving import Running, need, running
 from tiny import tiny_runs
 
 from difflm.data.words import split_words
-from difflm.pipeline import TextDiffusion
+from difflm.generation.pipeline import TextDiffusion
 
 assert tiny_runs  # a fixture
 openai = need("openai", "fastapi", "uvicorn")

@@ -12,9 +12,9 @@ from browsing import REFUSED, Opener, asked, finished, hush, says, sentence, tex
 from serving import need, running
 from typer.testing import CliRunner
 
-import difflm.studio
-from difflm.cli import app
-from difflm.pipeline import TextDiffusion
+import difflm.app.studio
+from difflm.app.cli import app
+from difflm.generation.pipeline import TextDiffusion
 
 pytestmark = pytest.mark.long  # a browser, and the bundled model behind it
 
@@ -523,7 +523,7 @@ def test_every_control_has_a_name_and_focus_can_be_seen(opened):
 
 
 def test_no_part_of_the_page_names_another_place_or_writes_markup():
-    for path in Path(difflm.studio.__file__).parent.iterdir():
+    for path in Path(difflm.app.studio.__file__).parent.iterdir():
         if path.suffix in (".html", ".js", ".css"):
             source = path.read_text(encoding="utf-8")
             assert not re.search(r"https?://|@import|url\(|\bstyle=|\bon\w+=|innerHTML|\beval\(", source), path.name

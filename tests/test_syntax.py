@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from difflm.asking import Request
-from difflm.controls import Length, Setting, Span, Tree
-from difflm.controls.base import Place
-from difflm.controls.classifier import Classifier, Opinion, charted
-from difflm.controls.guidance import Guidance, Knobs, Wish
-from difflm.controls.syntax import bears
-from difflm.controls.tilt import Tilt
+from difflm.annotators.parser import own_parser, parse_texts
+from difflm.annotators.trees import Span as Phrase
+from difflm.annotators.trees import parse_tree, phrases, shapes
+from difflm.controls import Length, ModelInfo, Span, Tree
+from difflm.controls.base import Canvas
+from difflm.controls.classifier import Classifier, ClassifierOutput, span_chart
+from difflm.controls.guidance import Guidance, GuidanceSettings, GuidanceTarget
+from difflm.controls.syntax import span_has_label
+from difflm.controls.word_prior import WordPrior
 from difflm.data.labels import NOTHING, Labelling
 from difflm.data.tokenizers import Words
-from difflm.data.trees import Span as Phrase
-from difflm.data.trees import parse_tree, phrases, shapes
 from difflm.data.words import split_words
 from difflm.errors import UsageError
-from difflm.parsing import own_parser, parse_texts
+from difflm.generation.requests import Request
 
 LABELS = ("-", "ADJP", "NP", "S", "S::VP", "VP")
 SHAPES = ("-", "ADJP-only", "NP-first", "NP-last", "S-last", "VP-first")
@@ -24,9 +24,9 @@ TREE = "(S (NP * *) (VP * (ADJP *)) *)"
 COUNTS = torch.ones(12, len(SHAPES))
 
 
-def setting(room: int = 10, **changes) -> Setting:
+def setting(room: int = 10, **changes) -> ModelInfo:
     labels = {"tree": LABELS, "shape": SHAPES}
-    return Setting(Words.build(["a b c"] * 20), room, 0, changes.get("labels", labels), {"shape": COUNTS})
+    return ModelInfo(Words.build(["a b c"] * 20), room, 0, changes.get("labels", labels), {"shape": COUNTS})
 
 
 def test_phrases_are_one_a_stretch_and_shapes_one_a_word():
@@ -46,9 +46,9 @@ def test_a_tree_asks_for_its_length_its_phrases_and_how_words_stand():
     tree.prepare(setting())
     assert tree.length(setting()) == 5 and tree.target == TREE
     assert tree.wanted(setting()) == [[0, 4, 3], [0, 1, 2], [2, 3, 5], [3, 3, 1]]
-    place = Place(torch.ones(2, 6, dtype=torch.bool), 0, torch.zeros(2, 6, dtype=torch.bool))
+    place = Canvas(torch.ones(2, 6, dtype=torch.bool), 0, torch.zeros(2, 6, dtype=torch.bool))
     rule = tree.rule(None, setting(), place)  # type: ignore[arg-type]
-    assert isinstance(rule, Tilt) and list(rule.wanted) == [2, 3, 5, 1, 4]
+    assert isinstance(rule, WordPrior) and list(rule.wanted) == [2, 3, 5, 1, 4]
     assert tree.rule(None, setting(labels={"tree": LABELS}), place) is None  # type: ignore[arg-type]
 
 
@@ -56,9 +56,9 @@ def test_a_span_asks_for_any_chain_that_holds_it_and_for_room():
     span = Span.parse("1, 3, VP")
     span.prepare(setting())
     assert span == Span(1, 3, "VP") and span.target == "1,3,VP"
-    assert span.wanted(setting()) == [[1, 3, 4, 5]] and span.least(setting()) == 4
+    assert span.wanted(setting()) == [[1, 3, 4, 5]] and span.min_length(setting()) == 4
     assert Span(1, 3, "S::VP").wanted(setting()) == [[1, 3, 4]]
-    assert bears("S::VP", "S") and bears("S::VP", "S::VP") and not bears("VP", "S::VP")
+    assert span_has_label("S::VP", "S") and span_has_label("S::VP", "S::VP") and not span_has_label("VP", "S::VP")
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_the_bundled_parser_checks():
     assert Tree(TREE).check([]).satisfied is False and Span(0, 0, "NP").check([]).satisfied is False
 
 
-def opinion(length: int = 4) -> Opinion:
+def opinion(length: int = 4) -> ClassifierOutput:
     torch.manual_seed(0)
     classifier = Classifier([Labelling("tree", "spans", LABELS)], 2, length, 12, hidden=8, layers=1, heads=2)
-    return Opinion(classifier, torch.randn(2, length, 8), torch.ones(2, length, dtype=torch.bool))
+    return ClassifierOutput(classifier, torch.randn(2, length, 8), torch.ones(2, length, dtype=torch.bool))
 
 
 def test_any_of_several_labels_is_the_sum_of_their_chances():
@@ -120,7 +120,7 @@ def test_any_of_several_labels_is_the_sum_of_their_chances():
 def test_a_whole_tree_is_the_chart_of_its_phrases():
     seen = opinion()
     asked = torch.tensor([[[0, 3, 3], [1, 2, 5]]] * 2)
-    chart, chances = charted(asked, seen.mask), seen.spans("tree")
+    chart, chances = span_chart(asked, seen.mask), seen.spans("tree")
     expected = [sum(-chances[b, i, j, chart[b, i, j]] for i in range(4) for j in range(i, 4)) for b in range(2)]
     assert torch.allclose(seen.nats("tree", asked, whole=True), torch.stack(expected))
 
@@ -129,7 +129,7 @@ def test_a_tree_of_one_text_asks_nothing_of_the_texts_beside_it():
     """Not even that they have no phrases."""
     seen = opinion()
     labels = torch.tensor([[[0, 3, 3], [1, 2, 5]], [[NOTHING] * 3] * 2])
-    wish = Wish(lambda *_: seen, "tree", labels, whole=True)  # type: ignore[arg-type]
-    guidance = Guidance([wish], None, seen.mask, Knobs())  # type: ignore[arg-type]
+    wish = GuidanceTarget(lambda *_: seen, "tree", labels, whole=True)  # type: ignore[arg-type]
+    guidance = Guidance([wish], None, seen.mask, GuidanceSettings())  # type: ignore[arg-type]
     nats = guidance.nats(torch.zeros(2, 4, 8), torch.zeros(2))
     assert nats[1] == 0 and torch.equal(nats[0], seen.nats("tree", labels, whole=True)[0])

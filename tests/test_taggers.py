@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.data.taggers import (
+from difflm.annotators.tagger import (
     BUCKETS,
     TAGS,
     LinearTagger,
@@ -122,7 +122,7 @@ def test_the_bundled_tagger_on_its_treebank():
 
 
 def test_importing_loads_neither_torch_nor_spacy():
-    code = "import sys, difflm.data.taggers; sys.exit('torch' in sys.modules or 'spacy' in sys.modules)"
+    code = "import sys, difflm.annotators.tagger; sys.exit('torch' in sys.modules or 'spacy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

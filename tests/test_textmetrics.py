@@ -9,8 +9,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from difflm.errors import DifflmError
-from difflm.textmetrics import (
+from difflm.data.text_metrics import (
     bleu_counts,
     cider,
     copied_among,
@@ -26,6 +25,7 @@ from difflm.textmetrics import (
     unique_share,
     unknown_share,
 )
+from difflm.errors import DifflmError
 
 texts = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12)
 lengths = st.lists(st.integers(0, 60), min_size=1, max_size=30)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.schedules import Cosine, interpolate
-from difflm.timesteps import LearnedWarp, LossAware, LowDiscrepancy, Uniform
+from difflm.diffusion.schedules import Cosine, interpolate
+from difflm.diffusion.timesteps import LearnedWarp, LossAware, LowDiscrepancy, Uniform
 
 CPU = torch.device("cpu")
 

@@ -6,10 +6,10 @@ from test_guidance import guide
 from tiny import tiny_runs
 
 from difflm.controls import Avoid, Contains, Infill, Label, Length
-from difflm.controls.brief import Edit
-from difflm.controls.guidance import Knobs
-from difflm.generation import CPU_TILE, Layout, Row, filled
-from difflm.pipeline import TextDiffusion
+from difflm.controls.guidance import GuidanceSettings
+from difflm.controls.plan import Edit
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.batching import CPU_BATCH, Layout, Row, pad_batch
 
 assert tiny_runs and guide  # fixtures
 
@@ -62,7 +62,7 @@ def test_each_text_is_guided_towards_its_own_label(tiny_runs, guide):
         {"n": 1, "seed": 1, "controls": [Label("food", known[1]), Length(6)], "steps": 6},
         {"n": 1, "seed": 5, "steps": 4},
         {"n": 1, "seed": 1, "controls": [Label("food", known[1])], "steps": 6, "candidates": 3},
-        {"n": 1, "seed": 1, "controls": [Label("food", known[0])], "steps": 6, "knobs": Knobs(size=0.0)},
+        {"n": 1, "seed": 1, "controls": [Label("food", known[0])], "steps": 6, "knobs": GuidanceSettings(size=0.0)},
     ]
     assert all_together(lm, asked) == apart(lm, asked)
 
@@ -88,8 +88,10 @@ def test_texts_with_fewer_steps_come_first(tiny_runs):
 
 
 def test_the_filling_belongs_to_the_last_request():
-    tile = filled([Row(1, 0, Layout(5), 3), Row(1, 1, Layout(5), 3), Row(2, 0, Layout(5), 8)], 16, torch.device("cpu"))
-    assert tile.owners == [(3, slice(0, 2)), (8, slice(2, CPU_TILE))]
+    tile = pad_batch(
+        [Row(1, 0, Layout(5), 3), Row(1, 1, Layout(5), 3), Row(2, 0, Layout(5), 8)], 16, torch.device("cpu")
+    )
+    assert tile.owners == [(3, slice(0, 2)), (8, slice(2, CPU_BATCH))]
     assert tile.seeds.tolist() == [1, 1, 2, 2]
 
 

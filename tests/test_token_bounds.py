@@ -8,10 +8,10 @@ from oracles import ENTROPY, JOINT
 from token_oracles import MUTUAL, ExactTokens
 from torch import Tensor
 
-from difflm.noise import Noise
-from difflm.processes import Absorbing, Hybrid, Interpolating, Uniform
-from difflm.timesteps import Between, Often
-from difflm.token_bounds import token_bound
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes import Absorbing, Hybrid, Interpolating, Uniform
+from difflm.diffusion.timesteps import Between, MostlyAt
+from difflm.diffusion.token_bounds import token_bound
 
 EACH = 2000
 CELLS = torch.arange(9).repeat_interleave(EACH)
@@ -57,5 +57,5 @@ def test_the_estimate_of_a_chain_has_its_gap():
 def test_times_of_a_part_and_times_that_are_favoured():
     t, weight = Between(0.45, 0.95).sample(1000, torch.device("cpu"))
     assert float(t.min()) >= 0.45 and float(t.max()) <= 0.95 and bool((weight == 1).all())
-    t, _ = Often(0.15).sample(1000, torch.device("cpu"))
+    t, _ = MostlyAt(0.15).sample(1000, torch.device("cpu"))
     assert bool((t[::2] == 0.15).all()) and float(t[1::2].max()) > 0.9

@@ -10,23 +10,23 @@ from tiny import Silent, tiny_run, write_grammar
 from token_oracles import ExactTokens, likelihoods
 from torch import Tensor
 
-from difflm.belief import Belief
 from difflm.controls import Avoid, Contains, Field, Infill, Label, Length
-from difflm.controls.guidance import Guidance, Knobs, Wish
-from difflm.controls.token_guidance import Tilted
+from difflm.controls.guidance import Guidance, GuidanceSettings, GuidanceTarget
+from difflm.controls.token_guidance import GuidedBelief
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import Absorbing
+from difflm.diffusion.samplers import Steering, denoise
+from difflm.diffusion.samplers.discrete_steps import MASK_STEPS
+from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
-from difflm.guides import train_guide
-from difflm.lengths import Drawn
-from difflm.model import Sampling
-from difflm.noise import Noise
-from difflm.objectives import Objective
-from difflm.pipeline import TextDiffusion
-from difflm.processes import Absorbing
-from difflm.recipe import check
-from difflm.samplers import Steering, denoise
-from difflm.samplers.token_steps import MASK_STEPS
-from difflm.timesteps import LowDiscrepancy
-from difflm.token_model import TokenDiffusion, contrasted
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.base import Sampling
+from difflm.models.lengths import DrawnLength
+from difflm.models.token_diffusion import TokenDiffusion, apply_contrast
+from difflm.training.classifier import train_guide
+from difflm.training.recipe import check
 
 DRAWS = 10_000
 DIAGONAL = torch.eye(3, dtype=torch.bool)
@@ -46,11 +46,11 @@ class Exact:
         return self.value
 
 
-def guided(knobs: Knobs, steps: int = 2, rule: str = "first-hitting") -> Tensor:
+def guided(knobs: GuidanceSettings, steps: int = 2, rule: str = "first-hitting") -> Tensor:
     denoiser = ExactTokens(Absorbing(3))
     mask = torch.ones(DRAWS, 2, dtype=torch.bool)
     classifier = lambda denoiser, x, t, mask: Exact(denoiser, x, t)  # noqa: E731
-    guide = Tilted(Guidance([Wish(classifier, "same", torch.zeros(DRAWS))], denoiser, mask, knobs))
+    guide = GuidedBelief(Guidance([GuidanceTarget(classifier, "same", torch.zeros(DRAWS))], denoiser, mask, knobs))
     grid = torch.linspace(0.99, 0, steps + 1, dtype=torch.float64)  # at t = 1 no word stands, and none can be tried
     ask = lambda x, t, previous: denoiser(x, t)  # noqa: E731
     for frame in denoise(  # noqa: B007
@@ -62,12 +62,12 @@ def guided(knobs: Knobs, steps: int = 2, rule: str = "first-hitting") -> Tensor:
 
 def test_guidance_by_enumeration_draws_from_the_exact_conditional():
     """One place a step, the exact noisy classifier: 12 % of unguided texts, all guided ones, in the right shares."""
-    assert total_variation(guided(Knobs("enumerate", 1.0)), CONDITIONAL) < 0.02
-    assert total_variation(guided(Knobs("enumerate", 0.0)), JOINT) < 0.02
+    assert total_variation(guided(GuidanceSettings("enumerate", 1.0)), CONDITIONAL) < 0.02
+    assert total_variation(guided(GuidanceSettings("enumerate", 0.0)), JOINT) < 0.02
 
 
 def test_several_places_a_step_need_many_steps():
-    assert total_variation(guided(Knobs("enumerate", 1.0), 32, "ancestral"), CONDITIONAL) < 0.04
+    assert total_variation(guided(GuidanceSettings("enumerate", 1.0), 32, "ancestral"), CONDITIONAL) < 0.04
 
 
 def test_the_first_order_term_is_exact_for_a_linear_classifier():
@@ -84,9 +84,11 @@ def test_the_first_order_term_is_exact_for_a_linear_classifier():
 
     x, t = torch.tensor([[3, 3], [3, 1]]), torch.tensor([0.5, 0.5]).double()
     classifier = lambda denoiser, x, t, mask: Linear(x)  # noqa: E731
-    wish = Wish(classifier, "", torch.zeros(2))
+    wish = GuidanceTarget(classifier, "", torch.zeros(2))
     made = [
-        Tilted(Guidance([wish], denoiser, torch.ones(2, 2, dtype=torch.bool), Knobs(climb, 2.0)))(denoiser(x, t), x, t)
+        GuidedBelief(Guidance([wish], denoiser, torch.ones(2, 2, dtype=torch.bool), GuidanceSettings(climb, 2.0)))(
+            denoiser(x, t), x, t
+        )
         for climb in ("gradient", "enumerate")
     ]
     assert torch.allclose(made[0].logits.log_softmax(-1), made[1].logits.log_softmax(-1), atol=1e-5)
@@ -97,18 +99,18 @@ def test_contrast_of_exact_beliefs():
     """Weight 0 is p(x | y); −1 is p(x); between them geometric means, as the formula of Ho and Salimans has it."""
     told, untold = (Belief(v, v, tokenwise=True) for v in torch.randn(2, 1, 2, 5, dtype=torch.float64))
     for weight in (0.0, -1.0, 1.5):
-        p = contrasted(told, untold, weight).logits.log_softmax(-1)
+        p = apply_contrast(told, untold, weight).logits.log_softmax(-1)
         want = (1 + weight) * told.logits.log_softmax(-1) - weight * untold.logits.log_softmax(-1)
         assert torch.allclose(p, want.log_softmax(-1), atol=1e-12)
     settled = torch.full((1, 1, 5), float("-inf")).index_fill(-1, torch.tensor(3), 0.0)
     sure = Belief(settled, settled, tokenwise=True)
-    assert torch.equal(contrasted(sure, sure, 2.0).logits, settled)
+    assert torch.equal(apply_contrast(sure, sure, 2.0).logits, settled)
 
 
 @pytest.mark.parametrize("weight", [0.5, 2.0])
 def test_a_label_is_a_known_word(weight):
     """The first word as the label of the second: p(x | c)^γ p(x)^(1 − γ) with γ = 1 + w, from exact parts."""
-    parts = (Objective({"elbo": 1.0}), LowDiscrepancy(), Drawn(2), Sampling(contrast=weight))
+    parts = (Objective({"elbo": 1.0}), LowDiscrepancy(), DrawnLength(2), Sampling(contrast=weight))
     model = TokenDiffusion(ExactTokens(Absorbing(3)), *parts)
     known = torch.tensor([[0, -1], [1, -1], [2, -1]])
     ask = model.asked(torch.ones(3, 2, dtype=torch.bool), model.sampling, Steering(known=known))
@@ -167,7 +169,7 @@ def test_a_field_is_said_whatever_its_classifier_learned(masked, tmp_path):
     for more in ([], [Length(9)], [Contains("coffee shop"), Length(9)]):
         for text in lm.generate(8, controls=[area, *more], steps=8):
             assert all(check["satisfied"] for check in text.controls), text.text
-    unsaid = lm.generate(8, controls=[area], steps=8, knobs=Knobs(size=0.0, impose=False))
+    unsaid = lm.generate(8, controls=[area], steps=8, knobs=GuidanceSettings(size=0.0, impose=False))
     assert not all(text.controls[0]["satisfied"] for text in unsaid)
 
 
@@ -176,7 +178,7 @@ def test_a_classifier_of_noisy_tokens_guides(tmp_path):
     """A quarter of unguided texts has each cuisine; nearly all have the one that is asked for, by slope and by word."""
     run = tiny_run(tmp_path, "mdlm", steps=250, batch_size=64, warmup=20, validate_every=250, save_every=250)
     lm = TextDiffusion.from_pretrained(run).guided_by(cuisine(tmp_path, run, 400))
-    for knobs in (None, Knobs("enumerate", 2.0, words=4)):
+    for knobs in (None, GuidanceSettings("enumerate", 2.0, words=4)):
         texts = lm.generate(24, controls=[Label("kind", "French")], steps=16, knobs=knobs)
         assert sum("French" in text.tokens for text in texts) > 18
 

@@ -6,22 +6,22 @@ import pytest
 import torch
 from tiny import Silent, tiny_runs
 
-from difflm.asking import Request
-from difflm.cli import main
+from difflm.app.cli import main
 from difflm.controls import Length
 from difflm.controls.guidance import ORIGINAL, STANDARD, TOKENS
 from difflm.data.texts import read_chunks
 from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer
+from difflm.diffusion.processes.matrix import Matrix, nearest_rate
 from difflm.errors import UsageError
 from difflm.evaluation.control import Protocol, evaluate_control
 from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import evaluate_language
 from difflm.evaluation.targets import Target
-from difflm.fit import train_run
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.requests import Request
 from difflm.methods import METHODS
-from difflm.pipeline import TextDiffusion
-from difflm.processes.matrix import Matrix, nearest_rate
-from difflm.recipe import check
+from difflm.training.fit import train_run
+from difflm.training.recipe import check
 
 assert tiny_runs  # a fixture
 DISCRETE = [name for name, method in METHODS.items() if method.family in ("masked", "uniform", "hybrid", "matrix")]

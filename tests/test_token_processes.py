@@ -11,13 +11,24 @@ from oracles import ENTROPY, JOINT
 from token_oracles import CELLS, MUTUAL, ExactTokens, chained, continuous, expected, mean, nodes
 from torch.nn import functional as F
 
-from difflm.belief import Belief
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.processes import (
+    Absorbing,
+    AlphaSchedule,
+    CosineAlpha,
+    Hybrid,
+    LinearAlpha,
+    Matrix,
+    MutualInformationAlpha,
+    PowerAlpha,
+    Spindle,
+    Uniform,
+)
+from difflm.diffusion.processes.discrete import draw_transition
+from difflm.diffusion.processes.matrix import Steps as WholeSteps
+from difflm.diffusion.processes.matrix import balanced, company, gaussian_rate, nearest_rate
 from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS
-from difflm.processes import Absorbing, Hybrid, Informed, Keep, Matrix, Power, Quarter, Spindle, Straight, Uniform
-from difflm.processes.matrix import Steps as WholeSteps
-from difflm.processes.matrix import balanced, company, gaussian_rate, nearest_rate
-from difflm.processes.tokens import draw
 
 EXACT = -JOINT.flatten().log()
 BETAS = (0.1, 0.3, 0.5)
@@ -28,7 +39,7 @@ def believing(logits: torch.Tensor) -> Belief:
     return Belief(logits, logits, tokenwise=True)
 
 
-class Steps(Keep):
+class Steps(AlphaSchedule):
     """The chain of the golden values: keeps 1 − β at each of three steps, at times 0, ⅓, ⅔ and 1."""
 
     def alpha(self, t):
@@ -44,8 +55,8 @@ def spindle() -> Spindle:
 
 PROCESSES = {
     "masks": Absorbing(3),
-    "masks, quarter of a cosine": Absorbing(3, Quarter()),
-    "masks, t²": Absorbing(3, Power(2.0)),
+    "masks, quarter of a cosine": Absorbing(3, CosineAlpha()),
+    "masks, t²": Absorbing(3, PowerAlpha(2.0)),
     "uniform": Uniform(3),
     "hybrid 0.1": Hybrid(3, 0.1),
     "hybrid 0.3": Hybrid(3, 0.3),
@@ -75,10 +86,10 @@ def test_posteriors_have_the_golden_values():
 
 
 def test_one_step_of_uniform_and_absorbing_noise():
-    half = Uniform(4, type("Half", (Keep,), {"alpha": lambda self, t: torch.full_like(t, 0.5)})())
+    half = Uniform(4, type("Half", (AlphaSchedule,), {"alpha": lambda self, t: torch.full_like(t, 0.5)})())
     spread = half.spread(half.mix(torch.ones(1).double()), torch.tensor([0.1, 0.5, 0.3, 0.1]).double().view(1, 1, 4))
     assert spread.flatten().tolist() == pytest.approx([0.175, 0.375, 0.275, 0.175])
-    quarters = Absorbing(4, type("Quarters", (Keep,), {"alpha": lambda self, t: 0.75 ** (4 * t)})())
+    quarters = Absorbing(4, type("Quarters", (AlphaSchedule,), {"alpha": lambda self, t: 0.75 ** (4 * t)})())
     kept = quarters.kept(torch.zeros(4, 1, dtype=torch.long), torch.tensor([0.25, 0.5, 0.75, 1.0]).double())
     assert kept.flatten().tolist() == pytest.approx([0.75, 0.5625, 0.421875, 0.31640625])
 
@@ -215,11 +226,11 @@ def test_hybrid_noise_without_random_words_is_masking():
 
 def test_masks_need_no_special_formula():
     """The general integrand and step, at a mask, are the short ones."""
-    from difflm.processes import Interpolating
+    from difflm.diffusion.processes import Interpolating
 
     process, t, s = Absorbing(3), torch.tensor([0.6]).double(), torch.tensor([0.2]).double()
     ids, z = torch.tensor([[0, 1]]), torch.tensor([[3, 1]])
-    belief = process.believe(torch.randn(1, 2, 3, dtype=torch.float64), z, t)
+    belief = process.belief_from_logits(torch.randn(1, 2, 3, dtype=torch.float64), z, t)
     assert torch.allclose(Interpolating.rate_nats(process, ids, z, belief, t), process.rate_nats(ids, z, belief, t))
     assert torch.allclose(
         super(Absorbing, process).step_nats(ids, z, belief, t, s), process.step_nats(ids, z, belief, t, s)
@@ -243,7 +254,7 @@ def test_scores_that_are_not_normalised_cost_more():
 def test_the_mutual_information_schedule_on_a_zipf_prior():
     """max |1 − I/H − t| < 1e-3 for K = 27."""
     counts = 1e6 / torch.arange(1, 28).double()
-    process = Uniform(27, Informed())
+    process = Uniform(27, MutualInformationAlpha())
     process.observe(counts)
     t = torch.linspace(0, 1, 1001, dtype=torch.float64)
     left = process.information(counts, process.keep.alpha(t))
@@ -251,7 +262,7 @@ def test_the_mutual_information_schedule_on_a_zipf_prior():
     assert not torch.allclose(process.keep.alpha(t), 1 - t, atol=0.05)  # which the straight line would not be
 
 
-@pytest.mark.parametrize("keep", [Straight(), Power(3.0), Quarter()], ids=["straight", "power", "quarter"])
+@pytest.mark.parametrize("keep", [LinearAlpha(), PowerAlpha(3.0), CosineAlpha()], ids=["straight", "power", "quarter"])
 def test_slopes_are_derivatives(keep):
     t = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
     h = 1e-6
@@ -361,7 +372,7 @@ def test_a_step_matrix_without_a_rate_makes_whole_steps(kind):
 
 def test_whole_steps_have_the_bound_of_a_chain_and_no_other():
     """With exact answers more levels cost less, and never less than the entropy."""
-    process = Matrix.from_step(STEPS["neighbours"], Informed())
+    process = Matrix.from_step(STEPS["neighbours"], MutualInformationAlpha())
     process.observe(torch.tensor([5.0, 3.0, 1.0]))
     exact = ExactTokens(process)
     few, many = (mean(chained(process, lambda z, t: exact(z, t), levels)) for levels in (2, 16))
@@ -397,7 +408,7 @@ def test_uniform_jumps_as_a_matrix_are_the_uniform_process():
 @pytest.mark.parametrize("kind", ["nearest", "gaussian"])
 def test_matrices_of_the_paper_are_symmetric_rates_that_end_uniform(kind):
     rate = nearest_rate(torch.randn(27, 8), 5) if kind == "nearest" else gaussian_rate(27, 0.1)
-    process = Matrix(rate, Informed())
+    process = Matrix(rate, MutualInformationAlpha())
     assert torch.allclose(rate.sum(-1), torch.zeros(27, dtype=torch.float64), atol=1e-12) and torch.equal(rate, rate.T)
     assert torch.allclose(process.rest, torch.full((27,), 1 / 27, dtype=torch.float64), atol=1e-6)
     counts = 1e6 / torch.arange(1, 28).double()
@@ -429,7 +440,9 @@ def test_factorised_draws_keep_the_entropy_of_float64():
     fresh = torch.rand(n, 1, 3)
     fresh[..., 0] = 1 - fresh[..., 0] / steps / 2  # half of them move, so that few draws are wasted
     z = torch.full((n, 1), words)
-    drawn = torch.cat([draw(step.expand(len(part), 1, -1), z[: len(part)], part) for part in fresh.split(500)])
+    drawn = torch.cat(
+        [draw_transition(step.expand(len(part), 1, -1), z[: len(part)], part) for part in fresh.split(500)]
+    )
     moved = drawn[drawn != words]
     assert len(moved) > 0.9 * n
     nats = -p[moved].log()
@@ -454,7 +467,7 @@ def test_auxiliary_cross_entropy_belongs_on_the_converted_posterior():
 
         def nats(ids, z, time):
             context = exact.context(z, time) + shift * (z[:, :1, None] == 0)
-            logits = process.believe(context, z, time).logits if convert else context
+            logits = process.belief_from_logits(context, z, time).logits if convert else context
             return -logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)[:, :1]
 
         return torch.autograd.grad((JOINT.flatten() * expected(process, CELLS, t, nats)).sum(), shift)[0]

@@ -8,14 +8,14 @@ import torch
 from oracles import JOINT, frequencies, sample, total_variation
 from token_oracles import ExactTokens
 
-from difflm.belief import Belief
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes import Absorbing, Hybrid, Spindle, Uniform
+from difflm.diffusion.processes.discrete import DiscreteProcess
+from difflm.diffusion.samplers import Steering, StepSpan, StepState
+from difflm.diffusion.samplers.discrete_steps import HYBRID_STEPS, MASK_STEPS, SETTLED, TOKEN_STEPS, with_corrections
 from difflm.methods import METHODS
-from difflm.model import Sampling
-from difflm.noise import Noise
-from difflm.processes import Absorbing, Hybrid, Spindle, Uniform
-from difflm.processes.tokens import TokenProcess
-from difflm.samplers import Moment, Steering, Way
-from difflm.samplers.token_steps import HYBRID_STEPS, MASK_STEPS, SETTLED, TOKEN_STEPS, with_corrections
+from difflm.models.base import Sampling
 
 DRAWS = 20_000
 CLOSE = 0.014  # nine cells of 20,000 exact draws lie further away once in a thousand times
@@ -36,7 +36,7 @@ def grid(steps: int) -> torch.Tensor:
     [(Absorbing(3), 64), (Uniform(3), 64), (Hybrid(3, 0.2), 64), (paced(), 64)],
     ids=["masks", "uniform", "hybrid", "spindle"],
 )
-def test_ancestral_sampling_recovers_the_joint(process: TokenProcess, steps: int):
+def test_ancestral_sampling_recovers_the_joint(process: DiscreteProcess, steps: int):
     tokens = sample(ExactTokens(process), TOKEN_STEPS["ancestral"], grid(steps), DRAWS)
     assert total_variation(frequencies(tokens), JOINT) < CLOSE + 0.5 * 0.26 / steps * 4
 
@@ -82,7 +82,7 @@ def test_gibbs_draws_any_word_first_and_a_likely_one_later():
     def farthest(time: float) -> int:
         t, s = torch.full((2000,), time), torch.full((2000,), time - 0.01)
         fresh = torch.rand(2000, 2, 3, generator=torch.Generator().manual_seed(0))
-        words = MASK_STEPS["gibbs"](Moment(process, x, Belief(logits, logits), t, s, lambda: fresh))
+        words = MASK_STEPS["gibbs"](StepState(process, x, Belief(logits, logits), t, s, lambda: fresh))
         return int(words.masked_fill(words == process.mask_id, 0).max())
 
     assert farthest(0.51) > 140 and 90 < farthest(0.5) < 100
@@ -96,7 +96,7 @@ def test_a_correction_puts_the_likeliest_other_word_in_place_of_what_stands():
     evidence = torch.tensor([30.0, 0, 0, 0, 0]).expand(1, 4, 5)
     free, t = torch.tensor([[True, True, False, True]]), torch.tensor([SETTLED])
     belief = Belief(context, context + evidence, evidence)
-    now = Moment(process, x, belief, t, t, lambda: torch.full((1, 4, 3), 0.5), free=free)
+    now = StepState(process, x, belief, t, t, lambda: torch.full((1, 4, 3), 0.5), free=free)
     assert HYBRID_STEPS["self-correct"](now).tolist() == [[0, 2, 0, 0]]
     done = replace(now, t=torch.zeros(1), s=torch.zeros(1))
     assert HYBRID_STEPS["self-correct"](done).tolist() == x.tolist()
@@ -125,9 +125,9 @@ def test_remasking_leaves_the_marginals_of_the_process():
     ids, t, s = torch.stack([cells // 3, cells % 3], 1), torch.full((n,), 0.6).double(), torch.full((n,), 0.5).double()
     x = process.corrupt(ids, t, torch.rand(n, 2, 3))
     for most in (0.0, 0.1, 0.5):
-        from difflm.samplers.token_steps import remask
+        from difflm.diffusion.samplers.discrete_steps import remask
 
-        now = Moment(process, x, exact(x, t), t, s, lambda: torch.rand(n, 2, 3))
+        now = StepState(process, x, exact(x, t), t, s, lambda: torch.rand(n, 2, 3))
         share = float((remask(now, most) == 3).double().mean())
         assert share == pytest.approx(0.5, abs=5 * math.sqrt(0.25 / (2 * n)))
 
@@ -153,11 +153,11 @@ class TwoTexts(torch.nn.Module):
 
 def whole(steps: int, rule: str, length: int = 8, draws: int = 4000) -> float:
     """The share of texts that are one of the two."""
-    from difflm.samplers import denoise
+    from difflm.diffusion.samplers import denoise
 
     process, network = Absorbing(2), TwoTexts(length)
     mask = torch.ones(draws, length, dtype=torch.bool)
-    ask = lambda x, t, previous: process.believe(network(x, t, mask), x, t)  # noqa: E731
+    ask = lambda x, t, previous: process.belief_from_logits(network(x, t, mask), x, t)  # noqa: E731
     for frame in denoise(ask, process, grid(steps), MASK_STEPS[rule], (), Noise(0, torch.arange(draws)), mask, 0):  # noqa: B007
         pass
     return float((frame.tokens.unsqueeze(1) == network.texts).all(-1).any(-1).double().mean())
@@ -224,7 +224,7 @@ def test_calls_are_counted_text_by_text():
 def test_an_edit_begins_from_the_text():
     model, text = tiny(), torch.full((4, 16), 5)
     frame = last(
-        model, Sampling(steps=4), [0, 1, 2, 3], [16] * 4, steering=Steering(begin=text, ways=[Way(4, 0.1)] * 4)
+        model, Sampling(steps=4), [0, 1, 2, 3], [16] * 4, steering=Steering(begin=text, spans=[StepSpan(4, 0.1)] * 4)
     )
     assert float((frame.tokens == 5).double().mean()) > 0.75
 

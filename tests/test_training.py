@@ -8,17 +8,17 @@ import pytest
 import torch
 from tiny import tiny_run
 
+from difflm.app.bench.training import SMALL
 from difflm.data.batches import Batch
 from difflm.networks.bert import PostNormBlock
-from difflm.recipe import check
-from difflm.run import read_config
-from difflm.speed.training import SMALL
+from difflm.runtime.tensors import dequantise_rows, load_tensors, quantise_rows, save_tensors
 from difflm.training.budget import Budget
-from difflm.training.checkpoints import load_tensors, narrowed, save_tensors, widened
 from difflm.training.ema import Ema
-from difflm.training.loop import Trainer, Validation, forget_after
+from difflm.training.master_weights import MasterWeights
+from difflm.training.recipe import check
+from difflm.training.run import read_config
+from difflm.training.trainer import Trainer, Validation, drop_records_after
 from difflm.training.update import Update
-from difflm.training.working import Working
 
 
 class Watching:
@@ -91,7 +91,7 @@ def test_a_resumed_run_forgets_the_steps_it_will_repeat(tmp_path):
     steps = [{"kind": kind, "step": step} for step in (10, 20, 30) for kind in ("train", "validation")]
     measured = {"kind": "metric", "name": "unique", "value": 1.0}
     path.write_text("".join(json.dumps(r) + "\n" for r in [*steps, measured]) + '{"kind": "tr')
-    forget_after(path, 20)
+    drop_records_after(path, 20)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [*steps[:4], measured]
 
 
@@ -107,12 +107,12 @@ def test_a_run_ends_with_the_validation_of_its_last_step(tmp_path):
 def test_eight_bits_a_weight_are_read_as_numbers(tmp_path):
     """To half a step of each row's own scale; vectors stay as they are, and so does a matrix that is called a scale."""
     weights = {"a.weight": torch.randn(5, 7) * 3, "a.bias": torch.randn(7), "zero": torch.zeros(2, 3)}
-    save_tensors(tmp_path / "narrow.safetensors", narrowed(weights))
+    save_tensors(tmp_path / "narrow.safetensors", quantise_rows(weights))
     found = load_tensors(tmp_path / "narrow.safetensors")
     assert found.keys() == weights.keys() and torch.equal(found["a.bias"], weights["a.bias"])
     step = weights["a.weight"].abs().amax(1, keepdim=True) / 127
     assert ((found["a.weight"] - weights["a.weight"]).abs() <= 0.501 * step).all() and not found["zero"].any()
-    assert widened({"norm.scale": torch.ones(3, 3)}).keys() == {"norm.scale"}
+    assert dequantise_rows({"norm.scale": torch.ones(3, 3)}).keys() == {"norm.scale"}
 
 
 def moved(tmp_path, batches, **budget):
@@ -160,7 +160,7 @@ def learner(precision="bf16", **more):
 
 def test_matrices_of_the_copy_that_learns_are_narrow_and_the_rest_is_the_models_own():
     model, _ = learner()
-    working = Working(model, torch.bfloat16)
+    working = MasterWeights(model, torch.bfloat16)
     apart = {name for name, weight in working.weights.items() if weight.apart}
     matrices = {
         f"{at}.{kind}"
@@ -172,7 +172,7 @@ def test_matrices_of_the_copy_that_learns_are_narrow_and_the_rest_is_the_models_
     assert {working.weights[name].used.dtype for name in apart} == {torch.bfloat16}
     own, theirs = dict(working.model.named_buffers()), dict(model.named_buffers())
     assert own.keys() == theirs.keys() and all(own[name] is theirs[name] for name in own)
-    assert Working(model, None).model is model
+    assert MasterWeights(model, None).model is model
 
 
 def test_a_narrow_copy_learns_what_autocast_does():
@@ -180,7 +180,7 @@ def test_a_narrow_copy_learns_what_autocast_does():
     found = []
     for narrow in (False, True):
         model, budget = learner(clip=0.5, weight_decay=0.1)
-        working, ema = Working(model, torch.bfloat16 if narrow else None), Ema(model, 0.99)
+        working, ema = MasterWeights(model, torch.bfloat16 if narrow else None), Ema(model, 0.99)
         update = Update(working, ema, budget, torch.device("cpu"), recorded=False)
         for step in range(3):
             torch.manual_seed(step)
@@ -213,7 +213,7 @@ def test_a_narrow_copy_goes_on_where_a_checkpoint_left_it():
         for steps in parts:
             model, budget = learner(clip=0.5)
             ema = Ema(model, 0.99)
-            working = Working(model, torch.bfloat16)
+            working = MasterWeights(model, torch.bfloat16)
             update = Update(working, ema, budget, torch.device("cpu"), recorded=False)
             if saved is not None:
                 model.load_state_dict(saved[0])

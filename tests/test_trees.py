@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.data.treebanks import FREE_GENRES, genre, in_our_words, read_gum, read_penn_sample, split
-from difflm.data.trees import (
+from difflm.annotators.treebanks import FREE_GENRES, genre, in_our_words, read_gum, read_penn_sample, split
+from difflm.annotators.trees import (
     TEXT,
     Agreement,
     Span,

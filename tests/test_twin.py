@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.model import Sampling
-from difflm.noise import Noise
-from difflm.samplers import FREE, Steering
-from difflm.twin import NEVER, Autoregressive, inverse_distribution, truncated
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers import FREE, Steering
+from difflm.models.autoregressive import BANNED, Autoregressive, draw_by_inverse_cdf, truncate_logits
+from difflm.models.base import Sampling
 
 VOCABULARY = 7  # the four specials and three words
 WORDS = [4, 5, 6]
@@ -46,7 +46,7 @@ def full_logits(twin: Autoregressive, text: tuple[int, ...]) -> Tensor:
 
 def ruled(logits: Tensor, first: bool) -> Tensor:
     logits = logits.clone()
-    logits[list(NEVER) + ([END] if first else [])] = float("-inf")
+    logits[list(BANNED) + ([END] if first else [])] = float("-inf")
     return logits
 
 
@@ -195,14 +195,14 @@ SHARES = torch.tensor([[0.1, 0.4, 0.2, 0.25, 0.05]])
     ],
 )
 def test_truncation_keeps_what_it_says(sampling, expected):
-    assert truncated(SHARES.log(), sampling).softmax(-1)[0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert truncate_logits(SHARES.log(), sampling).softmax(-1)[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_inverse_distribution_by_hand():
     p = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]])
     cases = {1e-7: 1, 0.2: 1, 0.26: 3, 0.74: 3, 0.76: 4, 1 - 1e-7: 4}
     for u, word in cases.items():
-        assert inverse_distribution(p, torch.tensor([u])).tolist() == [word]
+        assert draw_by_inverse_cdf(p, torch.tensor([u])).tolist() == [word]
 
 
 def test_the_rarest_word_is_drawn_as_often_as_it_should():
@@ -210,14 +210,14 @@ def test_the_rarest_word_is_drawn_as_often_as_it_should():
     p = torch.full((1, 100_001), (1 - 1e-6) / 100_000)
     p[0, -1] = 1e-6
     inside = torch.tensor([1 - 0.5e-6], dtype=torch.float64)
-    assert inverse_distribution(p, inside).tolist() == [100_000]
-    assert inverse_distribution(p, torch.tensor([1 - 1.5e-6], dtype=torch.float64)).tolist() == [99_999]
+    assert draw_by_inverse_cdf(p, inside).tolist() == [100_000]
+    assert draw_by_inverse_cdf(p, torch.tensor([1 - 1.5e-6], dtype=torch.float64)).tolist() == [99_999]
 
 
 def test_words_end_where_the_text_does(twin):
     assert twin.words([4, 5, END, 6, PAD]) == [4, 5]
     assert twin.words([4, 5, 6]) == [4, 5, 6]
-    assert math.isinf(float(truncated(SHARES.log(), Sampling(top_k=1))[0, 0]))
+    assert math.isinf(float(truncate_logits(SHARES.log(), Sampling(top_k=1))[0, 0]))
 
 
 # -- words to begin with ------------------------------------------------------------------------------------------
@@ -283,8 +283,8 @@ def grown(twin: Autoregressive, sampling: Sampling, noise: Noise, width: int, kn
             logits, caches = twin.next_logits(last, caches, i)
         if known is not None and i:
             logits[:, END] = logits[:, END].masked_fill(known[:, i - 1] >= 0, float("-inf"))
-        p = truncated(logits, sampling).softmax(-1)
-        drawn = p.argmax(-1) if sampling.temperature == 0 else inverse_distribution(p, noise.uniform(i, stream=3))
+        p = truncate_logits(logits, sampling).softmax(-1)
+        drawn = p.argmax(-1) if sampling.temperature == 0 else draw_by_inverse_cdf(p, noise.uniform(i, stream=3))
         if known is not None:
             drawn = torch.where(known[:, i] >= 0, known[:, i], drawn)
         tokens[:, i] = torch.where(done, PAD, drawn)
@@ -314,7 +314,7 @@ def test_slots_that_stay_write_what_a_growing_cache_writes(sampling):
 def test_a_writer_of_narrow_weights_follows_the_model(twin):
     """What a model learns between two calls is in the second, and its copies record for themselves."""
     model = copy.deepcopy(twin)
-    model.compute_in(torch.bfloat16)
+    model.set_compute_dtype(torch.bfloat16)
     before = run(model, Sampling(), 40)
     with torch.no_grad():
         model.network.head.bias[WORDS[0]] += 100

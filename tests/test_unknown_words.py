@@ -10,8 +10,8 @@ from serving import need, running
 from tiny import tiny_runs
 
 from difflm import Edit, Infill, Length
-from difflm.cli import main
-from difflm.pipeline import TextDiffusion
+from difflm.app.cli import main
+from difflm.generation.pipeline import TextDiffusion
 
 assert tiny_runs  # a fixture
 

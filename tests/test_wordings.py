@@ -7,32 +7,32 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.belief import Belief
-from difflm.codecs import LearnedEmbedding
+from difflm.annotators.e2e_fields import FIELDS, expresses
+from difflm.annotators.e2e_wordings import WORDINGS, wordings
+from difflm.annotators.tagger import TAGS
 from difflm.controls import Avoid, Contains, Control, Field, Length, Tags, Tree
-from difflm.controls.base import Setting
+from difflm.controls.base import ModelInfo
 from difflm.controls.phrases import MOST, Phrases
-from difflm.controls.rules import Together, likeliest
-from difflm.data.fields import FIELDS, expresses
-from difflm.data.taggers import TAGS
+from difflm.controls.rules import PlacePhrases, best_starts
 from difflm.data.tokenizers import SPECIALS, Words
-from difflm.data.wordings import WORDINGS, wordings
 from difflm.data.words import split_words
-from difflm.pipeline import TextDiffusion
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.generation.pipeline import TextDiffusion
 
 TEN = Tags(("NOUN",) * 10)
 
 
 @pytest.fixture(scope="module")
-def setting() -> Setting:
+def setting() -> ModelInfo:
     """Of a model that knows every word of every wording, and the tags of every word."""
     known = {word for texts in WORDINGS.values() for text in texts for word in split_words(text)}
     known |= {word for text in wordings("near", "Café Sicilia") for word in split_words(text)} | {"Japanese"}
-    return Setting(Words([*SPECIALS, *sorted(known)]), 20, 0, {"pos": TAGS})
+    return ModelInfo(Words([*SPECIALS, *sorted(known)]), 20, 0, {"pos": TAGS})
 
 
 def told(
-    setting: Setting, *controls: Control, known: list[list[str]] | None = None, worded: bool = False
+    setting: ModelInfo, *controls: Control, known: list[list[str]] | None = None, worded: bool = False
 ) -> list[list[str]]:
     words = next((n for c in controls if (n := c.length(setting)) is not None), None)
     found = Phrases.of(controls, setting, known or [], words, worded)
@@ -91,7 +91,7 @@ def test_the_options_taken_have_the_largest_sum(seed, width):
     drawn = -torch.rand(len(sizes), 1, width, generator=torch.Generator().manual_seed(seed))
     places = torch.arange(width)
     gains = [g.masked_fill(places > width - size, float("-inf")) for g, size in zip(drawn, sizes, strict=True)]
-    starts = [int(s) for s in likeliest(gains, sizes, owners)]
+    starts = [int(s) for s in best_starts(gains, sizes, owners)]
     taken = [(n, s) for n, s in enumerate(starts) if s >= 0]
     assert [owners[n] for n, _ in taken] == [0, 1]
 
@@ -110,7 +110,7 @@ def test_the_way_and_the_place_are_those_that_the_belief_likes():
     logits = torch.zeros(2, 4, 9)
     logits[:, :, 8] = 5.0
     logits[0, 2, 5] = logits[0, 3, 6] = logits[1, 0, 7] = 4.5
-    rule = Together(codec, (((5, 6), (7,)),), torch.ones(2, 4, dtype=torch.bool))
+    rule = PlacePhrases(codec, (((5, 6), (7,)),), torch.ones(2, 4, dtype=torch.bool))
     belief = Belief(codec.expectation(logits), logits, tokenwise=True)
     assert rule(belief, torch.zeros(1), torch.zeros(1)).tokens.tolist() == [[8, 8, 5, 6], [7, 8, 8, 8]]
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from difflm.fit import train_run
 from difflm.methods import METHODS
-from difflm.recipe import check
+from difflm.training.fit import train_run
+from difflm.training.recipe import check
 
 PARTS = (
     ("The", "A", "One"),
@@ -123,9 +123,9 @@ def write_stories(root: Path, train: int = 120, valid: int = 30) -> Path:
 
 def assert_resumed_to_the_bit(argv, first, tmp_path, monkeypatch):
     """A run that is stopped after `first` steps and resumed has the weights of one that was not."""
-    from difflm.cli import main
-    from difflm.training.checkpoints import load_tensors
-    from difflm.training.loop import Trainer
+    from difflm.app.cli import main
+    from difflm.runtime.tensors import load_tensors
+    from difflm.training.trainer import Trainer
 
     assert main([*argv, "--out", str(tmp_path / "whole")]) == 0
     step = Trainer.train_step

@@ -9,10 +9,10 @@ import torch
 from oracles import JOINT
 from torch import Tensor, nn
 
-from difflm.belief import Belief
-from difflm.codecs import Tokens
-from difflm.processes import TokenProcess
-from difflm.token_denoiser import TokenDenoiser
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.codecs import Tokens
+from difflm.diffusion.processes import DiscreteProcess
+from difflm.diffusion.token_denoiser import TokenDenoiser
 
 MUTUAL = 0.258865  # I(x¹; x²) of the cells, nats
 CELLS = torch.tensor(list(product(range(3), repeat=2)))
@@ -23,12 +23,12 @@ class ExactTokens(TokenDenoiser):
     """p(x_0 | x_t) at each position, in float64. `context` are the leave-one-out logits, p(x_0^ℓ | x_t at the others),
     which is what the processes ask of a network."""
 
-    def __init__(self, process: TokenProcess, joint: Tensor = JOINT) -> None:
+    def __init__(self, process: DiscreteProcess, joint: Tensor = JOINT) -> None:
         super().__init__(nn.Identity(), Tokens(3, 2, process.states), process)
         self.log_joint = joint.log()
 
     def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
-        return self.process.believe(self.context(x, t), x, t)
+        return self.process.belief_from_logits(self.context(x, t), x, t)
 
     def context(self, z: Tensor, t: Tensor) -> Tensor:
         seen = likelihoods(self.process, z, t)  # log q(z | w), [B, 2, 3]
@@ -37,7 +37,7 @@ class ExactTokens(TokenDenoiser):
         return torch.stack([first, second], dim=1)
 
 
-def marginals(process: TokenProcess, t: Tensor) -> Tensor:
+def marginals(process: DiscreteProcess, t: Tensor) -> Tensor:
     """q(x_t | x_0) for every word, [3, states], at one time t > 0: the posterior of a step from a pure prior would do,
     but the step back from a later time holds it too, so it is read off the process's own mixture."""
     rows = torch.arange(3).view(3, 1)
@@ -50,13 +50,15 @@ def marginals(process: TokenProcess, t: Tensor) -> Tensor:
     return process.rows(rows, one).squeeze(1)
 
 
-def likelihoods(process: TokenProcess, z: Tensor, t: Tensor) -> Tensor:
+def likelihoods(process: DiscreteProcess, z: Tensor, t: Tensor) -> Tensor:
     """log q(x_t | w) for every word w, [B, L, 3]; one time for all."""
     table = marginals(process, t.flatten()[0])
     return table.T[z].log()
 
 
-def expected(process: TokenProcess, ids: Tensor, t: Tensor, nats: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+def expected(
+    process: DiscreteProcess, ids: Tensor, t: Tensor, nats: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> Tensor:
     """E_q Σ_ℓ nats(ids, x_t, t) for each text, by enumeration of x_t, [B]."""
     table, total = marginals(process, t), torch.zeros(len(ids), dtype=torch.float64)
     for cell in product(range(process.states), repeat=2):
@@ -75,10 +77,10 @@ def nodes(count: int = NODES) -> Iterator[tuple[Tensor, float]]:
         yield torch.tensor(math.sin(angle) ** 2).double(), float(w * math.sin(2 * angle) * math.pi * v)
 
 
-Answer = Callable[[Tensor, Tensor], Belief]  # (x_t, t) → belief
+BoundDenoiser = Callable[[Tensor, Tensor], Belief]  # (x_t, t) → belief
 
 
-def continuous(process: TokenProcess, believe: Answer, ids: Tensor = CELLS) -> Tensor:
+def continuous(process: DiscreteProcess, believe: BoundDenoiser, ids: Tensor = CELLS) -> Tensor:
     """The bound of each text in continuous time, without chance."""
     total = torch.zeros(len(ids), dtype=torch.float64)
     for t, weight in nodes():
@@ -86,7 +88,7 @@ def continuous(process: TokenProcess, believe: Answer, ids: Tensor = CELLS) -> T
     return total
 
 
-def chained(process: TokenProcess, believe: Answer, levels: int, ids: Tensor = CELLS) -> Tensor:
+def chained(process: DiscreteProcess, believe: BoundDenoiser, levels: int, ids: Tensor = CELLS) -> Tensor:
     """The bound of each text for a chain of so many steps."""
     total = process.prior_nats(ids).double().sum(-1)
     for i in range(1, levels + 1):

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span, Tags, Tree
-    from difflm.controls.brief import Edit
+    from difflm.controls.plan import Edit
     from difflm.errors import DifflmError, UsageError
-    from difflm.pipeline import TextDiffusion
-    from difflm.work import Draft, Generation
+    from difflm.generation.jobs import Draft, Generation
+    from difflm.generation.pipeline import TextDiffusion
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
 _HOMES = {
     "Avoid": "difflm.controls",
     "Contains": "difflm.controls",
-    "Edit": "difflm.controls.brief",
+    "Edit": "difflm.controls.plan",
     "Field": "difflm.controls",
     "Infill": "difflm.controls",
     "Label": "difflm.controls",
@@ -43,9 +43,9 @@ _HOMES = {
     "Tags": "difflm.controls",
     "Tree": "difflm.controls",
     "DifflmError": "difflm.errors",
-    "Draft": "difflm.work",
-    "Generation": "difflm.work",
-    "TextDiffusion": "difflm.pipeline",
+    "Draft": "difflm.generation.jobs",
+    "Generation": "difflm.generation.jobs",
+    "TextDiffusion": "difflm.generation.pipeline",
     "UsageError": "difflm.errors",
 }
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from difflm.cli import main
+from difflm.app.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,6 @@
 """Controls: what can be asked of a text. `controls.brief` binds a list of them to a model."""
 
-from difflm.controls.base import Check, Control, Setting
+from difflm.controls.base import Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Contains, Infill, Length
 from difflm.controls.learned import Field, Label, Tags
 from difflm.controls.syntax import Span, Tree
@@ -14,7 +14,7 @@ __all__ = [
     "Infill",
     "Label",
     "Length",
-    "Setting",
+    "ModelInfo",
     "Span",
     "Tags",
     "Tree",

@@ -10,8 +10,8 @@ from difflm.data.tokenizers import Tokenizer, Words
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from difflm.codecs import Embedding
-    from difflm.samplers import Transform
+    from difflm.diffusion.codecs import Embedding
+    from difflm.diffusion.samplers import Transform
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ModelInfo:
     """The model that a control is asked of."""
 
     tokenizer: Tokenizer
-    room: int  # the most words of a text
+    max_words: int  # the most words of a text
     first: int  # canvas position of the first word
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what its classifiers tell apart
     word_labels: "Mapping[str, Tensor]" = field(default_factory=dict)  # how often a word bears a tag, [V, labels]
@@ -46,15 +46,15 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Place:
+class Canvas:
     """Where a tile's texts stand on their canvas."""
 
     mask: "Tensor"  # [B, W] positions that exist
     first: int  # position of the first word
     settled: "Tensor"  # [B, W] positions whose word is known already
 
-    def rows(self, part: slice) -> "Place":
-        return Place(self.mask[part], self.first, self.settled[part])
+    def rows(self, part: slice) -> "Canvas":
+        return Canvas(self.mask[part], self.first, self.settled[part])
 
 
 class Control(ABC):
@@ -78,31 +78,31 @@ class Control(ABC):
     def check(self, words: Sequence[str]) -> Check:
         """`words` are those of the printed text."""
 
-    def prepare(self, setting: Setting) -> None:  # noqa: B027 (most controls have nothing to refuse)
+    def prepare(self, setting: ModelInfo) -> None:  # noqa: B027 (most controls have nothing to refuse)
         """Refuse, before any sampling, what this model cannot do."""
 
-    def length(self, setting: Setting) -> int | None:
+    def length(self, setting: ModelInfo) -> int | None:
         """The number of tokens it settles by itself."""
         return None
 
-    def least(self, setting: Setting) -> int:
+    def min_length(self, setting: ModelInfo) -> int:
         """The fewest tokens of a text that can obey."""
         return 1
 
-    def verbatim(self, setting: Setting) -> str | None:
+    def verbatim(self, setting: ModelInfo) -> str | None:
         """Words that must appear as they stand; those of all controls are placed together."""
         return None
 
-    def wordings(self, setting: Setting) -> Sequence[str]:
+    def wordings(self, setting: ModelInfo) -> Sequence[str]:
         """Ways to say it. Beside a control that speaks of every word one of them must appear, or a step that suits many
         words a little would win over the one that says this."""
         return ()
 
-    def rule(self, codec: "Embedding", setting: Setting, place: Place) -> "Transform | None":
+    def rule(self, codec: "Embedding", setting: ModelInfo, place: Canvas) -> "Transform | None":
         """What it imposes on every belief."""
         return None
 
-    def wanted(self, setting: Setting) -> Any:
+    def wanted(self, setting: ModelInfo) -> Any:
         """The labels under `head` that guidance climbs towards, as ids: one of the text, one a word, or
         [first, last, label] for each span, with further labels where any of them will do."""
         return None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.data.labels import NOTHING, Labelling
-from difflm.denoiser import Denoiser, at_precision, narrow
+from difflm.diffusion.denoiser import Denoiser, autocast_to, cast_linears
 from difflm.networks import Transformer
 
 CHART = 128  # width of the vectors that a span's two ends add up to
@@ -52,18 +52,18 @@ class Classifier(nn.Module):
                     out = cast(nn.Linear, self.heads[str(number)])
                     out.bias[0] = MOSTLY_NONE
 
-    def forward(self, denoiser: Denoiser, x: Tensor, t: Tensor, mask: Tensor) -> "Opinion":
+    def forward(self, denoiser: Denoiser, x: Tensor, t: Tensor, mask: Tensor) -> "ClassifierOutput":
         view = denoiser.view(x, t)
         if self.precision is None:
-            return Opinion(self, self.trunk(view, t, mask), mask)
-        with at_precision(x.device, self.precision):
+            return ClassifierOutput(self, self.trunk(view, t, mask), mask)
+        with autocast_to(x.device, self.precision):
             features = self.trunk(view, t, mask)
-        return Opinion(self, features.float(), mask)
+        return ClassifierOutput(self, features.float(), mask)
 
     def guiding(self, dtype: torch.dtype | None) -> "Classifier":
         """Itself, as it guides: nothing learns any more, and the trunk computes in `dtype`."""
         self.precision = dtype
-        narrow(self.requires_grad_(False).trunk, dtype)
+        cast_linears(self.requires_grad_(False).trunk, dtype)
         return self
 
     def counted(self) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ class Classifier(nn.Module):
         return names.index(name), self.labellings[name]
 
 
-class Opinion:
+class ClassifierOutput:
     """What the classifier thinks of some noisy texts; each head is asked when somebody needs it."""
 
     def __init__(self, classifier: Classifier, features: Tensor, mask: Tensor) -> None:
@@ -121,9 +121,9 @@ class Opinion:
             return -(chosen * (labels != NOTHING)).sum(-1)
         if not whole:
             return -self.any_of(name, labels).sum(-1)
-        chart = charted(labels, self.mask)
+        chart = span_chart(labels, self.mask)
         chosen = self.spans(name).gather(-1, chart.unsqueeze(-1)).squeeze(-1)
-        return -(chosen * pairs(self.mask)).sum((-1, -2))
+        return -(chosen * word_pairs(self.mask)).sum((-1, -2))
 
     def any_of(self, name: str, spans: Tensor) -> Tensor:
         """log p(one of its labels) of each span, 0 where there is none, [B, M]."""
@@ -135,7 +135,7 @@ class Opinion:
         return torch.where(there, some, 0.0)
 
 
-def on_canvas(labelling: Labelling, labels: Tensor, width: int, first: int) -> Tensor:
+def labels_on_canvas(labelling: Labelling, labels: Tensor, width: int, first: int) -> Tensor:
     """Labels of words as labels of canvas positions, where words do not begin at 0."""
     if labelling.kind == "text" or (first == 0 and labelling.kind == "spans"):
         return labels
@@ -148,7 +148,7 @@ def on_canvas(labelling: Labelling, labels: Tensor, width: int, first: int) -> T
     return torch.where(labels != NOTHING, shifted, labels)
 
 
-def charted(spans: Tensor, mask: Tensor) -> Tensor:
+def span_chart(spans: Tensor, mask: Tensor) -> Tensor:
     """(first, last, label) triples [B, M, 3] as labels of all pairs [B, L, L]; pairs that are no span have label 0."""
     batch, length = mask.shape
     first, last, label = spans[..., :3].unbind(-1)
@@ -158,20 +158,20 @@ def charted(spans: Tensor, mask: Tensor) -> Tensor:
     return chart.scatter(1, cell, label.clamp(min=0))[:, :-1].view(batch, length, length)
 
 
-def pairs(mask: Tensor) -> Tensor:
+def word_pairs(mask: Tensor) -> Tensor:
     """Pairs first ≤ last of positions that exist, [B, L, L]."""
     length = mask.shape[1]
     order = torch.ones(length, length, dtype=torch.bool, device=mask.device).triu()
     return mask.unsqueeze(1) & mask.unsqueeze(2) & order
 
 
-def signature(denoiser: Denoiser) -> list[float]:
+def model_signature(denoiser: Denoiser) -> list[float]:
     """Some numbers that are about equal for models whose states mean the same: out of the word vectors, and how noise
     grows. Not a digest, since shipped weights are rounded."""
     table = denoiser.codec.table().detach().float().cpu().flatten()
     return [round(v, 3) for v in (*table[:: max(1, len(table) // 60)][:60].tolist(), *denoiser.levels())]
 
 
-def belongs(denoiser: Denoiser, wanted: Sequence[float]) -> bool:
-    own = signature(denoiser)
+def matches_model(denoiser: Denoiser, wanted: Sequence[float]) -> bool:
+    own = model_signature(denoiser)
     return len(own) == len(wanted) and all(abs(a - b) < 0.02 for a, b in zip(own, wanted, strict=True))

@@ -7,14 +7,14 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from difflm.controls.base import Check, Control, Place, Setting
+from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.data.tokenizers import SPECIALS, UNK, Bpe, Characters, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
-    from difflm.codecs import Embedding
-    from difflm.samplers import Transform
+    from difflm.diffusion.codecs import Embedding
+    from difflm.diffusion.samplers import Transform
 
 WORDS = "words of the printed text"
 SPACE = "Ġ"  # as byte pairs write it
@@ -32,13 +32,15 @@ class Length(Control):
     def target(self) -> int:
         return self.words
 
-    def prepare(self, setting: Setting) -> None:
+    def prepare(self, setting: ModelInfo) -> None:
         if not setting.whole_words:
             raise UsageError("length: this model writes pieces of words, so that words cannot be counted beforehand.")
-        if not 1 <= self.words <= setting.room:
-            raise UsageError(f"length must lie between 1 and {setting.room} words for this model, not {self.words}.")
+        if not 1 <= self.words <= setting.max_words:
+            raise UsageError(
+                f"length must lie between 1 and {setting.max_words} words for this model, not {self.words}."
+            )
 
-    def length(self, setting: Setting) -> int:
+    def length(self, setting: ModelInfo) -> int:
         return self.words
 
     def check(self, words: Sequence[str]) -> Check:
@@ -49,9 +51,9 @@ class Length(Control):
 class Letters(Length):
     """So many characters: what a length is to a model that writes these."""
 
-    def prepare(self, setting: Setting) -> None:
-        if not 1 <= self.words <= setting.room:
-            raise UsageError(f"length must lie between 1 and {setting.room} characters for this model.")
+    def prepare(self, setting: ModelInfo) -> None:
+        if not 1 <= self.words <= setting.max_words:
+            raise UsageError(f"length must lie between 1 and {setting.max_words} characters for this model.")
 
     def check(self, words: Sequence[str]) -> Check:
         """Of the text itself, which is a sequence of characters."""
@@ -73,26 +75,30 @@ class Contains(Control):
     def words(self) -> list[str]:
         return split_words(self.phrase.strip())
 
-    def prepare(self, setting: Setting) -> None:
+    def prepare(self, setting: ModelInfo) -> None:
         if not self.words:
             raise UsageError("contains: give a word, such as --contains Japanese.")
         ids = self.ids(setting)
         if UNK in ids:
             unknown = self.words[ids.index(UNK)]
-            raise UsageError(f"contains: this model does not know the word {unknown!r}.{nearest(unknown, setting)}")
-        if len(ids) > setting.room:
-            raise UsageError(f"contains: {self.phrase!r} is longer than a text of this model ({setting.room} tokens).")
+            raise UsageError(
+                f"contains: this model does not know the word {unknown!r}.{nearest_words(unknown, setting)}"
+            )
+        if len(ids) > setting.max_words:
+            raise UsageError(
+                f"contains: {self.phrase!r} is longer than a text of this model ({setting.max_words} tokens)."
+            )
 
-    def ids(self, setting: Setting) -> list[int]:
+    def ids(self, setting: ModelInfo) -> list[int]:
         # Byte pairs spell a word inside a text with the space before it.
         text = self.phrase.strip() if setting.whole_words else f" {self.phrase.strip()}"
         return setting.tokenizer.encode(text)
 
-    def verbatim(self, setting: Setting) -> str:
+    def verbatim(self, setting: ModelInfo) -> str:
         return self.phrase
 
     def stands_in(self, words: Sequence[str]) -> bool:
-        return stands_in([w.lower() for w in self.words], [w.lower() for w in words])
+        return contains_words([w.lower() for w in self.words], [w.lower() for w in words])
 
     def check(self, words: Sequence[str]) -> Check:
         there = self.stands_in(words)
@@ -110,14 +116,14 @@ class Avoid(Control):
     def target(self) -> str:
         return self.word
 
-    def prepare(self, setting: Setting) -> None:
+    def prepare(self, setting: ModelInfo) -> None:
         if len(split_words(self.word.strip())) != 1:
             raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
 
-    def rule(self, codec: "Embedding", setting: Setting, place: Place) -> "Transform":
-        from difflm.controls.rules import Never
+    def rule(self, codec: "Embedding", setting: ModelInfo, place: Canvas) -> "Transform":
+        from difflm.controls.rules import BanSequences
 
-        return Never(codec, tuple(tuple(s) for s in spellings(self.word, setting)))
+        return BanSequences(codec, tuple(tuple(s) for s in spell_variants(self.word, setting)))
 
     def check(self, words: Sequence[str]) -> Check:
         absent = all(word.lower() != self.word.strip().lower() for word in words)
@@ -146,7 +152,7 @@ class Infill(Control):
         """What stands before, between and after the gaps."""
         return GAP.split(self.template.strip())[::2]
 
-    def prepare(self, setting: Setting) -> None:
+    def prepare(self, setting: ModelInfo) -> None:
         if not self.gaps:
             raise UsageError("infill: mark at least one gap with ___ (any length) or ___:4 (four words).")
         if 0 in self.gaps:
@@ -159,37 +165,37 @@ class Infill(Control):
                 raise UsageError(f"infill: this model has no character {unknown[0]!r}.")
         if not setting.whole_words and any(self.gaps):
             raise UsageError("infill: this model writes pieces of words; only gaps of any length (___) can be asked.")
-        if self.least(setting) > setting.room:
+        if self.min_length(setting) > setting.max_words:
             raise UsageError(
-                f"infill: the text has at least {self.least(setting)} tokens; this model holds {setting.room}."
+                f"infill: the text has at least {self.min_length(setting)} tokens; this model holds {setting.max_words}."
             )
-        if self.least(setting) > self.room(setting):
+        if self.min_length(setting) > self.max_words(setting):
             raise UsageError(f"infill: the gaps have more than {self.most} words.")
 
-    def known(self, setting: Setting) -> list[list[int]]:
+    def known(self, setting: ModelInfo) -> list[list[int]]:
         """Ids of the parts. The space before a gap is the gap's own where tokens have spaces."""
         texts = self.parts if setting.whole_words else [part.removesuffix(" ") for part in self.parts]
         return setting.tokenizer.encode_batch(texts)
 
-    def least(self, setting: Setting) -> int:
+    def min_length(self, setting: ModelInfo) -> int:
         return sum(map(len, self.known(setting))) + sum(gap or 1 for gap in self.gaps)
 
-    def room(self, setting: Setting) -> int:
+    def max_words(self, setting: ModelInfo) -> int:
         """The most tokens of the whole text."""
         if self.most is None:
-            return setting.room
-        return min(setting.room, sum(map(len, self.known(setting))) + self.most)
+            return setting.max_words
+        return min(setting.max_words, sum(map(len, self.known(setting))) + self.most)
 
-    def length(self, setting: Setting) -> int | None:
-        return None if None in self.gaps else self.least(setting)
+    def length(self, setting: ModelInfo) -> int | None:
+        return None if None in self.gaps else self.min_length(setting)
 
     def laid(
-        self, setting: Setting, words: int, shares: Sequence[float], more: int = 0
+        self, setting: ModelInfo, words: int, shares: Sequence[float], more: int = 0
     ) -> tuple[dict[int, int], dict[int, str]]:
         """Ids of the known places in a text of `words` tokens, and the words that the model has no id for. What is left
         for the free gaps is cut at `shares`, numbers between 0 and 1, one fewer than such gaps; `more` words go to the
         widest of them."""
-        cut = composition(words - self.least(setting) - more, self.gaps.count(None), shares)
+        cut = split_total(words - self.min_length(setting) - more, self.gaps.count(None), shares)
         if cut:
             cut[cut.index(max(cut))] += more
         sizes = iter(cut)
@@ -205,28 +211,28 @@ class Infill(Control):
             place += len(tokens) + (1 + next(sizes) if gap is None else gap)
         return ids, unknown
 
-    def rule(self, codec: "Embedding", setting: Setting, place: Place) -> "Transform | None":
+    def rule(self, codec: "Embedding", setting: ModelInfo, place: Canvas) -> "Transform | None":
         """Byte pairs: a gap behind a space begins with one."""
         if not isinstance(setting.tokenizer, Bpe):
             return None
-        from difflm.controls.rules import Apart
+        from difflm.controls.rules import SeparateGaps
 
         glued = [i for i, piece in enumerate(setting.tokenizer.pieces, len(SPECIALS)) if not piece.startswith(SPACE)]
-        return Apart(codec, tuple(glued), tuple(part.endswith(" ") for part in self.parts[:-1]), place)
+        return SeparateGaps(codec, tuple(glued), tuple(part.endswith(" ") for part in self.parts[:-1]), place)
 
     def check(self, words: Sequence[str]) -> Check:
-        kept = matches([split_words(part) for part in self.parts], self.gaps, list(words))
+        kept = matches_template([split_words(part) for part in self.parts], self.gaps, list(words))
         return Check(kept, float(kept), WORDS)
 
 
-def composition(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:
+def split_total(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:
     """`rest` words over the gaps: cut at `gaps` − 1 places, any cut as likely as any other."""
     cuts = sorted(int(share * (rest + 1)) for share in shares[: max(0, gaps - 1)])
     edges = [0, *cuts, rest]
     return [b - a for a, b in pairwise(edges)][:gaps] if gaps else []
 
 
-def matches(parts: list[list[str]], gaps: Sequence[int | None], words: list[str]) -> bool:
+def matches_template(parts: list[list[str]], gaps: Sequence[int | None], words: list[str]) -> bool:
     """Whether `words` are the parts in their order with gaps of the right sizes between them.
 
     Part by part, all places at which it may end: templates with many gaps have more ways to match than can be tried."""
@@ -243,7 +249,7 @@ def matches(parts: list[list[str]], gaps: Sequence[int | None], words: list[str]
     return len(words) in ends
 
 
-def fits(sizes: Sequence[int], runs: Sequence[int]) -> bool:
+def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
     """Whether phrases of these sizes, which are few, fit side by side into runs of free places.
 
     A set of phrases is a number, a bit a phrase; of the runs only the longest can matter, as many as there are phrases.
@@ -257,12 +263,12 @@ def fits(sizes: Sequence[int], runs: Sequence[int]) -> bool:
     return everything[-1] in placed
 
 
-def stands_in(phrase: Sequence[str], words: Sequence[str]) -> bool:
+def contains_words(phrase: Sequence[str], words: Sequence[str]) -> bool:
     size = len(phrase)
     return any(list(words[i : i + size]) == list(phrase) for i in range(len(words) - size + 1))
 
 
-def spellings(word: str, setting: Setting) -> list[list[int]]:
+def spell_variants(word: str, setting: ModelInfo) -> list[list[int]]:
     """The ways in which the model can write a word: all of them, or with byte pairs the usual ones."""
     word = word.strip()
     if isinstance(setting.tokenizer, Words):
@@ -272,7 +278,7 @@ def spellings(word: str, setting: Setting) -> list[list[int]]:
     return setting.tokenizer.encode_batch(sorted(space + case for case in cases for space in ("", " ")))
 
 
-def nearest(word: str, setting: Setting) -> str:
+def nearest_words(word: str, setting: ModelInfo) -> str:
     """A hint at words of like spelling."""
     import difflib
 

@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from difflm.controls.classifier import Classifier, pairs
+from difflm.controls.classifier import Classifier, word_pairs
 from difflm.data.labels import NOTHING
-from difflm.denoiser import Denoiser
-from difflm.processes import at_positions
-from difflm.samplers import Moment, clean_weight
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.processes import expand_levels
+from difflm.diffusion.samplers import StepState, clean_weight
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Fluency:
 
 
 @dataclass(frozen=True)
-class Knobs:
+class GuidanceSettings:
     """`climb`: "sign" moves every component by the same amount, as the code of Li et al. (2022) does (a fresh Adagrad
     at every update is a sign step); "gradient" moves by the step's own variance times the gradient (Dhariwal & Nichol,
     2021). `size` is that amount in units of σ_s, or absolute with `absolute` (the original's), or the gradient's scale.
@@ -49,16 +49,16 @@ class Knobs:
     words: int = 16
 
 
-STANDARD = Knobs()
-TOKENS = Knobs(size=2.0)  # 1 is Bayes' rule; the vectors' 10 makes up for steps that are small
+STANDARD = GuidanceSettings()
+TOKENS = GuidanceSettings(size=2.0)  # 1 is Bayes' rule; the vectors' 10 makes up for steps that are small
 # Li et al. (2022), released code. Of 200 steps the last that is followed by moves ends at 0.05: half a step of room.
-ORIGINAL = Knobs(
+ORIGINAL = GuidanceSettings(
     "sign", 0.1, 3, Fluency(text=0.01, tags=1e-4, tree=5e-4, span=0.1), 0.0475, absolute=True, impose=False
 )
 
 
 @dataclass(frozen=True)
-class Wish:
+class GuidanceTarget:
     """Labels that a tile's texts should bear under one head, each text its own."""
 
     classifier: Classifier
@@ -81,7 +81,7 @@ class Wish:
         if self.kind == "tags":
             return mask.sum(-1)
         if self.kind == "tree":
-            return pairs(mask).sum((-1, -2))
+            return word_pairs(mask).sum((-1, -2))
         if self.kind == "span":
             return (self.labels[..., 0] != NOTHING).sum(-1).clamp(min=1)
         return torch.ones_like(mask[:, 0], dtype=torch.int64)
@@ -89,26 +89,26 @@ class Wish:
 
 @dataclass(frozen=True)
 class Guidance:
-    wishes: Sequence[Wish]
+    wishes: Sequence[GuidanceTarget]
     denoiser: Denoiser
     mask: Tensor
-    knobs: Knobs
+    knobs: GuidanceSettings
 
-    def __call__(self, now: Moment, x: Tensor) -> Tensor:
+    def __call__(self, now: StepState, x: Tensor) -> Tensor:
         knobs, s = self.knobs, now.s
         mean, std = now.process.posterior(now.x, now.belief.clean, now.t, s)
-        before_tail = at_positions(s > knobs.tail, x)
+        before_tail = expand_levels(s > knobs.tail, x)
         for _ in range(knobs.inner):
             slope = self.slope(x, s)
             if knobs.climb == "gradient":
                 move = knobs.size * std**2 * slope
                 if now.eta < 1:  # a step with less noise follows the score less far
-                    move = move * at_positions(clean_weight(now), x)
+                    move = move * expand_levels(clean_weight(now), x)
             else:
                 if knobs.fluency:  # the released code divides by σ where the Gaussian has σ²
-                    slope = slope - at_positions(self.fluency, x) * 2 * (x - mean) / std.clamp(min=1e-6)
+                    slope = slope - expand_levels(self.fluency, x) * 2 * (x - mean) / std.clamp(min=1e-6)
                 size = torch.full_like(s, knobs.size) if knobs.absolute else knobs.size * now.process.sigma(s)
-                move = at_positions(size, x) * slope.sign()
+                move = expand_levels(size, x) * slope.sign()
             x = torch.where(before_tail, x + move, x)
         return x
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from difflm.controls.base import Check, Control, Place, Setting
-from difflm.data.fields import expresses, normalise
+from difflm.annotators.e2e_fields import expresses, normalise
+from difflm.annotators.e2e_wordings import wordings
+from difflm.annotators.tagger import TAGS, Tagger, own_tagger, spacy_tagger
+from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.data.labels import NONE, Kind
-from difflm.data.taggers import TAGS, Tagger, own_tagger, spacy_tagger
 from difflm.data.tokenizers import UNK
-from difflm.data.wordings import wordings
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
-    from difflm.codecs import Embedding
-    from difflm.samplers import Transform
+    from difflm.diffusion.codecs import Embedding
+    from difflm.diffusion.samplers import Transform
 
 POS = "pos"  # the head that tells parts of speech
 VERBATIM = ("name", "near", "food")  # fields whose values people write as they are
@@ -39,12 +39,12 @@ class Label(Control):
     def target(self) -> str:
         return f"{self.head}={self.value}"
 
-    def prepare(self, setting: Setting) -> None:
-        known = known_labels(self.head, setting)
+    def prepare(self, setting: ModelInfo) -> None:
+        known = check_label_known(self.head, setting)
         if self.value not in known:
-            raise UsageError(f"{self.head}: unknown value {self.value!r}. {listed(self.value, known)}")
+            raise UsageError(f"{self.head}: unknown value {self.value!r}. {list_names(self.value, known)}")
 
-    def wanted(self, setting: Setting) -> int:
+    def wanted(self, setting: ModelInfo) -> int:
         return list(setting.labels[self.head]).index(self.value)
 
     def check(self, words: Sequence[str]) -> Check:
@@ -62,12 +62,12 @@ class Field(Label):
         object.__setattr__(self, "label", head)
         object.__setattr__(self, "value", value)
 
-    def verbatim(self, setting: Setting) -> str | None:
+    def verbatim(self, setting: ModelInfo) -> str | None:
         """Where people write the value itself, it must appear; the classifier sees to what is said around it."""
         known = UNK not in setting.tokenizer.encode(self.value)
         return self.value if self.label in VERBATIM and known else None
 
-    def wordings(self, setting: Setting) -> Sequence[str]:
+    def wordings(self, setting: ModelInfo) -> Sequence[str]:
         return [text for text in wordings(self.label, self.value) if UNK not in setting.tokenizer.encode(text)]
 
     def check(self, words: Sequence[str]) -> Check:
@@ -91,32 +91,32 @@ class Tags(Control):
     def target(self) -> str:
         return " ".join(self.tags)
 
-    def prepare(self, setting: Setting) -> None:
+    def prepare(self, setting: ModelInfo) -> None:
         if not self.tags:
             raise UsageError('pos: give tags, such as --pos "PROPN AUX DET NOUN PUNCT".')
         for tag in self.tags:
             if tag not in TAGS:
-                raise UsageError(f"pos: unknown tag {tag!r}. {listed(tag, TAGS)}")
+                raise UsageError(f"pos: unknown tag {tag!r}. {list_names(tag, TAGS)}")
         if not setting.whole_words:
             raise UsageError("pos: this model writes pieces of words; tags need whole words.")
-        if len(self.tags) > setting.room:
-            raise UsageError(f"pos: {len(self.tags)} tags are more words than this model holds ({setting.room}).")
-        known = known_labels(POS, setting)
+        if len(self.tags) > setting.max_words:
+            raise UsageError(f"pos: {len(self.tags)} tags are more words than this model holds ({setting.max_words}).")
+        known = check_label_known(POS, setting)
         if unseen := [tag for tag in self.tags if tag not in known]:
             raise UsageError(f"pos: this model's classifier never saw {unseen[0]}. Known: {', '.join(known)}.")
 
-    def length(self, setting: Setting) -> int:
+    def length(self, setting: ModelInfo) -> int:
         return len(self.tags)
 
-    def rule(self, codec: "Embedding", setting: Setting, place: Place) -> "Transform | None":
-        from difflm.controls.tilt import Tilt
+    def rule(self, codec: "Embedding", setting: ModelInfo, place: Canvas) -> "Transform | None":
+        from difflm.controls.word_prior import WordPrior
 
         counts = setting.word_labels.get(POS)
         if counts is None:
             return None
-        return Tilt(codec, counts, self.wanted(setting), place)
+        return WordPrior(codec, counts, self.wanted(setting), place)
 
-    def wanted(self, setting: Setting) -> list[int]:
+    def wanted(self, setting: ModelInfo) -> list[int]:
         values = list(setting.labels[POS])
         return [values.index(tag) for tag in self.tags]
 
@@ -140,7 +140,7 @@ def checking_tagger() -> Tagger:
         return own_tagger()
 
 
-def known_labels(head: str, setting: Setting) -> list[str]:
+def check_label_known(head: str, setting: ModelInfo) -> list[str]:
     if head not in setting.labels:
         known = ", ".join(setting.labels) or "none"
         raise UsageError(
@@ -149,6 +149,6 @@ def known_labels(head: str, setting: Setting) -> list[str]:
     return [value for value in setting.labels[head] if value != NONE]
 
 
-def listed(wrong: str, known: Sequence[str]) -> str:
+def list_names(wrong: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(wrong, known, n=1) or difflib.get_close_matches(wrong.upper(), known, n=1)
     return (f"Did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(known)}."

@@ -6,15 +6,15 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from difflm.controls.base import Control, Place, Setting
-from difflm.controls.exact import Avoid, Contains, Infill, fits
+from difflm.controls.base import Canvas, Control, ModelInfo
+from difflm.controls.exact import Avoid, Contains, Infill, fits_between
 from difflm.data.tokenizers import SPECIALS, Bpe
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
-    from difflm.codecs import Embedding
-    from difflm.samplers import Transform
+    from difflm.diffusion.codecs import Embedding
+    from difflm.diffusion.samplers import Transform
 
 MOST = 8  # all their orders are weighed at every step, which doubles with each
 
@@ -24,13 +24,13 @@ class Phrases:
     """Those that do not stand in known words, nor in each other; of each the ways to say it, of which one will do."""
 
     asked: tuple[tuple[Contains, ...], ...]
-    setting: Setting
+    setting: ModelInfo
 
     @classmethod
     def of(
         cls,
         controls: Sequence[Control],
-        setting: Setting,
+        setting: ModelInfo,
         known: Sequence[Sequence[str]],
         words: int | None = None,
         worded: bool = False,
@@ -39,20 +39,20 @@ class Phrases:
         every_word = any(c.head and c.length(setting) is not None for c in controls)
         if (every_word or worded) and not known:
             found = cls.said(controls, setting)
-            if len(found.asked) <= MOST and found.needed <= (setting.room if words is None else words):
+            if len(found.asked) <= MOST and found.needed <= (setting.max_words if words is None else words):
                 return found
-        found = cls(tuple((one,) for one in apart(verbatim(controls, setting), known)), setting)
+        found = cls(tuple((one,) for one in tokens_that_lengthen(verbatim_phrases(controls, setting), known)), setting)
         if len(found.asked) > MOST:
             raise UsageError(f"contains: at most {MOST} words or phrases can be asked at once, not {len(found.asked)}.")
         return found
 
     @classmethod
-    def said(cls, controls: Sequence[Control], setting: Setting) -> "Phrases":
+    def said(cls, controls: Sequence[Control], setting: ModelInfo) -> "Phrases":
         """With ways to say what has such."""
         avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
         ways = {c: [Contains(text) for text in c.wordings(setting)] for c in controls}
         ways = {c: [one for one in own if not avoided & {w.lower() for w in one.words}] for c, own in ways.items()}
-        plain = apart(verbatim([c for c in controls if not ways[c]], setting), [])
+        plain = tokens_that_lengthen(verbatim_phrases([c for c in controls if not ways[c]], setting), [])
         more = [own for own in ways.values() if own and not any(w.stands_in(p.words) for w in own for p in plain)]
         return cls((*((one,) for one in plain), *map(tuple, more)), setting)
 
@@ -70,7 +70,7 @@ class Phrases:
         return sum(self.sizes)
 
     def check_length(self, words: int | None) -> None:
-        room = self.setting.room if words is None else words
+        room = self.setting.max_words if words is None else words
         if self.needed > room:
             what = "this model holds" if words is None else "the length is"
             raise UsageError(f"contains: {self.needed} words must appear; {what} {room}.")
@@ -78,7 +78,7 @@ class Phrases:
     def check_kept(self, kept: Sequence[bool]) -> None:
         """`kept` places of an edited text are not theirs."""
         runs = [len(list(run)) for taken, run in groupby(kept) if not taken]
-        if not fits(self.sizes, runs):
+        if not fits_between(self.sizes, runs):
             raise UsageError(f"contains: {self.named} cannot stand between the words that are kept.")
 
     def more(self, infill: Infill, words: int | None) -> int:
@@ -90,10 +90,10 @@ class Phrases:
             if fitting:
                 gaps[fitting[0]] -= size
                 left.remove(size)
-        if None not in infill.gaps and not fits(self.sizes, [gap for gap in infill.gaps if gap is not None]):
+        if None not in infill.gaps and not fits_between(self.sizes, [gap for gap in infill.gaps if gap is not None]):
             raise UsageError(f"contains: {self.named} cannot stand in the gaps of {infill.template!r}.")
         more = max(0, sum(left) - 1) if None in infill.gaps else 0
-        least, room = infill.least(self.setting) + more, self.setting.room if words is None else words
+        least, room = infill.min_length(self.setting) + more, self.setting.max_words if words is None else words
         if least > room:
             raise UsageError(
                 f"contains: with {self.named} the infilled text has {least} words; there is room for {room}."
@@ -104,15 +104,15 @@ class Phrases:
     def named(self) -> str:
         return " and ".join(repr(ways[0].phrase) for ways in self.asked)
 
-    def rule(self, codec: "Embedding", place: Place, open_ended: bool) -> "list[Transform]":
+    def rule(self, codec: "Embedding", place: Canvas, open_ended: bool) -> "list[Transform]":
         if not self.asked:
             return []
-        from difflm.controls.rules import Together
+        from difflm.controls.rules import PlacePhrases
 
         free = place.mask & ~place.settled
         free[:, : place.first] = False
-        free[:, place.first + self.setting.room :] = False
-        return [Together(codec, self.ids, free, self.glued, open_ended)]
+        free[:, place.first + self.setting.max_words :] = False
+        return [PlacePhrases(codec, self.ids, free, self.glued, open_ended)]
 
     @cached_property
     def glued(self) -> tuple[tuple[int, ...], ...]:
@@ -130,11 +130,11 @@ class Phrases:
         )
 
 
-def verbatim(controls: Sequence[Control], setting: Setting) -> list[Contains]:
+def verbatim_phrases(controls: Sequence[Control], setting: ModelInfo) -> list[Contains]:
     return [Contains(text) for c in controls if (text := c.verbatim(setting)) is not None]
 
 
-def apart(asked: Sequence[Contains], known: Sequence[Sequence[str]]) -> list[Contains]:
+def tokens_that_lengthen(asked: Sequence[Contains], known: Sequence[Sequence[str]]) -> list[Contains]:
     """Those that stand neither in known words nor in longer ones of them."""
     found: list[Contains] = []
     for control in sorted(asked, key=lambda c: -len(c.words)):

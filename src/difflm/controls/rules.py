@@ -7,24 +7,24 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from difflm.belief import Belief
-from difflm.codecs import Embedding
-from difflm.controls.base import Place
+from difflm.controls.base import Canvas
 from difflm.data.tokenizers import END, PAD, START
-from difflm.samplers import put, with_logits
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.codecs import Embedding
+from difflm.diffusion.samplers import impose_tokens, replace_logits
 
 
-def ruled_out(belief: Belief, logits: Tensor, codec: Embedding) -> Belief:
+def rule_out(belief: Belief, logits: Tensor, codec: Embedding) -> Belief:
     """The belief under logits of which some were made impossible. Where its clean state is not their mean (a model of
     states, or a belief that was clamped), a state whose nearest word is impossible becomes the likeliest other one."""
     if belief.tokenwise and belief.words is None:
-        return with_logits(belief, logits, codec)
+        return replace_logits(belief, logits, codec)
     nearest = codec.nearest(belief.clean) if belief.words is None else belief.words
     impossible = torch.isinf(logits.gather(-1, nearest.unsqueeze(-1))).squeeze(-1)
-    return put(replace(belief, logits=logits), codec, impossible, logits.argmax(-1))
+    return impose_tokens(replace(belief, logits=logits), codec, impossible, logits.argmax(-1))
 
 
-def without(logits: Tensor, here: Tensor, ids: Sequence[int]) -> Tensor:
+def ban_at(logits: Tensor, here: Tensor, ids: Sequence[int]) -> Tensor:
     """Logits in which these few words are impossible at the positions `here` [B, L]."""
     logits = logits.clone()
     for token in ids:
@@ -33,7 +33,7 @@ def without(logits: Tensor, here: Tensor, ids: Sequence[int]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Together:
+class PlacePhrases:
     """Phrases stand where the belief finds them likeliest, all of them together, against what would stand there
     instead; they may move while the text forms, and of several ways to say one the likeliest is taken. They keep off
     each other and off places that are not `free`."""
@@ -63,14 +63,14 @@ class Together:
 
     @cached_property
     def lengthening(self) -> list[Tensor]:
-        return [self.codec.marked(ids) for ids in self.glued]
+        return [self.codec.token_mask(ids) for ids in self.glued]
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         chances = belief.logits.log_softmax(-1)
         loss = chances - chances.amax(-1, keepdim=True)
-        gains = [gain(loss, ways, starts) for _, ways, starts in self.sized]
+        gains = [phrase_gain(loss, ways, starts) for _, ways, starts in self.sized]
         sizes, owners = [ways.shape[1] for _, ways, _ in self.sized], [n for n, _, _ in self.sized]
-        begins = likeliest([best for best, _ in gains], sizes, owners)
+        begins = best_starts([best for best, _ in gains], sizes, owners)
         places = torch.arange(self.free.shape[1], device=self.free.device)
         ids, here = torch.zeros_like(self.free, dtype=torch.long), torch.zeros_like(self.free)
         logits = belief.logits
@@ -81,16 +81,16 @@ class Together:
                 ids, here = torch.where(at, way[:, k : k + 1], ids), here | at
             end = (begin + ways.shape[1]).unsqueeze(1)
             if self.open_ended:
-                logits = without(logits, places < end, [END])
+                logits = ban_at(logits, places < end, [END])
             if self.glued:
                 after = (places == end).unsqueeze(-1) & self.lengthening[n]
                 logits = logits.masked_fill(after, float("-inf"))
         if logits is not belief.logits:
-            belief = ruled_out(belief, logits, self.codec)
-        return put(belief, self.codec, here, ids)
+            belief = rule_out(belief, logits, self.codec)
+        return impose_tokens(belief, self.codec, here, ids)
 
 
-def gain(loss: Tensor, ways: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+def phrase_gain(loss: Tensor, ways: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     """log p of the likeliest of some ways [ways, size] at each start, less that of the likeliest words there, and which
     of them it is, [B, W]; `loss` [B, W, V] is that of single words."""
     total = torch.zeros_like(loss[..., : len(ways)])
@@ -100,7 +100,7 @@ def gain(loss: Tensor, ways: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     return best.clamp(min=-1e4).masked_fill(~starts, float("-inf")), which
 
 
-def likeliest(gains: Sequence[Tensor], sizes: Sequence[int], owners: Sequence[int]) -> list[Tensor]:
+def best_starts(gains: Sequence[Tensor], sizes: Sequence[int], owners: Sequence[int]) -> list[Tensor]:
     """Starts [B] of all phrases, side by side in any order, whose gains [B, W] have the largest sum. Of the options of
     one owner one is taken; the others lie before the text.
 
@@ -126,19 +126,21 @@ def likeliest(gains: Sequence[Tensor], sizes: Sequence[int], owners: Sequence[in
     starts = torch.full((len(gains), batch), -width, dtype=torch.long, device=rows.device)
     for _ in set(owners):
         last = all_lasts[left, rows, limit]
-        taken, bit = (torch.stack([(last == n) * v for n, v in enumerate(of)]).sum(0) for of in (sizes, bits(owners)))
+        taken, bit = (
+            torch.stack([(last == n) * v for n, v in enumerate(of)]).sum(0) for of in (sizes, owner_bits(owners))
+        )
         limit = all_ends[left, rows, limit] - taken  # no copy from the host
         starts[last, rows] = limit
         left = left ^ bit
     return list(starts)
 
 
-def bits(owners: Sequence[int]) -> list[int]:
+def owner_bits(owners: Sequence[int]) -> list[int]:
     return [1 << owner for owner in owners]
 
 
 @dataclass(frozen=True)
-class Never:
+class BanSequences:
     """Token sequences that no text may hold; a single token is ruled out everywhere, of a longer sequence the last
     token where the belief would complete it."""
 
@@ -147,29 +149,29 @@ class Never:
 
     @cached_property
     def singles(self) -> Tensor:
-        return self.codec.marked([ids[0] for ids in self.sequences if len(ids) == 1])
+        return self.codec.token_mask([ids[0] for ids in self.sequences if len(ids) == 1])
 
     @property
     def several(self) -> list[tuple[int, ...]]:
         return [ids for ids in self.sequences if len(ids) > 1]
 
     @property
-    def looks(self) -> bool:
+    def syncs_with_device(self) -> bool:
         """How often another token must be found, the device alone knows."""
         return bool(self.several)
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         logits = belief.logits.masked_fill(self.singles, float("-inf"))
         while self.several:  # another token in its place may complete another sequence
-            found = [(ids, completed(logits.argmax(-1), ids)) for ids in self.several]
+            found = [(ids, find_completed(logits.argmax(-1), ids)) for ids in self.several]
             if not any(bool(here.any()) for _, here in found):
                 break
             for ids, here in found:
-                logits = without(logits, here, ids[-1:])
-        return ruled_out(belief, logits, self.codec)
+                logits = ban_at(logits, here, ids[-1:])
+        return rule_out(belief, logits, self.codec)
 
 
-def completed(tokens: Tensor, ids: Sequence[int]) -> Tensor:
+def find_completed(tokens: Tensor, ids: Sequence[int]) -> Tensor:
     """Places at which a sequence ends, [B, L]."""
     here = tokens == ids[-1]
     for back, token in enumerate(reversed(ids[:-1]), start=1):
@@ -180,12 +182,12 @@ def completed(tokens: Tensor, ids: Sequence[int]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Inside:
+class ForbidSpecials:
     """A text whose length is settled: none of its places may end it or be empty, nor be a newline at either end (where
     its print would lose it) or before a known word."""
 
     codec: Embedding
-    place: Place
+    place: Canvas
     newline: int | None
 
     @cached_property
@@ -200,20 +202,20 @@ class Inside:
         return self.free & (before | after)
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        logits = without(belief.logits, self.free, (START, END, PAD))
+        logits = ban_at(belief.logits, self.free, (START, END, PAD))
         if self.newline is not None:
-            logits = without(logits, self.edges, [self.newline])
-        return ruled_out(belief, logits, self.codec)
+            logits = ban_at(logits, self.edges, [self.newline])
+        return rule_out(belief, logits, self.codec)
 
 
 @dataclass(frozen=True)
-class Apart:
+class SeparateGaps:
     """Some gaps may not begin with a piece that would lengthen the word before them."""
 
     codec: Embedding
     glued: tuple[int, ...]
     gaps: tuple[bool, ...]  # which of them
-    place: Place
+    place: Canvas
 
     @cached_property
     def banned(self) -> Tensor:
@@ -225,7 +227,7 @@ class Apart:
 
     @cached_property
     def impossible(self) -> Tensor:
-        return self.banned.unsqueeze(-1) & self.codec.marked(self.glued)
+        return self.banned.unsqueeze(-1) & self.codec.token_mask(self.glued)
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        return ruled_out(belief, belief.logits.masked_fill(self.impossible, float("-inf")), self.codec)
+        return rule_out(belief, belief.logits.masked_fill(self.impossible, float("-inf")), self.codec)

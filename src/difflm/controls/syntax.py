@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from difflm.controls.base import Check, Control, Place, Setting
-from difflm.controls.learned import known_labels, listed
-from difflm.data import trees
+from difflm.annotators import trees
+from difflm.annotators.trees import CHAIN, agreement, parse_tree, phrases, shapes
+from difflm.controls.base import Canvas, Check, Control, ModelInfo
+from difflm.controls.learned import check_label_known, list_names
 from difflm.data.labels import Kind
-from difflm.data.trees import CHAIN, agreement, parse_tree, phrases, shapes
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
-    from difflm.codecs import Embedding
-    from difflm.samplers import Transform
+    from difflm.diffusion.codecs import Embedding
+    from difflm.diffusion.samplers import Transform
 
 PHRASES, SHAPE = "tree", "shape"  # the heads that tell phrases, and how each word stands in its own
 
@@ -40,35 +40,37 @@ class Tree(Control):
     def tree(self) -> trees.Tree:
         return parse_tree(self.brackets)
 
-    def prepare(self, setting: Setting) -> None:
+    def prepare(self, setting: ModelInfo) -> None:
         words = self.tree.words()
         if given := [word for word in words if word != trees.ANY]:
             raise UsageError(f"tree: write * for every word, not {given[0]!r}; --contains asks for words.")
         check_room(len(words), setting, self.name)
-        known = known_labels(PHRASES, setting)
+        known = check_label_known(PHRASES, setting)
         for span in phrases(self.tree):
             if span.label not in known:
-                raise UsageError(f"tree: this model's classifier never saw {span.label}. {listed(span.label, known)}")
+                raise UsageError(
+                    f"tree: this model's classifier never saw {span.label}. {list_names(span.label, known)}"
+                )
 
-    def length(self, setting: Setting) -> int:
+    def length(self, setting: ModelInfo) -> int:
         return len(self.tree.words())
 
-    def rule(self, codec: "Embedding", setting: Setting, place: Place) -> "Transform | None":
+    def rule(self, codec: "Embedding", setting: ModelInfo, place: Canvas) -> "Transform | None":
         """Words that like to stand where the tree has their place are likelier there."""
-        from difflm.controls.tilt import Tilt
+        from difflm.controls.word_prior import WordPrior
 
         counts, values = setting.word_labels.get(SHAPE), list(setting.labels.get(SHAPE, ()))
         wanted = shapes(self.tree)
         if counts is None or any(shape not in values for shape in wanted):
             return None
-        return Tilt(codec, counts, [values.index(shape) for shape in wanted], place)
+        return WordPrior(codec, counts, [values.index(shape) for shape in wanted], place)
 
-    def wanted(self, setting: Setting) -> list[list[int]]:
+    def wanted(self, setting: ModelInfo) -> list[list[int]]:
         values = list(setting.labels[PHRASES])
         return [[first, last, values.index(label)] for first, last, label in phrases(self.tree)]
 
     def check(self, words: Sequence[str]) -> Check:
-        found, checker = parsed(words)
+        found, checker = parse_bracketed(words)
         counts = agreement(self.tree, found) if found else None
         return Check(bool(counts and counts.exact), counts.f1 if counts else 0.0, checker)
 
@@ -98,50 +100,52 @@ class Span(Control):
     def target(self) -> str:
         return f"{self.first},{self.last},{self.label}"
 
-    def prepare(self, setting: Setting) -> None:
+    def prepare(self, setting: ModelInfo) -> None:
         if not 0 <= self.first <= self.last:
             raise UsageError(f"span {self.target}: places count from 0, and the first does not come after the last.")
         check_room(self.last + 1, setting, self.name)
-        known = known_labels(PHRASES, setting)
+        known = check_label_known(PHRASES, setting)
         if not self.alternatives(setting):
-            raise UsageError(f"span: this model's classifier never saw {self.label}. {listed(self.label, known)}")
+            raise UsageError(f"span: this model's classifier never saw {self.label}. {list_names(self.label, known)}")
 
-    def least(self, setting: Setting) -> int:
+    def min_length(self, setting: ModelInfo) -> int:
         return self.last + 1
 
-    def alternatives(self, setting: Setting) -> list[int]:
+    def alternatives(self, setting: ModelInfo) -> list[int]:
         """Labels of which any will do: the one that is asked, and chains that hold it."""
-        return [i for i, label in enumerate(setting.labels[PHRASES]) if bears(label, self.label)]
+        return [i for i, label in enumerate(setting.labels[PHRASES]) if span_has_label(label, self.label)]
 
-    def wanted(self, setting: Setting) -> list[list[int]]:
+    def wanted(self, setting: ModelInfo) -> list[list[int]]:
         return [[self.first, self.last, *self.alternatives(setting)]]
 
     def check(self, words: Sequence[str]) -> Check:
-        tree, checker = parsed(words)
-        there = tree is not None and stands(tree, self)
+        tree, checker = parse_bracketed(words)
+        there = tree is not None and span_in_tree(tree, self)
         return Check(there, float(there), checker)
 
 
-def bears(label: str, wanted: str) -> bool:
+def span_has_label(label: str, wanted: str) -> bool:
     """Whether a chain of labels has a link of that name, or is it."""
     return label == wanted or wanted in label.split(CHAIN)
 
 
-def stands(tree: trees.Tree, asked: Span) -> bool:
+def span_in_tree(tree: trees.Tree, asked: Span) -> bool:
     """Whether the phrase that is asked for is one of the tree's."""
-    return any((s.first, s.last) == (asked.first, asked.last) and bears(s.label, asked.label) for s in phrases(tree))
+    return any(
+        (s.first, s.last) == (asked.first, asked.last) and span_has_label(s.label, asked.label) for s in phrases(tree)
+    )
 
 
-def check_room(words: int, setting: Setting, name: str) -> None:
+def check_room(words: int, setting: ModelInfo, name: str) -> None:
     if not setting.whole_words:
         raise UsageError(f"{name}: this model writes pieces of words; phrases need whole words.")
-    if words > setting.room:
-        raise UsageError(f"{name}: it needs {words} words; this model holds {setting.room}.")
+    if words > setting.max_words:
+        raise UsageError(f"{name}: it needs {words} words; this model holds {setting.max_words}.")
 
 
-def parsed(words: Sequence[str]) -> tuple[trees.Tree | None, str]:
+def parse_bracketed(words: Sequence[str]) -> tuple[trees.Tree | None, str]:
     """The tree of a text by the bundled parser, which had no part in guiding; None: there are no words."""
-    from difflm.parsing import own_parser, parse_texts
+    from difflm.annotators.parser import own_parser, parse_texts
 
     parser = own_parser()
     return parse_texts(parser, [list(words)])[0] if words else None, parser.name

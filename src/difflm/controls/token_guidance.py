@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from difflm.belief import Belief
-from difflm.controls.guidance import Guidance, Wish
-from difflm.processes.tokens import TokenProcess, indicator
-from difflm.samplers import with_logits
+from difflm.controls.guidance import Guidance, GuidanceTarget
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.processes.discrete import DiscreteProcess, one_hot_states
+from difflm.diffusion.samplers import replace_logits
 
 
 @dataclass(frozen=True)
-class Tilted:
+class GuidedBelief:
     """A transform: where vectors are moved after a step, the belief in words is tilted before it. The weight of the
     classifiers is the knobs' size; "enumerate" asks about each of the `words` likeliest words of a place by itself."""
 
@@ -24,25 +24,25 @@ class Tilted:
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         process: object = self.guidance.denoiser.process
-        assert isinstance(process, TokenProcess)
+        assert isinstance(process, DiscreteProcess)
         knobs = self.guidance.knobs
         if not knobs.size:  # an impossible word is −∞ times nothing
             return belief
         open_ = self.guidance.mask & ((x == process.mask_id) | (not process.settles))
         gain = self.enumerated(belief, x, t, open_) if knobs.climb == "enumerate" else self.sloped(x, t, process)
         gain = torch.where(open_.unsqueeze(-1), gain, 0.0)
-        return with_logits(belief, belief.logits + knobs.size * gain, self.guidance.denoiser.codec)
+        return replace_logits(belief, belief.logits + knobs.size * gain, self.guidance.denoiser.codec)
 
-    def sloped(self, x: Tensor, t: Tensor, process: TokenProcess) -> Tensor:
+    def sloped(self, x: Tensor, t: Tensor, process: DiscreteProcess) -> Tensor:
         """log p(c | x_t with w at a place) − log p(c | x_t) to first order in the one-hot vectors, [B, L, words]."""
-        one_hot = indicator(x, process.states, torch.float32)
+        one_hot = one_hot_states(x, process.states, torch.float32)
         slope = self.guidance.slope(one_hot, t)
         return (slope - slope.gather(-1, x.unsqueeze(-1)))[..., : process.words]
 
     def enumerated(self, belief: Belief, x: Tensor, t: Tensor, open_: Tensor) -> Tensor:
         """The same without the approximation, for the likeliest words; others are taken to change nothing."""
         count = min(self.guidance.knobs.words, belief.logits.shape[-1])
-        asked = replace(self.guidance, wishes=repeated(self.guidance.wishes, count))
+        asked = replace(self.guidance, wishes=repeat_rows(self.guidance.wishes, count))
         asked = replace(asked, mask=self.guidance.mask.repeat_interleave(count, 0))
         before, gain = self.guidance.nats(x, t), torch.zeros_like(belief.logits)
         for place in open_.any(0).nonzero().flatten().tolist():
@@ -54,5 +54,5 @@ class Tilted:
         return gain
 
 
-def repeated(wishes: Sequence[Wish], count: int) -> list[Wish]:
+def repeat_rows(wishes: Sequence[GuidanceTarget], count: int) -> list[GuidanceTarget]:
     return [replace(wish, labels=wish.labels.repeat_interleave(count, 0)) for wish in wishes]

@@ -54,7 +54,7 @@ def fold(seed: int, number: int) -> int:
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's step (Steele et al., 2014): each bit in changes about half of the bits out.
 
-    `difflm.noise` has it for torch; what reads data does not wait for torch to load."""
+    `difflm.diffusion.noise` has it for torch; what reads data does not wait for torch to load."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from difflm.data.texts import read_lines
 from difflm.data.words import split_words
 from difflm.errors import DifflmError, UsageError
-from difflm.files import replacing, write_atomic
+from difflm.runtime.files import replace_atomically, write_atomic
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def convert_text8(folder: Path) -> list[Path]:
     path = folder / "text8.txt"
     if not path.exists():
         data = (folder / "text8").read_bytes().strip()
-        with replacing(path) as temporary, temporary.open("wb") as file:
+        with replace_atomically(path) as temporary, temporary.open("wb") as file:
             file.writelines(line + b"\n" for line in cut_lines(data, LINE))
     return [path]
 

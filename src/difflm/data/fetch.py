@@ -22,7 +22,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from difflm.data.catalogue import Corpus, Download, Kept
 from difflm.errors import DifflmError, UsageError
-from difflm.files import explain, replacing, write_atomic
+from difflm.runtime.files import explain_os_error, replace_atomically, write_atomic
 
 try:
     import fcntl
@@ -87,7 +87,7 @@ def _unpack(archive: Path, kept: Kept, target: Path) -> None:
                 raise Damaged(f"{archive.name} holds no {kept.inside}. It holds: {', '.join(packed.namelist()[:8])}.")
             if kept.size not in (None, packed.getinfo(names[0]).file_size):
                 raise Damaged(f"{names[0]} in {archive.name} is not {kept.size:,} bytes long: refused.")
-            with replacing(target) as temporary:
+            with replace_atomically(target) as temporary:
                 with packed.open(names[0]) as source, temporary.open("wb") as file:
                     shutil.copyfileobj(source, file)
                 _check(temporary, target, kept.size, kept.sha256)
@@ -163,7 +163,7 @@ class Part:
                 raise DifflmError(f"{self.target} is a directory. Choose another place with --out.")
             self._file = self.path.open("ab", buffering=0)
         except OSError as error:
-            raise explain(error, self.target) from None
+            raise explain_os_error(error, self.target) from None
         try:
             self._claim()
         except BaseException:
@@ -222,7 +222,7 @@ class Part:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            raise explain(error, self.target) from None
+            raise explain_os_error(error, self.target) from None
 
     def finish(self) -> None:
         try:
@@ -231,7 +231,7 @@ class Part:
             self.path.replace(self.target)
             self.about.unlink(missing_ok=True)
         except OSError as error:
-            raise explain(error, self.target) from None
+            raise explain_os_error(error, self.target) from None
 
 
 def _receive(url: str, part: Part, size: int | None, sha256: str | None, timeout: float, tell: Tell) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from difflm.data.texts import MOST_TOKENS
 from difflm.data.tokenizers import PAD, Tokenizer
 from difflm.errors import DifflmError
-from difflm.files import explain, read_json
+from difflm.runtime.files import explain_os_error, read_json
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
@@ -68,7 +68,7 @@ class TokenFile:
             directory.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
         except OSError as error:
-            raise explain(error, directory) from None
+            raise explain_os_error(error, directory) from None
         try:
             fresh = temporary / "new"
             fresh.mkdir()
@@ -80,7 +80,7 @@ class TokenFile:
                 directory.rename(temporary / "old")
             fresh.rename(directory)
         except OSError as error:
-            raise explain(error, directory) from None
+            raise explain_os_error(error, directory) from None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return cls.open(directory)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError
-from difflm.files import read_json, write_atomic
+from difflm.runtime.files import read_json, write_atomic
 
 if TYPE_CHECKING:
     import tokenizers

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.errors import UsageError
-from difflm.networks.pretrained import explained, read_encoder, transformers
+from difflm.networks.hf_encoder import explained, read_encoder, transformers
 
-TOGETHER = 256  # texts that are encoded at once
+SINGLE_BATCH_POSITIONS = 256  # texts that are encoded at once
 
 
 class BertScore:
@@ -43,9 +43,9 @@ class BertScore:
     def states(self, texts: Sequence[str]) -> list[Tensor]:
         """Unit vectors of the pieces of each text, [N, H], the marks of beginning, end and filling left out."""
         found: list[Tensor] = []
-        for start in range(0, len(texts), TOGETHER):
+        for start in range(0, len(texts), SINGLE_BATCH_POSITIONS):
             some = self.pieces(
-                list(texts[start : start + TOGETHER]),
+                list(texts[start : start + SINGLE_BATCH_POSITIONS]),
                 padding=True,
                 truncation=True,
                 return_special_tokens_mask=True,

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from difflm.asking import Request
+from difflm.annotators.e2e_fields import verbatim
 from difflm.controls import Control, Field, Infill, Length, Span, Tree
-from difflm.controls.brief import checked
-from difflm.controls.guidance import ORIGINAL, Knobs
+from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.learned import POS
+from difflm.controls.plan import check_text
 from difflm.data.e2e import E2EPair
-from difflm.data.fields import verbatim
+from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines
 from difflm.data.words import split_words
 from difflm.errors import UsageError
@@ -32,11 +32,11 @@ from difflm.evaluation.control_records import FIGURES, SENTENCES, ControlReport,
 from difflm.evaluation.language import OnProgress, described, device_name, model_name, ratio, score
 from difflm.evaluation.opinions import Checkers
 from difflm.evaluation.targets import Target
-from difflm.files import write_atomic
-from difflm.pipeline import TextDiffusion
-from difflm.refusals import check_request
-from difflm.textmetrics import distinct_n, self_bleu
-from difflm.work import Generation, Work
+from difflm.generation.jobs import Generation, GenerationJob
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.requests import Request
+from difflm.generation.validation import check_request
+from difflm.runtime.files import write_atomic
 
 ALIKE = 5  # samples of a target whose self-BLEU is told: people wrote about eight sentences for a meaning
 Z95 = 1.959964
@@ -50,7 +50,7 @@ class Protocol:
     each: int = 5  # samples a target
     seed: int = 0
     candidates: int = 1
-    knobs: Knobs | None = None  # as the model would
+    knobs: GuidanceSettings | None = None  # as the model would
     settings: Mapping[str, Any] | None = None  # of `Sampling`
 
     def check(self) -> None:
@@ -61,7 +61,7 @@ class Protocol:
         if self.knobs and not 0 <= self.knobs.size <= 1000:
             raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.knobs.size}.")
 
-    def work(self, lm: TextDiffusion, target: Target, number: int) -> Work:
+    def work(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
         """The samples of one target, with noise of their own."""
         controls = target.asked.controls()
         return lm.work(
@@ -213,7 +213,7 @@ def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Ma
 
 
 def seen(text: Generation, controls: Sequence[Control]) -> Generation:
-    return replace(text, controls=checked(controls, text.text))
+    return replace(text, controls=check_text(controls, text.text))
 
 
 def fingerprint(targets: Sequence[Target]) -> str:
@@ -329,7 +329,7 @@ def judged(row: ControlRow, groups: Sequence[Sequence[str]], judge: TextDiffusio
     if judge is None:
         return
     rows = [judge.tokenizer.encode_batch(list(texts)) for texts in groups]
-    kept = [[ids for ids in ids_of if 0 < len(ids) <= judge.model.room] for ids_of in rows]
+    kept = [[ids for ids in ids_of if 0 < len(ids) <= judge.model.max_words] for ids_of in rows]
     kept = [ids_of for ids_of in kept if ids_of]
     row.texts["judge_nats_per_token"] = sum(map(len, kept))
     if not kept:

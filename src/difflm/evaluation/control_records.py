@@ -4,7 +4,7 @@ For every control there are two rows: the model's texts, and the real sentences 
 Successes are means over a target's samples, then over targets. All are counted on the printed text.
 
 length_exact, length_within_2   so many words as asked; at most two more or fewer (the measure of Li et al., 2022).
-field_rule, field_verbatim      the text says that the field has the value, by the rules of `difflm.data.fields`; the
+field_rule, field_verbatim      the text says that the field has the value, by the rules of `difflm.annotators.e2e_fields`; the
                                 value's words stand in it (Li et al., 2022).
 tags_equal, tags_whole          share of places with the tag that is asked (of the longer of both where their numbers
                                 differ); share of texts whose tags are all equal.

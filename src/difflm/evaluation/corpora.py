@@ -11,7 +11,7 @@ from difflm.data.batches import Permutation, held_out
 from difflm.data.corpora import NAMES, corpus
 from difflm.data.tokenfile import is_new
 from difflm.errors import DifflmError, UsageError
-from difflm.pipeline import TextDiffusion
+from difflm.generation.pipeline import TextDiffusion
 
 MOST_TEXTS = 5000  # of a split that are held in memory; a file's held-out texts are no more than that
 
@@ -71,4 +71,4 @@ def _first_of_each(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[tuple[in
 def _that_fit(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[str]:
     while some := list(islice(texts, 1024)):
         rows = lm.tokenizer.encode_batch(some)
-        yield from (text for text, ids in zip(some, rows, strict=True) if 0 < len(ids) <= lm.model.room)
+        yield from (text for text, ids in zip(some, rows, strict=True) if 0 < len(ids) <= lm.model.max_words)

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difflm.data.stories import Gap, asked
+from difflm.data.text_metrics import bleu_counts, cider, copied_share, corpus_bleu, rouge_l
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.infill_records import PEOPLE, InfillReport, InfillRow
 from difflm.evaluation.infill_writers import Asked, Lengths, Set, Words, Written, writer_for
 from difflm.evaluation.language import OnProgress, device_name
-from difflm.pipeline import TextDiffusion
-from difflm.textmetrics import bleu_counts, cider, copied_share, corpus_bleu, rouge_l
+from difflm.generation.pipeline import TextDiffusion
 
 __all__ = ["Asked", "Lengths", "Set", "evaluate_infill"]
 
@@ -66,7 +66,7 @@ def that_fit(gaps: Set, models: Iterable[TextDiffusion]) -> Set:
     fits = np.ones(len(gaps.gaps), bool)
     for lm in models:  # counted with the two marks of a rearranged text, for all alike
         rows = lm.tokenizer.encode_batch([asked(gap.left, gap.right) for gap in gaps.gaps])
-        fits &= np.array([len(row) + LEAST_ROOM <= lm.model.room for row in rows])
+        fits &= np.array([len(row) + LEAST_ROOM <= lm.model.max_words for row in rows])
     return replace(gaps, gaps=[gap for gap, fit in zip(gaps.gaps, fits, strict=True) if fit])
 
 
@@ -75,7 +75,7 @@ def lowered(text: str | Words) -> Words:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnLength:
     """A figure and its value in every bootstrap draw of gaps."""
 
     value: float
@@ -85,8 +85,8 @@ class Drawn:
         low, high = np.quantile(self.draws, [0.025, 0.975]).tolist()
         return low, high
 
-    def minus(self, other: "Drawn") -> "Drawn":
-        return Drawn(self.value - other.value, self.draws - other.draws)
+    def minus(self, other: "DrawnLength") -> "DrawnLength":
+        return DrawnLength(self.value - other.value, self.draws - other.draws)
 
 
 class Measure:
@@ -101,14 +101,16 @@ class Measure:
         chance = np.random.default_rng(seed)
         self.weights = chance.multinomial(count, np.full(count, 1 / count), size=BOOTSTRAPS).astype(np.float64)
 
-    def drawn(self, middles: Sequence[Words], references: Sequence[Sequence[Words]] | None = None) -> dict[str, Drawn]:
+    def drawn(
+        self, middles: Sequence[Words], references: Sequence[Sequence[Words]] | None = None
+    ) -> dict[str, DrawnLength]:
         """Every figure of overlap."""
         own = [lowered(middle) for middle in middles]
         references = self.references if references is None else references
         counts = np.array([bleu_counts(*pair) for pair in zip(own, references, strict=True)], dtype=np.float64)
         weights = self.weights if len(own) == self.weights.shape[1] else np.ones((1, len(own)))
         bleu = np.array([100 * corpus_bleu(row) for row in (weights @ counts).tolist()])
-        found = {"bleu_4": Drawn(100 * corpus_bleu(counts.sum(0).tolist()), bleu)}
+        found = {"bleu_4": DrawnLength(100 * corpus_bleu(counts.sum(0).tolist()), bleu)}
         each = {
             "rouge_l": [100 * rouge_l(*pair) for pair in zip(own, references, strict=True)],
             "cider": [100 * value for value in cider(own, references)] if len(own) > 1 else [math.nan],
@@ -117,10 +119,10 @@ class Measure:
             texts, others = [join_words(one) for one in own], [[join_words(one) for one in many] for many in references]
             each["bert_score"] = [100 * value for value in self.similarity(texts, others)]
         for figure, values in each.items():
-            found[figure] = Drawn(float(np.mean(values)), weights @ np.array(values) / len(own))
+            found[figure] = DrawnLength(float(np.mean(values)), weights @ np.array(values) / len(own))
         return found
 
-    def row(self, name: str, lm: TextDiffusion, way: Written, best: Mapping[str, Drawn]) -> InfillRow:
+    def row(self, name: str, lm: TextDiffusion, way: Written, best: Mapping[str, DrawnLength]) -> InfillRow:
         drawn = self.drawn(way.middles)
         for figure in ("bleu_4", "rouge_l"):
             drawn[f"{figure}_ahead"] = best[figure].minus(drawn[figure])
@@ -137,11 +139,11 @@ class Measure:
         if not several:
             return []
         firsts, others = [many[0] for many in several], [many[1:] for many in several]
-        drawn = {figure: Drawn(d.value, np.zeros(0)) for figure, d in self.drawn(firsts, others).items()}
+        drawn = {figure: DrawnLength(d.value, np.zeros(0)) for figure, d in self.drawn(firsts, others).items()}
         return [self.bare_row(PEOPLE, "one reference against the others", firsts, drawn, {"method": "people"})]
 
     def bare_row(
-        self, name: str, how: str, middles: Sequence[Words], drawn: Mapping[str, Drawn], about: dict[str, Any]
+        self, name: str, how: str, middles: Sequence[Words], drawn: Mapping[str, DrawnLength], about: dict[str, Any]
     ) -> InfillRow:
         figures: dict[str, float | None] = {k: None if math.isnan(d.value) else d.value for k, d in drawn.items()}
         figures["words"] = sum(map(len, middles)) / len(middles)

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from difflm.controls import Infill
 from difflm.data.corpora import REARRANGED
 from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, sentences
+from difflm.data.text_metrics import most_central
 from difflm.data.words import join_words, split_words
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers import FREE, Steering
 from difflm.errors import UsageError
 from difflm.evaluation.language import Counted, OnProgress, described, score
-from difflm.model import Sampling
-from difflm.noise import Noise
-from difflm.pipeline import TextDiffusion
-from difflm.refusals import check_request
-from difflm.samplers import FREE, Steering
-from difflm.textmetrics import most_central
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.validation import check_request
+from difflm.models.base import Sampling
 
 GOLDEN_RATIO = 0.6180339887498949
 NEAR = 500  # training gaps with about the same sentences around them, whose lengths a gap may have
@@ -185,7 +185,7 @@ class BothSides(Writer):
     def requests(self, gap: Gap) -> Iterator[tuple[int, Infill]]:
         """A seed and what is asked for, for each candidate."""
         key = zlib.crc32(f"{self.asked.seed} {gap.left} {gap.right}".encode())
-        room = self.lm.model.room - len(split_words(gap.left)) - len(split_words(gap.right))
+        room = self.lm.model.max_words - len(split_words(gap.left)) - len(split_words(gap.right))
         for k, words in enumerate(self.set.lengths.spread(gap, self.asked.mbr, key / 2**32, room)):
             yield (key + k) % 2**31, Infill(f"{gap.left} ___:{words} {gap.right}")
 

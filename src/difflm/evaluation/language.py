@@ -17,14 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from difflm.data.tokenizers import UNK, Tokenizer, split_words
-from difflm.errors import DifflmError, UsageError
-from difflm.evaluation.corpora import MOST_TEXTS, Corpus, corpus_for
-from difflm.evaluation.records import Report, Row
-from difflm.generation import drawn_rows, finished, frames, tiles
-from difflm.model import Sampling
-from difflm.pipeline import TextDiffusion
-from difflm.textmetrics import (
+from difflm.data.text_metrics import (
     copied_among,
     copied_share,
     distinct_n,
@@ -33,6 +26,13 @@ from difflm.textmetrics import (
     unique_share,
     unknown_share,
 )
+from difflm.data.tokenizers import UNK, Tokenizer, split_words
+from difflm.errors import DifflmError, UsageError
+from difflm.evaluation.corpora import MOST_TEXTS, Corpus, corpus_for
+from difflm.evaluation.records import Report, Row
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.base import Sampling
+from difflm.models.batching import denoise_batch, draw_rows, finished_ids, make_batches
 
 __all__ = ["Corpus", "Report", "Row", "corpus_for", "evaluate_language"]
 
@@ -138,7 +138,7 @@ class Writer:
         calls = 0
         start = time.perf_counter()
         for tile, last in lm.ends([work]):
-            made = finished(lm.model, tile, last)
+            made = finished_ids(lm.model, tile, last)
             rows |= {row.sample: ids for row, ids in zip(tile.rows, made, strict=True)}
             counted = (
                 [lm.model.calls(sampling, len(ids)) for ids in made] if last.calls is None else last.calls.tolist()
@@ -158,8 +158,8 @@ class Writer:
 
     def warm_up(self, seed: int, sampling: Sampling) -> None:
         """Two steps of one tile: the first call of anything is no measure of the next ones."""
-        for tile in tiles(self.lm.model, drawn_rows(self.lm.model, 1, seed), self.lm.device):
-            deque(islice(frames(self.lm.model, tile, sampling), 2), maxlen=0)
+        for tile in make_batches(self.lm.model, draw_rows(self.lm.model, 1, seed), self.lm.device):
+            deque(islice(denoise_batch(self.lm.model, tile, sampling), 2), maxlen=0)
 
 
 def described(sampling: Sampling) -> str:
@@ -251,12 +251,14 @@ class Scored:
         """The first `count` texts that all models can hold."""
         fits = np.ones(len(reference), dtype=bool)
         for lm in lms:
-            fits &= [0 < len(ids) <= lm.model.room for ids in lm.tokenizer.encode_batch(reference)]
+            fits &= [0 < len(ids) <= lm.model.max_words for ids in lm.tokenizer.encode_batch(reference)]
         chosen = np.flatnonzero(fits)[:count].tolist()
-        looked_at = chosen[-1] + 1 if len(chosen) == count else len(reference)
-        skipped = looked_at - len(chosen)
+        watched_steps = chosen[-1] + 1 if len(chosen) == count else len(reference)
+        skipped = watched_steps - len(chosen)
         note = (
-            f"{skipped} of {looked_at} held-out texts are longer than a model holds and not scored" if skipped else ""
+            f"{skipped} of {watched_steps} held-out texts are longer than a model holds and not scored"
+            if skipped
+            else ""
         )
         return cls([reference[i] for i in chosen], note)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from difflm import __version__
+from difflm.annotators.parser import Parser, load_parser, own_parser, parse_texts
+from difflm.annotators.tagger import Tagger, own_tagger
+from difflm.annotators.trees import agreement, agreements
 from difflm.controls import Span
 from difflm.controls.learned import POS, checking_tagger
-from difflm.controls.syntax import stands
-from difflm.data.taggers import Tagger, own_tagger
-from difflm.data.trees import agreement, agreements
+from difflm.controls.syntax import span_in_tree
 from difflm.data.words import split_words
 from difflm.evaluation.targets import Target
-from difflm.parsing import Parser, load_parser, own_parser, parse_texts
 
 Words = list[str]
 Texts = Sequence[tuple[Target, Sequence[Words]]]  # targets, and the texts that were written for each
@@ -116,7 +116,7 @@ def span_opinions(made: Texts, parser: Parser) -> list[float]:
     means = []
     for sentence, (target, texts) in zip(parse_texts(parser, sentences_of(made)), made, strict=True):
         spans = [control for control in target.asked.controls() if isinstance(control, Span)]
-        if all(stands(sentence, span) for span in spans):
+        if all(span_in_tree(sentence, span) for span in spans):
             found = parse_texts(parser, [words for words in texts if words])
-            means.append(sum(all(stands(tree, span) for span in spans) for tree in found) / len(texts))
+            means.append(sum(all(span_in_tree(tree, span) for span in spans) for tree in found) / len(texts))
     return means

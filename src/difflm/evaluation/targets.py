@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from difflm.asking import Request, explained
+from difflm.annotators.e2e_fields import FIELDS, expresses, normalise
+from difflm.annotators.parser import own_parser, parse_texts
+from difflm.annotators.tagger import Tagger
+from difflm.annotators.trees import Tree, phrases
 from difflm.data.e2e import E2EPair
-from difflm.data.fields import FIELDS, expresses, normalise
 from difflm.data.labels import is_span
-from difflm.data.taggers import Tagger
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.tokenizers import UNK
-from difflm.data.trees import Tree, phrases
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
-from difflm.files import write_atomic
-from difflm.parsing import own_parser, parse_texts
-from difflm.pipeline import TextDiffusion
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.requests import Request, explain_errors
+from difflm.runtime.files import write_atomic
 
 CONTROLS = ("length", "field", "pos", "tree", "span", "infill", "field+length", "field+pos", "field+tree")
 T = TypeVar("T")
@@ -63,7 +63,7 @@ def draw_targets(
     known = fitting(pairs, lm)
     if not known:
         raise UsageError(
-            f"no sentence of E2E has only words that this model knows, and at most {lm.model.room} of them. "
+            f"no sentence of E2E has only words that this model knows, and at most {lm.model.max_words} of them. "
             "Controls are measured on models of E2E."
         )
     return [target for name in names for target in draw(name, known, tagger, count, seed)]
@@ -72,7 +72,7 @@ def draw_targets(
 def fitting(pairs: Sequence[E2EPair], lm: TextDiffusion) -> list[E2EPair]:
     """Those whose sentence the model could write."""
     rows = lm.tokenizer.encode_batch([pair.text for pair in pairs])
-    return [p for p, ids in zip(pairs, rows, strict=True) if UNK not in ids and 0 < len(ids) <= lm.model.room]
+    return [p for p, ids in zip(pairs, rows, strict=True) if UNK not in ids and 0 < len(ids) <= lm.model.max_words]
 
 
 def draw(name: str, pairs: Sequence[E2EPair], tagger: Tagger, count: int, seed: int) -> list[Target]:
@@ -186,7 +186,7 @@ def own_target(value: dict[str, Any], where: str) -> Target:
     try:
         asked = Request.model_validate(value["asked"])
     except ValidationError as error:
-        raise UsageError(f"{where}: {explained(error)}") from None
+        raise UsageError(f"{where}: {explain_errors(error)}") from None
     found = "+".join(sorted(asked.model_dump(exclude_defaults=True)))  # names of controls are in this order, too
     if found != name:
         raise UsageError(f"{where} is a target of {name} and asks for {found or 'nothing'}.")

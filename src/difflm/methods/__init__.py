@@ -32,4 +32,20 @@ LISTED: tuple[type[Method], ...] = (
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in LISTED}
 
-__all__ = ["METHODS", "AutoregressiveTwin", "DiffLM", "DiffusionLM", "Method"]
+__all__ = [
+    "AutoregressiveTwin",
+    "BertMouth",
+    "BlockDiffusionMethod",
+    "D3pmAbsorbing",
+    "D3pmNearest",
+    "D3pmUniform",
+    "DiffLM",
+    "DiffusionBert",
+    "DiffusionLM",
+    "Gidd",
+    "GuidingClassifier",
+    "Mdlm",
+    "Method",
+    "Sedd",
+    "Udlm",
+]

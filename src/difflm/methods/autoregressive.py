@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from difflm.methods.base import Method
 
 if TYPE_CHECKING:
-    from difflm.model import LanguageModel
+    from difflm.models.base import LanguageModel
 
 
 class AutoregressiveTwin(Method):
@@ -18,8 +18,8 @@ class AutoregressiveTwin(Method):
     dropout: float = 0.1
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
-        from difflm.model import Sampling
-        from difflm.twin import Autoregressive
+        from difflm.models.autoregressive import Autoregressive
+        from difflm.models.base import Sampling
 
         return Autoregressive(
             vocabulary,

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from difflm.data.tokenizers import Tokenizer
-    from difflm.model import LanguageModel
+    from difflm.models.base import LanguageModel
 
 
 class Method(BaseModel):

@@ -14,7 +14,7 @@ from pydantic import Field
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
-    from difflm.model import LanguageModel
+    from difflm.models.base import LanguageModel
 
 
 class BertMouth(TokenMethod):
@@ -24,16 +24,16 @@ class BertMouth(TokenMethod):
     masked: float = Field(0.15, gt=0, le=1)
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
-        from difflm.model import Sampling
-        from difflm.processes import Absorbing
-        from difflm.timesteps import Often
+        from difflm.diffusion.processes import Absorbing
+        from difflm.diffusion.timesteps import MostlyAt
+        from difflm.models.base import Sampling
 
         return self.compose(
             Absorbing(vocabulary),
             longest,
             {"ce": 1.0},
             Sampling("gibbs", steps=100),
-            Often(self.masked),
+            MostlyAt(self.masked),
             time="none",
             likelihood=None,
         )

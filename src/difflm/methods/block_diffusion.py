@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from difflm.methods.base import Method
 
 if TYPE_CHECKING:
-    from difflm.model import LanguageModel
+    from difflm.models.base import LanguageModel
 
 CLIPS = {1: (1.0, 1.0), 2: (0.5, 1.0), 4: (0.45, 0.95), 8: (0.4, 0.9), 16: (0.3, 0.8)}  # 2 and 8 lie between theirs
 
@@ -24,15 +24,15 @@ class BlockDiffusionMethod(Method):
     block: Literal[1, 2, 4, 8, 16] = 4
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
-        from difflm.blocks import BlockDenoiser, BlockDiffusion, Blocks
-        from difflm.codecs import Tokens
-        from difflm.model import Sampling
+        from difflm.diffusion.codecs import Tokens
+        from difflm.diffusion.objectives import Objective
+        from difflm.diffusion.processes import Absorbing
+        from difflm.diffusion.timesteps import Between
+        from difflm.models.base import Sampling
+        from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths
         from difflm.networks import Transformer
-        from difflm.objectives import Objective
-        from difflm.processes import Absorbing
-        from difflm.timesteps import Between
 
-        process, lengths = Absorbing(vocabulary), Blocks(longest, self.block)
+        process, lengths = Absorbing(vocabulary), BlockLengths(longest, self.block)
         codec = Tokens(vocabulary, self.hidden, process.states)
         network = Transformer(self.hidden, vocabulary, self.hidden, self.layers, self.heads, self.dropout, time="none")
         return BlockDiffusion(

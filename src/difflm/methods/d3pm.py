@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
-    from difflm.model import LanguageModel
-    from difflm.processes import TokenProcess
+    from difflm.diffusion.processes import DiscreteProcess
+    from difflm.models.base import LanguageModel
 
 LAMBDA = 0.01  # beside one step; beside the sum over a chain of T of them it is λT
 
@@ -21,12 +21,12 @@ class D3pm(TokenMethod):
 
     chain: int = 1000
 
-    def noise(self, vocabulary: int) -> "TokenProcess":
+    def noise(self, vocabulary: int) -> "DiscreteProcess":
         raise NotImplementedError
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
-        from difflm.model import Sampling
-        from difflm.timesteps import LowDiscrepancy
+        from difflm.diffusion.timesteps import LowDiscrepancy
+        from difflm.models.base import Sampling
 
         terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
         return self.compose(
@@ -37,8 +37,8 @@ class D3pm(TokenMethod):
 class D3pmAbsorbing(D3pm):
     name, family = "d3pm-absorbing", "masked"
 
-    def noise(self, vocabulary: int) -> "TokenProcess":
-        from difflm.processes import Absorbing
+    def noise(self, vocabulary: int) -> "DiscreteProcess":
+        from difflm.diffusion.processes import Absorbing
 
         return Absorbing(vocabulary)  # β = 1/(T − t + 1), which for masks is the mutual-information schedule
 
@@ -46,10 +46,10 @@ class D3pmAbsorbing(D3pm):
 class D3pmUniform(D3pm):
     name, family = "d3pm-uniform", "uniform"
 
-    def noise(self, vocabulary: int) -> "TokenProcess":
-        from difflm.processes import Informed, Uniform
+    def noise(self, vocabulary: int) -> "DiscreteProcess":
+        from difflm.diffusion.processes import MutualInformationAlpha, Uniform
 
-        return Uniform(vocabulary, Informed())
+        return Uniform(vocabulary, MutualInformationAlpha())
 
 
 class D3pmNearest(D3pm):
@@ -59,7 +59,7 @@ class D3pmNearest(D3pm):
 
     neighbours: int = 20
 
-    def noise(self, vocabulary: int) -> "TokenProcess":
-        from difflm.processes import Informed, Nearest
+    def noise(self, vocabulary: int) -> "DiscreteProcess":
+        from difflm.diffusion.processes import MutualInformationAlpha, Nearest
 
-        return Nearest(vocabulary, self.neighbours, Informed())
+        return Nearest(vocabulary, self.neighbours, MutualInformationAlpha())

@@ -13,7 +13,7 @@ from pydantic import Field
 from difflm.methods.base import Method
 
 if TYPE_CHECKING:
-    from difflm.model import LanguageModel
+    from difflm.models.base import LanguageModel
 
 
 class DiffLM(Method):
@@ -36,15 +36,16 @@ class DiffLM(Method):
         return not self.coupled  # a bound wants noise that is independent of the text
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
-        from difflm.codecs import LearnedEmbedding
-        from difflm.denoiser import Denoiser
-        from difflm.lengths import Drawn
-        from difflm.model import DiffusionModel, Sampling
+        from difflm.diffusion.codecs import LearnedEmbedding
+        from difflm.diffusion.denoiser import Denoiser
+        from difflm.diffusion.objectives import Objective
+        from difflm.diffusion.processes import Gaussian
+        from difflm.diffusion.schedules import Cosine, LogSnrShift
+        from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
+        from difflm.models.base import Sampling
+        from difflm.models.diffusion import DiffusionModel
+        from difflm.models.lengths import DrawnLength
         from difflm.networks import Transformer
-        from difflm.objectives import Objective
-        from difflm.processes import Gaussian
-        from difflm.schedules import Cosine, LogSnrShift
-        from difflm.timesteps import LearnedWarp, LowDiscrepancy
 
         dim = self.embedding_dim
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
@@ -66,7 +67,7 @@ class DiffLM(Method):
             ),
             objective=Objective({"ce": 1.0}),
             times=LearnedWarp() if self.warp else LowDiscrepancy(),
-            lengths=Drawn(longest),
+            lengths=DrawnLength(longest),
             sampling=Sampling("ddim", steps=10) if self.coupled else Sampling("ancestral", steps=50),
             context=self.context,
             coupled=self.coupled,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from difflm.methods.base import Method
 
 if TYPE_CHECKING:
-    from difflm.model import LanguageModel
+    from difflm.models.base import LanguageModel
 
 CHAIN = 2000  # diffusion steps T of training
 # Before this time the bound takes the nearest word: with x0 noise the mean word costs a trained model 30 nats/token at
@@ -27,15 +27,16 @@ class DiffusionLM(Method):
     dropout: float = 0.1
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
-        from difflm.codecs import LearnedEmbedding
-        from difflm.denoiser import Denoiser
-        from difflm.lengths import PadsAsWords
-        from difflm.model import DiffusionModel, Sampling
+        from difflm.diffusion.codecs import LearnedEmbedding
+        from difflm.diffusion.denoiser import Denoiser
+        from difflm.diffusion.objectives import Objective
+        from difflm.diffusion.processes import Gaussian
+        from difflm.diffusion.schedules import Sqrt
+        from difflm.diffusion.timesteps import Uniform
+        from difflm.models.base import Sampling
+        from difflm.models.diffusion import DiffusionModel
+        from difflm.models.lengths import PadTokens
         from difflm.networks import BertLayout
-        from difflm.objectives import Objective
-        from difflm.processes import Gaussian
-        from difflm.schedules import Sqrt
-        from difflm.timesteps import Uniform
 
         schedule = Sqrt()
         # √(1 − ᾱ) after the chain's first step, 0.121: the released code divides ᾱ by its value at t = 0.
@@ -46,6 +47,6 @@ class DiffusionLM(Method):
             denoiser=Denoiser(network, codec, Gaussian(schedule), "x0", step=1 / CHAIN, certain_below=CERTAIN),
             objective=Objective({"mse": 1.0, "rounding_ce": 1.0, "terminal_norm": 1.0}),
             times=Uniform(steps=CHAIN),
-            lengths=PadsAsWords(longest),
+            lengths=PadTokens(longest),
             sampling=Sampling("ancestral", steps=200, clamp=True),
         )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from difflm.data.tokenizers import Tokenizer
-    from difflm.model import LanguageModel
+    from difflm.models.base import LanguageModel
 
 
 class DiffusionBert(TokenMethod):
@@ -36,7 +36,7 @@ class DiffusionBert(TokenMethod):
     @classmethod
     def _read_encoder(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("pretrained") and not values.get("encoder"):
-            from difflm.networks.pretrained import read_encoder, sizes_of
+            from difflm.networks.hf_encoder import read_encoder, sizes_of
 
             encoder = read_encoder(str(values["pretrained"]))
             values = {**values, "encoder": encoder, **sizes_of(encoder)}
@@ -46,23 +46,23 @@ class DiffusionBert(TokenMethod):
     def word_width(self) -> int:
         if not self.encoder:
             return super().word_width
-        from difflm.networks.pretrained import word_width
+        from difflm.networks.hf_encoder import word_width
 
         return word_width(self.encoder)
 
     def body(self, vocabulary: int, longest: int, time: Any) -> "nn.Module":
         if not self.encoder:
             return super().body(vocabulary, longest, time)
-        from difflm.generation import wide
-        from difflm.networks.pretrained import PretrainedEncoder
+        from difflm.models.batching import canvas_width
+        from difflm.networks.hf_encoder import PretrainedEncoder
 
-        return PretrainedEncoder(self.encoder, vocabulary, wide(longest), self.dropout, self.time)
+        return PretrainedEncoder(self.encoder, vocabulary, canvas_width(longest), self.dropout, self.time)
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+        from difflm.diffusion.processes import Absorbing, Spindle
+        from difflm.diffusion.timesteps import LowDiscrepancy
         from difflm.methods.d3pm import LAMBDA
-        from difflm.model import Sampling
-        from difflm.processes import Absorbing, Spindle
-        from difflm.timesteps import LowDiscrepancy
+        from difflm.models.base import Sampling
 
         process = Spindle(vocabulary, self.spindle) if self.spindle else Absorbing(vocabulary)
         terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
@@ -73,7 +73,7 @@ class DiffusionBert(TokenMethod):
 
     def start(self, model: "LanguageModel", tokenizer: "Tokenizer") -> None:
         if self.encoder and self.weights:
-            from difflm.networks.pretrained import take_weights
+            from difflm.networks.hf_encoder import take_weights
 
             words = ["".join(tokenizer.tokens([i])) or "?" for i in range(tokenizer.size)]
             parts: Any = model.denoiser

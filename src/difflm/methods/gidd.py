@@ -8,7 +8,7 @@ from pydantic import Field
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
-    from difflm.model import LanguageModel
+    from difflm.models.base import LanguageModel
 
 
 class Gidd(TokenMethod):
@@ -17,8 +17,8 @@ class Gidd(TokenMethod):
     random_words: float = Field(0.1, ge=0, lt=1)
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
-        from difflm.model import Sampling
-        from difflm.processes import Hybrid
+        from difflm.diffusion.processes import Hybrid
+        from difflm.models.base import Sampling
 
         process = Hybrid(vocabulary, self.random_words)
         return self.compose(process, longest, {"calmed_elbo": 1.0}, Sampling(steps=50))

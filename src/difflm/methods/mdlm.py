@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
-    from difflm.model import LanguageModel
+    from difflm.models.base import LanguageModel
 
 
 class Mdlm(TokenMethod):
     name, paper, family = "mdlm", "Sahoo et al. 2024", "masked"
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
-        from difflm.model import Sampling
-        from difflm.processes import Absorbing
+        from difflm.diffusion.processes import Absorbing
+        from difflm.models.base import Sampling
 
         return self.compose(Absorbing(vocabulary), longest, {"elbo": 1.0}, Sampling(steps=50), time="none")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
-    from difflm.model import LanguageModel
+    from difflm.models.base import LanguageModel
 
 
 class Sedd(TokenMethod):
@@ -19,8 +19,8 @@ class Sedd(TokenMethod):
     noise: Literal["masks", "uniform"] = "masks"
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
-        from difflm.model import Sampling
-        from difflm.processes import Absorbing, Uniform
+        from difflm.diffusion.processes import Absorbing, Uniform
+        from difflm.models.base import Sampling
 
         process = Absorbing(vocabulary) if self.noise == "masks" else Uniform(vocabulary)
         return self.compose(process, longest, {"score_entropy": 1.0}, Sampling(steps=50))

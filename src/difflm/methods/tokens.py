@@ -7,11 +7,11 @@ from difflm.methods.base import Method
 if TYPE_CHECKING:
     from torch import nn
 
-    from difflm.model import Likelihood, Sampling
+    from difflm.diffusion.processes import DiscreteProcess
+    from difflm.diffusion.timesteps import TimeSampler
+    from difflm.models.base import Likelihood, Sampling
+    from difflm.models.token_diffusion import TokenDiffusion
     from difflm.networks.transformer import TimeInput
-    from difflm.processes import TokenProcess
-    from difflm.timesteps import TimeSampler
-    from difflm.token_model import TokenDiffusion
 
 
 class TokenMethod(Method):
@@ -34,7 +34,7 @@ class TokenMethod(Method):
 
     def compose(
         self,
-        process: "TokenProcess",
+        process: "DiscreteProcess",
         longest: int,
         objective: dict[str, float],
         sampling: "Sampling",
@@ -43,12 +43,12 @@ class TokenMethod(Method):
         likelihood: "Likelihood | None" = "bound",
     ) -> "TokenDiffusion":
         """The parts that a paper chooses among, on the body that all share."""
-        from difflm.codecs import Tokens
-        from difflm.lengths import Drawn
-        from difflm.objectives import Objective
-        from difflm.timesteps import LowDiscrepancy
-        from difflm.token_denoiser import TokenDenoiser
-        from difflm.token_model import TokenDiffusion
+        from difflm.diffusion.codecs import Tokens
+        from difflm.diffusion.objectives import Objective
+        from difflm.diffusion.timesteps import LowDiscrepancy
+        from difflm.diffusion.token_denoiser import TokenDenoiser
+        from difflm.models.lengths import DrawnLength
+        from difflm.models.token_diffusion import TokenDiffusion
 
         times = times or LowDiscrepancy()
         codec = Tokens(process.words, self.word_width, process.states)
@@ -58,7 +58,7 @@ class TokenMethod(Method):
             TokenDenoiser(network, codec, process, step),
             Objective(objective),
             times,
-            Drawn(longest),
+            DrawnLength(longest),
             sampling,
             likelihood,
         )

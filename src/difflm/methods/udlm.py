@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
-    from difflm.model import LanguageModel
+    from difflm.models.base import LanguageModel
 
 
 class Udlm(TokenMethod):
     name, paper, family = "udlm", "Schiff et al. 2024", "uniform"
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
-        from difflm.model import Sampling
-        from difflm.processes import Uniform
+        from difflm.diffusion.processes import Uniform
+        from difflm.models.base import Sampling
 
         return self.compose(Uniform(vocabulary), longest, {"elbo": 1.0}, Sampling(steps=50))

@@ -3,4 +3,7 @@
 from difflm.networks.bert import BertLayout
 from difflm.networks.transformer import Transformer
 
-__all__ = ["BertLayout", "Transformer"]
+__all__ = [
+    "BertLayout",
+    "Transformer",
+]

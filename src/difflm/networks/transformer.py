@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 if TRITON := find_spec("triton") is not None:
-    from difflm.networks.short_attention import attend
+    from difflm.runtime.kernels.short_attention import attend
 
 SHORT = 64  # words up to which attention is quicker in another order of trying (docs/log.md)
 FOR_SHORT = [

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor
 
-from difflm.model import Trainable
+from difflm.models.base import Trainable
 
 
 class Ema:
@@ -22,13 +22,13 @@ class Ema:
         self._theirs: list[Tensor] = list(model.parameters())
         self._buffers: tuple[list[Tensor], list[Tensor]] = list(self.model.buffers()), list(model.buffers())
 
-    def pull(self, step: int) -> float:
+    def ema_weight(self, step: int) -> float:
         """1 − d."""
         return 1 - min(self.decay, (1 + step) / (10 + step))
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        torch._foreach_lerp_(self._mine, self._theirs, self.pull(step))
+        torch._foreach_lerp_(self._mine, self._theirs, self.ema_weight(step))
         self.follow_buffers()
 
     @torch.no_grad()

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from difflm.networks.transformer import has_kernel
-from difflm.replay import Recorded
+from difflm.runtime.cuda_graphs import CapturedFunction
 from difflm.training.budget import Budget
 from difflm.training.ema import Ema
-from difflm.training.working import Weight, Working
+from difflm.training.master_weights import MasterWeights, Weight
 
 WARP_LR = 1e-2  # of a learned time warp: a hundred numbers that must follow the loss as it falls
 
@@ -20,7 +20,7 @@ class Update:
     """One thing after the other; or, where steps are recorded, in one pass over memory (`one_pass`). The optimiser
     holds the moments in either case."""
 
-    def __init__(self, working: Working, ema: Ema, budget: Budget, device: torch.device, recorded: bool) -> None:
+    def __init__(self, working: MasterWeights, ema: Ema, budget: Budget, device: torch.device, recorded: bool) -> None:
         self.working, self.ema, self.budget = working, ema, budget
         named = working.weights.items()
         self.groups = [[name for name, _ in named if name.startswith("times.") == warp] for warp in (False, True)]
@@ -32,7 +32,7 @@ class Update:
         self.optimizer = torch.optim.AdamW(groups, lr=budget.lr, weight_decay=budget.weight_decay, fused=on_gpu)
         self.at_once = recorded and has_kernel(device)
         self._numbers = torch.zeros(len(groups), 5, device=device)
-        self._passes: dict[Hashable, Recorded] = {}
+        self._passes: dict[Hashable, CapturedFunction] = {}
 
     def __call__(self, step: int, place: Hashable) -> None:
         """Of a step counted from 0, whose gradients lie in a place of that name."""
@@ -44,7 +44,7 @@ class Update:
         self.working.forget()
 
     def _move(self, step: int) -> None:
-        self.working.hand_over()
+        self.working.copy_grads()
         if self.budget.clip:
             clip_grad_norm_(self.weights, self.budget.clip)
         self.optimizer.step()
@@ -54,10 +54,10 @@ class Update:
     # -- at once ------------------------------------------------------------------------------------------------------
 
     def _move_at_once(self, step: int, place: Hashable) -> None:
-        from difflm.training.one_pass import Numbers
+        from difflm.runtime.kernels.fused_adamw import Numbers
 
         rows = [
-            Numbers.at(step, group["lr"], group["betas"], group["weight_decay"], self.ema.pull(step)).row()
+            Numbers.at(step, group["lr"], group["betas"], group["weight_decay"], self.ema.ema_weight(step)).row()
             for group in self.optimizer.param_groups
         ]
         self._numbers.copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
@@ -66,9 +66,9 @@ class Update:
         self._passes[place]()
         self.ema.follow_buffers()
 
-    def _recorded(self) -> Recorded:
+    def _recorded(self) -> CapturedFunction:
         """The pass over weights whose gradients lie where they lie now."""
-        from difflm.training.one_pass import Line, OnePass
+        from difflm.runtime.kernels.fused_adamw import FusedAdamWEma, Line
 
         averages = dict(self.ema.model.named_parameters())
         passes = []
@@ -80,14 +80,14 @@ class Update:
                     used = weight.used.detach() if weight.apart else None
                     average = averages[name].detach()
                     lines.append(Line(weight.used.grad, weight.whole.detach(), *self._moments(weight), average, used))
-            passes.append(OnePass(lines, self._numbers[number], group["betas"], group["eps"]))
+            passes.append(FusedAdamWEma(lines, self._numbers[number], group["betas"], group["eps"]))
         ones = torch.ones((), device=self._numbers.device)
 
         def work() -> None:
             for number, one in enumerate(passes):
                 one(self._scale(one.grads) if number == 0 and self.budget.clip else ones)
 
-        return Recorded(work, self._numbers.device)
+        return CapturedFunction(work, self._numbers.device)
 
     def _moments(self, weight: Weight) -> tuple[Tensor, Tensor]:
         state = self.optimizer.state[weight.whole]

@@ -1,0 +1,1 @@
+"""What labels and checks texts: taggers, parsers, and the rules for E2E's fields."""

@@ -1,0 +1,1 @@
+"""The command, the studio, plots and benchmarks of this machine."""

@@ -1,0 +1,81 @@
+"""The command `difflm`. Verbs are thin: they read options, call the library and show what it says.
+
+Nothing here imports torch before a verb needs it. Exit codes: 0 done, 1 failed, 2 wrong usage.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from difflm import __version__
+from difflm.app.commands.bench import bench
+from difflm.app.commands.data import data_app
+from difflm.app.commands.evaluate import compare, evaluate, score
+from difflm.app.commands.generate import generate
+from difflm.app.commands.info import info, methods
+from difflm.app.commands.plot import plot_app
+from difflm.app.commands.studio import studio
+from difflm.app.commands.train import train
+from difflm.app.console import complain
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: difflm generate e2e -n 4",
+)
+
+EXAMPLES: dict[Callable[..., int], str] = {
+    generate: "difflm generate e2e -n 4 --steps 50 --seed 0",
+    train: "difflm train own-text data=my.txt steps=2000 --out run",
+    evaluate: "difflm evaluate run --task language --data DIR --samples 1000",
+    compare: "difflm compare e2e runs/diffusion-lm --data DIR --samples 200",
+    score: "difflm score e2e my.txt",
+    methods: "difflm methods --json",
+    info: "difflm info e2e",
+    bench: "difflm bench e2e --steps 20",
+    studio: "difflm studio e2e --port 8000",
+}
+for verb, example in EXAMPLES.items():
+    app.command(epilog=f"Example: {example}")(verb)
+app.add_typer(plot_app, name="plot", help="Pictures of schedules, word vectors, denoising and training.")
+app.add_typer(data_app, name="data", help="The public corpora: list them, fetch them.")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without £ shows a question mark, not a traceback
+    try:
+        code = typer.main.get_command(app).main(args=argv, prog_name="difflm", standalone_mode=False)
+    except SystemExit as left:
+        code = left.code
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        context = getattr(error, "ctx", None)
+        complain(f"{error.format_message()}\nTry: {context.command_path if context else 'difflm'} --help")
+        return 2
+    return code if isinstance(code, int) else 0
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"difflm {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def difflm(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Say which.")
+    ] = False,
+) -> None:
+    """Diffusion language models: text that forms all at once."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)

@@ -1,0 +1,84 @@
+"""`difflm methods` and `difflm info`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from difflm.app.commands.options import Json, Run, report_errors
+from difflm.app.console import put_json, put_table
+
+SHARED = "e2e-mdlm"  # the recipe of all methods of tokens that have none of their own
+
+
+@report_errors
+def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
+    """What exists, with its recipes."""
+    from rich.table import Table
+
+    from difflm.methods import METHODS
+
+    recipes = recipes_by_method()
+    table = Table("name", "paper", "family", "kind", "bound", "recipes", box=None, pad_edge=False)
+    for m in METHODS.values():
+        names = recipes.get(m.name, {})
+        if as_json:
+            values = {"name": m.name, "paper": m.paper, "family": m.family, "kind": m.kind, "bound": m.bound}
+            put_json({**values, "recipes": list(names), "recipes_without_bound": [n for n in names if not names[n]]})
+        known = (
+            ", ".join(n if has or not m.bound else f"{n} (no bound)" for n, has in names.items())
+            or f"{SHARED} method={m.name}"
+        )
+        table.add_row(m.name, m.paper, m.family, m.kind, "yes" if m.bound else "no", known)
+    if not as_json:
+        put_table(table)
+
+
+def recipes_by_method() -> dict[str, dict[str, bool]]:
+    """The recipes of each method, and whether what they train has a likelihood or a bound."""
+    import yaml
+
+    from difflm.methods import METHODS
+    from difflm.training.recipe import known_recipes
+
+    found: dict[str, dict[str, bool]] = {}
+    for name, path in known_recipes().items():
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        method = METHODS[recipe["method"]].model_validate(recipe.get("model", {}))
+        found.setdefault(method.name, {})[name] = method.has_bound()
+    return found
+
+
+@report_errors
+def info(
+    run: Run = "e2e",
+    as_json: Json = False,
+    device: Annotated[str, typer.Option(hidden=True)] = "auto",
+) -> None:
+    """What a run is: method, sizes, data, sampling defaults, measured numbers."""
+    from difflm.methods import METHODS
+    from difflm.training.model_card import data_summary, figure, measured, token_summary, training_summary
+    from difflm.training.run import find_run, read_config
+
+    folder = find_run(run)
+    config, records = read_config(folder), measured(folder)
+    if as_json:
+        put_json({"run": str(folder), **config, "metrics": records})
+        return
+    method = METHODS[config["method"]]
+    rows = {
+        "method": f"{method.name} ({method.paper}), {method.family}",
+        "sizes": f"{config['parameters']:,} parameters: " + named(config["model"]),
+        "tokens": token_summary(config),
+        "data": data_summary(config),
+        "training": training_summary(config),
+        "command": config.get("command", "not noted"),
+        "sampling": named(config["sampling"]),
+    }
+    for key, value in rows.items():
+        print(f"{key:9} {value}")
+    for record in records:
+        print(f"measured  {record.get('model')}, {record.get('name')}: {figure(record)}")
+
+
+def named(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())

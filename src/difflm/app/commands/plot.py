@@ -1,0 +1,139 @@
+"""`difflm plot schedules|embeddings|denoising|training`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from difflm.app.commands.options import Device, Json, Seed, Steps, load_model, report_errors
+from difflm.app.console import note, put_json
+from difflm.errors import UsageError
+
+plot_app = typer.Typer(
+    add_completion=False,
+    help="Pictures: .png or .svg. Needs the extra [plot].",
+    epilog="Example: difflm plot denoising e2e --out text.svg",
+)
+
+Model = Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="A .png or .svg file. [the picture's name, .png]")]
+Dark = Annotated[bool, typer.Option("--dark", help="Light lines on dark paper.")]
+
+
+@plot_app.callback(invoke_without_command=True)
+def plot(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+@report_errors
+def schedules(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Add the curve that this run learned.")] = None,
+    out: Out = None,
+    dark: Dark = False,
+    as_json: Json = False,
+) -> None:
+    """Signal, noise and log-SNR over time, of every schedule."""
+    file = picture_file("schedules", out)
+    from difflm.app.plots.schedules import draw_schedules, known_curves, learned_curve
+    from difflm.generation.pipeline import TextDiffusion
+
+    curves = known_curves()
+    if run is not None:
+        curves.append(learned_curve(run_name(run), TextDiffusion.from_pretrained(run)))
+    draw_schedules(file, curves, dark)
+    tell("schedules", file, as_json)
+
+
+@report_errors
+def embeddings(
+    model: Model = "e2e",
+    method: Annotated[Literal["tsne", "pca"], typer.Option(help="How vectors become places on a map.")] = "tsne",
+    seed: Seed = 0,
+    out: Out = None,
+    dark: Dark = False,
+    as_json: Json = False,
+) -> None:
+    """The words of a model where its vectors put them, coloured by part of speech."""
+    file = picture_file("embeddings", out)
+    check_seed(seed)
+    from difflm.app.plots.embeddings import draw_embeddings, project, word_tags, word_vectors
+    from difflm.generation.pipeline import TextDiffusion
+
+    lm = TextDiffusion.from_pretrained(model)
+    words, vectors = word_vectors(run_name(model), lm)
+    tags = word_tags(model, lm, words)
+    if tags is None:
+        note("One colour: parts of speech need a tagger and, for byte pairs, the texts in RUN/data.")
+    how = {"tsne": "t-SNE", "pca": "PCA"}[method]
+    title = f"{len(words):,} word vectors of {run_name(model)}, from {vectors.shape[1]} dimensions to 2 by {how}"
+    draw_embeddings(file, words, project(vectors, method, seed), tags, title, dark)
+    tell("embeddings", file, as_json)
+
+
+@report_errors
+def denoising(
+    model: Model = "e2e",
+    steps: Steps = None,
+    seed: Seed = 0,
+    out: Out = None,
+    dark: Dark = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """One text while it forms: confidence in every word at every step, and when each word was last changed."""
+    file = picture_file("denoising", out)
+    from difflm.app.plots.denoising import condensing, draw_denoising
+
+    lm = load_model(model, device)
+    text = condensing(drafts[0] for drafts in lm.stream(1, seed, steps=steps))
+    taken = text.confidence.shape[1]
+    draw_denoising(file, text, f"{run_name(model)}, {taken} steps, seed {seed}", dark)
+    tell("denoising", file, as_json)
+
+
+@report_errors
+def training(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN …", help="Directories of runs.")],
+    out: Out = None,
+    dark: Dark = False,
+    as_json: Json = False,
+) -> None:
+    """Every part of the loss, and nats/token on held-out texts, over steps."""
+    file = picture_file("training", out)
+    from difflm.app.plots.training import draw_training, read_history
+
+    draw_training(file, [read_history(run) for run in runs], dark)
+    tell("training", file, as_json)
+
+
+def picture_file(name: str, out: Path | None) -> Path:
+    from difflm.app.plots.canvas import check_out, need_plot_extra
+
+    need_plot_extra()
+    return check_out(out or Path(f"{name}.png"))
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**31:
+        raise UsageError(f"--seed must lie between 0 and {2**31 - 1}, not {seed}.")
+
+
+def run_name(name_or_path: str) -> str:
+    return Path(name_or_path).resolve().name
+
+
+def tell(name: str, file: Path, as_json: bool) -> None:
+    put_json({"plot": name, "file": str(file)}) if as_json else print(file)
+
+
+EXAMPLES: dict[Callable[..., int], str] = {
+    schedules: "difflm plot schedules e2e --out schedules.svg",
+    embeddings: "difflm plot embeddings e2e --method tsne",
+    denoising: "difflm plot denoising e2e --seed 3 --steps 50",
+    training: "difflm plot training runs/a runs/b --out losses.png",
+}
+for verb, example in EXAMPLES.items():
+    plot_app.command(epilog=f"Example: {example}")(verb)

@@ -1,0 +1,39 @@
+"""`difflm studio`."""
+
+import importlib.util
+from typing import Annotated
+
+import typer
+
+from difflm.app.commands.options import Device, load_model, report_errors
+from difflm.app.console import note
+from difflm.errors import UsageError
+
+
+@report_errors
+def studio(
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")] = "e2e",
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 is any free one.")] = 8000,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the page.")] = False,
+    token: Annotated[
+        str | None, typer.Option(envvar="DIFFLM_TOKEN", help="Ask every client for this bearer token.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """The page and the HTTP API, on this machine, until Ctrl-C."""
+    if not 0 <= port < 65536:
+        raise UsageError(f"--port must lie between 0 and 65535, not {port}.")
+    if token is not None and (not token.strip() or not token.isascii() or token != token.strip()):
+        raise UsageError("--token must be some letters, digits or signs without spaces around them.")
+    if missing := [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"the studio needs {missing[0]}. Install it: pip install 'difflm[studio]'")
+    from difflm.app.studio.served import Served
+    from difflm.app.studio.server import LOOPBACK, serve
+
+    def ready(url: str) -> None:
+        note(f"{url} (Ctrl-C ends). The API is described at {url}/docs")
+        if host not in LOOPBACK and token is None:
+            note("Anyone who reaches this machine may use it; --token asks them for a word.")
+
+    serve(Served(load_model(model, device), model), host, port, token, ready, not no_browser)

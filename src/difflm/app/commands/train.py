@@ -1,0 +1,91 @@
+"""`difflm train`."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from difflm.app.commands.options import Data, Device, Json, report_errors
+from difflm.app.console import TrainingView, complain, note, put_json
+from difflm.errors import UsageError
+
+
+@report_errors
+def train(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe's name (see: difflm methods) or a YAML file.")
+    ],
+    changes: Annotated[list[str] | None, typer.Argument(metavar="key=value …", help="Changes to it.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Directory of the run.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
+    data: Data = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> int:
+    """Train a model from a recipe. Ctrl-C and SIGTERM save; --resume continues."""
+    from difflm.training.recipe import load_recipe
+
+    resolved = load_recipe(recipe, changes or (), note)
+    if dry_run:
+        show_recipe(resolved, as_json)
+        return 0
+    if out is None:
+        raise UsageError("where should the run go? Give --out RUN, a directory that does not hold one yet.")
+    from difflm.generation.validation import check_device
+    from difflm.training.classifier import train_guide
+    from difflm.training.fit import train_run
+    from difflm.training.model_card import finish_run
+
+    command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out)]
+    with TrainingView(out, as_json) as view:
+        work = train_guide if resolved.method == "classifier" else train_run
+        outcome = work(resolved, out, check_device(device), view, view.reading, data, resume)
+    if outcome.stopped == "interrupted":
+        again = [*command, "--resume", *(["--data", str(data)] if data and not os.environ.get("DIFFLM_DATA") else [])]
+        complain(
+            f"stopped at step {outcome.step:,}; saved in {out}/checkpoints/step-{outcome.step}.\n"
+            f"Continue: {shlex.join(again)}"
+        )
+        return 1
+    if resolved.method != "classifier":  # which is part of a model and has no card of its own
+        finish_run(out, shlex.join(command))
+    if as_json:
+        put_json(
+            {"kind": "done", "run": str(out), "step": outcome.step, "stopped": outcome.stopped, **outcome.validation}
+        )
+        return 0
+    if resolved.method == "classifier":
+        tell_guide(resolved.build_method().model_dump()["guides"], out)
+        return 0
+    from difflm.training.model_card import training_summary
+    from difflm.training.run import read_config
+
+    print(f"{out}: {training_summary(read_config(out))}.")
+    print(f"Next: difflm generate {shlex.quote(str(out))} -n 4")
+    return 0
+
+
+def tell_guide(guided: str, out: Path) -> None:
+    """What was trained, and a request that it can serve."""
+    from difflm.runtime.files import read_json
+
+    config = read_json(out / "config.json")
+    labels, trained = config["labels"], config["trained"]
+    print(f"{out}: tells {', '.join(one['name'] for one in labels)}; {trained['steps']:,} steps.")
+    asked = [["--label", f"{one['name']}={one['values'][1]}"] for one in labels if one["kind"] == "text"]
+    asked += [["--pos", one["values"][1]] for one in labels if (one["kind"], one["name"]) == ("tags", "pos")]
+    print(f"Next: {shlex.join(['difflm', 'generate', guided, '--guide', str(out), *next(iter(asked), [])])}")
+
+
+def show_recipe(recipe: Any, as_json: bool) -> None:
+    """With the method's own defaults filled in: what is printed is a recipe again."""
+    import yaml
+
+    values = {**recipe.model_dump(mode="json"), "model": recipe.build_method().model_dump(mode="json")}
+    if as_json:
+        put_json(values)
+    else:
+        print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")

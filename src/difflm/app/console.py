@@ -1,0 +1,185 @@
+"""What a person sees while the command works: a bar, the live line of a training run, notes."""
+
+import json
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from difflm.models.base import LanguageModel
+    from difflm.training.trainer import Progress as TrainingProgress
+    from difflm.training.trainer import Validation
+
+PATIENCE = 2.0  # seconds of work after which a bar appears
+SAMPLES, SAMPLE_STEPS = 3, 20
+PIPE_WIDTH = 200  # columns of a table that nobody's window cuts
+
+
+def complain(message: str) -> None:
+    print(f"difflm: {message}", file=sys.stderr)
+
+
+def note(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def put_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def put_table(table: Table) -> None:
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False).print(table)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Bar:
+    """A bar on stderr for work longer than two seconds; none where stderr is no terminal."""
+
+    def __init__(self, what: str, total: int | None = None) -> None:
+        self._progress: Progress | None = None
+        if sys.stderr.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._progress = Progress(
+                *columns,
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+                redirect_stdout=False,  # else texts meant for a pipe would end up on stderr
+                redirect_stderr=False,
+            )
+            self._task = self._progress.add_task(what, total=total)
+        self._lock, self._shown, self._over = threading.Lock(), False, False
+        self._timer = threading.Timer(PATIENCE, self._show)
+        self._timer.daemon = True
+
+    def _show(self) -> None:
+        with self._lock:
+            if self._progress and not self._over:
+                self._progress.start()
+                self._shown = True
+
+    def __enter__(self) -> "Bar":
+        if self._progress:
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._over = True
+            if self._progress and self._shown:
+                self._progress.stop()
+
+    def update(self, what: str, done: int, total: int | None) -> None:
+        if self._progress:
+            self._progress.update(self._task, description=what, completed=done, total=total)
+
+    def put(self, line: str) -> None:
+        """A line of the answer on stdout; above the bar where both share a terminal."""
+        if self._progress and self._shown and sys.stdout.isatty():
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, flush=True)
+
+
+def training_line(now: "TrainingProgress") -> str:
+    """Where a run stands: steps, speed, time left and every part of the loss."""
+    left = (now.steps - now.step) / max(now.steps_per_second, 1e-9)
+    parts = [
+        f"step {now.step:,}/{now.steps:,}",
+        f"{now.steps_per_second:.1f} steps/s",
+        f"{now.tokens_per_second:,.0f} tokens/s",
+        f"{duration(left)} left",
+        *(f"{name} {value:.4f}" for name, value in sorted(now.losses.items(), key=lambda item: item[0] != "loss")),
+    ]
+    return " · ".join(parts)
+
+
+class TrainingView:
+    """Watches a training run: one live line in a terminal, plain lines in a pipe, objects with `as_json`."""
+
+    def __init__(self, run: Path, as_json: bool) -> None:
+        self.run, self.as_json = run, as_json
+        terminal = sys.stdout.isatty() and not as_json
+        self._live = Live(console=Console(highlight=False), auto_refresh=False) if terminal else None
+
+    def __enter__(self) -> "TrainingView":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def _line(self, text: str) -> None:
+        if self._live:
+            self._live.console.print(Text(text))
+        else:
+            print(text, flush=True)
+
+    def _passing(self, text: str) -> None:
+        """A line that the next one replaces, where that is possible."""
+        if self._live:
+            self._live.update(Text(text), refresh=True)
+        else:
+            print(text, flush=True)
+
+    def reading(self, what: str, count: int) -> None:
+        """How far reading is; without a count, something to know, which stays; below zero, a warning."""
+        if self.as_json:
+            if count <= 0:
+                put_json({"kind": "warning" if count else "note", "text": what})
+        elif count > 0:
+            self._passing(f"{what}: {count:,}")
+        elif count == 0:
+            self._line(what)
+        else:
+            self._warn(f"WARNING: {what}")
+
+    def _warn(self, text: str) -> None:
+        """A line that nobody overlooks: on stderr, or in colour where a live line owns the terminal."""
+        if self._live:
+            self._live.console.print(Text(text, style="bold red"))
+        else:
+            complain(text)
+
+    def progress(self, now: "TrainingProgress") -> None:
+        put_json(now.record()) if self.as_json else self._passing(training_line(now))
+
+    def validated(self, now: "Validation") -> None:
+        if self.as_json:
+            put_json(now.record())
+        else:
+            self._line(f"step {now.step:,}: validation {now}" + (" (best so far)" if now.best else ""))
+
+    def samples(self, step: int, model: "LanguageModel") -> None:
+        from difflm.data.tokenizers import Tokenizer
+        from difflm.generation.pipeline import TextDiffusion
+        from difflm.training.run import read_config
+
+        tokenizer = Tokenizer.load(self.run / "tokenizer.json")
+        writer = TextDiffusion(model, tokenizer, read_config(self.run))
+        texts = [str(g) for g in writer.generate(SAMPLES, steps=min(SAMPLE_STEPS, model.sampling.steps))]
+        if self.as_json:
+            put_json({"kind": "samples", "step": step, "texts": texts})
+            return
+        for text in texts:
+            self._line(f"  {text}")

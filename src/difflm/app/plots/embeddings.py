@@ -1,0 +1,202 @@
+"""The word vectors of a model on a map, coloured by part of speech."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from difflm.annotators.tagger import Tagger, own_tagger, spacy_tagger
+from difflm.app.plots.canvas import need_plot_extra, sheet
+from difflm.data.tokenfile import TokenFile
+from difflm.data.tokenizers import SPECIALS, Bpe
+from difflm.data.words import split_words
+from difflm.errors import DifflmError, UsageError
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.diffusion import DiffusionModel
+from difflm.runtime.files import read_json
+from difflm.training.run import find_run
+
+Method = Literal["tsne", "pca"]
+Floats = NDArray[np.float64]
+
+MOST_WORDS = 2000  # t-SNE of more takes minutes, and dots cover each other
+TEXTS_TO_TAG = 2000
+MOST_LABELS = 170
+DOT, GAP = 4.0, 6.0  # pixels: a dot's radius, and how far from its middle a label begins
+GROUPS = {
+    "nouns": ("NOUN",),
+    "names": ("PROPN",),
+    "verbs": ("VERB", "AUX"),
+    "adjectives": ("ADJ",),
+    "adverbs": ("ADV",),
+    "prepositions, conjunctions": ("ADP", "CCONJ", "SCONJ", "PART"),
+    "determiners, pronouns": ("DET", "PRON"),
+}
+REST = "numbers, signs, others"
+GROUP = {tag: name for name, tags in GROUPS.items() for tag in tags}
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The most frequent Universal tag of each word, and who says so."""
+
+    by_word: dict[str, str]
+    tagger: str
+
+
+def word_vectors(name: str, lm: TextDiffusion) -> tuple[list[str], Floats]:
+    """The words of a model and their vectors [V, D] as they diffuse; specials, blanks and single bytes are left out."""
+    if not isinstance(lm.model, DiffusionModel):
+        raise UsageError(f"{name} ({lm.config['method']}) does not diffuse word vectors. Give a diffusion model.")
+    table = lm.model.denoiser.codec.table().detach().double().cpu().numpy()
+    words = {i: "".join(lm.tokenizer.tokens([i])).strip() for i in range(len(SPECIALS), lm.tokenizer.size)}
+    shortest = 2 if isinstance(lm.tokenizer, Bpe) else 1
+    shown = [i for i, word in words.items() if len(word) >= shortest and word.isprintable() and "\ufffd" not in word]
+    shown = shown[:MOST_WORDS]
+    if len(shown) < 3:
+        raise UsageError(f"{name} has {len(shown)} words: too few for a map.")
+    return [words[i] for i in shown], table[shown]
+
+
+def project(vectors: Floats, method: Method, seed: int = 0) -> Floats:
+    """[V, D] to [V, 2], deterministic for a seed."""
+    need_plot_extra()
+    if method == "pca":
+        from sklearn.decomposition import PCA
+
+        return np.asarray(PCA(2, random_state=seed).fit_transform(vectors))
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(vectors) - 1) / 3)
+    maker = TSNE(2, perplexity=perplexity, metric="cosine", init="random", random_state=seed)
+    return np.asarray(maker.fit_transform(vectors), dtype=np.float64)
+
+
+def word_tags(name_or_path: str, lm: TextDiffusion, words: Sequence[str]) -> Tags | None:
+    """Kept beside the bundled model; for a run, from its training texts where they still lie in it, else from its words
+    one by one, which pieces of words do not allow. None: nobody can tell."""
+    folder = find_run(name_or_path)
+    if (folder / "tags.json").exists():
+        kept = read_json(folder / "tags.json")
+        return Tags(kept["tags"], kept["tagger"])
+    tagger = installed_tagger()
+    if tagger is None:
+        return None
+    sentences = training_sentences(folder, lm)
+    if not sentences and isinstance(lm.tokenizer, Bpe):
+        return None
+    sentences = sentences or [[word] for word in words]
+    return Tags(most_frequent(sentences, tagger.tags(sentences)), tagger.name)
+
+
+def installed_tagger() -> Tagger | None:
+    for find in (spacy_tagger, own_tagger):
+        try:
+            return find()
+        except DifflmError:
+            continue
+    return None
+
+
+def training_sentences(folder: Path, lm: TextDiffusion) -> list[list[str]]:
+    try:
+        tokens = TokenFile.open(folder / "data" / "train")
+    except DifflmError:
+        return []
+    count = min(len(tokens), TEXTS_TO_TAG)
+    ids, lengths = tokens.rows(np.linspace(0, len(tokens) - 1, count).astype(np.int64), tokens.max_length)
+    texts = (lm.tokenizer.decode(row[:length].tolist()) for row, length in zip(ids, lengths, strict=True))
+    return [words for words in map(split_words, texts) if words]
+
+
+def most_frequent(sentences: Iterable[Sequence[str]], tags: Iterable[Sequence[str]]) -> dict[str, str]:
+    counts: dict[str, Counter[str]] = {}
+    for words, found in zip(sentences, tags, strict=True):
+        for word, tag in zip(words, found, strict=True):
+            counts.setdefault(word, Counter())[tag] += 1
+    return {word: max(sorted(seen), key=lambda tag: seen[tag]) for word, seen in counts.items()}
+
+
+def place_labels(
+    points: Floats, sizes: Floats, frame: Floats, most: int = MOST_LABELS
+) -> dict[int, tuple[float, float]]:
+    """Lower left corners of the labels that fit, by the number of their point; all in pixels.
+
+    Points come in order of importance. A label stands right, left, above or below its dot, wherever it touches no
+    other label, covers no dot and stays inside `frame` (x0, y0, x1, y1); where it cannot, it is left out.
+    """
+    placed: dict[int, tuple[float, float]] = {}
+    boxes = np.zeros((0, 4))
+    for number, (point, (width, height)) in enumerate(zip(points, sizes, strict=True)):
+        if len(placed) == most:
+            break
+        x, y = point
+        corners = [
+            (x + GAP, y - height / 2),
+            (x - GAP - width, y - height / 2),
+            (x - width / 2, y + GAP),
+            (x - width / 2, y - GAP - height),
+        ]
+        for left, low in corners:
+            box = np.array([left, low, left + width, low + height])
+            if fits(box, boxes, points, frame):
+                placed[number] = (left, low)
+                boxes = np.vstack([boxes, box])
+                break
+    return placed
+
+
+def fits(box: Floats, boxes: Floats, points: Floats, frame: Floats) -> bool:
+    inside = (box[:2] >= frame[:2]).all() and (box[2:] <= frame[2:]).all()
+    apart = (boxes[:, 2:] <= box[:2]).any(1) | (boxes[:, :2] >= box[2:]).any(1)
+    covers = ((points > box[:2] - DOT) & (points < box[2:] + DOT)).all(1)
+    return bool(inside and apart.all() and not covers.any())
+
+
+def draw_embeddings(
+    out: Path, words: list[str], places: Floats, tags: Tags | None, title: str, dark: bool = False
+) -> None:
+    """`places` [V, 2] in the order of `words`."""
+    groups = [GROUP.get(tags.by_word.get(word, "X"), REST) if tags else "" for word in words]
+    with sheet(out, 7.4, dark) as (figure, look):
+        panel = figure.subplots()
+        colours = dict(zip([*GROUPS, REST], (*look.lines, "#8c8c8c"), strict=False)) | {"": look.lines[0]}
+        markers = dict(zip(GROUPS, MARKERS, strict=True))
+        for group in [*GROUPS, REST, ""]:
+            at = [i for i, found in enumerate(groups) if found == group]
+            if at:
+                x, y = places[at].T
+                shape = {"s": 16, "c": colours[group], "marker": markers.get(group, "o"), "linewidths": 0}
+                panel.scatter(x, y, alpha=0.85, label=group, **shape)
+        panel.set(title=title, xticks=[], yticks=[])
+        panel.margins(0.02)
+        for side in ("left", "bottom"):
+            panel.spines[side].set_visible(False)
+        if tags:
+            heading = f"most frequent part of speech ({tags.tagger})"
+            spacing = {"handletextpad": 0.1, "columnspacing": 1.2}
+            figure.legend(loc="outside lower center", ncols=4, title=heading, title_fontsize=8, **spacing)
+        figure.draw_without_rendering()  # settles the layout, so that pixels mean something
+        figure.set_layout_engine("none")
+        label_words(figure, panel, words, places, [colours[group] for group in groups])
+
+
+def label_words(figure: Any, panel: Any, words: list[str], places: Floats, colours: list[str]) -> None:
+    renderer = figure.canvas.get_renderer()
+    pixels = panel.transData.transform(places)
+    texts = [panel.text(0, 0, word, fontsize=7.5, va="bottom", ha="left") for word in words]
+    boxes = [text.get_window_extent(renderer) for text in texts]
+    sizes = np.array([(box.width, box.height) for box in boxes])
+    frame = np.array(panel.get_window_extent().extents)
+    placed = place_labels(pixels, sizes, frame)
+    for number, text in enumerate(texts):
+        if number in placed:
+            text.set_position(panel.transData.inverted().transform(placed[number]))
+            text.set_color(colours[number])
+        else:
+            text.remove()

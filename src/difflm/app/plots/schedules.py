@@ -1,0 +1,78 @@
+"""Signal, noise and log-SNR over time, of every schedule."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from difflm.app.plots.canvas import DASHES, sheet
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.schedules import Cosine, Linear, LogSnrShift, Sqrt
+from difflm.diffusion.timesteps import LearnedWarp
+from difflm.errors import UsageError
+from difflm.generation.pipeline import TextDiffusion
+from difflm.methods import DiffLM
+from difflm.models.diffusion import DiffusionModel
+
+POINTS = 501
+LOG_SNR_SHOWN = (-16.0, 12.0)  # curves that fall to −20 at their very end would flatten all others
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`alpha`, `sigma` and `log_snr` at evenly spaced times in [0, 1]."""
+
+    name: str
+    alpha: NDArray[np.float64]
+    sigma: NDArray[np.float64]
+    log_snr: NDArray[np.float64]
+
+
+def curve(name: str, process: Gaussian, time_of: Callable[[Tensor], Tensor] = lambda u: u) -> Curve:
+    t = time_of(torch.linspace(0, 1, POINTS)).double()
+    return Curve(name, *(f(t).numpy() for f in (process.alpha, process.sigma, process.log_snr)))
+
+
+def known_curves() -> list[Curve]:
+    shift = float(DiffLM.model_fields["log_snr_shift"].default)
+    schedules = {
+        "linear": Linear(),
+        "cosine": Cosine(),
+        "sqrt": Sqrt(),
+        f"cosine, log-SNR {shift:+g} (difflm)".replace("-", "−").replace("log−", "log-"): LogSnrShift(Cosine(), shift),
+    }
+    return [curve(name, Gaussian(schedule)) for name, schedule in schedules.items()]
+
+
+def learned_curve(name: str, lm: TextDiffusion) -> Curve:
+    """A run's own curve; with a learned warp, along the evenly spaced u in which it trains and samples."""
+    if not isinstance(lm.model, DiffusionModel):
+        raise UsageError(f"{name} ({lm.config['method']}) has no noise schedule. Give a diffusion model, or none.")
+    if not isinstance(lm.model.process, Gaussian):
+        raise UsageError(f"{name} ({lm.config['method']}) diffuses tokens, which have no signal-to-noise ratio.")
+    warped = isinstance(lm.model.times, LearnedWarp)
+    label = f"{name}, learned warp (over u)" if warped else f"{name}, its own"
+    return curve(label, lm.model.process, lm.model.times.time_of)
+
+
+def draw_schedules(out: Path, curves: list[Curve], dark: bool = False) -> None:
+    with sheet(out, 4.0, dark) as (figure, look):
+        panels = figure.subplots(1, 3)
+        titles = ("signal α", "noise σ", "log-SNR  λ = log α²/σ²")
+        time = np.linspace(0, 1, POINTS)
+        for place, c in enumerate(curves):
+            colour, dash = look.lines[place % len(look.lines)], DASHES[place % len(DASHES)]
+            for panel, values in zip(panels, (c.alpha, c.sigma, c.log_snr), strict=True):
+                panel.plot(time, values, color=colour, linestyle=dash, label=c.name)
+        for panel, title in zip(panels, titles, strict=True):
+            panel.set(title=title, xlabel="time t (0 is text, 1 is noise)", xlim=(0, 1))
+            panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "1"])
+        panels[2].set_ylim(*LOG_SNR_SHOWN)
+        panels[2].axhline(0, color=look.ink, linewidth=0.6)
+        handles, names = panels[0].get_legend_handles_labels()
+        tight = {"fontsize": 8.5, "columnspacing": 1.3, "handlelength": 2.6, "handletextpad": 0.5}
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names), **tight)

@@ -1,0 +1,159 @@
+"""The server's own API: /api/…"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, StreamingResponse
+
+from difflm.app.studio.asked import (
+    Asked,
+    ControlsAnswer,
+    ErrorAnswer,
+    HealthAnswer,
+    InfillAsked,
+    ModelsAnswer,
+    PlayerAsked,
+    TextsAnswer,
+)
+from difflm.app.studio.engine import Alive, Done, Engine, Frames, Job, Text
+from difflm.app.studio.frames import frame_object, spaces
+from difflm.app.studio.player import Recording, page
+from difflm.app.studio.served import Served
+from difflm.app.studio.streams import ALIVE, EventStream, event, texts_of, unless_left
+from difflm.errors import DifflmError
+from difflm.generation.jobs import Draft
+from difflm.generation.requests import generation_to_json
+
+
+def one_event(*names: str) -> dict[str, Any]:
+    """The schema of each event of a stream."""
+    named = {"event": {"enum": list(names)}} if names else {}
+    return {
+        "type": "object",
+        "properties": {**named, "data": {"type": "string", "contentMediaType": "application/json"}},
+        "required": [*named, "data"],
+    }
+
+
+REFUSED: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorAnswer, "description": "The token is missing or wrong."},
+    403: {"model": ErrorAnswer, "description": "Another host name or another page's origin."},
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    **REFUSED,
+    400: {"model": ErrorAnswer, "description": "The body is not JSON."},
+    408: {"model": ErrorAnswer, "description": "The body did not arrive in time."},
+    413: {"model": ErrorAnswer, "description": "The body is too large."},
+    415: {"model": ErrorAnswer, "description": "The body is not said to be JSON."},
+    422: {"model": ErrorAnswer, "description": "What is asked is wrong, too much, or not possible with this model."},
+    429: {
+        "model": ErrorAnswer,
+        "description": "The queue is full.",
+        "headers": {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}},
+    },
+    503: {"model": ErrorAnswer, "description": "The time limit passed, or the server stops."},
+}
+STUCK: dict[int | str, dict[str, Any]] = {
+    503: {"model": ErrorAnswer, "description": "GenerationJob waits and nothing moves."}
+}
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Events.",
+        "content": {"text/event-stream": {"schema": one_event("queued", "frame", "text", "done", "error")}},
+    }
+}
+# Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
+PLAYER: dict[int | str, dict[str, Any]] = {
+    200: {"description": "One HTML file.", "content": {"text/html": {"schema": {"type": "string"}}}}
+}
+
+
+def routes(served: Served, engine: Engine) -> APIRouter:
+    router, limits = APIRouter(), engine.limits
+
+    @router.get("/health", response_model=HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
+    async def health() -> Any:
+        """Whether the server is there, and gets on with its work."""
+        engine.check_health()
+        return {"status": "ok", "model": served.name, "queue": engine.queue}
+
+    @router.get("/api/models", response_model=ModelsAnswer, tags=["server"], responses=REFUSED)
+    async def models() -> Any:
+        """The models served."""
+        return {"models": [served.facts()]}
+
+    @router.get("/api/controls", response_model=ControlsAnswer, tags=["server"], responses=REFUSED)
+    async def controls() -> Any:
+        """What can be asked of the model, by the name of each control; null where it cannot."""
+        return served.controls(limits)
+
+    async def texts(request: Request, asked: Asked) -> dict[str, Any]:
+        asked.check(limits)
+        (job,) = await engine.submit([asked.work()])
+        return {"texts": [generation_to_json(g) for g in await unless_left(request.receive, texts_of(job))]}
+
+    @router.post(
+        "/api/generate", response_model=TextsAnswer, response_model_exclude_unset=True, tags=["texts"], responses=ERRORS
+    )
+    async def generate(request: Request, asked: Asked) -> Any:
+        """Texts, all at once when they are finished."""
+        return await texts(request, asked)
+
+    @router.post(
+        "/api/infill", response_model=TextsAnswer, response_model_exclude_unset=True, tags=["texts"], responses=ERRORS
+    )
+    async def infill(request: Request, asked: InfillAsked) -> Any:
+        """Fill the gaps of a text."""
+        return await texts(request, asked.asked())
+
+    @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=StreamingResponse)
+    async def stream(asked: Asked) -> Any:
+        """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a
+        `frame` {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every
+        text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then
+        `done` {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
+        asked.check(limits)
+        (job,) = await engine.submit([asked.work()], watched=True)
+        return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
+
+    @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=StreamingResponse)
+    async def player(request: Request, wanted: PlayerAsked) -> Any:
+        """The self-contained HTML player of exactly these texts: the same seed makes the same ones."""
+        asked = wanted.request
+        asked.check(limits)
+        frames = served.lm.frames(asked.controls(), **asked.settings())
+        recording = Recording(asked.n, frames, asked.each)
+        (job,) = await engine.submit([asked.work()], watched=recording.frame)
+        made = await unless_left(request.receive, texts_of(job))
+        about = {"model": served.name, "command": asked.command(served.name)}
+        headers = {"content-disposition": 'attachment; filename="difflm.html"', "content-security-policy": "sandbox"}
+        return HTMLResponse(await asyncio.to_thread(page, recording.texts(made), about), headers=headers)
+
+    return router
+
+
+async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> AsyncIterator[bytes]:
+    """The events of a job as its client gets them."""
+    yield event("queued", {"ahead": engine.ahead(job), "candidates": each, "warnings": job.work.warnings})
+    try:
+        async for happened in job.events():
+            match happened:
+                case Frames(drafts):
+                    yield event("frame", {"frames": [streamed(draft, each, pieces) for draft in drafts]})
+                case Text(number, generation):
+                    yield event("text", {"sample": number, **generation_to_json(generation)})
+                case Done(seconds):
+                    yield event("done", {"seconds": round(seconds, 4)})
+                case Alive():
+                    yield ALIVE
+    except DifflmError as error:
+        yield event("error", {"message": str(error)})
+
+
+def streamed(draft: Draft, each: int, pieces: bool) -> dict[str, Any]:
+    """A frame with what a page needs to draw it: the text that it is a candidate for, and the spaces."""
+    frame = frame_object(draft)
+    frame["confidence"] = [round(c, 4) for c in draft.confidence]
+    return {**frame, "text": draft.sample // each, "space": spaces(draft.tokens, pieces)}

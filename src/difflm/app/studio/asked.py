@@ -1,0 +1,237 @@
+"""What can be asked of the server and what it answers, as pydantic models: they are the OpenAPI document too."""
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic import Field as ModelInfo
+
+from difflm.app.studio.limits import Limits
+from difflm.controls.guidance import STANDARD, GuidanceSettings
+from difflm.errors import UsageError
+from difflm.generation.requests import Request
+
+MOST_SEED = 2**31 - 1
+CHOICES = ("sampler", "noise_temperature", "noise_top_p", "clamp", "clamp_below", "top_k", "top_p", "beams", "contrast")
+
+
+def shown(example: dict[str, Any]) -> ConfigDict:
+    """How a body is read, and one that works with the bundled model."""
+    return ConfigDict(extra="forbid", frozen=True, json_schema_extra={"examples": [example]})
+
+
+class Asked(Request):
+    """Some texts: the keys are those options of `difflm generate` that say what is written, and how."""
+
+    model_config = shown({"n": 2, "length": 14, "field": {"food": "Japanese"}, "contains": ["cheap"], "steps": 50})
+
+    n: int = ModelInfo(1, ge=1, description="How many texts.")
+    seed: int = ModelInfo(0, ge=0, le=MOST_SEED, description="The same seed gives the same texts.")
+    steps: int | None = ModelInfo(None, ge=1, description="Denoising steps.")
+    mbr: int = ModelInfo(1, ge=1, description="Of so many candidates, the one most like the others.")
+    candidates: int = ModelInfo(1, ge=1, description="Of so many, the one that the classifiers like best.")
+    guidance: float | None = ModelInfo(None, ge=0, le=1000, description="How strongly classifiers pull.")
+    sampler: str | None = ModelInfo(None, description="A step rule, such as ddim.")
+    noise_temperature: float | None = None
+    noise_top_p: float | None = None
+    clamp: bool | None = None
+    clamp_below: float | None = None
+    contrast: float | None = ModelInfo(None, description="Masked models alone: how much more known words count.")
+    top_k: int | None = ModelInfo(None, description="Autoregressive models alone.")
+    top_p: float | None = ModelInfo(None, description="Autoregressive models alone.")
+    beams: int | None = ModelInfo(None, description="Autoregressive models alone.")
+
+    @property
+    def each(self) -> int:
+        """Texts that are made for one that is kept."""
+        return max(self.mbr, self.candidates)
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), **{key: getattr(self, key) for key in CHOICES}}
+
+    def knobs(self) -> GuidanceSettings | None:
+        return None if self.guidance is None else replace(STANDARD, size=self.guidance)
+
+    def work(self) -> dict[str, Any]:
+        """Arguments of `TextDiffusion.work`."""
+        return {
+            "n": self.n,
+            "seed": self.seed,
+            "mbr": self.mbr,
+            "candidates": self.candidates,
+            "controls": self.controls(),
+            "edit": self.edited(),
+            "knobs": self.knobs(),
+            **self.settings(),
+        }
+
+    def check(self, limits: Limits) -> None:
+        """Refuse what is too much for this server; what the model refuses is for `TextDiffusion.work` to say."""
+        sizes = {"n": limits.n, "mbr": limits.candidates, "candidates": limits.candidates, "steps": limits.steps}
+        sizes["beams"] = limits.rows
+        for key, most in sizes.items():
+            if (value := getattr(self, key)) is not None and value > most:
+                raise UsageError(f"{key} is at most {most} on this server, not {value}.")
+        if self.n * self.each > limits.rows:
+            raise UsageError(f"{self.n} × {self.each} candidates: this server makes {limits.rows} texts at most.")
+        for key, value in self.model_dump().items():
+            check_size(key, value, limits)
+
+    def command(self, model: str) -> str:
+        """The command that writes the same texts."""
+        argv = ["difflm", "generate", model]
+        for key, value in self.model_dump(exclude_defaults=True).items():
+            argv += option(key, value)
+        return shlex.join(argv)
+
+
+def check_size(key: str, value: Any, limits: Limits) -> None:
+    if isinstance(value, str):
+        if len(value) > limits.signs:
+            raise UsageError(f"{key} has {len(value):,} signs; this server takes {limits.signs:,}.")
+        if any("\ud800" <= sign <= "\udfff" for sign in value):  # JSON can write them, UTF-8 cannot
+            raise UsageError(f"{key} holds half of a sign.")
+    if isinstance(value, list | dict):
+        if len(value) > limits.items:
+            raise UsageError(f"{key} has {len(value)} entries; this server takes {limits.items}.")
+        for part in [*value, *value.values()] if isinstance(value, dict) else value:
+            check_size(key, part, limits)
+
+
+def option(key: str, value: Any) -> list[str]:
+    """A key of a request as the command has it."""
+    name = "-n" if key == "n" else f"--{key.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [name if value else f"--no-{key}"]
+    if isinstance(value, dict):
+        return [part for label, wanted in value.items() for part in (name, f"{label}={wanted}")]
+    if isinstance(value, list):
+        return [part for item in value for part in (name, item)]
+    return [name, str(value)]
+
+
+class InfillAsked(Asked):
+    """A text with gaps to fill; the other keys are those of any request, but for `infill`."""
+
+    model_config = shown({"template": "The Eagle is a ___ near the riverside.", "seed": 1})
+
+    template: str = ModelInfo(description="`___` is a gap of any length, `___:4` one of four words.")
+
+    def asked(self) -> Asked:
+        if self.infill is not None:
+            raise UsageError("give template or infill, not both.")
+        return Asked(**{**self.model_dump(exclude={"template"}), "infill": self.template})
+
+
+class PlayerAsked(BaseModel):
+    """The request whose texts the player shows."""
+
+    model_config = shown({"request": {"n": 2, "length": 14}})
+
+    request: Asked
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+class ControlAnswer(BaseModel):
+    """Whether a text obeys one control, found by something that had no part in making it."""
+
+    name: str
+    target: Any
+    satisfied: bool | None = ModelInfo(description="null: nothing here can tell, or the model does not know all words.")
+    score: float | None
+    checker: str
+
+
+class TextAnswer(BaseModel):
+    """One text, as a line of `difflm generate --json`."""
+
+    text: str
+    tokens: list[str]
+    controls: list[ControlAnswer]
+    steps: int
+    denoiser_calls: int
+    seconds: float = ModelInfo(description="Wall clock of the batch that made it.")
+    seed: int
+    warnings: list[str] = ModelInfo(
+        default_factory=list,
+        description="Why it may not be what was asked for; left out where there is nothing to say.",
+    )
+
+
+class TextsAnswer(BaseModel):
+    texts: list[TextAnswer]
+
+
+class Fault(BaseModel):
+    message: str
+    type: str
+
+
+class ErrorAnswer(BaseModel):
+    """Every error has this form."""
+
+    error: Fault
+
+
+class HealthAnswer(BaseModel):
+    status: str
+    model: str
+    queue: int = ModelInfo(description="Requests that wait.")
+
+
+class ModelFacts(BaseModel):
+    name: str
+    method: str
+    parameters: int
+    longest: int = ModelInfo(description="The most words of a text.")
+    steps: int = ModelInfo(description="Denoising steps, where a request names none.")
+    temperature: float = ModelInfo(description="The temperature, where a request names none.")
+    whole_words: bool = ModelInfo(description="Whether a token is a word.")
+    device: str
+
+
+class ModelsAnswer(BaseModel):
+    models: list[ModelFacts]
+
+
+class Most(BaseModel):
+    most: int
+
+
+class TagsKnown(BaseModel):
+    tags: list[str]
+
+
+class LabelsKnown(BaseModel):
+    labels: list[str]
+
+
+class GapsKnown(BaseModel):
+    sizes: bool = ModelInfo(description="Whether a gap can be asked to have a number of words.")
+
+
+class LimitsAnswer(BaseModel):
+    n: int
+    steps: int
+    candidates: int
+    rows: int = ModelInfo(description="n times candidates.")
+
+
+class ControlsAnswer(BaseModel):
+    """By the name of each control what may be asked; null where this model cannot."""
+
+    length: Most | None
+    field: dict[str, list[str]] | None
+    label: dict[str, list[str]] | None
+    pos: TagsKnown | None
+    tree: LabelsKnown | None
+    span: LabelsKnown | None
+    contains: Most | None = ModelInfo(description="So many words or phrases at once.")
+    avoid: dict[str, str] | None
+    infill: GapsKnown | None
+    edit: dict[str, str] | None
+    samplers: list[str]
+    limits: LimitsAnswer

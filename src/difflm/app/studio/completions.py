@@ -1,0 +1,306 @@
+"""`/v1/completions` and `/v1/models` as clients of the OpenAI API know them, with gaps and controls beside."""
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict
+from pydantic import Field as ModelInfo
+from starlette.exceptions import HTTPException
+
+from difflm.app.studio.api import ERRORS, REFUSED, one_event
+from difflm.app.studio.asked import MOST_SEED, Asked, ControlAnswer, ErrorAnswer, check_size, shown
+from difflm.app.studio.engine import Alive, Engine, Job, Text
+from difflm.app.studio.guard import error_object
+from difflm.app.studio.limits import Limits
+from difflm.app.studio.served import Served
+from difflm.app.studio.streams import ALIVE, EventStream, texts_of, unless_left
+from difflm.controls import Control, Infill
+from difflm.data.words import join_words, split_words
+from difflm.errors import DifflmError, UsageError
+from difflm.generation.jobs import Generation
+from difflm.models.diffusion import DiffusionModel
+
+COLDEST = 0.01  # what a temperature of 0 means here: the likeliest words, while the noise still differs
+NO_EFFECT: dict[str, tuple[Any, ...]] = {  # keys of other models, and the values that ask for nothing
+    "best_of": (None, 1),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "logprobs": (None, 0),
+    "presence_penalty": (None, 0),
+    "top_p": (None, 1),
+}
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool = False
+
+
+class CompletionAsked(BaseModel):
+    """What a client of the OpenAI API sends, `infill` and `controls` beside. A key that would have no effect is
+    refused, unless its value asks for nothing."""
+
+    model_config = shown({"model": "e2e", "prompt": "The Eagle is a", "suffix": "near the riverside.", "seed": 1})
+
+    model: str | None = ModelInfo(None, description="The model served, or nothing.")
+    prompt: str | list[str] | None = ModelInfo(None, description="Continued; nothing: free texts.")
+    suffix: str | None = ModelInfo(None, description="What is written stands between prompt and suffix.")
+    max_tokens: int | None = ModelInfo(None, ge=1, description="The most words that are written.")
+    n: int | None = ModelInfo(None, ge=1, description="Choices for each prompt. [1]")
+    seed: int | None = ModelInfo(None, ge=0, le=MOST_SEED, description="Nothing: a new one each time.")
+    temperature: float | None = ModelInfo(None, ge=0, le=10)
+    stop: str | list[str] | None = ModelInfo(None, description="A choice ends before the first of these.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = ModelInfo(None, description="Repeat the prompt before every choice, and the suffix behind it.")
+    user: str | None = ModelInfo(None, description="Not looked at.")
+    infill: str | None = ModelInfo(None, description="A text with gaps instead of a prompt, as in /api/infill.")
+    controls: Asked | None = ModelInfo(None, description="What else is asked: keys of /api/generate.")
+    best_of: int | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: int | None = None
+    presence_penalty: float | None = None
+    top_p: float | None = None
+
+    def check(self, limits: Limits) -> None:
+        for key, nothing in NO_EFFECT.items():
+            if getattr(self, key) not in nothing:
+                raise UsageError(f"{key} has no effect on these models; leave it out.")
+        for key, value in self.model_dump(exclude={"controls"}).items():
+            check_size(key, value, limits)
+        if self.infill is not None and (any(self.prompts) or self.suffix):
+            raise UsageError("give prompt and suffix, or infill: they say the same thing in two ways.")
+        if any("___" in text for text in (*self.prompts, self.suffix or "")):
+            raise UsageError("a prompt has no gaps; give infill for a text with gaps.")
+
+    @property
+    def prompts(self) -> list[str]:
+        if isinstance(self.prompt, list):
+            return self.prompt or [""]
+        return [self.prompt or ""]
+
+    @property
+    def stops(self) -> list[str]:
+        return [text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if text]
+
+    def asked(self, seed: int) -> Asked:
+        """All but prompt and gaps."""
+        given = self.controls.model_dump(exclude_unset=True) if self.controls else {}
+        for key in ("n", "seed", "temperature", "infill"):
+            if key in given:
+                raise UsageError(f"{key} stands beside controls, not in them.")
+        warmth = self.temperature if self.temperature is None else self.temperature or COLDEST
+        return Asked(**given, n=self.n or 1, seed=seed, temperature=warmth)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One prompt: what is written goes between `before` and `after`; the words around are not part of the answer."""
+
+    before: str = ""
+    after: str = ""
+    template: str | None = None
+    most: int | None = None
+    whole: bool = False  # whether the answer is the whole text
+
+    def control(self, steered: bool) -> list[Control]:
+        if self.template is not None:
+            return [Infill(self.template, self.most)]
+        around = self.before.strip(), self.after.strip()
+        if any(around) or (self.most and steered):
+            return [Infill(" ___ ".join(around).strip(), self.most)]
+        return []
+
+    def answer(self, made: Generation) -> str:
+        """What was written, with the spaces that make it fit to prompt and suffix."""
+        before, after = self.before.strip(), self.after.strip()
+        if self.whole or self.template is not None or not (before or after):
+            return made.text
+        if made.text.startswith(before) and made.text.endswith(after):
+            inner = made.text[len(before) : len(made.text) - len(after)]
+        else:  # the prompt's own spaces are not those of the text
+            first, last = len(split_words(before)), len(made.tokens) - len(split_words(after))
+            inner = f" {join_words(made.tokens[first:last])} "
+        inner = inner.lstrip() if not before or self.before[-1:].isspace() else inner
+        return inner.rstrip() if not after or self.after[:1].isspace() else inner
+
+    @property
+    def cut(self) -> int | None:
+        """Where a text ends that could not be asked to be short, since its model takes no controls."""
+        return None if self.whole or self.template is not None else self.most
+
+    @property
+    def words(self) -> int:
+        return sum(len(split_words(text)) for text in (self.before, self.after, self.template or ""))
+
+
+class Choice(BaseModel):
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"]
+    logprobs: None = None
+    controls: list[ControlAnswer] = ModelInfo(description="For each control whether the text obeys.")
+    warnings: list[str] = ModelInfo(description="Why it may not be what was asked for, such as words the model lacks.")
+
+
+class Usage(BaseModel):
+    """In words."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionAnswer(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    seed: int = ModelInfo(description="The one that makes these texts again.")
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class OneModel(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[OneModel]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A request on its way: one job for each prompt."""
+
+    asked: CompletionAsked
+    gaps: Sequence[Gap]
+    jobs: Sequence[Job]
+    about: dict[str, Any]
+
+    def choice(self, place: int, number: int, made: Generation) -> dict[str, Any]:
+        gap = self.gaps[place]
+        text, reason = gap.answer(made), "stop"
+        if gap.cut and len(words := split_words(text)) > gap.cut:
+            text, reason = join_words(words[: gap.cut]), "length"
+        ends = [text.index(stop) for stop in self.asked.stops if stop in text]
+        return {
+            "index": place * self.jobs[place].n + number,
+            "text": text[: min(ends)] if ends else text,
+            "finish_reason": reason,
+            "logprobs": None,
+            "controls": made.controls,
+            "warnings": made.warnings,
+        }
+
+    def usage(self, choices: Sequence[dict[str, Any]]) -> dict[str, int]:
+        asked = sum(gap.words for gap in self.gaps)
+        made = sum(len(split_words(choice["text"])) for choice in choices)
+        return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
+
+    async def whole(self) -> dict[str, Any]:
+        choices = []
+        for place, job in enumerate(self.jobs):
+            choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job))]
+        return {**self.about, "choices": choices, "usage": self.usage(choices)}
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """A chunk for every choice when it is finished: this text comes all at once, not from left to right."""
+        choices = []
+        try:
+            for place, job in enumerate(self.jobs):
+                async for happened in job.events():
+                    if isinstance(happened, Text):
+                        choices.append(self.choice(place, happened.number, happened.generation))
+                        yield data({**self.about, "choices": choices[-1:]})
+                    elif isinstance(happened, Alive):
+                        yield ALIVE
+        except DifflmError as error:
+            yield data(error_object(str(error), "failed"))
+            return
+        if self.asked.stream_options and self.asked.stream_options.include_usage:
+            yield data({**self.about, "choices": [], "usage": self.usage(choices)})
+        yield b"data: [DONE]\n\n"
+
+
+def data(value: Any) -> bytes:
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
+
+
+def routes(served: Served, engine: Engine) -> APIRouter:
+    router, limits, begun = APIRouter(tags=["openai"]), engine.limits, int(time.time())
+    missing: dict[int | str, dict[str, Any]] = {404: {"model": ErrorAnswer, "description": "Another model."}}
+    described = {"id": served.name, "object": "model", "created": begun, "owned_by": "difflm"}
+
+    def check_model(name: str | None) -> None:
+        if name is not None and name != served.name:
+            raise HTTPException(404, f"the model {name[:100]!r} is not served here; this is {served.name!r}.")
+
+    @router.get("/v1/models", response_model=ModelList, responses=REFUSED)
+    async def models() -> Any:
+        """The models served."""
+        return {"object": "list", "data": [described]}
+
+    @router.get("/v1/models/{model}", response_model=OneModel, responses={**REFUSED, **missing, 422: ERRORS[422]})
+    async def model(model: str) -> Any:
+        """One of them."""
+        check_model(model)
+        return described
+
+    def gaps_of(asked: CompletionAsked) -> list[Gap]:
+        if asked.infill is not None:
+            return [Gap(template=asked.infill, most=asked.max_tokens)]
+        return [Gap(p, asked.suffix or "", None, asked.max_tokens, bool(asked.echo)) for p in asked.prompts]
+
+    def works(asked: CompletionAsked, gaps: Sequence[Gap], seed: int) -> list[dict[str, Any]]:
+        one = asked.asked(seed)
+        one.check(limits)
+        if len(gaps) * one.n * one.each > limits.rows:
+            raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server makes {limits.rows} texts at most.")
+        work = one.work()
+        steered = isinstance(served.lm.model, DiffusionModel) and one.edit is None and one.infill is None
+        return [{**work, "controls": [*gap.control(steered), *work["controls"]]} for gap in gaps]
+
+    @router.post("/v1/completions", response_model=CompletionAnswer, responses={**ERRORS, **missing, 200: COMPLETED})
+    async def complete(request: Request, asked: CompletionAsked) -> Any:
+        """Continue a prompt, fill the place between prompt and suffix, or fill the gaps of a text."""
+        check_model(asked.model)
+        asked.check(limits)
+        seed = secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed
+        gaps = gaps_of(asked)
+        asked_works = works(asked, gaps, seed)
+        jobs = await engine.submit(asked_works)
+        about = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": served.name,
+            "seed": asked_works[0]["seed"],
+        }
+        completion = Completion(asked, gaps, jobs, about)
+        if asked.stream:
+            return EventStream(completion.pieces(), jobs)
+        try:
+            return await unless_left(request.receive, completion.whole())
+        finally:
+            for job in jobs:
+                job.leave()
+
+    return router
+
+
+COMPLETED: dict[str, Any] = {
+    "description": "All choices; with `stream` a chunk for each when it is finished, then `[DONE]`.",
+    "content": {"text/event-stream": {"schema": one_event()}},
+}

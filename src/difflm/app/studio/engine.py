@@ -1,0 +1,332 @@
+"""The one thread that owns the model: requests wait in a bounded queue and are made together, in one denoising loop.
+
+What it makes goes to the event loop through small bounded boxes, so that neither a slow client nor one that has left
+holds the model or memory.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from difflm.app.studio.limits import Limits
+from difflm.errors import DifflmError, UsageError
+from difflm.generation.jobs import Draft, Generation, Watch
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.batching import max_batch_rows
+
+LONGEST_WAIT = 60  # seconds that a client is told to come again after, at most
+IDLE = 10.0  # seconds without an event after which a stream says that it is alive
+
+
+class Busy(DifflmError):
+    """The queue is full."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"the queue is full. Try again in {retry_after} s.")
+        self.retry_after = retry_after
+
+
+class TimedOut(DifflmError):
+    """The request took longer than this server allows."""
+
+
+class Stopping(DifflmError):
+    """The server ends."""
+
+
+class Stuck(DifflmError):
+    """Nothing has moved for longer than any step takes."""
+
+
+class Broken(DifflmError):
+    """Something that is not the client's fault."""
+
+
+@dataclass(frozen=True)
+class Frames:
+    drafts: list[Draft]
+
+
+@dataclass(frozen=True)
+class Text:
+    number: int
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class Done:
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Nothing new, and nothing wrong."""
+
+
+Event = Frames | Text | Done | Alive
+
+
+class Box:
+    """Events from the model's thread for one reader on the event loop. Of frames only the latest few are kept; texts
+    and the end always are, and there are few of them."""
+
+    def __init__(self, frames: int) -> None:
+        self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
+        self._lock, self._events, self._frames, self._most = threading.Lock(), deque[Event | DifflmError](), 0, frames
+
+    def put(self, event: Event | DifflmError) -> None:
+        with self._lock:
+            if isinstance(event, Frames):
+                if self._frames == self._most:
+                    del self._events[next(k for k, e in enumerate(self._events) if isinstance(e, Frames))]
+                else:
+                    self._frames += 1
+            self._events.append(event)
+            first = len(self._events) == 1
+        if first:
+            with suppress(RuntimeError):  # the event loop is closed, and nobody reads
+                self._loop.call_soon_threadsafe(self._ready.set)
+
+    async def get(self, seconds: float) -> list[Event | DifflmError]:
+        """What is there; else what comes first; nothing when the time is over."""
+        if not self._events:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ready.wait(), seconds)
+        with self._lock:
+            self._ready.clear()
+            found, self._frames = list(self._events), 0
+            self._events.clear()
+        return found
+
+
+class Job:
+    """One request on its way."""
+
+    def __init__(self, asked: dict[str, Any], limits: Limits, watched: Watch | bool) -> None:
+        self.asked, self.n = asked, asked["n"]
+        self.begun, self.seconds = time.monotonic(), limits.seconds
+        self.deadline = self.begun + limits.seconds
+        self.watched, self.box = watched, Box(limits.frames)
+        self.shape: Counter[Any] = Counter()  # its rows by the tiles that they can stand in
+        self._left, self._made = False, set[int]()
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self._left or time.monotonic() > self.deadline
+
+    @property
+    def late(self) -> TimedOut:
+        return TimedOut(f"the time limit of {self.seconds:g} s passed: ask for less.")
+
+    def bind(self, lm: TextDiffusion, moved: Callable[[], None]) -> None:
+        """Refuse what is wrong with it, and find out what it can be made with. `moved` is told of its every step."""
+
+        def wanted() -> bool:
+            moved()
+            return not self.over
+
+        self.work = lm.work(watch=self.watch if self.watched else None, **self.asked)
+        self.work.wanted = wanted
+        self.shape = lm.shape(self.work)
+
+    def leave(self) -> None:
+        self._left = True
+
+    # -- in the model's thread ----------------------------------------------------------------------------------
+
+    def watch(self, drafts: list[Draft]) -> None:
+        if callable(self.watched):
+            self.watched(drafts)
+        elif not self.over:
+            self.box.put(Frames(drafts))
+
+    def deliver(self, made: dict[int, Generation]) -> None:
+        for number, generation in made.items():
+            if number not in self._made and not self.over:
+                self._made.add(number)
+                self.box.put(Text(number, generation))
+        if len(self._made) == self.n and not self._left:
+            self.end(Done(time.monotonic() - self.begun))
+
+    def end(self, event: Done | DifflmError) -> None:
+        self._left = True
+        self.box.put(event)
+
+    # -- on the event loop --------------------------------------------------------------------------------------
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Up to and including `Done`; what went wrong is raised. Whoever stops reading has left."""
+        try:
+            while True:
+                left = self.deadline - time.monotonic()
+                found = await self.box.get(min(left, IDLE))
+                if not found and left <= 0:
+                    raise self.late
+                for event in found or [Alive()]:
+                    if isinstance(event, DifflmError):
+                        raise event
+                    yield event
+                    if isinstance(event, Done):
+                        return
+        finally:
+            self.leave()
+
+
+class Engine:
+    def __init__(self, lm: TextDiffusion, limits: Limits) -> None:
+        self.lm, self.limits = lm, limits
+        self._waiting, self._running, self._change = deque[Job](), tuple[Job, ...](), threading.Condition()
+        self._binding, self._stopped = 0, False
+        self._moved = time.monotonic()  # when the model last did
+        self._bound: float | None = None  # since when a request is being bound; None: none is
+        self._pace, self._promised = 1.0, 0.0  # seconds a request, in full tiles; when the last one refused may come
+        self._binder = ThreadPoolExecutor(1, "difflm-binder")  # one, since loading a classifier must happen once
+        self._thread = threading.Thread(target=self._run, name="difflm-model", daemon=True)
+        self._thread.start()
+
+    @property
+    def queue(self) -> int:
+        return len(self._waiting) + self._binding
+
+    async def submit(self, asked: Sequence[dict[str, Any]], watched: Watch | bool = False) -> list[Job]:
+        """All of them or none; each is the arguments of `TextDiffusion.work`. What is wrong with one is raised.
+        `watched`: their events hold frames; or who else sees these, in the model's thread."""
+        if self.queue + len(asked) > self.limits.queue:
+            raise Busy(self._retry_after())
+        self._binding += len(asked)
+        try:
+            jobs = [Job(one, self.limits, watched) for one in asked]
+            for job in jobs:
+                bound = asyncio.get_running_loop().run_in_executor(self._binder, self._bind, job)
+                try:
+                    await asyncio.wait_for(bound, max(0, job.deadline - time.monotonic()))
+                except TimeoutError:
+                    raise job.late from None
+        finally:
+            self._binding -= len(asked)
+        with self._change:
+            if self._stopped:
+                raise Stopping("the server is stopping.")
+            if not self._waiting and not self._running:  # it was idle, which is no fault
+                self._move()
+            self._waiting += jobs
+            self._change.notify()
+        return jobs
+
+    def check_health(self) -> None:
+        """Raise where there is work and nothing of it has moved for too long."""
+        now = time.monotonic()
+        since = [self._moved] if self._running or self._waiting else []
+        since += [self._bound] if self._bound is not None else []
+        still = now - min(since, default=now)
+        if still > self.limits.stuck_seconds:
+            raise Stuck(f"the model has not moved for {still:.0f} s. Restart the server if it stays so.")
+
+    def _move(self) -> None:
+        self._moved = time.monotonic()
+
+    def _bind(self, job: Job) -> None:
+        if job.over:
+            return
+        self._bound = time.monotonic()
+        try:
+            job.bind(self.lm, self._move)
+        finally:
+            self._bound = None
+
+    def ahead(self, job: Job) -> int:
+        """How many wait before it."""
+        with self._change:
+            return next((k for k, other in enumerate(self._waiting) if other is job), 0)
+
+    def _retry_after(self) -> int:
+        """When the queue will have room, each who asks a little later than the one before."""
+        now = time.monotonic()
+        self._promised = min(max(self._promised, now) + self._pace, now + LONGEST_WAIT)
+        return max(1, ceil(self._promised - now))
+
+    def stop(self) -> None:
+        """Tell everybody who waits that there will be no answer."""
+        with self._change:
+            self._stopped = True
+            for job in (*self._waiting, *self._running):
+                job.end(Stopping("the server is stopping."))
+            self._waiting.clear()
+            self._change.notify()
+
+    def close(self) -> None:
+        self.stop()
+        self._thread.join(timeout=10)
+        self._binder.shutdown(wait=False, cancel_futures=True)
+
+    # -- the model's thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while jobs := self._take():
+            begun = time.monotonic()
+            self._make(jobs)
+            self._running = ()
+            full = (time.monotonic() - begun) * self._filled(jobs) / len(jobs)
+            self._pace += 0.2 * (full - self._pace)
+            del jobs  # else the last ones would stay in memory until the next
+
+    def _take(self) -> list[Job]:
+        """The oldest that waits, and those that fit into what its tiles have room for: they cost nothing more. None
+        when the server stops."""
+        with self._change:
+            while not self._stopped:
+                waiting = [job for job in self._waiting if not job.over]
+                jobs = riding(waiting, self._room)
+                self._waiting = deque(job for job in waiting if job not in jobs)
+                if jobs:
+                    self._move()
+                    self._running = tuple(jobs)
+                    return jobs
+                self._change.wait()
+        return []
+
+    def _filled(self, jobs: Sequence[Job]) -> float:
+        """The share of their tiles that is not filling. Where requests are refused, it is near 1."""
+        rows = sum((job.shape for job in jobs), Counter[Any]())
+        places = sum(-(-count // self._room(kind)) * self._room(kind) for kind, count in rows.items())
+        return rows.total() / places
+
+    def _room(self, kind: tuple[Any, int]) -> int:
+        (*_, guided), width = kind
+        return max_batch_rows(self.lm.model.vocabulary, width, self.lm.device.type, guided)
+
+    def _make(self, jobs: Sequence[Job]) -> None:
+        try:
+            for number, made in self.lm.together([job.work for job in jobs]):
+                jobs[number].deliver(made)
+        except Exception as error:
+            if len(jobs) > 1:  # the fault is that of one: the others shall not suffer for it
+                for job in jobs:
+                    if not job.over:
+                        self._make([job])
+                return
+            if not isinstance(error, UsageError):
+                traceback.print_exc(file=sys.stderr)
+                error = Broken("the server could not make this text; its log says why.")
+            jobs[0].end(error)
+
+
+def riding(waiting: Sequence[Job], room: Callable[[Any], int]) -> list[Job]:
+    """The first of those that wait, and in their order all that fit into the tiles which it leaves unfilled."""
+    rows: Counter[Any] = Counter()
+    taken: list[Job] = []
+    for job in waiting:
+        if not taken or all(count <= -rows[kind] % room(kind) for kind, count in job.shape.items()):
+            taken.append(job)
+            rows += job.shape
+    return taken

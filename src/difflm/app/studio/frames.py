@@ -1,0 +1,82 @@
+"""A text's making as frames: as plain objects for a stream, and packed for a page that holds all of them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from difflm.data.words import join_words
+
+if TYPE_CHECKING:
+    from difflm.generation.jobs import Draft
+
+# One sign a confidence, 64 levels: an error of at most 1/126, which nobody sees.
+SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+
+def frame_object(draft: "Draft") -> dict[str, Any]:
+    """One moment of one text, as every reader outside Python gets it."""
+    keys = ("sample", "step", "t", "tokens", "confidence", "changed")
+    return {key: getattr(draft, key) for key in keys}
+
+
+def made_of_pieces(tokens: Sequence[str]) -> bool:
+    """Whether these are byte pairs, which bring their own spaces, and no words."""
+    return any(token[:1] == " " for token in tokens)
+
+
+def spaces(tokens: Sequence[str], pieces: bool) -> list[bool]:
+    """Whether a space is written before each token; a token that shows nothing has none."""
+    if pieces:
+        return [False] * len(tokens)
+    text, at, before = join_words([token for token in tokens if token]), 0, []
+    for token in tokens:
+        before.append(bool(token) and not text.startswith(token, at))
+        at += before[-1] + len(token)
+    return before
+
+
+def written(tokens: Sequence[str], pieces: bool) -> str:
+    """The tokens as the text they stand for."""
+    return "".join(tokens) if pieces else join_words([token for token in tokens if token])
+
+
+def level(confidence: float) -> str:
+    return SIGNS[round(min(1.0, max(0.0, confidence)) * (len(SIGNS) - 1))]
+
+
+class Packer:
+    """Drafts as small objects: tokens by their number in a shared table, and only where they differ from before.
+
+    A cell is 2 × the token's number, plus 1 where a space is written before it. A frame holds its step `s`, its time
+    `t`, its length `n`, the cells that differ from the frame before as pairs [place, cell, …] `w`, the confidences
+    `c`, a sign each, and the places of changed words `x`.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def _number(self, token: str) -> int:
+        if token not in self._numbers:
+            self._numbers[token] = len(self.tokens)
+            self.tokens.append(token)
+        return self._numbers[token]
+
+    def frames(self, drafts: "Sequence[Draft]", pieces: bool) -> list[dict[str, Any]]:
+        packed: list[dict[str, Any]] = []
+        before: list[int] = []
+        for draft in drafts:
+            apart = spaces(draft.tokens, pieces)
+            cells = [2 * self._number(token) + space for token, space in zip(draft.tokens, apart, strict=True)]
+            new = [i for i, cell in enumerate(cells) if i >= len(before) or before[i] != cell]
+            packed.append(
+                {
+                    "s": draft.step,
+                    "t": round(draft.t, 4),
+                    "n": len(cells),
+                    "w": [value for i in new for value in (i, cells[i])],
+                    "c": "".join(level(c) for c in draft.confidence),
+                    "x": [i for i, changed in enumerate(draft.changed) if changed],
+                }
+            )
+            before = cells
+        return packed

@@ -1,0 +1,63 @@
+"""The model that a server serves, and what can be asked of it."""
+
+from pathlib import Path
+from typing import Any
+
+from difflm.annotators.e2e_fields import FIELDS
+from difflm.app.studio.limits import Limits
+from difflm.controls.learned import POS
+from difflm.controls.phrases import MOST
+from difflm.controls.syntax import PHRASES
+from difflm.data.labels import NONE, Kind
+from difflm.data.tokenizers import Words
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.diffusion import DiffusionModel
+
+
+class Served:
+    def __init__(self, lm: TextDiffusion, name: str) -> None:
+        self.lm, self.name = lm, Path(name).name or name  # of a run its own name, not where it lies
+        self.labellings = lm.labellings  # loads the classifiers before anybody waits for them
+
+    def facts(self) -> dict[str, Any]:
+        lm = self.lm
+        return {
+            "name": self.name,
+            "method": lm.config["method"],
+            "parameters": lm.config["parameters"],
+            "longest": lm.model.max_words,
+            "steps": lm.model.sampling.steps,
+            "temperature": lm.model.sampling.temperature,
+            "whole_words": self.whole_words,
+            "device": str(lm.device),
+        }
+
+    @property
+    def whole_words(self) -> bool:
+        return isinstance(self.lm.tokenizer, Words)
+
+    def controls(self, limits: Limits) -> dict[str, Any]:
+        """By the name of each control what may be asked; null where this model cannot."""
+        lm = self.lm
+        steered = isinstance(lm.model, DiffusionModel)
+        labels, tags, phrases = self.known("text"), self.known("tags").get(POS), self.known("spans").get(PHRASES)
+        exact = steered and self.whole_words
+        return {
+            "length": {"most": lm.model.max_words} if exact else None,
+            "field": {name: values for name, values in labels.items() if name in FIELDS} or None,
+            "label": {name: values for name, values in labels.items() if name not in FIELDS} or None,
+            "pos": {"tags": tags} if tags and exact else None,
+            "tree": {"labels": phrases} if phrases and exact else None,
+            "span": {"labels": phrases} if phrases and exact else None,
+            "contains": {"most": MOST} if steered else None,
+            "avoid": {} if steered else None,
+            "infill": {"sizes": exact} if steered else None,
+            "edit": {} if exact else None,
+            "samplers": list(lm.model.samplers),
+            "limits": {"n": limits.n, "steps": limits.steps, "candidates": limits.candidates, "rows": limits.rows},
+        }
+
+    def known(self, kind: Kind) -> dict[str, list[str]]:
+        """What the model's classifiers tell apart of this kind."""
+        found = self.labellings.values()
+        return {one.name: [value for value in one.values if value != NONE] for one in found if one.kind == kind}

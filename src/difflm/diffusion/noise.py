@@ -1,0 +1,109 @@
+"""Noise as a function of (seed, sample, step, position): nothing depends on batch size, order or device count.
+
+A counter goes in, a random number comes out (splitmix64, Steele et al., 2014). Integers wrap alike on every device.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer
+MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Logical right shift; torch's own keeps the sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix_bits(z: Tensor) -> Tensor:
+    """Splitmix64's finaliser: every input bit moves every output bit."""
+    z = z + GOLDEN
+    z = (z ^ _shift(z, 30)) * MIX_1
+    z = (z ^ _shift(z, 27)) * MIX_2
+    return z ^ _shift(z, 31)
+
+
+def fold_counter(*parts: int) -> int:
+    """Many small integers into one non-negative 63-bit seed."""
+    return int(folded(*(torch.tensor(part, dtype=torch.int64) for part in parts)))
+
+
+def folded(*parts: Tensor | int) -> Tensor:
+    """The same for integers that stand in tensors."""
+    key: Tensor | int = 0
+    for part in parts:
+        key = mix_bits(torch.as_tensor(key ^ part))
+    return torch.as_tensor(key) & (2**63 - 1)
+
+
+Step = int | Tensor  # its number, or [1] where that stands on a device
+
+
+class NoiseSource(Protocol):
+    """Where random numbers come from: a counter, or torch's own generator while training."""
+
+    def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor: ...
+    def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class TorchNoise:
+    """Torch's own generator, which the trainer seeds at every step; `step` and `stream` mean nothing to it."""
+
+    batch: int
+    device: torch.device
+
+    def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
+        return torch.rand(self.batch, *shape, device=self.device)
+
+    def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
+        return torch.randn(self.batch, *shape, device=self.device)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Random numbers for some samples of one seed, or each of its own.
+
+    `scale` is the noise temperature. `top_p` keeps the central share of the normal's mass and redraws the rest:
+    Diffusion-LM's truncation, here by the inverse distribution instead of by rejection.
+    """
+
+    seed: int | Tensor  # [B] int64, where samples of several seeds stand side by side
+    samples: Tensor  # [B] int64, the number of each sample
+    scale: float = 1.0
+    top_p: float = 1.0
+
+    def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
+        """U(0, 1), never 0 or 1, `[B, *shape]`, the same for a position whatever lies beside it."""
+        samples = self.samples
+        seed = fold_counter(self.seed, stream) if isinstance(self.seed, int) else folded(self.seed, stream)
+        key = mix_bits(mix_bits(samples + seed) + step)
+        for size in shape:
+            counter = torch.arange(size, device=samples.device, dtype=torch.int64)
+            key = mix_bits(key.unsqueeze(-1) + counter)
+        # 23 bits: with 24, the largest value plus a half rounds to 2²⁴ in float32, and u = 1 is an infinite normal.
+        return (_shift(key, 41).to(torch.float32) + 0.5) * 2.0**-23
+
+    def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
+        u = self.uniform(step, *shape, stream=stream)
+        if self.top_p < 1:
+            u = (1 - self.top_p) / 2 + u * self.top_p
+        return torch.erfinv(2 * u - 1) * (math.sqrt(2.0) * self.scale)
+
+
+@dataclass(frozen=True)
+class StepNoise:
+    """Uniform numbers of the step that a clock [1] shows, `[B, length]`: for those whom nobody tells the step."""
+
+    noise: Noise
+    step_counter: Tensor
+    length: int
+    stream: int
+
+    def __call__(self) -> Tensor:
+        return self.noise.uniform(self.step_counter, self.length, stream=self.stream)

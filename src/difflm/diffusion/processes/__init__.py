@@ -1,0 +1,33 @@
+"""How a state is corrupted, and how to step back from t to any s < t given a belief."""
+
+from difflm.diffusion.processes.alpha_schedules import (
+    AlphaSchedule,
+    CosineAlpha,
+    LinearAlpha,
+    MutualInformationAlpha,
+    PowerAlpha,
+)
+from difflm.diffusion.processes.discrete import DiscreteProcess
+from difflm.diffusion.processes.gaussian import Gaussian, expand_levels, using_levels
+from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Uniform
+from difflm.diffusion.processes.matrix import Matrix, Nearest
+from difflm.diffusion.processes.spindle import Spindle
+
+__all__ = [
+    "Absorbing",
+    "AlphaSchedule",
+    "CosineAlpha",
+    "DiscreteProcess",
+    "Gaussian",
+    "Hybrid",
+    "Interpolating",
+    "LinearAlpha",
+    "Matrix",
+    "MutualInformationAlpha",
+    "Nearest",
+    "PowerAlpha",
+    "Spindle",
+    "Uniform",
+    "expand_levels",
+    "using_levels",
+]

@@ -1,0 +1,159 @@
+"""What every diffusion of tokens can be asked: the state is the ids themselves, [B, L].
+
+Ids 0 … words − 1 are tokens; a process with masks has one state more, `mask_id` = words. A belief's logits speak of the
+clean token given all of x_t. What the network says from context alone is `belief.context`: that leave-one-out vector is
+what stands for x_0 wherever a position's own noise is no mask (docs/tokens.md).
+"""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.noise import NoiseSource, Step
+
+NUMBERS = 3  # uniform numbers a position takes: one moves it, two together say where to
+FINE = 2.0**-23  # what the counter's numbers cannot resolve
+
+
+class DiscreteProcess(nn.Module):
+    """Times s < t are [B] or [B, L] everywhere; nats are [B, L]."""
+
+    mask_id: int = -1  # none
+    reads_pairs = False
+
+    def __init__(self, words: int, states: int) -> None:
+        super().__init__()
+        self.words, self.states = words, states
+
+    # -- the forward process ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def corrupt(self, ids: Tensor, t: Tensor, fresh: Tensor) -> Tensor:
+        """q(x_t | x_0)."""
+
+    @abstractmethod
+    def prior(self, t: Tensor, fresh: Tensor) -> Tensor:
+        """Where sampling starts."""
+
+    @abstractmethod
+    def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """q(x_s | x_t, x_0), [B, L, states]."""
+
+    @abstractmethod
+    def kept(self, ids: Tensor, t: Tensor) -> Tensor:
+        """α: how likely each word has met no noise by t, [B, L]."""
+
+    def levels(self, t: Tensor) -> Tensor:
+        """Times [N, …] and what is worked out of them before a walk, [N, 1, …]: nothing."""
+        return t.unsqueeze(1)
+
+    def observe(self, counts: Tensor) -> None:
+        """Learn from how often each token occurs."""
+
+    def read_pairs(self, pairs: Tensor) -> None:
+        """Learn from how often each token stands before each other one, [words, words]; asked with `reads_pairs`."""
+
+    def draw_noise(self, noise: NoiseSource, step: Step, length: int, dim: int = 0, stream: int = 0) -> Tensor:
+        """The random numbers that a corruption or a step takes, [B, L, NUMBERS]."""
+        return noise.uniform(step, length, NUMBERS, stream=stream)
+
+    def display_tokens(self, x: Tensor, guess: Tensor, s: Tensor) -> Tensor:
+        """The words to show of a state at time s: those that are settled, at s = 0 all, and guesses elsewhere."""
+        settled = x != self.mask_id
+        settled = settled if self.settles else settled & expand_to(s <= 0, x, settled)
+        return torch.where(settled, x, guess)
+
+    @property
+    def settles(self) -> bool:
+        """Whether a word, once there, is the word of the text."""
+        return False
+
+    @property
+    def masks(self) -> bool:
+        return self.mask_id >= 0
+
+    # -- the reverse process ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def belief_from_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
+        """The belief behind the network's logits [B, L, words]."""
+
+    @abstractmethod
+    def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
+        """p(x_s | x_t), [B, L, states]."""
+
+    # -- the bound ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def prior_nats(self, ids: Tensor) -> Tensor:
+        """KL(q(x_1 | x_0) ‖ prior)."""
+
+    @abstractmethod
+    def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
+        """The integrand of the bound in continuous time."""
+
+    def step_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
+        """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)) of one step of a chain; at s = 0 it is −log p(x_0 | x_1)."""
+        return kl_divergence(self.posterior(z, ids, t, s), self.reverse(z, belief, t, s))
+
+
+def expand_to(value: Tensor, state: Tensor, like: Tensor) -> Tensor:
+    """A quantity per text [B] or position [B, L], in the width of `like`, shaped to multiply [B, L] or [B, L, N]."""
+    return value.to(like.dtype)[(...,) + (None,) * (state.dim() - value.dim())]
+
+
+def certain_logits(ids: Tensor, words: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Logits without doubt: 0 at the token and −∞ elsewhere, [B, L, words]."""
+    logits = torch.full((*ids.shape, words), float("-inf"), dtype=dtype, device=ids.device)
+    return logits.scatter(-1, ids.unsqueeze(-1), 0.0)
+
+
+CERTAIN = 1e4  # nats: a softmax leaves nothing beside it; where a rule forbids the word, the likeliest other is left
+
+
+def keep_visible(logits: Tensor, z: Tensor, mask_id: int) -> Tensor:
+    """Logits without doubt of the words that stand, and as they are at masks."""
+    gain = torch.where(z == mask_id, 0.0, CERTAIN).to(logits.dtype)
+    return logits.scatter_add(-1, z.clamp(max=logits.shape[-1] - 1).unsqueeze(-1), gain.unsqueeze(-1))
+
+
+def one_hot_states(ids: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """1 at the state and 0 elsewhere, [B, L, size]; torch's own would look at the ids, and a GPU would wait."""
+    return torch.zeros(*ids.shape, size, dtype=dtype, device=ids.device).scatter(-1, ids.unsqueeze(-1), 1.0)
+
+
+def gather_tokens(values: Tensor, ids: Tensor) -> Tensor:
+    """The entry of each position's token."""
+    return values.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
+def kl_divergence(q: Tensor, p: Tensor) -> Tensor:
+    """KL(q ‖ p) over the last axis; where q is 0 nothing is asked of p."""
+    tiny = torch.finfo(p.dtype).tiny
+    return torch.where(q > 0, q * (q.clamp(min=tiny).log() - p.clamp(min=tiny).log()), 0.0).sum(-1)
+
+
+def draw_transition(p: Tensor, z: Tensor, fresh: Tensor) -> Tensor:
+    """One state each from p [B, L, states], given where it stands now.
+
+    First whether it moves, then where to: a race of float32 noise over both at once cannot draw what is rarer than
+    2⁻²⁴, and in a long chain every single word is (Zheng et al., 2024). Here a word's own share decides."""
+    stay = gather_tokens(p, z)
+    others = p.scatter(-1, z.unsqueeze(-1), 0.0).double().cumsum(-1)
+    total = others[..., -1]
+    moves = (fresh[..., 0] * (stay + total.to(p.dtype)) >= stay) & (total > 0)
+    return torch.where(moves, invert_cdf(others, fresh), z)
+
+
+def draw_states(p: Tensor, fresh: Tensor) -> Tensor:
+    """One state each from p [B, L, states]."""
+    return invert_cdf(p.double().cumsum(-1), fresh)
+
+
+def invert_cdf(shares: Tensor, fresh: Tensor) -> Tensor:
+    """The state whose share of the sums so far holds a random number."""
+    u = fresh[..., 1].double() + (fresh[..., 2].double() - 0.5) * FINE
+    found = torch.searchsorted(shares, (u * shares[..., -1]).unsqueeze(-1), right=True).squeeze(-1)
+    return found.clamp(max=shares.shape[-1] - 1)

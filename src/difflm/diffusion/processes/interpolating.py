@@ -1,0 +1,268 @@
+"""Processes that interpolate: q(x_t | x_0) = α x_0 + m · mask + u · uniform, with two free times s < t everywhere.
+
+One bound holds for all of them (von Rütte et al., 2025): with q = αx + βπ, p = αx_θ + βπ and r = q(z)/p(z),
+ℓ_t = [(βπ)′_z − (α′/α)(βπ)_z] / q(z) · [KL(q ‖ p) + r − log r − 1]. For masks it is −α′/(1−α) · CE (Sahoo et al., 2024;
+Shi et al., 2024), for uniform noise that of Schiff et al. (2024), and score entropy (Lou et al., 2024) in other words.
+"""
+
+import math
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha, MutualInformationAlpha
+from difflm.diffusion.processes.discrete import (
+    CERTAIN,
+    DiscreteProcess,
+    certain_logits,
+    expand_to,
+    gather_tokens,
+    keep_visible,
+    one_hot_states,
+)
+
+
+class Mix(NamedTuple):
+    """Shares of the word itself, of the mask, and of any word at random; or their slopes in time."""
+
+    alpha: Tensor
+    mask: Tensor
+    uniform: Tensor
+
+
+class Interpolating(DiscreteProcess):
+    @abstractmethod
+    def mix(self, t: Tensor) -> Mix: ...
+
+    @abstractmethod
+    def slopes(self, t: Tensor) -> Mix: ...
+
+    def between(self, t: Tensor, s: Tensor) -> Mix:
+        """q(x_t | x_s): α_{t|s} = α_t/α_s and (βπ)_{t|s} = (βπ)_t − α_{t|s} (βπ)_s."""
+        late, early = self.mix(t), self.mix(s)
+        alpha = late.alpha / early.alpha
+        rest = (late.mask - alpha * early.mask, late.uniform - alpha * early.uniform)
+        return Mix(alpha, rest[0].clamp(min=0), rest[1].clamp(min=0))
+
+    def corrupt(self, ids: Tensor, t: Tensor, fresh: Tensor) -> Tensor:
+        _, mask, uniform = (expand_to(share, ids, fresh) for share in self.mix(t.double()))
+        return torch.where(fresh[..., 0] < self.kept(ids, t), ids, self.noise(mask, uniform, fresh))
+
+    def kept(self, ids: Tensor, t: Tensor) -> Tensor:
+        return expand_to(self.mix(t.double()).alpha, ids, t).expand(ids.shape)
+
+    def noise(self, mask: Tensor, uniform: Tensor, fresh: Tensor) -> Tensor:
+        """A draw from βπ, [B, L]."""
+        word = (fresh[..., 2] * self.words).long().clamp(max=self.words - 1)
+        return torch.where(fresh[..., 1] * (mask + uniform) < mask, self.mask_id, word)
+
+    def prior(self, t: Tensor, fresh: Tensor) -> Tensor:
+        _, mask, uniform = (expand_to(share, fresh[..., 0], fresh) for share in self.mix(t.double()))
+        return self.noise(mask, uniform, fresh)
+
+    def spread(self, share: Mix, x: Tensor) -> Tensor:
+        """α x + βπ over all states, for x [B, L, words]."""
+        alpha, mask, uniform = (expand_to(value, x, x) for value in share)
+        out = alpha * x + uniform / self.words
+        return out if not self.masks else torch.cat([out, mask.expand(*x.shape[:-1], 1)], -1)
+
+    def back(self, z: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """q(x_t | x_s) q(x_s | x) normalised, where x [B, L, words] stands for x_0: the posterior for one word, the
+        model's step for a belief."""
+        alpha, mask, uniform = (expand_to(value, x, x) for value in self.between(t.double(), s.double()))
+        towards = uniform / self.words
+        towards = torch.where((z == self.mask_id).unsqueeze(-1), mask, towards)
+        here = one_hot_states(z, self.states, x.dtype)
+        joint = (alpha * here + towards) * self.spread(self.mix(s.double()), x)
+        return joint / joint.sum(-1, keepdim=True)
+
+    def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        return self.back(z, one_hot_states(ids, self.words, t.dtype), t, s)
+
+    def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
+        return self.back(z, belief.context.softmax(-1), t, s)
+
+    def seen(self, z: Tensor, t: Tensor, like: Tensor) -> Tensor:
+        """log q(x_t | x_0) for every word x_0, up to a constant, [B, L, words]: nothing where a mask stands."""
+        alpha, _, uniform = (expand_to(share, z, like) for share in self.mix(t.double()))
+        # The word that stands there is likelier by this much than any other.
+        gain = torch.log1p(alpha * self.words / uniform.clamp(min=torch.finfo(like.dtype).tiny))
+        gain = gain.clamp(max=CERTAIN).expand(z.shape)
+        gain = gain.masked_fill(z == self.mask_id, 0.0)
+        return torch.zeros_like(like).scatter(-1, z.clamp(max=self.words - 1).unsqueeze(-1), gain.unsqueeze(-1))
+
+    def belief_from_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
+        evidence = self.seen(z, t, logits)
+        return Belief(logits + evidence, logits + evidence, evidence=evidence, tokenwise=True)
+
+    def prior_nats(self, ids: Tensor) -> Tensor:
+        """α_1 = 0: every curve here ends in pure noise."""
+        return torch.zeros(ids.shape, device=ids.device)
+
+    def inflow(self, z: Tensor, t: Tensor) -> Tensor:
+        """The rate at which any other state becomes z: (βπ)′_z − (α′/α)(βπ)_z, [B, L]."""
+        share, slope = self.mix(t), self.slopes(t)
+        ratio = slope.alpha / share.alpha
+        random = expand_to((slope.uniform - ratio * share.uniform) / self.words, z, t).expand(z.shape)
+        return torch.where(z == self.mask_id, expand_to(slope.mask - ratio * share.mask, z, t), random)
+
+    def weight(self, ids: Tensor, z: Tensor, t: Tensor) -> Tensor:
+        """w_t of the bound: the inflow over q(z | x), [B, L]."""
+        alpha, mask, uniform = (expand_to(share, ids, t) for share in self.mix(t))
+        here = uniform / self.words + alpha * (z == ids)
+        here = torch.where(z == self.mask_id, mask, here)
+        return self.inflow(z, t) / here.clamp(min=torch.finfo(t.dtype).tiny)
+
+    def contrast(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
+        """KL(q ‖ p) + r − log r − 1, [B, L]."""
+        log_x = belief.context.log_softmax(-1)
+        log_p, log_q = self.log_spread(log_x, t), self.log_spread(certain_logits(ids, self.words, log_x.dtype), t)
+        kl = torch.where(log_q > float("-inf"), log_q.exp() * (log_q - log_p), 0.0).sum(-1)
+        log_r = gather_tokens(log_q, z) - gather_tokens(log_p, z)
+        return kl + torch.expm1(log_r) - log_r
+
+    def score_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
+        """The same integrand as score entropy, inflow · Σ_y [s_y − r_y log s_y + r_y (log r_y − 1)] over y ≠ z, with
+        r = q(y | x)/q(z | x) and s = p(y)/p(z) for p = αx_θ + βπ."""
+        log_p, log_q = (
+            self.log_spread(x, t) for x in (belief.context.log_softmax(-1), certain_logits(ids, self.words, t.dtype))
+        )
+        log_s, log_r = (values - gather_tokens(values, z).unsqueeze(-1) for values in (log_p, log_q))
+        r = log_r.exp()
+        terms = log_s.exp() + torch.where(r > 0, r * (log_r - log_s - 1), 0.0)
+        return self.inflow(z, t) * terms.scatter(-1, z.unsqueeze(-1), 0.0).sum(-1)
+
+    def log_spread(self, log_x: Tensor, t: Tensor) -> Tensor:
+        """log(αx + βπ) over all states."""
+        log_alpha, log_mask, log_uniform = (expand_to(share.log(), log_x, log_x) for share in self.mix(t))
+        words = torch.logaddexp(log_alpha + log_x, log_uniform - math.log(self.words))
+        return words if not self.masks else torch.cat([words, log_mask.expand(*log_x.shape[:-1], 1)], -1)
+
+    def training_weight(self, ids: Tensor, z: Tensor, t: Tensor) -> Tensor:
+        """What training may use in place of w_t."""
+        return self.weight(ids, z, t.double()).to(t.dtype)
+
+    def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
+        # In float64: near t = 0 and t = 1 large weights meet small divergences.
+        return self.weight(ids, z, t.double()).to(belief.logits.dtype) * self.contrast(ids, z, belief, t.double())
+
+
+class Absorbing(Interpolating):
+    """Words become masks, and masks stay (Austin et al., 2021). A mask shows nothing of its word, so the belief is the
+    plain posterior; a word that stands is the text's own, and the belief says so."""
+
+    def __init__(self, words: int, keep: AlphaSchedule | None = None) -> None:
+        super().__init__(words, words + 1)
+        self.mask_id, self.keep = words, keep or LinearAlpha()
+
+    def mix(self, t: Tensor) -> Mix:
+        alpha = self.keep.alpha(t)
+        return Mix(alpha, 1 - alpha, torch.zeros_like(alpha))
+
+    def slopes(self, t: Tensor) -> Mix:
+        slope = self.keep.slope(t)
+        return Mix(slope, -slope, torch.zeros_like(slope))
+
+    @property
+    def settles(self) -> bool:
+        return True
+
+    def belief_from_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
+        logits = keep_visible(logits, z, self.mask_id)
+        return Belief(logits, logits, tokenwise=True)
+
+    def revealed(self, t: Tensor, s: Tensor, x: Tensor) -> Tensor:
+        """The chance that a mask at t is a word at s: (α_s − α_t)/(1 − α_t), shaped like x [B, L, words]."""
+        early, late = self.keep.alpha(s.double()), self.keep.alpha(t.double())
+        return expand_to((early - late) / (1 - late), x, x)
+
+    def back(self, z: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """The general formula without its zeros. At a word the belief `x` decides: where a rule put another word in its
+        place, the state follows."""
+        words = x * self.revealed(t, s, x)
+        masked = (z == self.mask_id).unsqueeze(-1)
+        out = torch.where(masked, words, x)
+        left = torch.where(masked, 1 - words.sum(-1, keepdim=True), 0.0).clamp(min=0)
+        return torch.cat([out, left], -1)
+
+    def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
+        return self.back(z, belief.logits.softmax(-1), t, s)
+
+    def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
+        share = -self.keep.slope(t.double()) / (1 - self.keep.alpha(t.double()))
+        ce = -gather_tokens(belief.logits.log_softmax(-1), ids)
+        return torch.where(z == self.mask_id, expand_to(share, ids, ce) * ce, 0.0)
+
+    def score_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
+        """−α′/(1 − α) · (Σ_y eˡ_y − l_x − 1) at masks, for scores eˡ α/(1 − α): cross-entropy where they are normalised
+        and more where they are not. The factor that SEDD calls scaling by σ is taken out of the network's hands."""
+        share = -self.keep.slope(t.double()) / (1 - self.keep.alpha(t.double()))
+        masked = z == self.mask_id
+        logits = belief.logits.masked_fill(~masked.unsqueeze(-1), 0.0)
+        nats = logits.exp().sum(-1) - gather_tokens(logits, ids) - 1
+        return torch.where(masked, expand_to(share, ids, nats) * nats, 0.0)
+
+    def step_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
+        """At a mask both sides reveal with the same chance, so that their divergence is that chance's share of CE."""
+        ce = -gather_tokens(belief.logits.log_softmax(-1), ids)
+        return torch.where(z == self.mask_id, self.revealed(t, s, ce) * ce, 0.0)
+
+
+class Uniform(Interpolating):
+    """Words become any word (Austin et al., 2021; Schiff et al., 2024; Sahoo et al., 2025)."""
+
+    def __init__(self, words: int, keep: AlphaSchedule | None = None) -> None:
+        super().__init__(words, words)
+        self.keep = keep or LinearAlpha()
+
+    def mix(self, t: Tensor) -> Mix:
+        alpha = self.keep.alpha(t)
+        return Mix(alpha, torch.zeros_like(alpha), 1 - alpha)
+
+    def slopes(self, t: Tensor) -> Mix:
+        slope = self.keep.slope(t)
+        return Mix(slope, torch.zeros_like(slope), -slope)
+
+    def observe(self, counts: Tensor) -> None:
+        if isinstance(self.keep, MutualInformationAlpha):
+            exponents = torch.logspace(-6, 1.7, 1024, dtype=torch.float64)
+            self.keep.fit(exponents, self.information(counts, torch.exp(-exponents)))
+
+    def information(self, counts: Tensor, alpha: Tensor) -> Tensor:
+        """I(x_t; x_0)/H(x_0) for tokens that occur so often, at each α."""
+        p = counts.double() / counts.sum()
+        later = alpha.unsqueeze(-1) * p + ((1 - alpha) / self.words).unsqueeze(-1)
+        other = (1 - alpha) / self.words
+        same = alpha + other
+        noise = -(torch.xlogy(same, same) + (self.words - 1) * torch.xlogy(other, other))
+        return (-torch.xlogy(later, later).sum(-1) - noise) / -torch.xlogy(p, p).sum()
+
+
+class Hybrid(Interpolating):
+    """Masks, and at most a share `most` of random words in the middle of time, so that a model learns to mend what it
+    wrote (von Rütte et al., 2025, with γ = 1): α = (1 − t)/C, m = t/C, u = c/C, c = B √(t(1 − t)), C = 1 + c."""
+
+    def __init__(self, words: int, most: float = 0.1) -> None:
+        super().__init__(words, words + 1)
+        self.mask_id, self.most = words, most
+        self.bulge = 2 * most / (1 - most)
+
+    def mix(self, t: Tensor) -> Mix:
+        c = self.bulge * (t * (1 - t)).clamp(min=0).sqrt()
+        return Mix((1 - t) / (1 + c), t / (1 + c), c / (1 + c))
+
+    def slopes(self, t: Tensor) -> Mix:
+        root = (t * (1 - t)).clamp(min=torch.finfo(t.dtype).tiny).sqrt()
+        c, slope = self.bulge * root, self.bulge * (1 - 2 * t) / (2 * root)
+        whole = (1 + c) ** 2
+        return Mix((-(1 + c) - (1 - t) * slope) / whole, (1 + c - t * slope) / whole, slope / whole)
+
+    def training_weight(self, ids: Tensor, z: Tensor, t: Tensor) -> Tensor:
+        """What training uses in place of w_t, whose ends drown the rest: 2 at masks, 1 at wrong words, little at right
+        ones (von Rütte et al., 2025, "dynamic")."""
+        alpha = self.mix(t).alpha
+        right = expand_to(self.bulge / self.words * ((1 - alpha) / alpha).sqrt(), ids, t)
+        return torch.where(z == self.mask_id, 2.0, torch.where(z == ids, right.clamp(max=1.0), 1.0))

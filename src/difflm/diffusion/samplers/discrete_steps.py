@@ -1,0 +1,152 @@
+"""Step rules of tokens: from x_t and a belief to x_s, for any s < t.
+
+Ancestral steps draw from the model at any number of steps. The rules below it are for masks alone. First-hitting draws
+from the model too; orders by confidence are decoding heuristics, which change the distribution.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from difflm.diffusion.processes.discrete import draw_states, draw_transition, expand_to
+from difflm.diffusion.samplers.steps import Step, StepState
+
+REMASK = 0.02  # share of the words that is masked again in a step, at most
+SURE = 0.9  # from this probability on, words are written together
+BURNT_IN, LIKELY = 0.5, 100  # the time from which Gibbs draws only among so many likeliest words of a place
+SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and the temperature
+
+
+def ancestral(now: StepState) -> Tensor:
+    """Draw x_s ~ p(x_s | x_t), over as many levels of the chain as lie between (Austin et al., 2021)."""
+    return draw_transition(now.process.reverse(now.x, now.belief, now.t, now.s), now.x, now.noise())
+
+
+def remask(now: StepState, most: float = REMASK) -> Tensor:
+    """Words may become masks again, so that mistakes can be mended; marginals stay those of the process
+    (Wang et al., 2025, "cap": σ = min(η, (1 − α_s)/α_t))."""
+    process, x, fresh = now.process, now.x, now.noise()
+    early, late = process.keep.alpha(now.s.double()), process.keep.alpha(now.t.double())
+    sigma = ((1 - early) / late.clamp(min=1e-12)).clamp(max=most)
+    there, shown = masked(now), (early - (1 - sigma) * late) / (1 - late)
+    moves = fresh[..., 0] < torch.where(there, expand_to(shown, x, fresh), expand_to(sigma, x, fresh))
+    stays = torch.where(there, x, now.belief.tokens)
+    return torch.where(moves, torch.where(there, words_of(now, fresh), process.mask_id), stays)
+
+
+def first_hitting(now: StepState) -> Tensor:
+    """One mask at a time, anywhere: the chain of infinitely many steps without those in which nothing happens (Zheng et
+    al., 2024). Exact for a network that is not told the time, with at least as many steps as words."""
+    fresh = now.noise()
+    return written(now, words_of(now, fresh), fresh[..., 0], fewest_left(now))
+
+
+def confidence(now: StepState) -> Tensor:
+    """The words that the belief is surest of come first (Chang et al., 2022; Nie et al., 2025)."""
+    words = words_of(now, now.noise())
+    return written(now, words, now.belief.confidence_in(words), fewest_left(now))
+
+
+def threshold(now: StepState, sure: float = SURE) -> Tensor:
+    """Every word that the belief is sure of is written at once, and one at least (Wu et al., 2025)."""
+    words = words_of(now, now.noise())
+    share = now.belief.confidence_in(words)
+    open_ = masked(now) & moving(now)
+    fewest = (masked(now) & ~moving(now)).sum(-1)
+    unsure = fewest + (open_ & (share < sure)).sum(-1)
+    left = torch.minimum(unsure, (fewest + open_.sum(-1) - 1).clamp(min=0))
+    return written(now, words, share, torch.where(ends(now), fewest, left))
+
+
+def gibbs(now: StepState) -> Tensor:
+    """One mask becomes a word; when all are written, one word is masked again, and so on. In the first half of the
+    steps it is any word, later one of the hundred likeliest (Wang & Cho, 2019)."""
+    fresh = now.noise()
+    left = torch.where(ends(now), 0, (masked(now).sum(-1) - 1).clamp(min=0))
+    late = expand_to(now.t <= BURNT_IN, now.belief.logits, now.belief.logits > 0)
+    logits = torch.where(late, likeliest(now.belief.logits, LIKELY), now.belief.logits)
+    x = written(now, draw_states(logits.softmax(-1), fresh), fresh[..., 0], left)
+    again = (x != now.process.mask_id).all(-1, keepdim=True) & ~ends(now).unsqueeze(-1)
+    rank = fresh[..., 0] if now.free is None else fresh[..., 0].masked_fill(~now.free, -1.0)
+    place = rank.argmax(-1, keepdim=True)
+    here = torch.zeros_like(again).expand(x.shape).scatter(-1, place, True)
+    return torch.where(again & here, now.process.mask_id, x)
+
+
+def self_correct(now: StepState) -> Tensor:
+    """Ancestral steps while time passes. Where it stands still, at SETTLED, a word each is drawn from the context at a
+    low temperature, and the likeliest that differs from what stands takes its place (von Rütte et al., 2025)."""
+    process, x, fresh = now.process, now.x, now.noise()
+    moved = draw_transition(process.reverse(x, now.belief, now.t, now.s), x, fresh)
+    share = (now.belief.context / COLD).softmax(-1)
+    words = draw_states(share, fresh)
+    gain = share.gather(-1, words.unsqueeze(-1)).squeeze(-1) * (words != x)
+    gain = gain if now.free is None else gain.masked_fill(~now.free, 0.0)
+    best = torch.zeros_like(x, dtype=torch.bool).scatter(-1, gain.argmax(-1, keepdim=True), True) & (gain > 0)
+    waits = expand_to((now.s == now.t) & (now.t > 0), x, x == x)
+    return torch.where(waits, torch.where(best, words, x), moved)
+
+
+def with_corrections(grid: Tensor) -> Tensor:
+    """Times of twice the pace down to SETTLED, where they wait for the second half of the steps; the last one ends."""
+    return torch.where(grid > 0, (2 * grid - grid[:1]).clamp(min=SETTLED), 0.0)
+
+
+def likeliest(logits: Tensor, count: int) -> Tensor:
+    """Logits of the `count` likeliest words, −∞ elsewhere."""
+    best = logits.topk(min(count, logits.shape[-1]), dim=-1)
+    return torch.full_like(logits, float("-inf")).scatter(-1, best.indices, best.values)
+
+
+def words_of(now: StepState, fresh: Tensor) -> Tensor:
+    """A word each from the belief, [B, L]."""
+    return draw_states(now.belief.logits.softmax(-1), fresh)
+
+
+def masked(now: StepState) -> Tensor:
+    there: Tensor = now.x == now.process.mask_id
+    return there
+
+
+def moving(now: StepState) -> Tensor:
+    """Places whose time goes on, [B, L]; of a text in blocks those of the current one."""
+    return expand_to(now.s < now.t, now.x, now.x == now.x)
+
+
+def ends(now: StepState) -> Tensor:
+    """Texts, or their current blocks, whose time is up, [B]."""
+    up: Tensor = (expand_to(now.s <= 0, now.x, now.x == now.x) | ~moving(now)).all(-1)
+    return up
+
+
+def fewest_left(now: StepState) -> Tensor:
+    """How many masks of each text the schedule leaves at s, one fewer than now at least, [B]."""
+    early, late = now.process.keep.alpha(now.s.double()), now.process.keep.alpha(now.t.double())
+    share = expand_to((1 - early) / (1 - late), now.x, early).expand(now.x.shape)
+    there = masked(now)
+    # A hair more, since 8 · 7/8 may be a little below 7.
+    left = (torch.where(there, share, 0.0).sum(-1) + 1e-6).long()
+    return torch.minimum(left, (there.sum(-1) - 1).clamp(min=0))
+
+
+def written(now: StepState, words: Tensor, rank: Tensor, left: Tensor) -> Tensor:
+    """Words in place of the masks of highest `rank`, so that `left` [B] masks stay; those whose time stands still first
+    of all. What stands is kept, unless a rule put another word there."""
+    there = masked(now)
+    rank = rank.masked_fill(~moving(now), -1.0).masked_fill(~there, float("inf"))
+    order = rank.argsort(dim=-1, stable=True).argsort(-1)
+    stays = there & ((order < left.unsqueeze(-1)) | ~moving(now))
+    return torch.where(stays, now.x, torch.where(there, words, now.belief.tokens))
+
+
+TOKEN_STEPS: Mapping[str, Step] = {"ancestral": ancestral}
+HYBRID_STEPS: Mapping[str, Step] = {**TOKEN_STEPS, "self-correct": self_correct}
+MASK_STEPS: Mapping[str, Step] = {
+    **TOKEN_STEPS,
+    "confidence": confidence,
+    "first-hitting": first_hitting,
+    "gibbs": gibbs,
+    "remask": remask,
+    "threshold": threshold,
+}

@@ -1,0 +1,114 @@
+"""Step rules: from x_t and a belief to x_s, for any s < t, each the line of its paper."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.processes import expand_levels
+
+
+@dataclass(frozen=True)
+class StepState:
+    """Where a step stands: from t to s, with what was believed here and one step earlier."""
+
+    process: Any  # Gaussian or TokenProcess: a rule knows the kind it is for
+    x: Tensor
+    belief: Belief
+    t: Tensor
+    s: Tensor
+    noise: Callable[[], Tensor]  # drawn only by the rules that need it
+    last: tuple[Tensor, Tensor] | None = None  # the clean state believed one step earlier, and its time
+    ask: Callable[[Tensor, Tensor], Belief] | None = None  # the denoiser, for rules that look twice
+    free: Tensor | None = None  # places that are nobody's but the model's, [B, L]; None: all
+    eta: float = 1.0  # the share of the ancestral step's spread that the rule draws anew
+
+
+class Step(Protocol):
+    def __call__(self, now: StepState) -> Tensor: ...
+
+
+def ancestral(now: StepState) -> Tensor:
+    """Draw x_s ~ q(x_s | x_t, x̂_0) for any s < t (Ho et al., 2020, equation 7, with two free times)."""
+    mean, std = now.process.posterior(now.x, now.belief.clean, now.t, now.s)
+    return mean + std * now.noise()
+
+
+def ddim(now: StepState, eta: float = 0.0) -> Tensor:
+    """x_s = α_s x̂_0 + √(σ_s² − ν²) ε̂ + ν z with ν = η · posterior spread (Song et al., 2021, equation 12)."""
+    p, x = now.process, now.x
+    sigma = expand_levels(p.sigma(now.s), x)
+    _, std = p.posterior(x, now.belief.clean, now.t, now.s)
+    direction = p.implied_noise(x, now.belief.clean, now.t)
+    out = expand_levels(p.alpha(now.s), x) * now.belief.clean + (sigma**2 - (eta * std) ** 2).sqrt() * direction
+    return out + eta * std * now.noise() if eta else out
+
+
+def half_ddim(now: StepState) -> Tensor:
+    """DDIM with η = ½: half the fresh noise of the ancestral step."""
+    return ddim(now, eta=0.5)
+
+
+def euler(now: StepState) -> Tensor:
+    """One explicit step of the probability flow dy/dς = (y − x̂_0)/ς in y = x/α, ς = σ/α (Karras et al., 2022).
+
+    The line it follows is the exact flow for a fixed x̂_0; in y it would subtract numbers of size 1/α.
+    """
+    return _towards(now, now.belief.clean)
+
+
+def heun(now: StepState) -> Tensor:
+    """Look again from the end of the step and take the mean of both answers: two calls a step.
+
+    Heun's rule with the linear part solved exactly (DPM-Solver++ 2S with r = 1; Lu et al., 2022). The form in ς of
+    Karras et al. (2022) multiplies x̂_s − x̂_t by ς_t/ς_s, which is ruinous in a first step from λ = −20.
+    """
+    assert now.ask is not None
+    there = _towards(now, now.belief.clean)
+    return _towards(now, (now.belief.clean + now.ask(there, now.s).clean) / 2)
+
+
+def dpm_solver(now: StepState) -> Tensor:
+    """DPM-Solver++ 2M (Lu et al., 2022): the data prediction extrapolated along half log-SNR from one step earlier."""
+    p, clean = now.process, now.belief.clean
+    if now.last is not None:
+        before, time_before = now.last
+        width, past = p.log_snr(now.s) - p.log_snr(now.t), p.log_snr(now.t) - p.log_snr(time_before)
+        # A position whose time stood still has no past to extrapolate from.
+        reach = torch.where(past > 0, width / (2 * past), torch.zeros_like(past))
+        clean = clean + expand_levels(reach, clean) * (clean - before)
+    return _towards(now, clean)
+
+
+def _towards(now: StepState, clean: Tensor) -> Tensor:
+    """The probability flow from t to s, solved exactly for a clean state that stays the same on the way."""
+    p = now.process
+    keep = expand_levels(p.sigma(now.s) / p.sigma(now.t), now.x)
+    new = -torch.expm1((p.log_snr(now.t) - p.log_snr(now.s)) / 2)
+    return keep * now.x + expand_levels(p.alpha(now.s) * new, now.x) * clean
+
+
+def clean_weight(now: StepState) -> Tensor:
+    """How much further x_s goes when x̂_0 does, in units of the ancestral step: (1 + η²)/2 for short ones.
+
+    DDIM's ∂x_s/∂x̂_0 = α_s − √(σ_s² − ν²) α_t/σ_t is α_s (1 − √(1 − η² n) √(1 − n)) with n = 1 − SNR(t)/SNR(s), and the
+    ancestral one, η = 1, is α_s n. All rules without noise follow the flow, η = 0.
+    """
+    gap = now.process.log_snr(now.t) - now.process.log_snr(now.s)
+    new = -torch.expm1(gap)
+    kept = torch.sqrt(1 - now.eta**2 * new) * torch.exp(gap / 2)
+    return torch.where(new > 0, (1 - kept) / new, 1.0)
+
+
+STEPS: Mapping[str, Step] = {
+    "ancestral": ancestral,
+    "ddim": ddim,
+    "ddim-half": half_ddim,
+    "dpm-solver": dpm_solver,
+    "euler": euler,
+    "heun": heun,
+}
+ETA: Mapping[Step, float] = {ancestral: 1.0, half_ddim: 0.5}  # of each rule that draws noise

@@ -1,0 +1,118 @@
+"""A request as people write it: options of the command, a line of a .jsonl file. It becomes controls. And the answer
+as machines read it."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field as ModelInfo
+
+from difflm.controls import Avoid, Contains, Control, Field, Infill, Label, Length, Span, Tags, Tree
+from difflm.errors import DifflmError, UsageError
+
+if TYPE_CHECKING:
+    from difflm.controls.plan import Edit
+    from difflm.generation.jobs import Generation
+
+
+class Request(BaseModel):
+    """What is asked of some texts. Keys are the names of the command's options."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    n: int = 1
+    seed: int = 0
+    steps: int | None = None
+    temperature: float | None = None
+    length: int | None = None
+    contains: list[str] = ModelInfo(default_factory=list)
+    avoid: list[str] = ModelInfo(default_factory=list)
+    field: dict[str, str] = ModelInfo(default_factory=dict)
+    label: dict[str, str] = ModelInfo(default_factory=dict)
+    pos: str | None = None
+    tree: str | None = None
+    span: list[str] = ModelInfo(default_factory=list)
+    infill: str | None = None
+    edit: str | None = None
+    keep: list[str] = ModelInfo(default_factory=list)
+    strength: float | None = None
+
+    def controls(self) -> list[Control]:
+        asked: list[Control] = []
+        if self.infill is not None:
+            asked.append(Infill(self.infill))
+        if self.length is not None:
+            asked.append(Length(self.length))
+        asked += [Field(name, value) for name, value in self.field.items()]
+        asked += [Label(name, value) for name, value in self.label.items()]
+        if self.pos is not None:
+            asked.append(Tags(tuple(self.pos.split())))
+        if self.tree is not None:
+            asked.append(Tree(self.tree))
+        asked += [Span.parse(span) for span in self.span]
+        asked += [Contains(phrase) for phrase in self.contains]
+        asked += [Avoid(word) for word in self.avoid]
+        return asked
+
+    def edited(self) -> "Edit | None":
+        if self.edit is None:
+            if self.keep or self.strength is not None:
+                raise UsageError("--keep and --strength belong to --edit TEXT.")
+            return None
+        from difflm.controls.plan import Edit
+
+        return Edit(self.edit, 0.5 if self.strength is None else self.strength, tuple(self.keep))
+
+    def settings(self) -> dict[str, Any]:
+        return {"steps": self.steps, "temperature": self.temperature}
+
+
+def read_requests(path: Path) -> list[Request]:
+    """One JSON object a line; every fault is told with its line, before anything is made."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other line separators
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise DifflmError(f"cannot read {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise DifflmError(f"{path} is not UTF-8 text.") from None
+    found = [parse_request(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise UsageError(f'{path} holds no request. Write one JSON object a line, such as {{"length": 14}}.')
+    return found
+
+
+def parse_request(line: str, where: str) -> Request:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
+        raise UsageError(f"{where} is not JSON: {getattr(error, 'msg', error)}.") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{where} is not a JSON object.")
+    try:
+        return Request(**{str(key): value for key, value in values.items()})
+    except ValidationError as error:
+        raise UsageError(f"{where}: {explain_errors(error)}") from None
+
+
+def explain_errors(error: ValidationError) -> str:
+    """Every fault in a few words, unknown keys with their nearest spelling."""
+    faults = []
+    for fault in error.errors():
+        key = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, Request.model_fields, n=1)
+            faults.append(f"unknown key {key!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        else:
+            faults.append(f"{key}: {fault['msg'].lower()}.")
+    return " ".join(faults)
+
+
+def generation_to_json(g: "Generation") -> dict[str, Any]:
+    """One line of `generate --json`."""
+    keys = ("text", "tokens", "controls", "steps", "denoiser_calls", "seconds", "seed")
+    found = {key: round(g.seconds, 4) if key == "seconds" else getattr(g, key) for key in keys}
+    return {**found, "warnings": g.warnings} if g.warnings else found

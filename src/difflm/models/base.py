@@ -1,0 +1,118 @@
+"""What the trainer, the evaluation and the front doors ask of every model."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers import (
+    STEPS,
+    Frame,
+    Steering,
+)
+
+Likelihood = Literal["exact", "bound"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How text is made. A method holds its own defaults; a request changes some of them."""
+
+    sampler: str = "ancestral"
+    steps: int = 50
+    temperature: float = 1.0
+    noise_temperature: float = 1.0
+    noise_top_p: float = 1.0
+    clamp: bool = False
+    clamp_below: float = 1.0  # clamp at times up to this one
+    draw: bool = False
+    contrast: float = 0.0  # tokens alone: how much more known words count than they do by themselves
+    top_k: int = 0  # the twin alone
+    top_p: float = 1.0  # the twin alone
+    beams: int = 0  # the twin alone: beam search instead of drawing
+
+
+class Trainable(nn.Module):
+    """What the trainer asks of a model. `ids` [B, L] are words without specials, padded; `lengths` [B] says how many
+    are real; `labels` are for what learns from them."""
+
+    likelihood: Likelihood | None = None  # None: the figure is not a likelihood, and none is printed
+
+    @abstractmethod
+    def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
+        """ "loss" to descend and its named parts, all scalars."""
+
+    @abstractmethod
+    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
+        """−log p(text) or its bound for each text, END and length included; of a classifier, of its labels. [B]"""
+
+
+class LanguageModel(Trainable):
+    """A model that writes."""
+
+    longest: int  # positions
+    vocabulary: int
+    sampling: Sampling
+    samplers: tuple[str, ...] = tuple(STEPS)  # step rules it understands
+    greedy = False  # whether temperature 0 means the likeliest word
+    predicts_words = True  # whether a temperature means something
+    syncs_with_device = True  # whether it looks at its device while it writes, and waits for it
+
+    @property
+    def max_words(self) -> int:
+        """The most words a text may have."""
+        return self.longest
+
+    def nats_and_error(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
+        """`nats`, and the standard error that its draws leave, both [B]: none of what is exact, NaN of one draw."""
+        nats = self.nats(ids, lengths, noise, draws)
+        return nats, torch.zeros_like(nats)
+
+    @abstractmethod
+    def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
+        """Run the network in `dtype`; weights stay as they are."""
+
+    def set_inference(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
+        """Run the network in `dtype` while it writes; bounds and training stay as they are."""
+
+    def clear_recorded(self) -> None:
+        """Let go of steps that were recorded for earlier requests; the next one records its own."""
+
+    def sync_weights(self) -> None:
+        """Asked before the texts of a request: weights may have changed since those of the last one."""
+
+    @abstractmethod
+    def draw_lengths(self, noise: Noise) -> Tensor:
+        """How many positions each sample will have, [B]."""
+
+    @abstractmethod
+    def stream(
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+    ) -> Iterator[Frame]:
+        """Frames of a batch whose texts have `lengths` positions, laid out on `width` of them."""
+
+    @abstractmethod
+    def words(self, row: list[int]) -> list[int]:
+        """The word ids of one finished row."""
+
+    def calls(self, sampling: Sampling, words: int) -> int:
+        """Network calls that a text of so many words costs."""
+        return sampling.steps
+
+    def frames(self, sampling: Sampling, words: int) -> int:
+        """How many frames a text of so many words has at most."""
+        return sampling.steps
+
+    def observe(self, lengths: Tensor, tokens: Tensor) -> None:
+        """Learn before training what needs none: how many texts have each length, and how often each token occurs."""
+
+
+@torch.no_grad()
+def start_from_frequencies(bias: Tensor, counts: Tensor) -> None:
+    """A head that begins with log p(token): Adam would need thousands of steps to walk there."""
+    smoothed = counts.to(bias) + 1
+    bias.copy_((smoothed / smoothed.sum()).log())

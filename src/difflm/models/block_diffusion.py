@@ -1,0 +1,241 @@
+"""Block diffusion (Arriola et al., 2025): blocks from left to right, each denoised given the clean ones before it.
+
+It is the same loop on a staircase of times: behind the current block t stays 0, before it 1. Keys and values of
+finished blocks are kept, and are exactly what a pass over the whole text would find.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.codecs import Tokens
+from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import Corrupted, cross_entropy
+from difflm.diffusion.processes import Absorbing
+from difflm.diffusion.samplers import Denoise, Frame, Steering, StepSpan
+from difflm.diffusion.token_bounds import token_bound
+from difflm.diffusion.token_denoiser import TokenDenoiser
+from difflm.errors import UsageError
+from difflm.models.base import Sampling
+from difflm.models.lengths import DrawnLength, observed_counts
+from difflm.models.token_diffusion import EARLIEST, TokenDiffusion
+from difflm.networks import Transformer
+from difflm.networks.transformer import Cache, rotary
+from difflm.runtime.cuda_graphs import DelayedFlag
+
+MAX_WORDS = 512  # words of a text at most, however short those of training were
+
+
+class BlockLengths(DrawnLength):
+    """Words, END, and PAD to the end of END's block: the model writes where a text ends."""
+
+    forbidden: tuple[int, ...] = (START, UNK)
+
+    def __init__(self, longest: int, size: int) -> None:
+        super().__init__(longest)
+        self.size = size
+
+    @property
+    def max_words(self) -> int:
+        return MAX_WORDS
+
+    def positions(self, words: int) -> int:
+        return (words // self.size + 1) * self.size
+
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        place = torch.arange(self.positions(ids.shape[1]), device=ids.device)
+        inside = torch.nn.functional.pad(ids, (0, len(place) - ids.shape[1]), value=PAD)
+        ends = lengths.unsqueeze(1)
+        canvas = torch.where(place < ends, inside, torch.where(place == ends, END, PAD))
+        return canvas, place < (ends // self.size + 1) * self.size
+
+    def draw(self, u: Tensor) -> Tensor:
+        return torch.full(u.shape, self.positions(self.longest), device=u.device)
+
+    def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
+        """Lengths that were seen, unless more are needed."""
+        if low > self.longest:
+            return torch.full(u.shape, low, device=u.device)
+        return super().draw_between(u, low, min(high, self.longest))
+
+    @property
+    def seen_back(self) -> Tensor:
+        """How far back a text looks that is longer than those of training: two blocks less than half of these had. The
+        last blocks of a text are nothing to go by: what training saw behind one that looks so far back was its end."""
+        longer = observed_counts(self.counts).flip(0).cumsum(0).flip(0)  # texts of 1 word at least, of 2 …
+        median = (2 * longer >= longer[0]).sum()
+        return ((median // self.size - 2) * self.size).clamp(min=self.size)
+
+    def settled(self, words: int) -> tuple[int, dict[int, int]]:
+        positions = self.positions(words)
+        return positions, {words: END} | dict.fromkeys(range(words + 1, positions), PAD)
+
+    def nats(self, lengths: Tensor) -> Tensor:
+        """END is a word of the canvas."""
+        return torch.zeros(lengths.shape, device=lengths.device)
+
+    def words(self, row: list[int]) -> list[int]:
+        row = row[: row.index(END)] if END in row else row
+        return [i for i in row if i != PAD]
+
+
+class BlockDenoiser(TokenDenoiser):
+    """Reads noisy blocks beside the clean text: each block sees itself, and the clean blocks before it that are nearer
+    than `window` words, so that no distance is longer than those of training."""
+
+    network: Transformer
+
+    def __init__(self, network: Transformer, codec: Tokens, process: Absorbing, size: int, window: int) -> None:
+        super().__init__(network, codec, process)
+        self.size, self.window = size, window
+        # Rotations tell distances between unlike things; to masks that see masks alone, every place looks the same.
+        self.places = nn.Parameter(0.5 * torch.randn(size, codec.dim))
+
+    def inputs_of(self, x: Tensor) -> Tensor:
+        """Vectors of tokens, and of their places within a block."""
+        return self.network.input(self.codec.inputs(x) + self.places.repeat(x.shape[1] // self.size, 1))
+
+    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
+        """`previous` is the clean text [B, L]; all blocks are answered at once, as training and the bound need it."""
+        assert previous is not None
+        length = x.shape[1]
+        cos, sin = rotary(length, self.network.head_dim, x.device)
+        turn = torch.cat([cos, cos]), torch.cat([sin, sin])
+        with autocast_to(x.device, self.precision):
+            inputs = self.inputs_of(torch.cat([x, previous], dim=1))
+            nothing: list[Cache | None] = [None] * len(self.network.blocks)
+            hidden, _ = self.network.run(inputs, None, self.seen_by(length, x.device), nothing, 0, turn)
+            logits = self.network.answer(hidden[:, :length]).float()
+        with torch.autocast(x.device.type, enabled=False):
+            return self.process.belief_from_logits(logits, x, t)
+
+    def seen_by(self, length: int, device: torch.device) -> Tensor:
+        """Who sees whom in [noisy; clean], [1, 2L, 2L]."""
+        block = torch.arange(length, device=device) // self.size
+        row, column = block.unsqueeze(1), block.unsqueeze(0)
+        near = (row - column) * self.size < self.window
+        own, before, up_to = row == column, (column < row) & near, (column <= row) & near
+        return torch.cat([torch.cat([own, before], 1), torch.cat([torch.zeros_like(own), up_to], 1)]).unsqueeze(0)
+
+    def block_logits(
+        self, block: Tensor, start: int, caches: list[Cache | None], back: Tensor | None = None
+    ) -> tuple[Tensor, list[Cache | None]]:
+        """Logits of one block [B, size] that begins at `start`, given the kept blocks; and what is kept with it. `back`
+        [B]: how far each text looks, where that is less than the window."""
+        kept = max(0, -(-self.window // self.size) - 1) * self.size  # words before the block that it may see
+        caches = [None if c is None else (c[0][:, :, -kept:], c[1][:, :, -kept:]) if kept else None for c in caches]
+        near = None
+        if back is not None:
+            words = min(start, kept)
+            near = torch.arange(-words, block.shape[1], device=block.device) >= -back.unsqueeze(1)
+        with autocast_to(block.device, self.precision):
+            hidden, grown = self.network.run(self.inputs_of(block), None, near, caches, start)
+            return self.network.answer(hidden).float(), grown
+
+
+class BlockDiffusion(TokenDiffusion):
+    denoiser: BlockDenoiser
+    lengths: BlockLengths
+    allows_mixed_steps = False
+    hides = False  # what is kept of known words was kept with them
+
+    def corrupt_batch(self, ids: Tensor, mask: Tensor, t: Tensor, *pairs: Tensor) -> Corrupted:
+        """Every block at a time of its own."""
+        size = self.denoiser.size
+        fine, _ = self.times.sample(ids.numel() // size, ids.device)
+        t = fine.view(ids.shape[0], -1).repeat_interleave(size, 1)
+        return self.corrupted_at(ids, mask, t.clamp(EARLIEST, 1.0))
+
+    def observe(self, lengths: Tensor, tokens: Tensor) -> None:
+        tokens = tokens.clone()
+        tokens[END], tokens[PAD] = lengths.sum(), lengths.sum() * (self.denoiser.size - 1) // 2
+        super().observe(lengths, tokens)
+
+    def bound(self, canvas: Tensor, mask: Tensor, noise: Noise, draws: int) -> Tensor:
+        if self.denoiser.size > 1:
+            return token_bound(self.denoiser, canvas, mask, noise, draws)
+        # Blocks of one word have nothing to draw: the likelihood itself, left to right.
+        hidden = torch.full_like(canvas, self.process.mask_id)
+        logits = self.denoiser(hidden, torch.ones(len(canvas), device=canvas.device), mask, canvas).logits
+        return (cross_entropy(logits, canvas) * mask).sum(-1, keepdim=True).expand(-1, draws)
+
+    # -- generation ---------------------------------------------------------------------------------------------
+
+    def grid(self, ways: Sequence[StepSpan], device: torch.device, width: int = 0) -> Tensor:
+        """The staircase: [blocks · steps + 1, 1, W]."""
+        if ways[0].start < 1:
+            raise UsageError("block diffusion writes from left to right: it cannot take up a text in the middle.")
+        place = torch.arange(width, device=device) // self.denoiser.size
+        moments = width // self.denoiser.size * ways[0].steps + 1
+        # Divided on the host: a GPU multiplies by 1/steps, and a whole number of blocks would not be one.
+        moment = (torch.arange(moments).unsqueeze(1) / ways[0].steps).to(device)
+        return (1 + place - moment).clamp(0, 1).unsqueeze(1)
+
+    def bind_denoiser(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
+        usual, back = self.lengths.positions(self.longest), None
+        if mask.shape[1] > usual:  # of a text, not of its tile: a text does not depend on its neighbours
+            back = torch.where(mask.sum(-1) > usual, self.lengths.seen_back, self.denoiser.window)
+        return BlockwiseDenoiser(self.denoiser, steering.spans[0].steps if steering.spans else sampling.steps, back)
+
+    def frames(self, sampling: Sampling, words: int) -> int:
+        return self.lengths.positions(words) // self.denoiser.size * sampling.steps
+
+    def calls(self, sampling: Sampling, words: int) -> int:
+        blocks = self.lengths.positions(words) // self.denoiser.size
+        return blocks * (sampling.steps + 1) - 1  # one more for what is kept of each block but the last
+
+    def stream(
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+    ) -> Iterator[Frame]:
+        size, steps = self.denoiser.size, sampling.steps
+        ended, calls = torch.zeros_like(lengths, dtype=torch.bool), torch.zeros_like(lengths)
+        waiting = ~ended  # a text without masks is written, whatever its neighbours wait for
+        all_ended = DelayedFlag()
+        for frame in super().stream(noise, lengths, width, sampling, steering):
+            assert frame.state is not None
+            calls = calls + (waiting & ~ended)
+            waiting = (frame.state == self.process.mask_id).any(-1)
+            reached = frame.step // steps * size + size
+            if (frame.step + 1) % steps == 0:  # a block is finished
+                ended = ended | (frame.state[:, :reached] == END).any(-1) | (lengths <= reached)
+                calls = calls + ~ended
+            # Of a text without masks the rest is known words, which no block has to be reached for.
+            shown = torch.where(waiting, reached, width).unsqueeze(1)
+            yield replace(frame, tokens=hide_unwritten(frame.tokens, shown), calls=calls)
+            if all_ended(ended.all()):
+                return
+
+
+def hide_unwritten(tokens: Tensor, reached: Tensor) -> Tensor:
+    """PAD where nothing is written yet, from `reached` on, [B, 1], and behind END."""
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    over = ((tokens == END).cumsum(-1) - (tokens == END).long()) > 0
+    return tokens.masked_fill(over | (place >= reached), PAD)
+
+
+class BlockwiseDenoiser:
+    """The denoiser of one tile while its blocks are written, `steps` calls each: it keeps what finished blocks left."""
+
+    def __init__(self, denoiser: BlockDenoiser, steps: int, back: Tensor | None = None) -> None:
+        self.denoiser, self.steps, self.back = denoiser, steps, back
+        self.calls = self.done = 0
+        self.caches: list[Cache | None] = [None] * len(denoiser.network.blocks)
+
+    def __call__(self, x: Tensor, t: Tensor, previous: Tensor | None) -> Belief:
+        """A belief about the whole canvas, on which rules may act; of blocks to come it knows how often words occur."""
+        size = self.denoiser.size
+        now = min(self.calls // self.steps, x.shape[1] // size - 1)  # the staircase of times says so too, on the device
+        self.calls += 1
+        while self.done < now:
+            block = x[:, self.done * size : (self.done + 1) * size]
+            _, self.caches = self.denoiser.block_logits(block, self.done * size, self.caches, self.back)
+            self.done += 1
+        here = slice(now * size, (now + 1) * size)
+        logits = self.denoiser.network.head.bias.detach().float().expand(*x.shape, -1).clone()
+        logits[:, here], _ = self.denoiser.block_logits(x[:, here], now * size, self.caches, self.back)
+        return self.denoiser.process.belief_from_logits(logits, x, t)

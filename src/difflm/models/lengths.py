@@ -1,0 +1,131 @@
+"""How long a text is: drawn beforehand, so that only its own positions are denoised, or left to pads as words."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from difflm.data.tokenizers import END, PAD, START, UNK
+
+FEW = 8
+
+
+class LengthPolicy(nn.Module):
+    """Turns word ids into the canvas that diffuses, and back."""
+
+    first = 0  # canvas position of a text's first word
+    forbidden: tuple[int, ...]  # ids that no position may become
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.longest = longest
+
+    @property
+    def max_words(self) -> int:
+        """The most words a text may have."""
+        return self.longest
+
+    @abstractmethod
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids of every position [B, L] and the mask of those that exist."""
+
+    @abstractmethod
+    def draw(self, u: Tensor) -> Tensor:
+        """A number of positions for each uniform number in [B]."""
+
+    @abstractmethod
+    def nats(self, lengths: Tensor) -> Tensor:
+        """−log p(length) where the model has such a thing, [B]."""
+
+    @abstractmethod
+    def words(self, row: list[int]) -> list[int]:
+        """The word ids of one finished row."""
+
+    @abstractmethod
+    def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
+        """A number of words from `low` to `high` for each uniform number in [B]."""
+
+    def settled(self, words: int) -> tuple[int, dict[int, int]]:
+        """Positions of the canvas of a text of so many words, and the ids that this alone settles on it."""
+        return words, {}
+
+    def observe(self, counts: Tensor) -> None:
+        """Learn from how many training texts have each length."""
+
+
+class DrawnLength(LengthPolicy):
+    """p(length) is the training histogram. For likelihoods each length counts once more, so that none is impossible;
+    texts are drawn with lengths that were seen, where there are such: a small model writes nonsense at others."""
+
+    forbidden: tuple[int, ...] = (START, END, UNK, PAD)
+    counts: Tensor
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(longest)
+        self.register_buffer("counts", torch.ones(longest))  # counts[i]: texts of i + 1 words
+
+    def observe(self, counts: Tensor) -> None:
+        self.counts.copy_(counts[1 : self.longest + 1].to(self.counts) + 1)
+
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return ids, torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
+
+    def draw(self, u: Tensor) -> Tensor:
+        return self.draw_between(u, 1, self.longest)
+
+    def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
+        counts = observed_counts(self.counts[low - 1 : high].to(u.device, torch.float64))
+        shares = counts.cumsum(0) / counts.sum()
+        return (torch.searchsorted(shares, u.double()) + low).clamp(max=high)
+
+    def nats(self, lengths: Tensor) -> Tensor:
+        return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()
+
+    def words(self, row: list[int]) -> list[int]:
+        return row
+
+
+def observed_counts(smoothed: Tensor) -> Tensor:
+    """Counts of lengths without the one that each has more; all alike where none was seen."""
+    seen = smoothed - 1
+    return torch.where(seen.sum() > 0, seen, smoothed)
+
+
+class PadTokens(LengthPolicy):
+    """START words END PAD PAD …: a fixed canvas on which the model itself writes where the text ends."""
+
+    first = 1
+    forbidden = (UNK,)
+
+    @property
+    def max_words(self) -> int:
+        return self.longest - 2
+
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        batch = ids.shape[0]
+        canvas = torch.full((batch, self.longest), PAD, device=ids.device, dtype=ids.dtype)
+        canvas[:, 0] = START
+        width = min(ids.shape[1], self.max_words)
+        canvas[:, 1 : width + 1] = torch.where(
+            torch.arange(width, device=ids.device) < lengths.unsqueeze(1), ids[:, :width], PAD
+        )
+        canvas.scatter_(1, lengths.clamp(max=self.max_words).unsqueeze(1) + 1, END)
+        return canvas, torch.ones_like(canvas, dtype=torch.bool)
+
+    def draw(self, u: Tensor) -> Tensor:
+        return torch.full(u.shape, self.longest, device=u.device, dtype=torch.int64)
+
+    def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
+        """Evenly, up to FEW words more than `low`: where a text ends, this model never counted."""
+        return (low + (u * (min(high, low + FEW) - low + 1)).long()).clamp(max=high)
+
+    def settled(self, words: int) -> tuple[int, dict[int, int]]:
+        ends = {0: START, words + 1: END}
+        return self.longest, ends | dict.fromkeys(range(words + 2, self.longest), PAD)
+
+    def nats(self, lengths: Tensor) -> Tensor:
+        return torch.zeros(lengths.shape, device=lengths.device)
+
+    def words(self, row: list[int]) -> list[int]:
+        row = row[: row.index(END)] if END in row else row
+        return [i for i in row if i not in (START, PAD)]

@@ -1,0 +1,1 @@
+"""Machinery that knows nothing of diffusion: CUDA graphs, threads, files, tensors, kernels."""

@@ -1,0 +1,58 @@
+"""Forward and backward of one batch shape as a CUDA graph: a thousand small launches become one."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from difflm.runtime.cuda_graphs import exclusive_capture
+
+Gradients = Callable[..., dict[str, Tensor]]  # (ids, lengths, labels …) → losses, gradients left in .grad
+
+
+class CapturedGradients:
+    """Replays `gradients` on new inputs of the shapes it was captured with.
+
+    Random numbers come from the default generator, whose seed a graph reads anew at every replay. Gradients are left in
+    memory of the graph's own, written over at every replay; or, given `sums` of the weights' shapes, added to these.
+    """
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        weights: Sequence[Parameter],
+        inputs: Sequence[Tensor],
+        sums: Sequence[Tensor] | None = None,
+    ) -> None:
+        self.inputs, self.weights = [tensor.clone() for tensor in inputs], weights
+        learning = [False] * len(weights)  # a weight that a loss does not reach has no gradient, not one of zero
+        self._clear()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # compiling and lazy set-up must not happen while capturing
+            for _ in range(3):
+                gradients(*self.inputs)
+                learning = [weight.grad is not None for weight in weights]
+                self._clear()
+        torch.cuda.current_stream().wait_stream(side)
+        for weight, total, learns in zip(weights, sums or (), learning, strict=bool(sums)):
+            weight.grad = total if learns else None
+        self.graph = torch.cuda.CUDAGraph()
+        with exclusive_capture(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            losses = gradients(*self.inputs)
+        self.losses = {name: value.detach() for name, value in losses.items()}
+        self.grads = [weight.grad for weight in weights]
+        self._clear()
+
+    def _clear(self) -> None:
+        for weight in self.weights:
+            weight.grad = None
+
+    def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
+        for own, new in zip(self.inputs, inputs, strict=True):
+            own.copy_(new, non_blocking=True)
+        self.graph.replay()
+        for weight, grad in zip(self.weights, self.grads, strict=True):
+            weight.grad = grad
+        return self.losses

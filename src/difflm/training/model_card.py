@@ -1,0 +1,131 @@
+"""The model card of a run: what it is, how it came about, what was measured. A function of the run's own files."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from difflm.data.corpora import NAMES
+from difflm.methods import METHODS
+from difflm.runtime.files import locked, read_json, write_atomic
+
+DATASETS = {"e2e": "e2e_nlg"}  # names by which the Hub knows a corpus
+
+
+def finish_run(run: Path, command: str) -> None:
+    """Note the command in the config of a trained run and write its card."""
+    with locked(run):
+        config = {**read_json(run / "config.json"), "command": command}
+        write_atomic(run / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+        write_card(run)
+
+
+def write_card(run: Path) -> None:
+    write_atomic(run / "README.md", card(run.resolve().name, read_json(run / "config.json"), measured(run)))
+
+
+def measured(run: Path) -> list[dict[str, Any]]:
+    """The last record of every figure in a run's metrics.jsonl; a line that a crash cut off is passed over."""
+    path = run / "metrics.jsonl"
+    last: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict) and record.get("kind") == "metric":
+            key = tuple(record.get(k) for k in ("task", "model", "name", "split", "sampling"))
+            last.pop(key, None)  # the newest measurement stands last
+            last[key] = record
+    return list(last.values())
+
+
+def figure(record: dict[str, Any]) -> str:
+    """One measured figure in words: "≤" before a bound, its standard error behind it."""
+    value, error = record.get("value"), record.get("standard_error")
+    shown = f"{value:,.4g}" if isinstance(value, int | float) else "not measured"
+    shown = f"≤ {shown}" if record.get("likelihood") == "bound" else shown
+    shown = f"{shown} ± {error:.2g}" if isinstance(error, float) else shown
+    details = [
+        str(record.get("split", "")),
+        f"{record['samples']:,} texts" if record.get("samples") else "",
+        *(f"{key} {record[key]}" for key in ("seed", "draws", "judge") if record.get(key) is not None),
+        str(record.get("sampling", "")),
+    ]
+    unit = f" {record['unit']}" if record.get("unit") else ""
+    return f"{shown}{unit} ({', '.join(part for part in details if part)})"
+
+
+def training_summary(config: dict[str, Any]) -> str:
+    trained = config.get("trained")
+    if not trained:
+        return "not finished yet"
+    last = trained.get("validation") or {}
+    validation = ""
+    if "nats_per_token" in last:
+        bound = "≤ " if last.get("likelihood") == "bound" else ""
+        error = f" ± {last['standard_error']:.4f}" if "standard_error" in last else ""
+        kept = ", the lowest of all" if config["recipe"].get("patience") else ""
+        validation = f", validation {bound}{last['nats_per_token']:.4f}{error} nats/token (step {last['step']:,}{kept})"
+    ending = {"early": ", stopped early", "interrupted": ", interrupted"}.get(trained["stopped"], "")
+    seed = config["recipe"]["seed"]
+    return f"{trained['steps']:,} steps in {trained['minutes']:,} minutes{ending}, seed {seed}{validation}"
+
+
+def token_summary(config: dict[str, Any]) -> str:
+    kind = config["recipe"]["tokenizer"]
+    return f"{kind}, {config['vocabulary']:,} in the vocabulary; texts of up to {config['longest']} tokens"
+
+
+def data_summary(config: dict[str, Any]) -> str:
+    recipe = config["recipe"]
+    # A path says more about somebody's machine than about the data.
+    name = recipe["data"] if recipe["data"] in NAMES else Path(recipe["data"]).name
+    absent = [(config.get("left_out"), "longer ones"), (config.get("repeated"), "that repeat others")]
+    told = " and ".join(f"{count:,} {which}" for count, which in absent if count)
+    left_out = f"; {told} were left out" if told else ""
+    seen = config.get("held_out_seen")
+    overlap = f"; {seen:,} of {config['held_out']:,} held-out texts also occur in training" if seen else ""
+    texts = f"{config.get('texts', 0):,} training texts{left_out}{overlap}"
+    return f"{name} ({recipe['licence'] or 'licence not stated'}), {texts}"
+
+
+def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    recipe, method = config["recipe"], METHODS[config["method"]]
+    settings = ", ".join(f"{key} {value}" for key, value in config["model"].items())
+    rows = [
+        ("method", f"`{method.name}` ({method.paper})"),
+        ("parameters", f"{config['parameters']:,} ({settings})"),
+        ("tokens", token_summary(config)),
+        ("data", data_summary(config)),
+        *([("begins with", f"`{Path(recipe['init']).name}`")] if recipe.get("init") else []),
+        ("training", training_summary(config)),
+        ("command", f"`{config.get('command', 'not noted')}`"),
+    ]
+    lines = [
+        _front_matter(recipe),
+        f"# {name}",
+        "",
+        f"A language model trained with difflm, method `{method.name}`.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {key} | {value} |" for key, value in rows),
+        "",
+        "```",
+        f"difflm generate {name} -n 4",
+        "```",
+    ]
+    if records:
+        lines += ["", "## Measured", "", "| texts | figure | value |", "|---|---|---|"]
+        lines += [f"| {r.get('model')} | {r.get('name')} | {figure(r)} |" for r in records]
+    return "\n".join(lines) + "\n"
+
+
+def _front_matter(recipe: dict[str, Any]) -> str:
+    lines = ["---", "library_name: difflm", "pipeline_tag: text-generation"]
+    licence = re.sub(r"[^a-z0-9.]+", "-", recipe["licence"].lower()).strip("-")
+    lines.append(f"license: {licence or 'other'}")
+    if recipe["data"] in DATASETS:
+        lines += ["datasets:", f"- {DATASETS[recipe['data']]}"]
+    return "\n".join([*lines, "tags:", "- diffusion", "- text", f"- {recipe['method']}", "---"])

@@ -1,0 +1,242 @@
+"""Recipes: a YAML file with a method, a data set, sizes and a budget, and `key=value` changes to it."""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from difflm.data.texts import MOST_TOKENS
+from difflm.errors import UsageError
+from difflm.methods import METHODS, Method
+
+UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # ways to learn, which no weight depends on
+
+
+class Recipe(BaseModel):
+    """Everything that decides a training run. Sizes of the model stand under `model`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    method: str
+    model: dict[str, Any] = Field(default_factory=dict)
+    init: str | None = None
+    "A bundled model or the directory of a run whose words and weights this one begins with."
+
+    data: str
+    "`e2e`, `roc`, `roc-excerpts`, `roc-rearranged`, or the path of a .txt, .csv or .jsonl file."
+    column: str | None = None
+    "The column of a .csv or .jsonl file that holds the text."
+    chunk: int = Field(default=0, ge=0, le=512)
+    "Cut a .txt file into texts of so many characters, instead of taking each line as one."
+    tokenizer: Literal["words", "bpe", "characters"] = "bpe"
+    vocabulary: PositiveInt = 2000
+    "Largest number of BPE pieces."
+    more_than: int = Field(default=10, ge=0)
+    "A word, or a character, of the vocabulary was seen more often than this."
+    longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    "Tokens of a canvas; longer texts are left out, and counted. 0: enough for 99 % of the texts."
+    distinct: bool = False
+    "Train on each text once, however often it stands in the file."
+    licence: str = ""
+    "Of the data, for the model card."
+
+    temperature: PositiveFloat | None = None
+    "At which the trained model writes where nobody names another; the method's own where it is left out."
+
+    steps: PositiveInt
+    batch_size: int = Field(default=64, ge=2)
+    lr: PositiveFloat = 1e-3
+    warmup: int = Field(default=500, ge=0)
+    decay: Literal["linear", "cosine", "none"] = "cosine"
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip: float = Field(default=1.0, ge=0)
+    accumulate: PositiveInt = 1
+    recompute: bool = False
+    "Keep no activations inside blocks: far less memory for a third more work."
+    ema: float = Field(default=0.999, ge=0, lt=1)
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    "`auto`: bf16 on a GPU, fp32 elsewhere."
+    compile: bool = True
+    "On a GPU, compile the network: faster steps for a minute at the start."
+    widths: tuple[PositiveInt, ...] = ()
+    "Canvas widths of batches of like length; empty: multiples of 8 on a CPU, the longest alone on a GPU."
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    log_every: PositiveInt = 100
+    save_every: PositiveInt = 1000
+    validate_every: PositiveInt = 1000
+    sample_every: int = Field(default=2000, ge=0)
+    patience: int = Field(default=0, ge=0)
+
+    def build_method(self) -> Method:
+        return METHODS[self.method](**self.model)
+
+
+def known_recipes() -> dict[str, Path]:
+    """Recipes that come with the package, by name."""
+    folder = Path(str(resources.files("difflm") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_recipe(
+    name_or_path: str, changes: Sequence[str] = (), note: Callable[[str], None] = lambda text: None
+) -> Recipe:
+    """A bundled recipe or a file, with `key=value` changes; all faults are told at once. `note` hears which lines of
+    the recipe do not apply to the method or the data that the changes name."""
+    values = _read(name_or_path)
+    given = dict(_parted(change) for change in changes)
+    _drop_foreign(values, given, note)
+    sizes = values.get("model") or {}
+    if given.get("init"):  # the recipe's own sizes were for another start; those among the changes somebody asked for
+        theirs = _sizes_of(given["init"], given.get("method", values.get("method")))
+        kept = {key: sizes[key] for key in UNWEIGHTED if isinstance(sizes, dict) and key in sizes}
+        values = {**values, **theirs, "model": {**theirs["model"], **kept}}
+    elif values.get("init"):
+        theirs = _sizes_of(values["init"], values.get("method"))
+        values = {**theirs, **values, "model": {**theirs["model"], **sizes} if isinstance(sizes, dict) else sizes}
+    for key, value in given.items():
+        _set(values, key, value)
+    recipe = check(values)
+    if recipe.init is not None:
+        check_init(recipe)
+    return recipe
+
+
+def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """Drop from a recipe the sizes that another method does not have, and the licence of data that are not used."""
+    method, sizes = METHODS.get(str(given.get("method"))), values.get("model")
+    if method and isinstance(sizes, dict):
+        foreign = [key for key in sizes if key not in method.model_fields]
+        values["model"] = {key: value for key, value in sizes.items() if key not in foreign}
+        if foreign:
+            note(f"{method.name} has no {', '.join(foreign)}: that part of the recipe is ignored.")
+    replaced = any(values.get(key) and given.get(key, values[key]) != values[key] for key in ("data", "init"))
+    if replaced and values.get("licence") and "licence" not in given:
+        note(f"{values.pop('licence')} is the licence of the recipe's own data. Give licence=NAME for yours.")
+
+
+def _parted(change: str) -> tuple[str, Any]:
+    key, equals, text = change.partition("=")
+    if not equals:
+        raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
+    return key.strip(), _value(text, change)
+
+
+def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
+    """The sizes of the run that a recipe is to begin with."""
+    from difflm.training.run import initial_run
+
+    theirs = initial_run(str(init))
+    if theirs["method"] != method:
+        raise UsageError(f"init={init} is a {theirs['method']} model; this recipe trains {method}.")
+    return {**theirs, "model": dict(theirs["model"])}
+
+
+def check_init(recipe: Recipe) -> None:
+    """Weights and words of a run fit a model of the same method and sizes."""
+    from difflm.training.run import initial_run
+
+    theirs = initial_run(str(recipe.init))
+    ours = {**{key: getattr(recipe, key) for key in theirs}, "model": recipe.build_method().model_dump()}
+    for key in theirs:
+        if key != "model" and ours[key] != theirs[key]:
+            raise UsageError(f"init={recipe.init} has {key}={theirs[key]}, not {ours[key]}: leave {key} out.")
+    for key, value in theirs["model"].items():
+        if key not in UNWEIGHTED and ours["model"][key] != value:
+            given = ours["model"][key]
+            raise UsageError(f"init={recipe.init} has model.{key}={value}, not {given}: leave model.{key} out.")
+
+
+def check(values: Mapping[str, Any]) -> Recipe:
+    if values.get("data") is None:
+        raise UsageError(
+            "this recipe trains on your own texts: give data=FILE, such as data=my.txt (a classifier: my.jsonl)."
+        )
+    try:
+        given = {str(key): value for key, value in values.items() if (key, value) != ("model", None)}  # empty: defaults
+        recipe = Recipe(**given)
+        _known_method(recipe.method)
+        if recipe.longest == 1:
+            raise UsageError("recipe: longest: should be at least 2, or 0 to choose it from the texts.")
+        _check_sizes(recipe.build_method())
+        return recipe
+    except ValidationError as error:
+        raise UsageError(_explain(error, values)) from None
+
+
+def _read(name_or_path: str) -> dict[str, Any]:
+    bundled = known_recipes()
+    path = bundled.get(name_or_path) or Path(name_or_path)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        near = difflib.get_close_matches(name_or_path, bundled, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(f"no recipe {name_or_path!r}. {hint}Known: {', '.join(bundled)}; or a YAML file.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} is not a readable recipe: {str(error).splitlines()[0]}.") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} is not a recipe: it should hold `key: value` lines.")
+    return values
+
+
+def _value(text: str, change: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UsageError(f"the value of {change!r} cannot be read.") from None
+    # YAML 1.1 reads 3e-4 as a word; everyone means the number.
+    try:
+        return float(text) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    if key.startswith("model."):
+        if values.get("model") is None:
+            values["model"] = {}
+        if not isinstance(values["model"], dict):
+            raise UsageError(f"recipe: `model` should hold `key: value` lines, not {values['model']!r}.")
+        values["model"][key.removeprefix("model.")] = value
+    else:
+        values[key] = value
+
+
+def _check_sizes(method: Method) -> None:
+    sizes = method.model_dump()
+    for key, value in sizes.items():
+        if type(value) is int and value < 1:
+            raise UsageError(f"recipe: model.{key}: should be at least 1, not {value}.")
+    if not 0 <= sizes.get("dropout", 0) < 1:
+        raise UsageError(f"recipe: model.dropout: should lie between 0 and 1, not {sizes['dropout']}.")
+    hidden, heads = sizes.get("hidden", 2), sizes.get("heads", 1)
+    if hidden % (2 * heads):
+        raise UsageError(f"recipe: model.hidden={hidden} does not divide into model.heads={heads} heads of even size.")
+
+
+def _known_method(name: str) -> None:
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(f"unknown method {name!r}. {hint}Known: {', '.join(METHODS)}.")
+
+
+def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
+    """Every fault in one line each, unknown keys with their nearest spelling."""
+    method = METHODS.get(str(values.get("method")))
+    keys = list(Recipe.model_fields) + [f"model.{k}" for k in (method.model_fields if method else {})]
+    lines = []
+    for fault in error.errors():
+        inside = error.title != "Recipe"
+        key = ".".join(str(part) for part in fault["loc"])
+        key = f"model.{key}" if inside else key
+        if fault["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, keys, n=1)
+            lines.append(f"unknown key {key!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        else:
+            lines.append(f"{key}: {fault['msg'].lower()}.")
+    return "recipe: " + " ".join(lines)

@@ -1,0 +1,120 @@
+"""A run: the directory that holds everything about one trained model."""
+
+import json
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from difflm.data.tokenizers import Tokenizer
+from difflm.errors import DifflmError, UsageError
+from difflm.methods import METHODS
+from difflm.models.base import LanguageModel, Sampling
+from difflm.runtime.files import read_json, write_atomic
+from difflm.runtime.tensors import SkipInit, load_into, load_tensors, save_tensors
+from difflm.training.recipe import Recipe
+
+FORMAT = 1
+KEYS = ("model", "vocabulary", "tokenizer", "longest", "parameters", "sampling", "recipe")  # that every config has
+
+
+def bundled_runs() -> dict[str, Path]:
+    """Models that come with the package, by name."""
+    folder = Path(str(resources.files("difflm") / "pretrained"))
+    return {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
+
+
+def find_run(name_or_path: str | Path) -> Path:
+    """The directory of a bundled model or of a run."""
+    bundled = bundled_runs()
+    if str(name_or_path) in bundled:
+        return bundled[str(name_or_path)]
+    path = Path(name_or_path)
+    if (path / "config.json").is_file():
+        return path
+    what = "holds no config.json, so it is not a run" if path.exists() else "is neither a bundled model nor a directory"
+    raise UsageError(f"{name_or_path} {what}. Bundled: {', '.join(bundled) or 'none'}; or give the directory of a run.")
+
+
+def write_config(run: Path, recipe: Recipe, tokenizer: Tokenizer, model: LanguageModel, extra: dict[str, Any]) -> None:
+    config = {
+        "format": FORMAT,
+        "method": recipe.method,
+        "model": recipe.build_method().model_dump(),
+        "vocabulary": tokenizer.size,
+        "tokenizer": tokenizer.fingerprint(),
+        "longest": recipe.longest,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "sampling": asdict(model.sampling),
+        "recipe": recipe.model_dump(),
+        **extra,
+    }
+    write_atomic(run / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    config = read_json(run / "config.json")
+    if not isinstance(config, dict) or config.get("format") != FORMAT or "method" not in config:
+        raise DifflmError(f"{run}/config.json was not written by this version of difflm.")
+    if config["method"] not in METHODS:
+        raise DifflmError(
+            f"{run} was trained with the method {config['method']!r}, which this installation does not have. "
+            "Install the version of difflm that has it, or import the code that adds it to difflm.methods.METHODS."
+        )
+    if config["method"] == "classifier":
+        raise DifflmError(f"{run} is a classifier, not a model: difflm generate MODEL --guide {run}.")
+    if missing := [key for key in KEYS if key not in config]:
+        raise DifflmError(f"{run}/config.json lacks {missing[0]!r}: it is not the whole config of a run.")
+    return config
+
+
+def initial_run(name_or_path: str | Path) -> dict[str, Any]:
+    """What a recipe must say to begin with the weights and words of a run."""
+    config = read_config(find_run(name_or_path))
+    words = {key: config["recipe"][key] for key in ("tokenizer", "vocabulary", "more_than")}
+    return {"method": config["method"], "model": config["model"], "longest": config["longest"], **words}
+
+
+Loaded = tuple[LanguageModel, Tokenizer, dict[str, Any]]
+
+
+def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Loaded:
+    """Model, tokenizer and config of a run; files that do not belong together are refused."""
+    run = find_run(name_or_path)
+    config = read_config(run)
+    tokenizer = Tokenizer.load(run / "tokenizer.json")
+    if tokenizer.fingerprint() != config["tokenizer"]:
+        raise DifflmError(f"{run}/tokenizer.json is not the tokenizer this model was trained with.")
+    try:
+        method = METHODS[config["method"]](**config["model"])
+        with SkipInit():
+            model = method.build(config["vocabulary"], config["longest"])
+        model.sampling = Sampling(**config["sampling"])
+    except ValidationError as error:
+        wrong = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise DifflmError(f"{run}/config.json does not describe a {config['method']} model (model.{wrong}).") from None
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({reason}).") from None
+    path = run / "model.safetensors"
+    load_into(model, load_tensors(path), path)
+    return model.to(device).eval(), tokenizer, config
+
+
+def export_run(run: Path, target: Path) -> None:
+    """A run as the package holds it: half-precision weights, no optimiser, no data."""
+    config = read_config(run)
+    tensors = load_tensors(run / "model.safetensors")
+    # Tables in float64 are curves and rates, which half precision would bend.
+    halves = {name: t.half() if t.dtype is torch.float32 else t for name, t in tensors.items()}
+    save_tensors(target / "model.safetensors", halves)
+    if config["recipe"].get("init"):
+        config["recipe"]["init"] = Path(config["recipe"]["init"]).name
+    config["recipe"]["data"] = Path(config["recipe"]["data"]).name  # not where it lay on somebody's machine
+    write_atomic(target / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+    for name in ("tokenizer.json", "metrics.jsonl", "README.md"):
+        if (run / name).exists():
+            write_atomic(target / name, (run / name).read_bytes())

@@ -1,0 +1,399 @@
+"""The training loop. What happens at a step is a function of (seed, step) alone, so a resumed run repeats it."""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from difflm.data.batches import Batch, Batches, prefetch
+from difflm.diffusion.noise import Noise, fold_counter
+from difflm.errors import DifflmError
+from difflm.models.base import LanguageModel, Likelihood, Trainable
+from difflm.runtime.files import append_line, write_atomic
+from difflm.runtime.tensors import load_into, save_tensors
+from difflm.training.budget import Budget
+from difflm.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
+from difflm.training.ema import Ema
+from difflm.training.graph_capture import CapturedGradients, Gradients
+from difflm.training.master_weights import MasterWeights
+from difflm.training.update import Update
+
+VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one each of a few texts would be mostly noise
+MOST_IN_TURN = 16
+# Random numbers as eager code draws them: the compiler's own take a kernel longer than the memory that it moves.
+COMPILED: dict[str, Any] = {"fallback_random": True}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a line of the log says."""
+
+    step: int
+    steps: int
+    losses: dict[str, float]
+    lr: float
+    seconds: float
+    steps_per_second: float
+    tokens_per_second: float
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "kind": "train",
+            "step": self.step,
+            **{name: round(value, 6) for name, value in self.losses.items()},
+            "lr": self.lr,
+            "seconds": round(self.seconds, 2),
+            "steps_per_second": round(self.steps_per_second, 3),
+            "tokens_per_second": round(self.tokens_per_second),
+        }
+
+
+Figure = Literal["nats_per_token", "masked_nats", "pair_nats", "label_nats"]
+UNITS: dict[Figure, str] = {
+    "nats_per_token": "nats/token",
+    "masked_nats": "nats a masked word, no likelihood",
+    "pair_nats": "nats a word on its own path, no likelihood",
+    "label_nats": "nats of labels a text",
+}
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The averaged weights of one step on held-out texts."""
+
+    step: int
+    value: float
+    likelihood: Likelihood | None
+    best: bool = False  # so far, where patience keeps the best weights
+    figure: Figure = "nats_per_token"
+    error: float | None = None  # standard error over texts and draws, of a bound
+
+    def __str__(self) -> str:
+        error = "" if self.error is None else f" ± {self.error:.4f}"
+        return f"{'≤ ' if self.likelihood == 'bound' else ''}{self.value:.4f}{error} {UNITS[self.figure]}"
+
+    def figures(self) -> dict[str, Any]:
+        figures = {self.figure: round(self.value, 6), "step": self.step}
+        if self.error is not None:
+            figures["standard_error"] = round(self.error, 6)
+        return {**figures, "likelihood": self.likelihood} if self.likelihood else figures
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": "validation", **self.figures()}
+
+
+class Watcher(Protocol):
+    """Whoever shows the run to a person."""
+
+    def progress(self, now: Progress) -> None: ...
+    def validated(self, now: Validation) -> None: ...
+    def samples(self, step: int, model: LanguageModel) -> None: ...
+
+
+Stopped = Literal["done", "early", "interrupted"]
+
+
+@dataclass
+class Outcome:
+    step: int
+    stopped: Stopped
+    seconds: float
+    validation: dict[str, Any] = field(default_factory=dict)  # of the weights that are shipped
+
+
+class Trainer:
+    """A model, its optimiser and its average, moved through a budget."""
+
+    def __init__(
+        self,
+        model: Trainable,
+        budget: Budget,
+        run: Path,
+        device: torch.device,
+        figure: Figure = "nats_per_token",
+    ) -> None:
+        self.model, self.budget, self.run, self.device = model.to(device), budget, run, device
+        self.figure = figure  # what validation measures
+        self.ema = Ema(model, budget.ema)
+        self.working = MasterWeights(model, torch.bfloat16 if self.recording and budget.narrows else None)
+        self.update = Update(self.working, self.ema, budget, device, self.recording)
+        self.step = 0
+        self.seconds = 0.0
+        self.validation: dict[str, Any] = {}  # the best with patience, else the last
+        self.best_weights: dict[str, Tensor] | None = None
+        self._graphs: dict[int, CapturedGradients] = {}
+        self._sums: list[Tensor] = []  # gradients of several recorded batches
+        for network in [part for part in self.working.model.modules() if hasattr(part, "blocks")][:1]:
+            self._fit_out(network)
+
+    def _fit_out(self, network: Any) -> None:
+        """Blocks that compute again, or are compiled; with them what stands before them, where that is much."""
+        for block in network.blocks:
+            if self.budget.recompute:
+                block.forward = partial(recomputed, block.forward, use_reentrant=False)
+            if self.budget.compile:  # one block's code serves all: minutes of compiling saved
+                block.compile(dynamic=False, options=COMPILED)
+        if self.budget.compile and hasattr(network, "entry"):
+            network.entry = torch.compile(network.entry, dynamic=False, options=COMPILED)
+
+    @property
+    def recording(self) -> bool:
+        """Whether steps are recorded: not on a CPU; some networks look at their inputs; and who computes blocks again
+        sets the generator back to where it was, which no recording can."""
+        looks = any(not getattr(part, "captures", True) for part in self.model.modules())
+        return self.budget.graphs and not self.budget.recompute and not looks
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def autocast(self) -> Any:
+        if self.budget.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def to_device(self, batch: Batch) -> list[Tensor]:
+        tensors = [torch.from_numpy(array) for array in (batch.ids, batch.lengths, *batch.labels)]
+        if self.device.type != "cuda":
+            return tensors
+        return [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
+
+    def train_step(self, batches: list[Batch]) -> dict[str, Tensor]:
+        """Gradients of all micro-batches, one clipped update, one move of the average. Nothing is read back; what comes
+        back holds until the next step."""
+        self.working.model.train()
+        if self._sums:
+            torch._foreach_zero_(self._sums)
+        found: list[dict[str, Tensor]] = []
+        for micro, batch in enumerate(batches):
+            inputs = self.to_device(batch)
+            gradients = self.captured(inputs) if self.recording else self.gradients
+            torch.manual_seed(fold_counter(self.budget.seed, self.step, micro))
+            losses = gradients(*inputs)
+            found.append({name: value.detach().clone() for name, value in losses.items()})
+        self.update(self.step, 0 if self._sums else batches[-1].ids.shape[1])
+        self.step += 1
+        if len(found) == 1:
+            return found[0]
+        return {name: torch.stack([one[name] for one in found]).mean(0) for name in found[0]}
+
+    def gradients(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """Losses of a micro-batch; its share of the gradient is added to what the weights hold."""
+        with self.autocast():
+            losses = self.working.model.loss(*inputs)
+        (losses["loss"] / self.budget.accumulate).backward()
+        return losses
+
+    def captured(self, inputs: list[Tensor]) -> Gradients:
+        """The same as a CUDA graph, one for each width of a batch."""
+        width, weights = inputs[0].shape[1], self.working.used
+        if self.budget.accumulate > 1 and not self._sums:
+            self._sums = [torch.zeros_like(weight) for weight in weights]
+        if width not in self._graphs:
+            self._graphs[width] = CapturedGradients(self.gradients, weights, inputs, self._sums or None)
+        return self._graphs[width]
+
+    def validate(self, batches: list[Batch]) -> tuple[float, float | None]:
+        """Nats of the averaged weights on held-out texts, exact or a bound, always with the same noise: a token, or of
+        labels a text; of a bound also the standard error, over texts and draws."""
+        found: list[Tensor] = []  # nats of each text, the mean of its copies
+        counts: list[Tensor] = []  # what they are divided by
+        texts = sum(len(batch.lengths) for batch in batches)
+        draws, copies = validation_draws(texts) if self.model.likelihood == "bound" else (1, 1)
+        for number, batch in enumerate(batches):
+            size = len(batch.lengths) * copies
+            ids, lengths, *labels = (t.repeat_interleave(copies, 0) for t in self.to_device(batch))
+            noise = Noise(self.budget.seed, torch.arange(size, device=self.device) + number * size)
+            with self.autocast():
+                nats = self.ema.model.nats(ids, lengths, noise, draws, *labels)
+            found.append(nats.double().view(-1, copies).mean(1))
+            # Words and END, or texts; paths have no END.
+            words = lengths[::copies] * (self.figure != "label_nats")
+            counts.append((words + (self.figure != "pair_nats")).double())
+        nats, count = torch.cat(found), torch.cat(counts)
+        value = nats.sum() / count.sum().clamp(min=1)
+        if self.model.likelihood != "bound" or len(nats) < 2:
+            return float(value), None
+        return float(value), float((nats - value * count).std() * math.sqrt(len(nats)) / count.sum())
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        out = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        out |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
+        out |= {f"optimizer.{k}": v for k, v in self.update.state(self.step).items()}
+        if self.best_weights is not None:
+            out |= {f"best.{k}": v for k, v in self.best_weights.items()}
+        return out
+
+    def save(self) -> Path:
+        state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}
+        path = save_checkpoint(self.run, self.step, self.tensors(), state)
+        save_tensors(self.run / "model.safetensors", self.final_weights())
+        return path
+
+    def final_weights(self) -> dict[str, Tensor]:
+        return self.best_weights if self.best_weights is not None else self.ema.model.state_dict()
+
+    def resume(self) -> bool:
+        """Continue from the newest checkpoint; False where there is none."""
+        path = newest_checkpoint(self.run)
+        if path is None:
+            drop_records_after(self.run / "metrics.jsonl", 0)
+            return False
+        tensors, state = load_checkpoint(path)
+        load_into(self.model, _with_prefix(tensors, "model."), path)
+        load_into(self.ema.model, _with_prefix(tensors, "ema."), path)
+        self.update.load(_with_prefix(tensors, "optimizer."))
+        best = _with_prefix(tensors, "best.")
+        self.best_weights = {k: v.to(self.device) for k, v in best.items()} or None
+        self.step, self.seconds, self.validation = state["step"], state["seconds"], state.get("validation", {})
+        drop_records_after(self.run / "metrics.jsonl", self.step)
+        return True
+
+    # -- the run ------------------------------------------------------------------------------------------------
+
+    def fit(self, batches: Batches, held_out: list[Batch], watcher: Watcher) -> Outcome:
+        budget = self.budget
+        stop: Stopped = "done"
+        if self.step >= budget.steps or self.out_of_patience():  # resumed after its end: only the result may be missing
+            save_tensors(self.run / "model.safetensors", self.final_weights())
+            return self.outcome("done" if self.step >= budget.steps else "early")
+        accumulated: dict[str, Tensor] = {}
+        since, tokens, start, since_step = time.perf_counter(), 0, time.perf_counter() - self.seconds, self.step
+        with catch_stop_signals() as asked_to_stop, _batches_from(batches, self.step * budget.accumulate) as stream:
+            while self.step < budget.steps:
+                micro = [next(stream) for _ in range(budget.accumulate)]
+                tokens += sum(int(b.lengths.sum()) for b in micro)
+                for name, value in self.train_step(micro).items():
+                    accumulated[name] = accumulated[name] + value if name in accumulated else value
+                last = self.step == budget.steps
+                stopping = asked_to_stop()
+                # Whatever is kept was found finite first.
+                due = (budget.log_every, budget.save_every, budget.validate_every)
+                if last or stopping or any(self.step % every == 0 for every in due):
+                    now, count = time.perf_counter(), self.step - since_step
+                    losses = {name: float(value) / count for name, value in accumulated.items()}
+                    self.seconds = now - start
+                    self.check_finite(losses)
+                    speed = count / (now - since), tokens / (now - since)
+                    report = Progress(self.step, budget.steps, losses, budget.rate(self.step - 1), self.seconds, *speed)
+                    append_line(self.run / "metrics.jsonl", json.dumps(report.record()))
+                    watcher.progress(report)
+                    accumulated, since, tokens, since_step = {}, now, 0, self.step
+                pause = time.perf_counter()
+                validating = held_out and (self.step % budget.validate_every == 0 or last)
+                if validating and self.note_validation(*self.validate(held_out), watcher):
+                    stop = "early"
+                showing = budget.sample_every and self.step % budget.sample_every == 0 and not last
+                if showing and isinstance(self.ema.model, LanguageModel):  # a classifier has nothing to show
+                    watcher.samples(self.step, self.ema.model)
+                since += time.perf_counter() - pause
+                if stopping and not last and stop == "done":
+                    stop = "interrupted"
+                if self.step % budget.save_every == 0 or last or stop != "done":
+                    self.save()
+                if stop != "done":
+                    break
+        return self.outcome(stop)
+
+    def outcome(self, stopped: Stopped) -> Outcome:
+        shipped = self.best_weights is not None or self.validation.get("step") == self.step
+        return Outcome(self.step, stopped, self.seconds, self.validation if shipped else {})
+
+    @torch.no_grad()
+    def check_finite(self, losses: dict[str, float]) -> None:
+        """Losses, and the weights that the last update left: a finite loss can be followed by an infinite update."""
+        size = float(torch.stack(torch._foreach_norm(list[Tensor](self.update.weights))).sum())
+        broken = [(name, value) for name, value in losses.items() if not math.isfinite(value)]
+        if not math.isfinite(size):
+            broken.append(("the size of the weights", size))
+        if broken:
+            name, value = broken[0]
+            good = newest_checkpoint(self.run)
+            advice = f"The last good checkpoint is {good}" if good else "No checkpoint was saved yet"
+            raise DifflmError(
+                f"{name} became {value} before step {self.step}; training stopped. "
+                f"{advice}; try a lower lr or a stronger clip."
+            )
+
+    def note_validation(self, nats: float, error: float | None, watcher: Watcher) -> bool:
+        """Write the figure down, keep the best weights where patience asks for it; True when patience is at its end."""
+        best = bool(self.budget.patience) and nats < self.validation.get(self.figure, math.inf)
+        now = Validation(self.step, nats, self.model.likelihood, best, self.figure, error)
+        if best or not self.budget.patience:
+            self.validation = now.figures()
+        if best:
+            self.best_weights = {k: v.clone() for k, v in self.ema.model.state_dict().items()}
+        append_line(self.run / "metrics.jsonl", json.dumps(now.record()))
+        watcher.validated(now)
+        return self.out_of_patience()
+
+    def out_of_patience(self) -> bool:
+        waited = (self.step - self.validation.get("step", self.step)) / self.budget.validate_every
+        return bool(self.budget.patience) and waited >= self.budget.patience
+
+
+def validation_draws(texts: int) -> tuple[int, int]:
+    """Noise levels a text, and copies of it: many levels of few texts are faster side by side than in turn."""
+    draws = min(MOST_IN_TURN, math.ceil(VALIDATION_DRAWS / texts))
+    return draws, math.ceil(VALIDATION_DRAWS / (texts * draws))
+
+
+def drop_records_after(metrics: Path, step: int) -> None:
+    """Drop what a killed run wrote about steps that a resumed one will repeat, and a line that it left half-written."""
+
+    def stays(line: str) -> bool:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            return False
+        if not isinstance(record, dict) or record.get("kind") not in ("train", "validation"):
+            return True
+        return int(record.get("step", 0)) <= step
+
+    if metrics.exists():
+        lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
+        write_atomic(metrics, "".join(f"{line}\n" for line in lines if stays(line)))
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+@contextmanager
+def _batches_from(batches: Batches, first: int) -> Iterator[Iterator[Batch]]:
+    source = prefetch(batches, first)
+    try:
+        yield (batch for _, batch in source)
+    finally:
+        source.close()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def catch_stop_signals() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask; the loop finishes its step, saves and leaves. A second Ctrl-C is the usual one."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever started it handles signals
+        before = {}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
