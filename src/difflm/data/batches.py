@@ -4,8 +4,8 @@ import hashlib
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -116,11 +116,48 @@ def split(tokens: TokenFile, seed: int) -> tuple[Subset, Subset]:
     return AllBut(len(tokens), few), Only(few)
 
 
+Array = Any  # a numpy array, or a tensor once the trainer has moved the batch to its device
+
+
 @dataclass(frozen=True)
 class Batch:
-    ids: Ints  # [B, W], PAD after each text
-    lengths: Ints  # [B]
-    labels: tuple[Ints, ...] = ()
+    """Texts that are trained on together. All arrays have one row a text."""
+
+    ids: Array  # [B, W] of the target, PAD after each text
+    lengths: Array  # [B]
+    source: Array | None = None  # [B, S] ids, PAD after each source
+    source_lengths: Array | None = None  # [B]
+    labels: Mapping[str, Array] = field(default_factory=dict)
+    origin: tuple[Array, Array] | None = None  # seed and sample number of the noise that a teacher made each text of
+    index: Array | None = None  # [B] the number of each text in the whole run: what its noise is drawn by
+    seed: int = 0  # of the run
+
+    def map(self, convert: Callable[[Array], Array]) -> "Batch":
+        """The batch with every array converted."""
+
+        def each(value: Any) -> Any:
+            return None if value is None else convert(value)
+
+        return replace(
+            self,
+            ids=convert(self.ids),
+            lengths=convert(self.lengths),
+            source=each(self.source),
+            source_lengths=each(self.source_lengths),
+            labels={name: convert(value) for name, value in self.labels.items()},
+            origin=None if self.origin is None else (convert(self.origin[0]), convert(self.origin[1])),
+            index=each(self.index),
+        )
+
+    def arrays(self) -> list[Array]:
+        """All arrays, in a fixed order."""
+        found = [self.ids, self.lengths, self.source, self.source_lengths, *self.labels.values()]
+        return [array for array in [*found, *(self.origin or ()), self.index] if array is not None]
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all arrays: batches that agree in them share a captured graph."""
+        return tuple(tuple(array.shape) for array in self.arrays())
 
 
 LabelBatch = Callable[[Ints, int], Ints]  # (numbers of texts in the token file, width) → their labels
@@ -141,9 +178,11 @@ class Batches:
         seed: int,
         widths: tuple[int, ...],
         indices: Subset | None = None,
-        labels: Sequence[LabelBatch] = (),
+        labels: Mapping[str, LabelBatch] | None = None,
+        origin: tuple[LabelBatch, LabelBatch] | None = None,
     ) -> None:
-        self.tokens, self.batch_size, self.seed, self.labels = tokens, batch_size, seed, labels
+        self.tokens, self.batch_size, self.seed = tokens, batch_size, seed
+        self.labels, self.origin = labels or {}, origin
         self.indices = AllBut(len(tokens), np.zeros(0, np.int64)) if indices is None else indices
         self.widths = np.array(sorted(widths))
         if tokens.max_length > self.widths[-1]:
@@ -161,8 +200,13 @@ class Batches:
             cached = self._cached = (group, self._group(group))
         chosen = cached[1][place]
         width = self.widths[np.searchsorted(self.widths, self.tokens.lengths[chosen].max())]
-        labels = tuple(labels(chosen, int(width)) for labels in self.labels)
-        return Batch(*self.tokens.rows(chosen, int(width)), labels)
+        return Batch(
+            *self.tokens.rows(chosen, int(width)),
+            labels={name: of(chosen, int(width)) for name, of in self.labels.items()},
+            origin=None if self.origin is None else (self.origin[0](chosen, 1), self.origin[1](chosen, 1)),
+            index=step * self.batch_size + np.arange(self.batch_size),
+            seed=self.seed,
+        )
 
     def _group(self, group: int) -> Ints:
         """Indices of the texts of a group's batches, [batches, batch_size]."""

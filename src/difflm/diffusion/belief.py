@@ -1,26 +1,39 @@
 """What a denoiser answers about the clean text."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from difflm.diffusion.codecs.base import Codec
 
 
 @dataclass(frozen=True)
 class Belief:
-    """Token logits and the clean state they go with.
+    """Token logits, and the clean state that goes with them.
 
     The logits are the posterior p(w | x_t) at each position, always. `evidence` is that part of them which comes from
     x_t at the position itself and is known in closed form; what remains, `context`, is the network's opinion from
     elsewhere: the leave-one-out posterior, which uniform and hybrid noise put in the place of x_0.
-    `tokenwise` says that `clean` is the mean of the word vectors under the logits, so editing logits edits it.
-    `words` are ids that were settled by other means than the likeliest logit, such as clamping.
+    `state` is a clean state other than the codec's mean under the logits: one that the network predicted itself, or
+    that was clamped to a word. `words` are ids that were chosen by other means than the likeliest logit.
     """
 
-    clean: Tensor  # [B, L, D]
     logits: Tensor  # [B, L, V]
     evidence: Tensor | None = None  # [B, L, V]
-    tokenwise: bool = False
+    codec: "Codec | None" = None  # what turns logits into a clean state
+    state: Tensor | None = None
     words: Tensor | None = None  # [B, L]
+
+    @cached_property
+    def clean(self) -> Tensor:
+        """The clean state. It is computed when somebody asks, after the last edit of the logits."""
+        if self.state is not None:
+            return self.state
+        assert self.codec is not None, "a belief without a codec has no clean state"
+        return self.codec.expectation(self.logits)
 
     @property
     def tokens(self) -> Tensor:
@@ -42,13 +55,13 @@ class Belief:
 
     def rows(self, part: slice) -> "Belief":
         """What is believed of some texts."""
-        return Belief(
-            self.clean[part],
-            self.logits[part],
-            None if self.evidence is None else self.evidence[part],
-            self.tokenwise,
-            None if self.words is None else self.words[part],
-        )
+        tensors = {name: getattr(self, name) for name in ("logits", "evidence", "state", "words")}
+        return replace(self, **{name: None if tensor is None else tensor[part] for name, tensor in tensors.items()})
 
-    def believing(self, clean: Tensor, words: Tensor | None = None) -> "Belief":
-        return replace(self, clean=clean, words=words, tokenwise=False)
+    def with_logits(self, logits: Tensor) -> "Belief":
+        """The belief under other logits; its clean state follows, unless the network predicted the state itself."""
+        return replace(self, logits=logits, words=None)
+
+    def with_state(self, state: Tensor, words: Tensor | None = None) -> "Belief":
+        """The belief with a clean state chosen by other means."""
+        return replace(self, state=state, words=words)

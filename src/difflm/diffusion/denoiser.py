@@ -3,15 +3,17 @@
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import cast
+from dataclasses import dataclass
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from difflm.diffusion.belief import Belief
-from difflm.diffusion.codecs import Embedding
-from difflm.diffusion.processes import Gaussian, expand_levels
-from difflm.diffusion.processes.gaussian import Prediction
+from difflm.diffusion.codecs import Codec
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.conditioning import Canvas, Conditioning
+from difflm.diffusion.processes.base import Process, Times
 
 
 class OneDnn:
@@ -61,96 +63,91 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
 
 
 def cast_linears(network: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """The same network with its matrices in `dtype`, so that autocast need not turn them at every call."""
+    """The same network with its linear layers in `dtype`, so that autocast need not cast them at every call."""
     for part in network.modules():
         if isinstance(part, nn.Linear):
             part.to(dtype=dtype)
     return network
 
 
-class Denoiser(nn.Module):
-    """`belief = denoiser(x_t, t, mask, previous)`; t is [B] or [B, L].
+@dataclass(frozen=True)
+class SelfConditioning:
+    """The network is shown its last estimate of the clean state (Chen et al., 2023); zeros where there is none.
 
-    `predicts` names the network's answer. For "logits" the clean state is E[x_0] under them, and with `evidence` the
-    likelihood of x_t at each position, known in closed form, is added to what the network says from context
-    (Gulrajani & Hashimoto, 2023): the network need not learn to compare vectors with its own table.
-    `step` is the s = t − step of the posterior mean. `precision` is the width of the network's own arithmetic; what
-    stands around it stays in float32. `certain_below` is the time before which bounds trust the nearest word.
+    In training "half" shows it to every second text of a batch. Which ones is fixed, since the order of texts and times
+    is random already, and a shape that never changes is what compiles. `lag` is by how much of the way, at most, the
+    estimate lags behind the state: in few steps it comes from a far noisier state, and a network that learned from
+    estimates of its own moment trusts it too much.
+    """
+
+    mode: Literal["off", "half"] = "off"
+    lag: float = 0.0
+
+    @property
+    def on(self) -> bool:
+        return self.mode != "off"
+
+
+class Denoiser(nn.Module):
+    """`belief = denoiser(x_t, t, mask, condition, previous)`; t is [B] or [B, L], or the process's levels there.
+
+    `precision` is the width of the network's own arithmetic; what stands around it stays in float32.
     """
 
     def __init__(
         self,
         network: nn.Module,
-        codec: Embedding,
-        process: Gaussian,
-        predicts: Prediction,
-        self_conditioning: bool = False,
-        evidence: bool = False,
-        step: float = 1 / 2000,
-        certain_below: float = 0.0,
+        codec: Codec,
+        process: Process,
+        conditioning: Conditioning | None = None,
+        self_conditioning: SelfConditioning | None = None,
     ) -> None:
         super().__init__()
         self.network, self.codec, self.process = network, codec, process
-        self.predicts, self.self_conditioning, self.evidence, self.step = predicts, self_conditioning, evidence, step
-        self.certain_below = certain_below
+        self.conditioning = conditioning or Conditioning()
+        self.self_conditioning = self_conditioning or SelfConditioning()
         self.precision: torch.dtype | None = None
 
-    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
+    def prepare(self, condition: Condition) -> Condition:
+        """The condition with what is computed of it once a generation."""
+        return self.conditioning.prepare(self, condition)
+
+    def forward(
+        self,
+        x: Tensor,
+        t: Times,
+        mask: Tensor | None = None,
+        condition: Condition = UNCONDITIONAL,
+        previous: Tensor | None = None,
+    ) -> Belief:
         with torch.autocast(x.device.type, enabled=False):
-            evidence = self.seen(x, t) if self.evidence else None
-            inputs = self.inputs(x, t, previous, evidence)
+            canvas = self.conditioning.place(self, x, self.process.at(t), mask, condition)
+            evidence = self.codec.evidence(canvas.x, canvas.level)
+            inputs = self.inputs(canvas, evidence, previous)
         with autocast_to(x.device, self.precision):
-            out = self.network(inputs, t, mask).float()
+            answer = self.network(inputs, canvas.level.t, canvas.mask).float()
         with torch.autocast(x.device.type, enabled=False):
-            return self.tokens_belief(out, evidence) if self.predicts == "logits" else self.state_belief(out, x, t)
+            if canvas.first:
+                text = slice(None), slice(canvas.first, None)
+                answer, evidence = answer[text], None if evidence is None else evidence[text]
+                return self.codec.belief(answer, canvas.x[text], canvas.level[text], evidence, self.process)
+            return self.codec.belief(answer, canvas.x, canvas.level, evidence, self.process)
 
-    def seen(self, x: Tensor, t: Tensor) -> Tensor:
-        """What each position's own noisy vector says about its word, [B, L, V]."""
-        alpha, sigma = self.word_noise(t)
-        return self.codec.evidence(x, expand_levels(alpha, x), expand_levels(sigma, x))
+    def inputs(self, canvas: Canvas, evidence: Tensor | None, previous: Tensor | None) -> Tensor:
+        """The state, beside the last estimate of the clean state (zeros where there is none) and the codec's features."""
+        state, *features = self.codec.inputs(canvas.x, canvas.level, evidence)
+        if self.self_conditioning.on:
+            known = canvas.x[:, : canvas.first]  # a source is clean: its own estimate
+            last = torch.zeros_like(canvas.x[:, canvas.first :]) if previous is None else previous
+            features = [torch.cat([known, last], 1) if canvas.first else last, *features]
+        return torch.cat([state, *features], dim=-1) if features else state
 
-    def word_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """α and σ of q(x_t | w): the spread of x_0 around its word adds to the process's own."""
-        alpha, sigma = self.process.alpha(t), self.process.sigma(t)
-        spread = self.codec.x0_std
-        return alpha, (sigma**2 + (alpha * spread) ** 2).sqrt() if spread else sigma
+    def view(self, x: Tensor, t: Times) -> Tensor:
+        """What a classifier reads of x_t."""
+        return self.codec.view(x, self.process.at(t))
 
-    def inputs(self, x: Tensor, t: Tensor, previous: Tensor | None, evidence: Tensor | None) -> Tensor:
-        """The state at unit scale, beside the last estimate of the clean state (zeros where there is none) and the
-        mean word of the evidence, which is the best guess without context."""
-        parts = [x / expand_levels(self.process.prior_std(t), x)]
-        if self.self_conditioning:
-            parts.append(torch.zeros_like(x) if previous is None else previous)
-        if evidence is not None:
-            parts.append(self.codec.expectation(evidence + self.codec.bias))
-        return torch.cat(parts, dim=-1)
-
-    @property
-    def view_dim(self) -> int:
-        return 2 * self.codec.dim
-
-    def view(self, x: Tensor, t: Tensor) -> Tensor:
-        """What a classifier sees of x_t: the state at unit scale, and the mean word of its evidence."""
-        state = x / expand_levels(self.process.prior_std(t), x)
-        return torch.cat([state, self.codec.expectation(self.seen(x, t) + self.codec.bias)], -1)
-
-    def levels(self) -> list[float]:
-        """Some numbers that tell one curve of noise from another."""
-        return self.process.log_snr(torch.linspace(0.1, 0.9, 5)).tolist()
-
-    def tokens_belief(self, logits: Tensor, evidence: Tensor | None) -> Belief:
-        if evidence is not None:
-            logits = logits + evidence
-        return Belief(self.codec.expectation(logits), logits, evidence=evidence, tokenwise=True)
-
-    def state_belief(self, out: Tensor, x: Tensor, t: Tensor) -> Belief:
-        clean = self.process.clean_from(self.predicts, out, x, t, self.earlier(t))
-        return Belief(clean, self.codec.readout(clean))
-
-    def earlier(self, t: Tensor) -> Tensor:
-        return (t - self.step).clamp(min=0)
-
-    def two_passes(self, x: Tensor, t: Tensor, mask: Tensor | None) -> Belief:
+    def two_passes(self, x: Tensor, t: Times, mask: Tensor | None, condition: Condition = UNCONDITIONAL) -> Belief:
         """A belief that is a function of x_t alone: the first answer is the second's `previous`."""
-        belief = cast(Belief, self(x, t, mask))
-        return cast(Belief, self(x, t, mask, belief.clean)) if self.self_conditioning else belief
+        level = self.process.at(t)
+        belief = cast(Belief, self(x, level, mask, condition))
+        return cast(Belief, self(x, level, mask, condition, belief.clean)) if self.self_conditioning.on else belief

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.diffusion.belief import Belief
-from difflm.diffusion.codecs import Embedding
-from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.processes import DiscreteProcess, Interpolating
+from difflm.diffusion.codecs import Codec, Embedding
+from difflm.diffusion.predictions import X0
+from difflm.diffusion.processes import DiscreteProcess, Gaussian, GaussianLevels, Interpolating, Levels, Process, expand_levels
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,36 @@ class Corrupted:
 
     ids: Tensor  # [B, L]
     mask: Tensor  # [B, L], True where the loss counts
-    vectors: Tensor  # the words' own vectors, [B, L, D]
+    clean: Tensor  # the tokens' own state, without x0 noise
     x0: Tensor  # the same with x0 noise, where the codec has it
     x_t: Tensor
     noise: Tensor
-    t: Tensor  # [B] or [B, L]
+    level: Levels
     belief: Belief
-    denoiser: Denoiser
+    codec: Codec
+    process: Process
+    chain: int | None = None  # levels of a discrete chain; None: continuous time
 
     @property
-    def codec(self) -> Embedding:
-        return self.denoiser.codec
+    def earlier(self) -> Tensor:
+        """The time one level down the chain."""
+        assert self.chain is not None, "this term needs a chain: give the time sampler its number of steps"
+        return (self.level.t - 1 / self.chain).clamp(min=0)
+
+    @property
+    def embedding(self) -> Embedding:
+        assert isinstance(self.codec, Embedding), "this term is for word vectors"
+        return self.codec
+
+    @property
+    def discrete(self) -> DiscreteProcess:
+        assert isinstance(self.process, DiscreteProcess), "this term is for discrete processes"
+        return self.process
+
+    @property
+    def interpolating(self) -> Interpolating:
+        assert isinstance(self.process, Interpolating), "this term is for masks and uniform noise"
+        return self.process
 
 
 Term = Callable[[Corrupted], Tensor]
@@ -50,72 +69,60 @@ def ce(batch: Corrupted) -> Tensor:
 
 def anchor_ce(batch: Corrupted) -> Tensor:
     """Rounding of the *predicted* x̂_0; its gradient reaches the table through the denoiser (Gao et al., 2022)."""
-    return cross_entropy(batch.codec.readout(batch.belief.clean), batch.ids)
+    return cross_entropy(batch.embedding.readout(batch.belief.clean), batch.ids)
 
 
 def rounding_ce(batch: Corrupted) -> Tensor:
     """−log p(w | x_0) of the noised word vector, which keeps words apart (Li et al., 2022, equation 2)."""
-    return cross_entropy(batch.codec.readout(batch.x0), batch.ids)
+    return cross_entropy(batch.embedding.readout(batch.x0), batch.ids)
 
 
 def terminal_norm(batch: Corrupted) -> Tensor:
     """‖α_1 x_0‖², the mean of the last state, which keeps vectors from growing to escape the noise."""
-    alpha = batch.denoiser.process.alpha(torch.ones_like(batch.t[:1]))
-    return (alpha.reshape(-1)[0] * batch.x0).square().mean(-1)
+    last = batch.process.at(torch.ones(1, device=batch.x0.device))
+    assert isinstance(last, GaussianLevels)
+    return (last.alpha * batch.x0).square().mean(-1)
 
 
 def mse(batch: Corrupted) -> Tensor:
-    """Squared error of what the network predicts: x_0, ε, v or the posterior mean.
+    """Squared error of what the network predicts: x_0, ε or v.
 
-    At the first level of the chain the target is the word's own vector instead of its noised copy
+    At the first level of a chain the target is the word's own vector instead of its noised copy
     (Li et al., 2022, equation 1; `training_losses_e2e` in the released code).
     """
-    d = batch.denoiser
-    s = d.earlier(batch.t)
-    first = (batch.t <= d.step).reshape(batch.t.shape + (1,) * (batch.x0.dim() - batch.t.dim()))
-    clean = torch.where(first, batch.vectors, batch.x0)
-    target = d.process.target(d.predicts, clean, batch.x_t, batch.noise, batch.t, s)
-    believed = batch.noise  # who predicts the clean state itself is asked for no noise
-    if d.predicts in ("epsilon", "v"):
-        believed = d.process.implied_noise(batch.x_t, batch.belief.clean, batch.t)
-    predicted = d.process.target(d.predicts, batch.belief.clean, batch.x_t, believed, batch.t, s)
-    return (predicted - target).square().mean(-1)
+    level, prediction, clean = batch.level, batch.embedding.prediction, batch.x0
+    assert isinstance(level, GaussianLevels) and isinstance(batch.process, Gaussian)
+    if batch.chain is not None:
+        clean = torch.where(expand_levels(level.t <= 1 / batch.chain, clean), batch.clean, clean)
+    target = prediction.target(clean, batch.noise, level)
+    if isinstance(prediction, X0):  # whoever predicts the clean state itself is asked for no noise
+        return (batch.belief.clean - target).square().mean(-1)
+    implied = batch.process.implied_noise(batch.x_t, batch.belief.clean, level)
+    return (prediction.target(batch.belief.clean, implied, level) - target).square().mean(-1)
 
 
 def elbo(batch: Corrupted) -> Tensor:
     """Tokens: the bound's own integrand in continuous time."""
-    return _tokens(batch).rate_nats(batch.ids, batch.x_t, batch.belief, batch.t)
+    return batch.discrete.rate_nats(batch.ids, batch.x_t, batch.belief, batch.level.t)
 
 
 def chain_kl(batch: Corrupted) -> Tensor:
     """Tokens: KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)) of one step of a chain, times the number of steps, so that its
     weight beside `ce` does not depend on how fine the chain is."""
-    s = batch.denoiser.earlier(batch.t)
-    return _tokens(batch).step_nats(batch.ids, batch.x_t, batch.belief, batch.t, s) / batch.denoiser.step
+    nats = batch.discrete.step_nats(batch.ids, batch.x_t, batch.belief, batch.level.t, batch.earlier)
+    return nats * (batch.chain or 1)
 
 
 def score_entropy(batch: Corrupted) -> Tensor:
     """Tokens: the same integrand for ratios p(y)/p(x_t) that need not sum to anything (Lou et al., 2024)."""
-    return _interpolating(batch).score_nats(batch.ids, batch.x_t, batch.belief, batch.t)
+    return batch.interpolating.score_nats(batch.ids, batch.x_t, batch.belief, batch.level.t)
 
 
 def calmed_elbo(batch: Corrupted) -> Tensor:
     """Tokens: the integrand under weights for training instead of the bound's (von Rütte et al., 2025)."""
-    process = _interpolating(batch)
-    weight = process.training_weight(batch.ids, batch.x_t, batch.t)
-    return weight * process.contrast(batch.ids, batch.x_t, batch.belief, batch.t)
-
-
-def _tokens(batch: Corrupted) -> DiscreteProcess:
-    process: object = batch.denoiser.process
-    assert isinstance(process, DiscreteProcess)
-    return process
-
-
-def _interpolating(batch: Corrupted) -> Interpolating:
-    process = _tokens(batch)
-    assert isinstance(process, Interpolating)
-    return process
+    process, t = batch.interpolating, batch.level.t
+    weight = process.training_weight(batch.ids, batch.x_t, t)
+    return weight * process.contrast(batch.ids, batch.x_t, batch.belief, t)
 
 
 TERMS: Mapping[str, Term] = {
@@ -148,8 +155,3 @@ class Objective:
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over the positions that count, of all texts together; of several quantities [K, B, L] at once, [K]."""
     return (values * mask).sum((-2, -1)) / mask.sum().clamp(min=1)
-
-
-def text_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the positions that count, text by text, [B]."""
-    return (values * mask).sum(-1) / mask.sum(-1).clamp(min=1)

@@ -1,30 +1,48 @@
 """Which times a batch is trained at. State lives in buffers and parameters, so checkpoints carry it."""
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from difflm.diffusion.noise import Noise, folded
 from difflm.diffusion.schedules import Schedule, Table, interpolate
+from difflm.errors import UsageError
 
 GOLDEN_RATIO = 0.6180339887498949
 
 
+TIMES = 20  # the stream of random numbers that times are drawn from
+
+
+class StepSpan(NamedTuple):
+    """In how many steps a text is made, and from what share of the noise."""
+
+    steps: int
+    start: float = 1.0
+
+
 class TimeSampler(nn.Module):
-    """Uniform times; `steps` makes them the levels 1/T … 1 of a discrete chain."""
+    """Uniform times; `steps` makes them the levels 1/T … 1 of a discrete chain. Of continuous times those outside of
+    `limits` are moved to them: the integrand of a discrete process is not finite at the ends."""
 
-    def __init__(self, steps: int | None = None) -> None:
+    def __init__(self, steps: int | None = None, limits: tuple[float, float] = (0.0, 1.0)) -> None:
         super().__init__()
-        self.steps = steps
+        self.steps, self.limits = steps, limits
 
-    def draw(self, batch: int, device: torch.device) -> Tensor:
+    def draw(self, noise: Noise) -> Tensor:
         """U(0, 1) for every text, [B]."""
-        return torch.rand(batch, device=device)
+        return noise.uniform(0, stream=TIMES)
 
-    def sample(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Times in [0, 1] and the weight that undoes any preference among them, both [B]."""
-        t = self.time_of(self.draw(batch, device))
-        if self.steps is not None:
+    def sample(self, noise: Noise, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Times in [0, 1] and the weight that undoes any preference among them: of texts [B], or of positions [B, L] as
+        the mask has them."""
+        t = self.time_of(self.draw(noise))
+        if self.steps is None:
+            t = t.clamp(*self.limits)
+        else:
             t = (torch.floor(t * self.steps) + 1).clamp(max=self.steps) / self.steps
         return t, torch.ones_like(t)
 
@@ -36,12 +54,22 @@ class TimeSampler(nn.Module):
         """The inverse of `time_of`."""
         return t
 
-    def fit_loss(self, t: Tensor, losses: Tensor) -> Tensor | None:
-        """A loss for the sampler's own parameters, given each text's time and loss."""
+    def fit_loss(self, t: Tensor, losses: Tensor, mask: Tensor) -> Tensor | None:
+        """A loss for the sampler's own parameters, given the times and the losses [B, L] there."""
         return None
 
-    def observe(self, t: Tensor, losses: Tensor) -> None:
-        """Take note of each text's loss at its time, [B]."""
+    def observe(self, t: Tensor, losses: Tensor, mask: Tensor) -> None:
+        """Take note of the losses [B, L] at their times."""
+
+    def grid(self, spans: Sequence[StepSpan], width: int, device: torch.device) -> Tensor:
+        """From noise, or from a share of it, to text in evenly spaced u, [N + 1], or [N + 1, B] where the spans of rows
+        differ; `time_of` turns them into times. A short span ends in a wait for the others."""
+        lines = {span: torch.linspace(span.start, 0, span.steps + 1, device=device) for span in {*spans}}
+        if len(lines) == 1:
+            return lines[spans[0]]
+        longest = max(span.steps for span in lines)
+        whole = {span: torch.cat([line, line[-1:].expand(longest - span.steps)]) for span, line in lines.items()}
+        return torch.stack([whole[span] for span in spans], 1)
 
 
 class Uniform(TimeSampler):
@@ -51,36 +79,63 @@ class Uniform(TimeSampler):
 class LowDiscrepancy(TimeSampler):
     """Times that cover [0, 1] evenly within the batch: less variance for free (Kingma et al., 2021).
 
-    The golden-ratio sequence also spreads any part of the batch evenly, whatever its order.
+    A text's place in the golden-ratio sequence is its number in the whole run, so that the times do not depend on how
+    many processes share a batch; any part of a batch is spread evenly, whatever its order.
     """
 
-    def draw(self, batch: int, device: torch.device) -> Tensor:
-        index = torch.arange(batch, device=device, dtype=torch.float64) * GOLDEN_RATIO
-        return ((index + torch.rand((), device=device, dtype=torch.float64)) % 1.0).float()
+    def draw(self, noise: Noise, each: int = 1) -> Tensor:
+        """Of every text [B], or of `each` parts of it [B, each]."""
+        part = torch.arange(each, device=noise.samples.device)
+        index = noise.samples.unsqueeze(1) * each + part
+        offset = torch.as_tensor(folded(noise.seed, TIMES), dtype=torch.float64) / 2**63
+        u = ((index.double() * GOLDEN_RATIO + expand_offset(offset, index)) % 1.0).float()
+        return u.squeeze(1) if each == 1 else u
+
+
+def expand_offset(offset: Tensor, index: Tensor) -> Tensor:
+    return offset.to(index.device).unsqueeze(-1) if offset.dim() else offset.to(index.device)
 
 
 class MostlyAt(LowDiscrepancy):
     """Every second text at one time, the others at any."""
 
-    def __init__(self, time: float) -> None:
-        super().__init__()
+    def __init__(self, time: float, limits: tuple[float, float] = (0.0, 1.0)) -> None:
+        super().__init__(limits=limits)
         self.time = time
 
-    def draw(self, batch: int, device: torch.device) -> Tensor:
-        t = super().draw(batch, device)
+    def draw(self, noise: Noise, each: int = 1) -> Tensor:
+        t = super().draw(noise, each)
         t[::2] = self.time
         return t
 
 
-class Between(LowDiscrepancy):
-    """Times of a part of [0, 1], where losses vary least."""
+class BlockTimes(LowDiscrepancy):
+    """A time of its own for every block of `size` positions, from that part of [0, 1] where losses vary least. Sampling
+    goes down a staircase: behind the current block t is 0, before it 1 (Arriola et al., 2025)."""
 
-    def __init__(self, low: float, high: float) -> None:
-        super().__init__()
-        self.low, self.high = low, high
+    def __init__(self, size: int, low: float, high: float) -> None:
+        super().__init__(limits=(1e-4, 1.0))
+        self.size, self.low, self.high = size, low, high
 
-    def draw(self, batch: int, device: torch.device) -> Tensor:
-        return self.low + (self.high - self.low) * super().draw(batch, device)
+    def sample(self, noise: Noise, mask: Tensor) -> tuple[Tensor, Tensor]:
+        u = self.draw(noise, mask.shape[1] // self.size).reshape(len(mask), -1)
+        t = (self.low + (self.high - self.low) * u).clamp(*self.limits).repeat_interleave(self.size, 1)
+        return t, torch.ones_like(t)
+
+    def grid(self, spans: Sequence[StepSpan], width: int, device: torch.device) -> Tensor:
+        """[blocks · steps + 1, 1, W]."""
+        if spans[0].start < 1:
+            raise UsageError("block diffusion writes from left to right: it cannot take up a text in the middle.")
+        block = torch.arange(width, device=device) // self.size
+        count = width // self.size * spans[0].steps + 1
+        # Divided on the host: a GPU multiplies by 1/steps, and a whole number of blocks would not be one.
+        done = (torch.arange(count).unsqueeze(1) / spans[0].steps).to(device)
+        return (1 + block - done).clamp(0, 1).unsqueeze(1)
+
+
+def text_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the positions that count, text by text, [B]."""
+    return (values * mask).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
 class LossAware(TimeSampler):
@@ -104,14 +159,15 @@ class LossAware(TimeSampler):
         learned = weights / weights.sum().clamp(min=1e-12) * (1 - self.uniform) + self.uniform / self.bins
         return torch.where((self.seen >= self.keep).all(), learned, torch.full_like(learned, 1 / self.bins))
 
-    def sample(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def sample(self, noise: Noise, mask: Tensor) -> tuple[Tensor, Tensor]:
         p = self.probabilities()
-        bins = torch.multinomial(p, batch, replacement=True)
-        t = (bins + torch.rand(batch, device=device)) / self.bins
-        return t, 1 / (p[bins] * self.bins)
+        u = noise.uniform(0, 2, stream=TIMES)
+        bins = torch.searchsorted(p.double().cumsum(0), u[:, 0].double()).clamp(max=self.bins - 1)
+        return (bins + u[:, 1]) / self.bins, 1 / (p[bins] * self.bins)
 
     @torch.no_grad()
-    def observe(self, t: Tensor, losses: Tensor) -> None:
+    def observe(self, t: Tensor, losses: Tensor, mask: Tensor) -> None:
+        losses = text_mean(losses, mask)
         # Several texts may fall into one bin: each takes the next place of the ring after those before it.
         bins = (t * self.bins).long().clamp(max=self.bins - 1)
         same = bins.unsqueeze(0) == bins.unsqueeze(1)
@@ -158,10 +214,10 @@ class LearnedWarp(LowDiscrepancy):
         slopes = torch.diff(losses / losses[-1]) / torch.diff(times)
         return slopes[(torch.searchsorted(times, t.contiguous()) - 1).clamp(0, len(slopes) - 1)]
 
-    def fit_loss(self, t: Tensor, losses: Tensor) -> Tensor:
+    def fit_loss(self, t: Tensor, losses: Tensor, mask: Tensor) -> Tensor:
         """Squared error of F̃, weighted so that every time counts alike however often it is drawn."""
         expected = interpolate(t.detach(), *self.edges())
-        return ((expected - losses.detach()) ** 2 / self.density(t).clamp(min=self.floor)).mean()
+        return ((expected - text_mean(losses.detach(), mask)) ** 2 / self.density(t).clamp(min=self.floor)).mean()
 
     def schedule(self, base: Schedule) -> Table:
         """The base curve along evenly spaced u, as a schedule of its own."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from difflm.methods.tokens import TokenMethod
+from difflm.methods.tokens import CONTINUOUS, TokenMethod
 
 if TYPE_CHECKING:
     from difflm.models.base import LanguageModel
@@ -33,7 +33,7 @@ class BertMouth(TokenMethod):
             longest,
             {"ce": 1.0},
             Sampling("gibbs", steps=100),
-            MostlyAt(self.masked),
+            MostlyAt(self.masked, limits=CONTINUOUS),
             time="none",
-            likelihood=None,
+            bounded=False,
         )

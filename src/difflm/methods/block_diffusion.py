@@ -27,18 +27,19 @@ class BlockDiffusionMethod(Method):
         from difflm.diffusion.codecs import Tokens
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes import Absorbing
-        from difflm.diffusion.timesteps import Between
+        from difflm.diffusion.timesteps import BlockTimes
         from difflm.models.base import Sampling
-        from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths
+        from difflm.models.block_diffusion import BlockDiffusion, BlockLengths
         from difflm.networks import Transformer
 
-        process, lengths = Absorbing(vocabulary), BlockLengths(longest, self.block)
-        codec = Tokens(vocabulary, self.hidden, process.states)
-        network = Transformer(self.hidden, vocabulary, self.hidden, self.layers, self.heads, self.dropout, time="none")
+        process = Absorbing(vocabulary)
+        sizes = (self.hidden, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
         return BlockDiffusion(
-            BlockDenoiser(network, codec, process, self.block, lengths.positions(longest)),
-            Objective({"elbo": 1.0}),
-            Between(*CLIPS[self.block]),
-            lengths,
-            Sampling("first-hitting", steps=self.block),
+            codec=Tokens(vocabulary, self.hidden, process.states),
+            process=process,
+            network=Transformer(*sizes, time="none"),
+            objective=Objective({"elbo": 1.0}),
+            times=BlockTimes(self.block, *CLIPS[self.block]),
+            lengths=BlockLengths(longest, self.block),
+            sampling=Sampling("first-hitting", steps=self.block),
         )

@@ -36,9 +36,12 @@ class DiffLM(Method):
         return not self.coupled  # a bound wants noise that is independent of the text
 
     def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+        from difflm.diffusion.bounds import GaussianBound
         from difflm.diffusion.codecs import LearnedEmbedding
-        from difflm.diffusion.denoiser import Denoiser
+        from difflm.diffusion.conditioning import CleanGiven
+        from difflm.diffusion.denoiser import SelfConditioning
         from difflm.diffusion.objectives import Objective
+        from difflm.diffusion.predictions import Logits
         from difflm.diffusion.processes import Gaussian
         from difflm.diffusion.schedules import Cosine, LogSnrShift
         from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
@@ -47,29 +50,22 @@ class DiffLM(Method):
         from difflm.models.lengths import DrawnLength
         from difflm.networks import Transformer
 
-        dim = self.embedding_dim
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
-        codec = LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3)
-        seen = 3 if self.evidence else 2  # the state, the last estimate, and the mean word of the evidence
-        places = longest if self.positions else 0
-        network = Transformer(
-            seen * dim, vocabulary, self.hidden, self.layers, self.heads, self.dropout, positions=places
-        )
-        process = Gaussian(LogSnrShift(Cosine(), self.log_snr_shift))
+        prediction, dim = Logits(self.evidence), self.embedding_dim
+        codec = LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
+        read = 3 if self.evidence else 2  # the state, the last estimate, and the mean word of the evidence
+        sizes = (read * dim, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
         return DiffusionModel(
-            denoiser=Denoiser(
-                network,
-                codec,
-                process,
-                predicts="logits",
-                self_conditioning=True,
-                evidence=self.evidence,
-            ),
+            codec=codec,
+            process=Gaussian(LogSnrShift(Cosine(), self.log_snr_shift)),
+            network=Transformer(*sizes, positions=longest if self.positions else 0),
             objective=Objective({"ce": 1.0}),
             times=LearnedWarp() if self.warp else LowDiscrepancy(),
             lengths=DrawnLength(longest),
             sampling=Sampling("ddim", steps=10) if self.coupled else Sampling("ancestral", steps=50),
-            context=self.context,
-            coupled=self.coupled,
-            behind=self.behind,
+            conditioning=CleanGiven() if self.context else None,
+            self_conditioning=SelfConditioning("half", lag=self.behind),
+            bound=GaussianBound(),
+            clean_context=self.context,
+            reflow=self.coupled,
         )

@@ -9,9 +9,12 @@ if TYPE_CHECKING:
 
     from difflm.diffusion.processes import DiscreteProcess
     from difflm.diffusion.timesteps import TimeSampler
-    from difflm.models.base import Likelihood, Sampling
-    from difflm.models.token_diffusion import TokenDiffusion
+    from difflm.models.base import Sampling
+    from difflm.models.diffusion import DiffusionModel
     from difflm.networks.transformer import TimeInput
+
+
+CONTINUOUS = (1e-4, 1 - 1e-4)  # times of training: the integrand is not finite at the ends
 
 
 class TokenMethod(Method):
@@ -40,25 +43,24 @@ class TokenMethod(Method):
         sampling: "Sampling",
         times: "TimeSampler | None" = None,
         time: "TimeInput" = "adaptive",
-        likelihood: "Likelihood | None" = "bound",
-    ) -> "TokenDiffusion":
-        """The parts that a paper chooses among, on the body that all share."""
+        bounded: bool = True,
+    ) -> "DiffusionModel":
+        """The parts that a paper chooses among, on the body that all share. Not `bounded` is an objective without a
+        bound."""
+        from difflm.diffusion.bounds import DiscreteBound
         from difflm.diffusion.codecs import Tokens
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.timesteps import LowDiscrepancy
-        from difflm.diffusion.token_denoiser import TokenDenoiser
+        from difflm.models.diffusion import DiffusionModel
         from difflm.models.lengths import DrawnLength
-        from difflm.models.token_diffusion import TokenDiffusion
 
-        times = times or LowDiscrepancy()
-        codec = Tokens(process.words, self.word_width, process.states)
-        network = self.body(process.words, longest, time)
-        step = 1 / times.steps if times.steps else 1 / 1000
-        return TokenDiffusion(
-            TokenDenoiser(network, codec, process, step),
-            Objective(objective),
-            times,
-            DrawnLength(longest),
-            sampling,
-            likelihood,
+        return DiffusionModel(
+            codec=Tokens(process.words, self.word_width, process.states),
+            process=process,
+            network=self.body(process.words, longest, time),
+            objective=Objective(objective),
+            times=times or LowDiscrepancy(limits=CONTINUOUS),
+            lengths=DrawnLength(longest),
+            sampling=sampling,
+            bound=DiscreteBound() if bounded else None,
         )

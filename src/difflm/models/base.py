@@ -1,13 +1,14 @@
 """What the trainer, the evaluation and the front doors ask of every model."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import (
     STEPS,
@@ -36,19 +37,39 @@ class Sampling:
     beams: int = 0  # the twin alone: beam search instead of drawing
 
 
+@dataclass(frozen=True)
+class Losses:
+    """Sums over what counts, and how much that is: batches are added up before one division."""
+
+    total: Tensor  # to descend
+    terms: Mapping[str, Tensor]
+    count: Tensor
+
+    def means(self) -> dict[str, Tensor]:
+        return {**{name: value / self.count for name, value in self.terms.items()}, "loss": self.total / self.count}
+
+
 class Trainable(nn.Module):
-    """What the trainer asks of a model. `ids` [B, L] are words without specials, padded; `lengths` [B] says how many
-    are real; `labels` are for what learns from them."""
+    """What the trainer asks of a model."""
 
     likelihood: Likelihood | None = None  # None: the figure is not a likelihood, and none is printed
 
     @abstractmethod
-    def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
-        """ "loss" to descend and its named parts, all scalars."""
+    def forward(self, batch: Batch) -> Losses:
+        """The losses of a batch of tensors."""
 
     @abstractmethod
-    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
+    def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """−log p(text) or its bound for each text, END and length included; of a classifier, of its labels. [B]"""
+
+
+def training_noise(batch: Batch) -> Noise:
+    """Random numbers of a batch's texts by their number in the run; of a batch without numbers by torch's generator."""
+    if batch.index is not None:
+        return Noise(batch.seed, batch.index)
+    device = batch.ids.device
+    seed = torch.randint(2**62, (1,), device=device)
+    return Noise(seed, torch.arange(len(batch.ids), device=device))
 
 
 class LanguageModel(Trainable):
@@ -60,30 +81,22 @@ class LanguageModel(Trainable):
     samplers: tuple[str, ...] = tuple(STEPS)  # step rules it understands
     greedy = False  # whether temperature 0 means the likeliest word
     predicts_words = True  # whether a temperature means something
-    syncs_with_device = True  # whether it looks at its device while it writes, and waits for it
+    syncs_with_device = True  # whether sampling synchronises with the device
+    allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
 
     @property
     def max_words(self) -> int:
         """The most words a text may have."""
         return self.longest
 
-    def nats_and_error(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
+    def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
         """`nats`, and the standard error that its draws leave, both [B]: none of what is exact, NaN of one draw."""
-        nats = self.nats(ids, lengths, noise, draws)
+        nats = self.nats(batch, noise, draws)
         return nats, torch.zeros_like(nats)
 
     @abstractmethod
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         """Run the network in `dtype`; weights stay as they are."""
-
-    def set_inference(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
-        """Run the network in `dtype` while it writes; bounds and training stay as they are."""
-
-    def clear_recorded(self) -> None:
-        """Let go of steps that were recorded for earlier requests; the next one records its own."""
-
-    def sync_weights(self) -> None:
-        """Asked before the texts of a request: weights may have changed since those of the last one."""
 
     @abstractmethod
     def draw_lengths(self, noise: Noise) -> Tensor:

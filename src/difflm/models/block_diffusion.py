@@ -4,7 +4,7 @@ It is the same loop on a staircase of times: behind the current block t stays 0,
 finished blocks are kept, and are exactly what a pass over the whole text would find.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.belief import Belief
+from difflm.diffusion.bounds import DiscreteBound
 from difflm.diffusion.codecs import Tokens
-from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import Denoiser, autocast_to
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import Corrupted, cross_entropy
-from difflm.diffusion.processes import Absorbing
-from difflm.diffusion.samplers import Denoise, Frame, Steering, StepSpan
-from difflm.diffusion.token_bounds import token_bound
-from difflm.diffusion.token_denoiser import TokenDenoiser
-from difflm.errors import UsageError
+from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
+from difflm.diffusion.processes import Absorbing, Levels, Times
+from difflm.diffusion.samplers import Denoise, Frame, Steering
+from difflm.diffusion.timesteps import BlockTimes, TimeSampler
 from difflm.models.base import Sampling
+from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnLength, observed_counts
-from difflm.models.token_diffusion import EARLIEST, TokenDiffusion
 from difflm.networks import Transformer
 from difflm.networks.transformer import Cache, rotary
 from difflm.runtime.cuda_graphs import DelayedFlag
@@ -84,9 +84,9 @@ class BlockLengths(DrawnLength):
         return [i for i in row if i != PAD]
 
 
-class BlockDenoiser(TokenDenoiser):
-    """Reads noisy blocks beside the clean text: each block sees itself, and the clean blocks before it that are nearer
-    than `window` words, so that no distance is longer than those of training."""
+class BlockDenoiser(Denoiser):
+    """Reads noisy blocks beside the clean text, which the condition gives: each block sees itself, and the clean blocks
+    before it that are nearer than `window` words, so that no distance is longer than those of training."""
 
     network: Transformer
 
@@ -96,23 +96,32 @@ class BlockDenoiser(TokenDenoiser):
         # Rotations tell distances between unlike things; to masks that see masks alone, every place looks the same.
         self.places = nn.Parameter(0.5 * torch.randn(size, codec.dim))
 
-    def inputs_of(self, x: Tensor) -> Tensor:
+    def read_tokens(self, x: Tensor) -> Tensor:
         """Vectors of tokens, and of their places within a block."""
-        return self.network.input(self.codec.inputs(x) + self.places.repeat(x.shape[1] // self.size, 1))
+        (vectors,) = self.codec.inputs(x, Levels(x), None)
+        return self.network.input(vectors + self.places.repeat(x.shape[1] // self.size, 1))
 
-    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
-        """`previous` is the clean text [B, L]; all blocks are answered at once, as training and the bound need it."""
-        assert previous is not None
+    def forward(
+        self,
+        x: Tensor,
+        t: Times,
+        mask: Tensor | None = None,
+        condition: Condition = UNCONDITIONAL,
+        previous: Tensor | None = None,
+    ) -> Belief:
+        """All blocks are answered at once, as training and the bound need it."""
+        clean = condition.given
+        assert clean is not None, "blocks are denoised given the clean text before them"
         length = x.shape[1]
         cos, sin = rotary(length, self.network.head_dim, x.device)
         turn = torch.cat([cos, cos]), torch.cat([sin, sin])
         with autocast_to(x.device, self.precision):
-            inputs = self.inputs_of(torch.cat([x, previous], dim=1))
+            inputs = self.read_tokens(torch.cat([x, clean], dim=1))
             nothing: list[Cache | None] = [None] * len(self.network.blocks)
             hidden, _ = self.network.run(inputs, None, self.seen_by(length, x.device), nothing, 0, turn)
             logits = self.network.answer(hidden[:, :length]).float()
         with torch.autocast(x.device.type, enabled=False):
-            return self.process.belief_from_logits(logits, x, t)
+            return self.codec.belief(logits, x, self.process.at(t), None, self.process)
 
     def seen_by(self, length: int, device: torch.device) -> Tensor:
         """Who sees whom in [noisy; clean], [1, 2L, 2L]."""
@@ -134,53 +143,77 @@ class BlockDenoiser(TokenDenoiser):
             words = min(start, kept)
             near = torch.arange(-words, block.shape[1], device=block.device) >= -back.unsqueeze(1)
         with autocast_to(block.device, self.precision):
-            hidden, grown = self.network.run(self.inputs_of(block), None, near, caches, start)
+            hidden, grown = self.network.run(self.read_tokens(block), None, near, caches, start)
             return self.network.answer(hidden).float(), grown
 
 
-class BlockDiffusion(TokenDiffusion):
+class BlockBound(DiscreteBound):
+    """The bound given the clean blocks before each; blocks of one word have nothing to draw: the likelihood itself."""
+
+    def __call__(
+        self,
+        denoiser: Denoiser,
+        times: TimeSampler,
+        ids: Tensor,
+        mask: Tensor,
+        noise: Noise,
+        draws: int,
+        condition: Condition = UNCONDITIONAL,
+    ) -> Tensor:
+        condition = replace(condition, given=ids)
+        assert isinstance(denoiser, BlockDenoiser)
+        if denoiser.size > 1:
+            return super().__call__(denoiser, times, ids, mask, noise, draws, condition)
+        hidden = torch.full_like(ids, denoiser.process.mask_id)
+        logits = denoiser(hidden, torch.ones(len(ids), device=ids.device), mask, condition).logits
+        return (cross_entropy(logits, ids) * mask).sum(-1, keepdim=True).expand(-1, draws)
+
+
+class BlockDiffusion(DiffusionModel):
     denoiser: BlockDenoiser
     lengths: BlockLengths
+    times: BlockTimes
     allows_mixed_steps = False
-    hides = False  # what is kept of known words was kept with them
+    can_hide_known = False  # what is kept of known words was kept with them
 
-    def corrupt_batch(self, ids: Tensor, mask: Tensor, t: Tensor, *pairs: Tensor) -> Corrupted:
-        """Every block at a time of its own."""
-        size = self.denoiser.size
-        fine, _ = self.times.sample(ids.numel() // size, ids.device)
-        t = fine.view(ids.shape[0], -1).repeat_interleave(size, 1)
-        return self.corrupted_at(ids, mask, t.clamp(EARLIEST, 1.0))
+    def __init__(
+        self,
+        codec: Tokens,
+        process: Absorbing,
+        network: Transformer,
+        objective: Objective,
+        times: BlockTimes,
+        lengths: BlockLengths,
+        sampling: Sampling,
+    ) -> None:
+        super().__init__(codec, process, network, objective, times, lengths, sampling, bound=BlockBound())
+        window = lengths.positions(lengths.longest)
+        self.denoiser = BlockDenoiser(network, codec, process, lengths.size, window)
+
+    def corrupt_batch(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        t: Tensor,
+        noise: Noise,
+        condition: Condition,
+        origin: tuple[Tensor, Tensor] | None = None,
+    ) -> Corrupted:
+        return super().corrupt_batch(ids, mask, t, noise, replace(condition, given=ids), origin)
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         tokens = tokens.clone()
         tokens[END], tokens[PAD] = lengths.sum(), lengths.sum() * (self.denoiser.size - 1) // 2
         super().observe(lengths, tokens)
 
-    def bound(self, canvas: Tensor, mask: Tensor, noise: Noise, draws: int) -> Tensor:
-        if self.denoiser.size > 1:
-            return token_bound(self.denoiser, canvas, mask, noise, draws)
-        # Blocks of one word have nothing to draw: the likelihood itself, left to right.
-        hidden = torch.full_like(canvas, self.process.mask_id)
-        logits = self.denoiser(hidden, torch.ones(len(canvas), device=canvas.device), mask, canvas).logits
-        return (cross_entropy(logits, canvas) * mask).sum(-1, keepdim=True).expand(-1, draws)
-
     # -- generation ---------------------------------------------------------------------------------------------
 
-    def grid(self, ways: Sequence[StepSpan], device: torch.device, width: int = 0) -> Tensor:
-        """The staircase: [blocks · steps + 1, 1, W]."""
-        if ways[0].start < 1:
-            raise UsageError("block diffusion writes from left to right: it cannot take up a text in the middle.")
-        place = torch.arange(width, device=device) // self.denoiser.size
-        moments = width // self.denoiser.size * ways[0].steps + 1
-        # Divided on the host: a GPU multiplies by 1/steps, and a whole number of blocks would not be one.
-        moment = (torch.arange(moments).unsqueeze(1) / ways[0].steps).to(device)
-        return (1 + place - moment).clamp(0, 1).unsqueeze(1)
-
-    def bind_denoiser(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
+    def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
+        assert isinstance(denoiser, BlockDenoiser)
         usual, back = self.lengths.positions(self.longest), None
-        if mask.shape[1] > usual:  # of a text, not of its tile: a text does not depend on its neighbours
-            back = torch.where(mask.sum(-1) > usual, self.lengths.seen_back, self.denoiser.window)
-        return BlockwiseDenoiser(self.denoiser, steering.spans[0].steps if steering.spans else sampling.steps, back)
+        if mask.shape[1] > usual:  # of a text, not of its batch: a text does not depend on its neighbours
+            back = torch.where(mask.sum(-1) > usual, self.lengths.seen_back, denoiser.window)
+        return BlockwiseDenoiser(denoiser, steering.spans[0].steps if steering.spans else sampling.steps, back)
 
     def frames(self, sampling: Sampling, words: int) -> int:
         return self.lengths.positions(words) // self.denoiser.size * sampling.steps
@@ -189,14 +222,15 @@ class BlockDiffusion(TokenDiffusion):
         blocks = self.lengths.positions(words) // self.denoiser.size
         return blocks * (sampling.steps + 1) - 1  # one more for what is kept of each block but the last
 
-    def stream(
-        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+    def follow_frames(
+        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering
     ) -> Iterator[Frame]:
+        """The frames of blocks that were reached; they end with the last block that is needed."""
         size, steps = self.denoiser.size, sampling.steps
         ended, calls = torch.zeros_like(lengths, dtype=torch.bool), torch.zeros_like(lengths)
         waiting = ~ended  # a text without masks is written, whatever its neighbours wait for
         all_ended = DelayedFlag()
-        for frame in super().stream(noise, lengths, width, sampling, steering):
+        for frame in frames:
             assert frame.state is not None
             calls = calls + (waiting & ~ended)
             waiting = (frame.state == self.process.mask_id).any(-1)
@@ -205,7 +239,7 @@ class BlockDiffusion(TokenDiffusion):
                 ended = ended | (frame.state[:, :reached] == END).any(-1) | (lengths <= reached)
                 calls = calls + ~ended
             # Of a text without masks the rest is known words, which no block has to be reached for.
-            shown = torch.where(waiting, reached, width).unsqueeze(1)
+            shown = torch.where(waiting, reached, frame.state.shape[1]).unsqueeze(1)
             yield replace(frame, tokens=hide_unwritten(frame.tokens, shown), calls=calls)
             if all_ended(ended.all()):
                 return
@@ -226,7 +260,7 @@ class BlockwiseDenoiser:
         self.calls = self.done = 0
         self.caches: list[Cache | None] = [None] * len(denoiser.network.blocks)
 
-    def __call__(self, x: Tensor, t: Tensor, previous: Tensor | None) -> Belief:
+    def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
         """A belief about the whole canvas, on which rules may act; of blocks to come it knows how often words occur."""
         size = self.denoiser.size
         now = min(self.calls // self.steps, x.shape[1] // size - 1)  # the staircase of times says so too, on the device
@@ -238,4 +272,4 @@ class BlockwiseDenoiser:
         here = slice(now * size, (now + 1) * size)
         logits = self.denoiser.network.head.bias.detach().float().expand(*x.shape, -1).clone()
         logits[:, here], _ = self.denoiser.block_logits(x[:, here], now * size, self.caches, self.back)
-        return self.denoiser.process.belief_from_logits(logits, x, t)
+        return self.denoiser.codec.belief(logits, x, level, None, self.denoiser.process)

@@ -1,291 +1,340 @@
-"""A trained thing that writes: what the trainer, the evaluation and the front doors ask of every method."""
+"""One model for every diffusion method: a denoiser and the parts around it, put together."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from difflm.data.batches import Batch
+from difflm.data.tokenizers import PAD
 from difflm.diffusion.belief import Belief
-from difflm.diffusion.bounds import gaussian_bound, standard_error
-from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.bounds import Bound, standard_error
+from difflm.diffusion.codecs import Codec, Embedding
+from difflm.diffusion.condition import FREE, Condition
+from difflm.diffusion.conditioning import Conditioning
+from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise, StepNoise
-from difflm.diffusion.objectives import Corrupted, Objective, masked_mean, text_mean
-from difflm.diffusion.processes import Gaussian, expand_levels, using_levels
+from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
+from difflm.diffusion.processes import Levels, Process
 from difflm.diffusion.samplers import (
+    DISCRETE_STEPS,
     STEPS,
     BanTokens,
+    BoundDenoiser,
     Clamp,
     Denoise,
     Draw,
     Frame,
     ImposeTokens,
+    Sampler,
     SamplerInputs,
     Steering,
-    Step,
     StepSpan,
     Temperature,
     Transform,
     expand_grid,
     new_step_counter,
 )
+from difflm.diffusion.samplers.discrete_steps import add_corrections
 from difflm.diffusion.timesteps import TimeSampler
-from difflm.models.base import LanguageModel, Likelihood, Sampling, start_from_frequencies
-from difflm.models.inference import InferenceCache
+from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
 from difflm.models.lengths import LengthPolicy
+from difflm.runtime.cuda_graphs import DelayedFlag
+
+STRETCH, LAG, X0_NOISE, TEXT_NOISE = 21, 22, 23, 24  # streams of random numbers in training
+ORDERED = ("first-hitting", "confidence", "threshold")  # step rules after which a text without masks is done
 
 
 class DiffusionModel(LanguageModel):
-    """The parts of a method, put together: here the continuous ones, and what the discrete ones share with them."""
+    """`clean_context` is the share of training texts of which all but one stretch is clean. `reflow` trains each text
+    from the noise that a teacher made it of (Liu et al., 2023); such a model has no bound."""
 
-    likelihood: Likelihood | None = "bound"
-    rules: Mapping[str, Step] = STEPS
-    record_steps: bool | None = None  # whether its steps are recorded and replayed; None: on a GPU
-    allows_mixed_steps = True  # whether texts of different numbers of steps can be made side by side
-    syncs_with_device = False
+    allows_mixed_steps = True
 
     def __init__(
         self,
-        denoiser: Denoiser,
+        codec: Codec,
+        process: Process,
+        network: nn.Module,
         objective: Objective,
         times: TimeSampler,
         lengths: LengthPolicy,
         sampling: Sampling,
-        context: float = 0.0,  # share of training texts of which all but a stretch is clean
-        coupled: bool = False,  # whether it learns each text from the noise that a teacher made it of
-        behind: float = 0.0,  # by how much of u, at most, the last estimate lags behind the state
+        conditioning: Conditioning | None = None,
+        self_conditioning: SelfConditioning | None = None,
+        bound: Bound | None = None,
+        clean_context: float = 0.0,
+        reflow: bool = False,
     ) -> None:
         super().__init__()
-        self.context, self.coupled, self.behind = context, coupled, behind
-        if coupled:
-            self.likelihood = None  # a bound wants noise that is independent of the text
-            denoiser.codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
-        self.denoiser, self.objective, self.times, self.lengths = denoiser, objective, times, lengths
-        self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, denoiser.codec.vocabulary
-        self.predicts_words = denoiser.predicts == "logits"
-        self.inference = InferenceCache()
+        self.denoiser = Denoiser(network, codec, process, conditioning, self_conditioning)
+        self.objective, self.times, self.lengths, self.bound = objective, times, lengths, bound
+        self.clean_context, self.reflow = clean_context, reflow
+        if reflow:
+            codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
+        # A bound wants noise that is independent of the text.
+        self.likelihood: Likelihood | None = "bound" if bound is not None and not reflow else None
+        self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, codec.vocabulary
+        self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
+        self.samplers = process.steps
 
     @property
     def max_words(self) -> int:
         return self.lengths.max_words
 
+    @property
+    def process(self) -> Process:
+        return self.denoiser.process
+
+    @property
+    def can_hide_known(self) -> bool:
+        """Whether known words can be hidden from it, as a contrast does."""
+        return getattr(self.process, "masks", False)
+
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         self.denoiser.precision = dtype
 
-    def set_inference(self, dtype: torch.dtype | None, compiled: bool = False) -> None:
-        self.inference.dtype, self.inference.compiled = dtype, compiled
-
-    def clear_recorded(self) -> None:
-        self.inference.clear_recorded()
-
-    @property
-    def writer(self) -> Denoiser:
-        """The denoiser as it writes."""
-        return self.inference.writer(self.denoiser)
-
-    @property
-    def process(self) -> Gaussian:
-        return self.denoiser.process
-
     # -- training -----------------------------------------------------------------------------------------------
 
-    def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
-        ids, mask = self.lengths.canvas(ids, lengths)
-        t, weight = self.times.sample(ids.shape[0], ids.device)
-        with using_levels(self.process, self.process.levels(t.unsqueeze(0))[0]) as (t,):
-            batch = self.corrupt_batch(ids, mask, t, *labels)
-            with torch.autocast(ids.device.type, enabled=False):
-                terms = self.objective(batch)
-        counted = batch.mask
+    def forward(self, batch: Batch) -> Losses:
+        noise = training_noise(batch)
+        ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         with torch.autocast(ids.device.type, enabled=False):
+            t, weight = self.times.sample(noise, mask)
+        corrupted = self.corrupt_batch(ids, mask, t, noise, self.condition_of(batch), batch.origin)
+        counted = corrupted.mask
+        with torch.autocast(ids.device.type, enabled=False):
+            terms = self.objective(corrupted)
             total = self.objective.total(terms)
-            means = masked_mean(torch.stack([*terms.values(), total * weight[:, None]]), counted)
-            losses = dict(zip([*terms, "loss"], means.unbind(), strict=True))
-            per_text = text_mean(total, counted).detach()
-            self.times.observe(t, per_text)
-            fit = self.times.fit_loss(t, per_text)
-            if fit is not None:
-                losses["warp"] = fit
-                losses["loss"] = losses["loss"] + fit
-        return losses
+            count = counted.sum().clamp(min=1)
+            weighted = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
+            sums = (torch.stack([*terms.values(), weighted]) * counted).sum((-2, -1)).unbind()
+            named = dict(zip(terms, sums[:-1], strict=True))
+            self.times.observe(t, total.detach(), counted)
+            fit = self.times.fit_loss(t, total, counted)
+            if fit is None:
+                return Losses(sums[-1], named, count)
+            return Losses(sums[-1] + fit * count, {**named, "warp": fit * count}, count)
 
-    def corrupt_batch(self, ids: Tensor, mask: Tensor, t: Tensor, *pairs: Tensor) -> Corrupted:
-        """The batch at times t, and what is believed about it. `pairs`, a seed and a sample number of each text, name
-        the noise that a teacher began it with: between the two ends of its path, paths hardly cross, and few steps
-        follow them (Liu et al., 2023)."""
-        codec = self.denoiser.codec
-        at, counted = (t, mask) if not self.context else self.noise_one_stretch(t, mask)
+    def condition_of(self, batch: Batch) -> Condition:
+        if batch.source is None:
+            return Condition()
+        place = torch.arange(batch.source.shape[1], device=batch.source.device)
+        return Condition(source=batch.source, source_mask=place < batch.source_lengths.unsqueeze(1))
+
+    def corrupt_batch(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        t: Tensor,
+        noise: Noise,
+        condition: Condition,
+        origin: tuple[Tensor, Tensor] | None = None,
+    ) -> Corrupted:
+        """The batch at times t, and what is believed about it. With an `origin`, the seeds and sample numbers of a
+        teacher's noise, texts lie on the teacher's paths: these hardly cross, and few steps follow them."""
+        codec, process = self.denoiser.codec, self.process
         with torch.autocast(ids.device.type, enabled=False):
-            vectors = codec.encode(ids)
-            x0 = vectors + codec.x0_std * torch.randn_like(vectors) if codec.x0_std else vectors
-            noise = self.teacher_noise(vectors, *pairs) if pairs else torch.randn_like(vectors)
-            x_t = self.process.corrupt(x0, at, noise)
-            before = self.lagged_times(at) if self.behind else at
-            x_before = self.process.corrupt(x0, before, noise) if self.behind else x_t
-        belief = self.denoiser(x_t, at, mask, self.previous(x_before, before, mask))
-        return Corrupted(ids, counted, vectors, x0, x_t, noise, at, belief, self.denoiser)
+            at, counted = (t, mask) if not self.clean_context else self.noise_one_stretch(t, mask, noise)
+            level = process.at(at)
+            clean = codec.encode(ids)
+            x0 = self.spread_words(clean, noise)
+            shape = codec.state_shape(ids.shape[1])
+            own = process.draw_noise(noise if origin is None else Noise(*origin), 0, shape, 0 if origin else TEXT_NOISE)
+            x_t = process.corrupt(x0, level, own)
+            previous = self.first_estimate(x0, x_t, own, level, mask, condition, noise)
+        belief = self.denoiser(x_t, level, mask, condition, previous)
+        return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, codec, process, self.times.steps)
 
-    def noise_one_stretch(self, t: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def spread_words(self, clean: Tensor, noise: Noise) -> Tensor:
+        """x_0 ~ N(e_w, x0_std²), where the codec spreads words (Li et al., 2022)."""
+        codec = self.denoiser.codec
+        if not isinstance(codec, Embedding) or not codec.x0_std:
+            return clean
+        return clean + codec.x0_std * noise.normal(0, *clean.shape[1:], stream=X0_NOISE)
+
+    def noise_one_stretch(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Times of all positions [B, L] and the mask of those that count. In a share of the texts one stretch, its two
         ends anywhere, is at time t and the rest at 0: what a gap looks like between words that are known."""
-        batch, width = mask.shape
-        ends = torch.rand(3, batch, 1, device=t.device)
-        size = mask.sum(-1, keepdim=True)
-        one, other = (ends[:2] * size).long()
+        ends = noise.uniform(0, 3, stream=STRETCH).T.unsqueeze(-1)
+        one, other = (ends[:2] * mask.sum(-1, keepdim=True)).long()
         first, last = torch.minimum(one, other), torch.maximum(one, other)
-        place = torch.arange(width, device=t.device)
-        free = (place >= first) & (place <= last) | (ends[2] >= self.context)
+        place = torch.arange(mask.shape[1], device=t.device)
+        free = (place >= first) & (place <= last) | (ends[2] >= self.clean_context)
         return torch.where(free, t.unsqueeze(1), 0.0), mask & free
 
-    def teacher_noise(self, vectors: Tensor, seeds: Tensor, samples: Tensor) -> Tensor:
-        """What sampling begins with at these seeds and sample numbers, [B, L, D]."""
-        return self.process.draw_noise(Noise(seeds, samples), 0, *vectors.shape[1:])
-
-    def lagged_times(self, t: Tensor) -> Tensor:
-        """Where the path was a step ago. In few steps the last estimate comes from a far noisier state; a network that
-        learned from estimates of its own moment trusts it too much. What is clean (t = 0) was so."""
-        step = self.behind * torch.rand(t.shape[0], *(1,) * (t.dim() - 1), device=t.device)
-        return torch.where(t > 0, self.times.time_of((self.times.share_of(t) + step).clamp(max=1)), t)
-
-    def previous(self, x_t: Tensor, t: Tensor, mask: Tensor) -> Tensor | None:
-        """A first answer for every second text, zeros for the rest (Chen et al., 2023). Which ones is fixed, since the
-        order of texts and times is random already, and a shape that never changes is what compiles."""
-        if not self.denoiser.self_conditioning:
+    def first_estimate(
+        self, x0: Tensor, x_t: Tensor, own: Tensor, level: Levels, mask: Tensor, condition: Condition, noise: Noise
+    ) -> Tensor | None:
+        """What self-conditioning shows: a first answer for every second text, zeros for the rest."""
+        settings = self.denoiser.self_conditioning
+        if not settings.on:
             return None
+        if settings.lag:
+            level = self.process.at(self.lagged_times(level.t, settings.lag, noise))
+            x_t = self.process.corrupt(x0, level, own)
         previous = torch.zeros_like(x_t)
         with torch.no_grad():
-            previous[::2] = self.denoiser(x_t[::2], t[::2], mask[::2]).clean
+            previous[::2] = self.denoiser(x_t[::2], level[::2], mask[::2], condition[::2]).clean
         return previous
+
+    def lagged_times(self, t: Tensor, lag: float, noise: Noise) -> Tensor:
+        """Where the path was a step ago. What is clean (t = 0) was so."""
+        step = lag * noise.uniform(0, stream=LAG).view(-1, *(1,) * (t.dim() - 1))
+        return torch.where(t > 0, self.times.time_of((self.times.share_of(t) + step).clamp(max=1)), t)
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         self.lengths.observe(lengths)
-        if self.denoiser.predicts == "logits":
+        self.process.observe(tokens)
+        if self.denoiser.codec.predicts_tokens:
             start_from_frequencies(self.denoiser.network.get_parameter("head.bias"), tokens)
             start_from_frequencies(self.denoiser.codec.bias, tokens)
 
     # -- likelihood ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
-        canvas, mask = self.lengths.canvas(ids, lengths)
-        if self.coupled:
-            return self.pair_nats(canvas, mask, noise, *labels)
-        return self.bound(canvas, mask, noise, draws).mean(1) + self.lengths.nats(lengths)
+    def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
+        """Where there is no bound, a cross-entropy at one time: it tells a trainer whether training helps, and nobody
+        how likely a text is."""
+        ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
+        condition = self.condition_of(batch)
+        if self.likelihood is not None:
+            return self.nats_and_error(batch, noise, draws)[0]
+        if self.reflow:  # along the teacher's path
+            t = self.times.time_of(noise.uniform(0))
+            corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin)
+            return (cross_entropy(corrupted.belief.logits, ids) * corrupted.mask).sum(-1)
+        # Masked words at the time of most training, as many as there are words.
+        t = self.times.time_of(torch.full((len(ids),), getattr(self.times, "time", 0.5), device=ids.device))
+        shape = self.denoiser.codec.state_shape(ids.shape[1])
+        x_t = self.process.corrupt(
+            self.denoiser.codec.encode(ids), t, self.process.draw_noise(noise, 0, shape, stream=11)
+        )
+        return (cross_entropy(self.denoiser(x_t, t, mask, condition).logits, ids) * mask).sum(-1) / t
 
     @torch.no_grad()
-    def nats_and_error(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
-        if self.likelihood is None:
-            return super().nats_and_error(ids, lengths, noise, draws)
-        canvas, mask = self.lengths.canvas(ids, lengths)
-        estimates = self.bound(canvas, mask, noise, draws)
-        return estimates.mean(1) + self.lengths.nats(lengths), standard_error(estimates)
-
-    def pair_nats(self, canvas: Tensor, mask: Tensor, noise: Noise, *pairs: Tensor) -> Tensor:
-        """Cross-entropy of each canvas at one time of its path, [B]: a figure to watch, no likelihood."""
-        batch = self.corrupt_batch(canvas, mask, self.times.time_of(noise.uniform(0)), *pairs)
-        return (self.objective(batch)["ce"] * batch.mask).sum(-1)
-
-    def bound(self, canvas: Tensor, mask: Tensor, noise: Noise, draws: int) -> Tensor:
-        """Estimates of the nats of each canvas, [B, draws]."""
-        return gaussian_bound(self.denoiser, canvas, mask, noise, draws)
+    def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
+        if self.likelihood is None or self.bound is None:
+            return super().nats_and_error(batch, noise, draws)
+        ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
+        estimates = self.bound(self.denoiser, self.times, ids, mask, noise, draws, self.condition_of(batch))
+        return estimates.mean(1) + self.lengths.nats(batch.lengths), standard_error(estimates)
 
     # -- generation ---------------------------------------------------------------------------------------------
 
     def draw_lengths(self, noise: Noise) -> Tensor:
         return self.lengths.draw(noise.uniform(0, stream=1))
 
-    def grid(self, ways: Sequence[StepSpan], device: torch.device, width: int = 0) -> Tensor:
-        """From noise, or from a share of it, to text in evenly spaced u, which the map that training learned turns into
-        times; [N + 1], or [N + 1, B] where the rows' ways differ. A short way ends in a wait for the others."""
-        kinds = {*ways}
-        longest = max(way.steps for way in kinds)
-        lines = {way: torch.linspace(way.start, 0, way.steps + 1, device=device) for way in kinds}
-        if len(lines) == 1:
-            return lines[ways[0]]
-        whole = {way: torch.cat([line, line[-1:].expand(longest - way.steps)]) for way, line in lines.items()}
-        return torch.stack([whole[way] for way in ways], 1)
-
-    def transforms(
-        self, sampling: Sampling, noise: Noise, clock: Tensor, width: int, steering: Steering
-    ) -> list[Transform]:
-        codec = self.writer.codec
-        transforms: list[Transform] = [BanTokens(codec, self.lengths.forbidden)]
-        if sampling.temperature != 1:
-            transforms.append(Temperature(codec, sampling.temperature))
-        if sampling.draw:
-            transforms.append(Draw(codec, StepNoise(noise, clock, width, stream=2)))
-        if sampling.clamp:
-            rounds = not self.predicts_words  # else the words are the network's own answer
-            transforms.append(Clamp(codec, sampling.clamp_below, self.lengths.forbidden, rounds))
-        transforms += steering.rules
-        if steering.known is not None:
-            transforms.append(ImposeTokens(codec, steering.known))
-        return transforms
-
     def calls(self, sampling: Sampling, words: int) -> int:
-        return sampling.steps * (2 if sampling.sampler == "heun" else 1)
-
-    def sync_weights(self) -> None:
-        self.inference.sync_weights(self.denoiser)
+        steps = min(words, sampling.steps) if sampling.sampler == "first-hitting" else sampling.steps
+        return steps * (2 if sampling.sampler == "heun" else 1)
 
     def stream(
-        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+        self,
+        noise: Noise,
+        lengths: Tensor,
+        width: int,
+        sampling: Sampling,
+        steering: Steering | None = None,
+        denoiser: Denoiser | None = None,
     ) -> Iterator[Frame]:
+        """Frames by this model's own denoiser, or by a copy of it that is made for inference."""
         steering = steering or Steering()
-        walk = self.walk(noise, lengths, width, sampling, steering)
-        record = lengths.is_cuda if self.record_steps is None else self.record_steps
-        yield from self.inference.frames(walk, record, steering.watched_steps)
+        inputs = self.sampler_inputs(denoiser or self.denoiser, noise, lengths, width, sampling, steering)
+        return self.follow_frames(inputs.frames(), lengths, sampling, steering)
 
-    def walk(self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering) -> SamplerInputs:
+    def sampler_inputs(
+        self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
+    ) -> SamplerInputs:
         noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
         mask = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
-        clock = new_step_counter(lengths.device)
-        grid = self.grid(steering.spans or [StepSpan(sampling.steps)], lengths.device, width)
+        counter = new_step_counter(lengths.device)
+        grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, lengths.device)
+        grid = add_corrections(grid) if sampling.sampler == "self-correct" else grid
+        rules = DISCRETE_STEPS if denoiser.codec.holds_tokens else STEPS
+        sampler = Sampler(
+            rules[sampling.sampler],
+            self.transforms(denoiser.codec, sampling, StepNoise(noise, counter, width, stream=2), steering),
+            steering.guide,
+            self.impose_known(mask, steering) if denoiser.codec.holds_tokens else None,
+        )
         return SamplerInputs(
-            self.bind_denoiser(mask, sampling, steering),
+            self.bind_denoiser(denoiser, mask, sampling, steering),
             self.process,
             expand_grid(grid, len(lengths)),
-            self.rules[sampling.sampler],
-            self.transforms(sampling, noise, clock, width, steering),
+            sampler,
             noise,
             mask,
-            self.denoiser.codec.dim,
-            None if steering.begin is None else self.denoiser.codec.state(steering.begin),
-            steering.guide,
-            self.impose_known(mask, steering),
-            clock,
+            denoiser.codec.state_shape(width),
+            None if steering.begin is None else denoiser.codec.encode(steering.begin),
+            counter,
             self.times,
         )
 
-    def bind_denoiser(self, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
-        """The denoiser as the loop asks it. One that learned from clean context is shown known words so."""
-        return BoundDenoiser(self.writer, mask, steering.known if self.context else None)
+    def transforms(
+        self, codec: Codec, sampling: Sampling, uniform: StepNoise, steering: Steering
+    ) -> Sequence[Transform]:
+        made: list[Transform] = [BanTokens(codec, self.lengths.forbidden)]
+        if sampling.temperature != 1:
+            made.append(Temperature(sampling.temperature))
+        if isinstance(codec, Embedding):
+            if sampling.draw:
+                made.append(Draw(codec, uniform))
+            if sampling.clamp:
+                rounds = not codec.predicts_tokens  # else the words are the network's own answer
+                made.append(Clamp(codec, sampling.clamp_below, self.lengths.forbidden, rounds))
+        made += steering.rules
+        if steering.known is not None:
+            made.append(ImposeTokens(codec, steering.known))
+        return made
 
-    def impose_known(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor] | None:
-        """What puts known words back into a state, where a state holds words."""
-        return None
+    def impose_known(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor]:
+        """Known words stand from the beginning; positions that do not exist are no masks to be written."""
+        known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
+        return lambda x: torch.where(known >= 0, known, x)
+
+    def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
+        """With a contrast w, log p is moved on by w (log p(· | known words) − log p(· | none of them)): classifier-free
+        guidance (Ho & Salimans, 2022; Nie et al., 2025), whose label is what is known. It costs a second call."""
+        condition = Condition(steering.source, steering.source_mask, given=steering.known)
+        bound = BoundDenoiser(denoiser, mask, denoiser.prepare(condition))
+        if not sampling.contrast or steering.known is None:
+            return bound
+        known, mask_id = steering.known >= 0, self.process.mask_id
+
+        def contrast(x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
+            hidden = torch.where(known, mask_id, x)
+            return apply_contrast(bound(x, level, None), bound(hidden, level, None), sampling.contrast)
+
+        return contrast
+
+    def follow_frames(
+        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering
+    ) -> Iterator[Frame]:
+        """The frames, with network calls counted text by text where states are tokens; they end with the last mask."""
+        if not self.denoiser.codec.holds_tokens:
+            yield from frames
+            return
+        ordered = sampling.sampler in ORDERED
+        calls = torch.zeros_like(lengths)
+        cost = 2 if sampling.contrast and steering.known is not None else 1
+        waiting, all_written = torch.ones_like(lengths, dtype=torch.bool), DelayedFlag()
+        for frame in frames:
+            calls = calls + cost * waiting
+            assert frame.state is not None
+            if ordered:  # a text without masks is done
+                waiting = (frame.state == self.process.mask_id).any(-1)
+            yield replace(frame, calls=calls)
+            if ordered and all_written(~waiting.any()):
+                return
 
     def words(self, row: list[int]) -> list[int]:
         return self.lengths.words(row)
 
 
-@dataclass(frozen=True)
-class BoundDenoiser:
-    """A denoiser, for texts of this mask."""
-
-    denoiser: Denoiser
-    mask: Tensor
-    known: Tensor | None  # ids that it is shown as clean words, FREE elsewhere
-
-    def __call__(self, x: Tensor, t: Tensor, previous: Tensor | None) -> Belief:
-        if self.known is not None:
-            here = self.known >= 0
-            x = torch.where(here.unsqueeze(-1), self.words(self.known), x)
-            t = torch.where(here, 0.0, t.unsqueeze(1) if t.dim() == 1 else t)
-        return cast(Belief, self.denoiser(x, t, self.mask, previous))
-
-    def words(self, known: Tensor) -> Tensor:
-        """The vectors of known words at time 0."""
-        vectors = self.denoiser.codec.encode(known.clamp(min=0))
-        return vectors * expand_levels(self.denoiser.process.alpha(torch.zeros_like(vectors[..., 0])), vectors)
+def apply_contrast(told: Belief, untold: Belief, weight: float) -> Belief:
+    """Log-probabilities moved on from `untold` past `told`; what is settled stays."""
+    here, there = (belief.logits.log_softmax(-1) for belief in (told, untold))
+    moved = here + weight * (here - there)
+    return told.with_logits(torch.where(torch.isfinite(here) & torch.isfinite(there), moved, told.logits))

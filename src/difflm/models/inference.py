@@ -1,52 +1,131 @@
-"""What a model of vectors keeps from one text to the next: its denoiser, made ready for writing, and recorded walks."""
+"""A model as it runs when it writes: cast, compiled, its sampling steps captured. The model itself knows none of this."""
 
 import copy
 import threading
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.codecs import FixedEmbedding
 from difflm.diffusion.denoiser import Denoiser, cast_linears
-from difflm.diffusion.samplers import Frame, SamplerInputs
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers import Frame, SamplerInputs, Steering
+from difflm.models.autoregressive import Autoregressive
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
 from difflm.models.recorded import RecordedSampler, can_capture, capture_key
 from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
-MAX_RECORDED = 8  # recorded walks, of the last few shapes
+MAX_RECORDED = 8  # captured samplers, of the last few shapes
 ALIGNMENT = 8
 
 
-class InferenceDenoiser(Denoiser):
-    """A denoiser that does not learn: its word vectors are as they diffuse, its matrices of the width that it computes
-    in. Both would else be worked out anew at every call."""
+class Inference:
+    """`dtype` is the network's arithmetic while it writes, where the model itself does not say. `record` captures
+    sampling steps; None: on a GPU. Several readers may use one object at once, in one thread or in many.
+
+    The copy of the denoiser follows the model at the beginning of every request, so that training, loading and moving
+    the model go on as they like."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        dtype: torch.dtype | None = None,
+        compiled: bool = False,
+        record: bool | None = None,
+    ) -> None:
+        self.model, self.dtype, self.compiled, self.record = model, dtype, compiled, record
+        self._copy: DenoiserCopy | None = None
+        self._recorded: GraphPool[RecordedSampler] = GraphPool(MAX_RECORDED)
+        self._lock = threading.Lock()
+        if isinstance(model, Autoregressive):
+            model.set_inference(dtype, compiled)
+
+    @property
+    def denoiser(self) -> Denoiser:
+        """The denoiser as it writes. Models of tokens write with their own."""
+        assert isinstance(self.model, DiffusionModel)
+        source = self.model.denoiser
+        if source.codec.holds_tokens:
+            return source
+        with self._lock:
+            dtype = source.precision or self.dtype
+            if self._copy is None or not self._copy.fits(source, dtype, self.compiled):
+                self._renew(source, dtype)
+            assert self._copy is not None
+            return self._copy.denoiser
+
+    def sync_weights(self) -> None:
+        """Bring the copy up to the model's weights. On a CPU, texts that others are writing keep the copy that they
+        began with; a GPU's is overwritten in place, after what was asked of it before."""
+        if not isinstance(self.model, DiffusionModel) or self.model.denoiser.codec.holds_tokens:
+            return
+        source, _ = self.model.denoiser, self.denoiser
+        with self._lock:
+            assert self._copy is not None
+            if source.codec.bias.device.type != "cpu":
+                self._copy.sync_weights(source)
+            elif not self._copy.agrees(source):
+                self._renew(source, self._copy.denoiser.precision)
+
+    def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
+        self._recorded.clear()
+        self._copy = DenoiserCopy(source, dtype, self.compiled)
+
+    def stream(
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+    ) -> Iterator[Frame]:
+        """Frames of a batch, by captured steps where they can be captured."""
+        model, steering = self.model, steering or Steering()
+        if not isinstance(model, DiffusionModel):
+            return model.stream(noise, lengths, width, sampling, steering)
+        inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
+        record = lengths.is_cuda if self.record is None else self.record
+        frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
+        return model.follow_frames(frames, lengths, sampling, steering)
+
+    def _replay(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
+        compiled = self.compiled and inputs.mask.is_cuda
+        with self._recorded.acquire(capture_key(inputs), lambda: RecordedSampler(inputs, compiled)) as recorded:
+            yield from recorded.frames(inputs, steering.watched_steps)
+
+    def clear_recorded(self) -> None:
+        """Let go of steps that were captured for earlier requests; the next one captures its own."""
+        self._recorded.clear()
+        if isinstance(self.model, Autoregressive):
+            self.model.clear_recorded()
+
+
+class DenoiserCopy:
+    """A denoiser that does not learn: its word vectors are as they diffuse, its linear layers of the width that it
+    computes in. Both would else be computed anew at every call."""
 
     def __init__(self, source: Denoiser, dtype: torch.dtype | None, compiled: bool) -> None:
-        apart = compiled or dtype is not None
-        super().__init__(
-            prepare_network(source.network, dtype, compiled) if apart else source.network,
-            FixedEmbedding(source.codec.table().detach(), x0_std=source.codec.x0_std).requires_grad_(False),
-            source.process,
-            source.predicts,
-            source.self_conditioning,
-            source.evidence,
-            source.step,
-            source.certain_below,
-        )
-        self.precision, self.compiled, self.apart = dtype, compiled, apart  # apart: the network is a copy
-        self.codec.to(source.codec.bias.device)
-        self._following: tuple[tuple[int, ...], CapturedFunction] | None = None
+        self.compiled, self.apart = compiled, compiled or dtype is not None  # apart: the network is a copy
+        self.denoiser = copy.copy(source)  # whatever kind it is, and whatever it holds
+        self.denoiser._modules = dict(source._modules)
+        self.denoiser.codec = source.codec.frozen()
+        if self.apart:
+            self.denoiser.network = prepare_network(source.network, dtype, compiled)
+        self.denoiser.precision = dtype
+        self._copying: tuple[tuple[int, ...], CapturedFunction] | None = None
         self.sync_weights(source)
 
+    def fits(self, source: Denoiser, dtype: torch.dtype | None, compiled: bool) -> bool:
+        own = self.denoiser
+        same = (own.precision, self.compiled, own.codec.bias.device) == (dtype, compiled, source.codec.bias.device)
+        return same and (self.apart or own.network is source.network)
+
     def sync_weights(self, source: Denoiser) -> None:
-        """Take over the source's weights as they are now. Whether they changed nobody can tell: a recorded step of
-        training leaves no trace but in them. But to copy them all is recorded too, while they lie where they lay."""
+        """Take over the source's weights as they are now. Whether they changed nobody can tell: a captured training
+        step leaves no trace but in them. The copying is captured too, as long as the weights stay where they are."""
         there = storage_addresses(source)
-        if self._following is None or self._following[0] != there:
-            self._following = there, CapturedFunction(partial(self._take, source), self.codec.bias.device, warm=1)
-        self._following[1]()
+        if self._copying is None or self._copying[0] != there:
+            device = source.codec.bias.device
+            self._copying = there, CapturedFunction(partial(self._copy_weights, source), device, warm=1)
+        self._copying[1]()
 
     @torch.no_grad()
     def agrees(self, source: Denoiser) -> bool:
@@ -54,22 +133,22 @@ class InferenceDenoiser(Denoiser):
         return all(torch.equal(mine, new.to(mine.dtype)) for mine, new in self._pairs(source))
 
     @torch.no_grad()
-    def _take(self, source: Denoiser) -> None:
+    def _copy_weights(self, source: Denoiser) -> None:
         mine, new = zip(*self._pairs(source), strict=True)
         torch._foreach_copy_(mine, new)
 
     def _pairs(self, source: Denoiser) -> list[tuple[Tensor, Tensor]]:
-        """Its weights, each with the source's. They are taken as `data`, whose changes torch does not count: whoever
-        climbs a classifier at this moment would else be told that they changed, though they are copied over equal ones.
+        """Its weights, each with the source's. They are taken as `data`, whose changes autograd does not count: whoever
+        takes a classifier's gradient at this moment would else be told that they changed, though the values are equal.
         """
-        pairs = [(self.codec.raw, source.codec.table()), (self.codec.bias, source.codec.bias)]
+        pairs = [*zip(self.denoiser.codec.frozen_tensors(), source.codec.frozen_tensors(), strict=True)]
         if self.apart:
-            pairs += zip(module_tensors(self.network), module_tensors(source.network), strict=True)
+            pairs += zip(module_tensors(self.denoiser.network), module_tensors(source.network), strict=True)
         return [(mine.data[: len(new)] if mine.shape != new.shape else mine.data, new) for mine, new in pairs]
 
 
 class PaddedLinear(nn.Linear):
-    """A layer that works out a multiple of eight answers and drops those that nobody asked for: a GPU's quick products
+    """A layer that computes a multiple of eight outputs and drops those that nobody asked for: a GPU's fast products
     are for such widths, and 821 words take it several times as long as 824."""
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -84,78 +163,13 @@ class PaddedLinear(nn.Linear):
 
 
 def prepare_network(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.Module:
-    """A copy whose matrices are in `dtype`, norms and tables as they were. On a CPU its blocks are compiled, which are
-    alike: so is the time that it takes. On a GPU it is whole steps that are. Its weights are still to be taken over."""
+    """A copy whose linear layers are in `dtype`. On a CPU its blocks are compiled, one by one, since they are alike; on
+    a GPU whole steps are. Its weights are still to be copied."""
     network = cast_linears(copy.deepcopy(network).requires_grad_(False).eval(), dtype)
-    if is_on_gpu(network):
+    if next(network.parameters()).is_cuda:
         if isinstance(head := getattr(network, "head", None), nn.Linear) and head.out_features % ALIGNMENT:
             network.head = PaddedLinear(head)
     elif compiled:
         for block in getattr(network, "blocks", [network]):
             block.compile(dynamic=False)
     return network
-
-
-def is_on_gpu(network: nn.Module) -> bool:
-    return next(network.parameters()).is_cuda
-
-
-class InferenceCache:
-    """The writer follows the model at the beginning of every request, so that training, loading and moving the model go
-    on as they like. Several readers may write with it at once, in one thread or in many. What lies here is nobody's
-    weights: a copied model begins with an empty desk."""
-
-    def __init__(self) -> None:
-        self.dtype: torch.dtype | None = None  # that texts are written in, where the model itself says nothing
-        self.compiled = False
-        self._writer: InferenceDenoiser | None = None
-        self._walks: GraphPool[RecordedSampler] = GraphPool(MAX_RECORDED)
-        self._lock = threading.Lock()
-
-    def __deepcopy__(self, memo: object) -> "InferenceCache":
-        new = InferenceCache()
-        new.dtype, new.compiled = self.dtype, self.compiled
-        return new
-
-    def writer(self, source: Denoiser) -> Denoiser:
-        """Denoisers of other kinds write as they are."""
-        if type(source) is not Denoiser:
-            return source
-        with self._lock:
-            dtype = source.precision or self.dtype
-            if self._writer is None or not self._fits(self._writer, source, dtype):
-                self._writer = self._new(source, dtype)
-            return self._writer
-
-    def sync_weights(self, source: Denoiser) -> None:
-        """Bring the writer up to the source's weights. On a CPU, texts that others are writing keep the writer that
-        they began with; a GPU's is written over where it lies, after what was asked of it before."""
-        writer = self.writer(source)
-        if not isinstance(writer, InferenceDenoiser):
-            return
-        with self._lock:
-            if writer.codec.bias.device.type != "cpu":
-                writer.sync_weights(source)
-            elif not writer.agrees(source):
-                self._writer = self._new(source, writer.precision)
-
-    def _new(self, source: Denoiser, dtype: torch.dtype | None) -> InferenceDenoiser:
-        self._walks.clear()
-        return InferenceDenoiser(source, dtype, self.compiled)
-
-    def clear_recorded(self) -> None:
-        self._walks.clear()
-
-    def _fits(self, writer: InferenceDenoiser, source: Denoiser, dtype: torch.dtype | None) -> bool:
-        there = writer.apart or writer.network is source.network
-        alike = (writer.precision, writer.compiled, writer.codec.bias.device)
-        return there and alike == (dtype, self.compiled, source.codec.bias.device)
-
-    def frames(self, walk: SamplerInputs, record: bool, watched_steps: Container[int] | None = None) -> Iterator[Frame]:
-        """A walk, by a step that is recorded or was so before. One that is under way belongs to its reader alone."""
-        if not record or not can_capture(walk):
-            yield from walk.frames()
-            return
-        compiled = self.compiled and walk.mask.is_cuda
-        with self._walks.acquire(capture_key(walk), lambda: RecordedSampler(walk, compiled)) as kept:
-            yield from kept.frames(walk, watched_steps)

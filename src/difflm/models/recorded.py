@@ -1,4 +1,4 @@
-"""Walks that are made again and again: over tensors that stay where they are, by a step that is recorded."""
+"""Sampling that is captured once and replayed: over tensors that stay where they are."""
 
 from collections.abc import Container, Hashable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -7,40 +7,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn, zeros_like
 
-from difflm.diffusion.processes import using_levels
-from difflm.diffusion.samplers.loop import Frame, SamplerInputs
+from difflm.diffusion.processes import Levels
+from difflm.diffusion.samplers import Frame, SamplerInputs
 from difflm.runtime.cuda_graphs import CapturedFunction, compile_whole
 from difflm.runtime.tensors import storage_addresses
 
 MAX_PREDRAWN = 2**24  # random numbers that may be drawn before they are needed: those of 50 texts and 50 steps
 
-# A walk is a tree of values: dataclasses and lists of them, with tensors and networks for leaves.
+# Sampler inputs are a tree of values: dataclasses and lists of them, with tensors and networks for leaves.
 
 
-def can_capture(walk: SamplerInputs) -> bool:
-    """Whether its steps can be recorded: whatever has a hand in them is a value whose tensors can be found, and does
-    not look at the device to decide what to do."""
-    hands = [walk.ask, *walk.transforms, *([] if walk.guide is None else [walk.guide])]
-    return walk.impose_known is None and all(
-        is_dataclass(hand) and not getattr(hand, "syncs_with_device", False) for hand in hands
+def can_capture(inputs: SamplerInputs) -> bool:
+    """Whether sampling steps can be captured: whatever takes part in them is a value whose tensors can be found, and
+    does not read the device to decide what to do."""
+    sampler = inputs.sampler
+    parts = [inputs.denoise, *sampler.transforms, *([] if sampler.guide is None else [sampler.guide])]
+    return sampler.impose_known is None and all(
+        is_dataclass(part) and not getattr(part, "syncs_with_device", False) for part in parts
     )
 
 
-def capture_key(thing: Any, seen: dict[int, int] | None = None) -> Hashable:
-    """What two walks must have in common to share a recorded step: all but what tensors hold, and which places have one
-    tensor in common. Networks are told apart by where their weights lie, which a recording refers to."""
+def capture_key(value: Any, seen: dict[int, int] | None = None) -> Hashable:
+    """What two inputs must have in common to share a captured step: everything but what tensors hold, and which places
+    share one tensor. Networks are told apart by the addresses of their weights, which a capture refers to."""
     seen = {} if seen is None else seen
-    if isinstance(thing, nn.Module):
-        return id(thing), storage_addresses(thing)
-    if isinstance(thing, nn.Parameter):
-        return thing.data_ptr(), thing.shape
-    if isinstance(thing, Tensor):
-        return thing.shape, thing.dtype, thing.device, seen.setdefault(id(thing), len(seen))
-    if is_dataclass(thing) and not isinstance(thing, type):
-        return type(thing), *(capture_key(getattr(thing, f.name), seen) for f in fields(thing))
-    if isinstance(thing, list | tuple):
-        return tuple(capture_key(one, seen) for one in thing)
-    return (thing.start, thing.stop) if isinstance(thing, slice) else thing
+    if isinstance(value, nn.Module):
+        return id(value), storage_addresses(value)
+    if isinstance(value, nn.Parameter):
+        return value.data_ptr(), value.shape
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device, seen.setdefault(id(value), len(seen))
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value), *(capture_key(getattr(value, f.name), seen) for f in fields(value))
+    if isinstance(value, list | tuple):
+        return tuple(capture_key(one, seen) for one in value)
+    return (value.start, value.stop) if isinstance(value, slice) else value
 
 
 def clone_tensors(thing: Any, copies: dict[int, Tensor]) -> Any:
@@ -77,77 +78,81 @@ def paired_tensors(new: Any, old: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class RecordedSampler:
-    """A walk of vectors whose every step is the same work on the same tensors, and so is its beginning; compiled as one
-    if so asked."""
+    """Sampling whose every step is the same work on the same tensors, and so is its beginning: both are captured, and
+    compiled as one if so asked."""
 
-    def __init__(self, walk: SamplerInputs, compiled: bool = False) -> None:
-        self.given: SamplerInputs = clone_tensors(walk, {})
-        self.walk = replace(self.given, grid=walk.times.contiguous().clone(), warp=None)
-        times = self.walk.times
-        self.x = self.walk.start(self.walk.draw_noise(0))
+    def __init__(self, inputs: SamplerInputs, compiled: bool = False) -> None:
+        self.given: SamplerInputs = clone_tensors(inputs, {})
+        self.inputs = replace(self.given, grid=inputs.levels.t.contiguous().clone(), warp=None)
+        self.levels: Levels = clone_tensors(inputs.levels, {})
+        self.inputs.__dict__["levels"] = self.levels  # a cached property: from here on rewritten in place
+        self.x = self.inputs.start(self.inputs.draw_noise(0))
         # No first answer is one of zeros, and a past of no length is none: the first step is like the others.
-        self.clean, self.time = zeros_like(self.x), times[0].clone()
-        self.tokens, self.sure = zeros_like(self.walk.mask).long(), zeros_like(self.x[..., 0])
-        self.ahead = self._drawn() if self.x.numel() * len(times) <= MAX_PREDRAWN else None
-        kept = () if self.ahead is None else (self.ahead,)
-        begun = (self.x, self.clean, self.time, self.walk.step_counter, times, self.walk.levels, *kept)
-        state = (self.x, self.clean, self.time, self.walk.step_counter, self.tokens, self.sure)
+        self.clean, self.last_level = zeros_like(self.x), clone_tensors(self.levels[0], {})
+        self.tokens, self.sure = zeros_like(self.inputs.mask).long(), zeros_like(self.x[..., 0])
+        self.predrawn = self._predraw() if self.x.numel() * len(self.levels.t) <= MAX_PREDRAWN else None
+        kept = () if self.predrawn is None else (self.predrawn,)
+        counter = self.inputs.step_counter
+        begun = (self.x, self.clean, *tensors_in(self.last_level), counter, *tensors_in(self.levels), *kept)
+        state = (self.x, self.clean, *tensors_in(self.last_level), counter, self.tokens, self.sure)
         begin, step = self._begin, self._step
         if compiled:
             begin, step = compile_whole(begin, begun), compile_whole(step, state)
         self.step = CapturedFunction(step, self.x.device)
         self.begin = CapturedFunction(begin, self.x.device, warm=1, beside=self.step)
 
-    def _drawn(self) -> Tensor:
+    def _predraw(self) -> Tensor:
         """The noise of the beginning and of all steps: drawn together, many small operations are those of one step."""
-        return self.walk.draw_noise(torch.arange(len(self.walk.times), device=self.x.device).unsqueeze(1))
+        return self.inputs.draw_noise(torch.arange(len(self.levels.t), device=self.x.device).unsqueeze(1))
 
     def _noise(self) -> Tensor:
-        now = self.walk.step_counter + 1
-        return self.walk.draw_noise(now) if self.ahead is None else self.ahead.index_select(0, now).squeeze(0)
+        now = self.inputs.step_counter + 1
+        return self.inputs.draw_noise(now) if self.predrawn is None else self.predrawn.index_select(0, now).squeeze(0)
 
     @torch.no_grad()
     def _begin(self) -> None:
         """All that follows from what is given, before the first step."""
-        walk = self.walk
-        walk.times.copy_(self.given.grid_times())
-        walk.levels.copy_(walk.process.levels(walk.times))
-        if self.ahead is not None:
-            self.ahead.copy_(self._drawn())
-        self.x.copy_(walk.start(walk.draw_noise(0) if self.ahead is None else self.ahead[0]))
+        inputs = self.inputs
+        copy_into(self.given.grid_levels(), self.levels)
+        if self.predrawn is not None:
+            self.predrawn.copy_(self._predraw())
+        self.x.copy_(inputs.start(inputs.draw_noise(0) if self.predrawn is None else self.predrawn[0]))
         self.clean.zero_()
-        self.time.copy_(walk.times[0])
-        walk.step_counter.zero_()
+        copy_into(self.levels[0], self.last_level)
+        inputs.step_counter.zero_()
 
     def _step(self) -> None:
-        walk, clock = self.walk, self.walk.step_counter
-        rows = (walk.levels.index_select(0, at).squeeze(0) for at in (clock, clock + 1))
-        last = (self.clean, self.time)
-        with using_levels(walk.process, *rows) as (t, s):
-            x, belief = walk.go(self.x, t, s, self.clean, last, self._noise, guided=clock + 2 < len(walk.times))
-        self.tokens.copy_(walk.process.display_tokens(x, belief.tokens, s))
+        inputs, counter = self.inputs, self.inputs.step_counter
+        level, next_level = self.levels.at_step(counter), self.levels.at_step(counter + 1)
+        last, guided = (self.clean, self.last_level), counter + 1 < inputs.steps
+        x, belief = inputs.take_step(self.x, level, next_level, self.clean, last, self._noise, guided)
+        self.tokens.copy_(inputs.process.display_tokens(x, belief.tokens, next_level))
         self.sure.copy_(belief.confidence_in(self.tokens))
         self.x.copy_(x)
         self.clean.copy_(belief.clean)
-        self.time.copy_(t)
-        clock.add_(1)
+        copy_into(level, self.last_level)
+        counter.add_(1)
 
     def close(self) -> None:
         self.step.close()
         self.begin.close()
 
-    def frames(self, walk: SamplerInputs, watched_steps: Container[int] | None = None) -> Iterator[Frame]:
-        """Of another walk with the same skeleton. A frame that nobody looks at is not taken down, but for the last."""
-        copy_into(walk, self.given)
+    def frames(self, inputs: SamplerInputs, watched_steps: Container[int] | None = None) -> Iterator[Frame]:
+        """Of other inputs with the same capture key. A frame that nobody reads is not copied, but for the last."""
+        copy_into(inputs, self.given)
         self.begin()
-        times, before = self.walk.times.clone(), None
+        times, before = self.levels.t.clone(), None
         last = len(times) - 2
         for i in range(last + 1):
             self.step()
             now = self.tokens, self.sure, self.x
-            if looked := watched_steps is None or i in watched_steps or i == last:
+            if watched := watched_steps is None or i in watched_steps or i == last:
                 now = self.tokens.clone(), self.sure.clone(), self.x.clone()
             tokens, sure, x = now
-            changed = None if before is None or not looked else tokens != before
-            yield Frame(i, times[i + 1], tokens, sure, walk.mask, changed, x)
-            before = tokens if looked else None
+            changed = None if before is None or not watched else tokens != before
+            yield Frame(i, times[i + 1], tokens, sure, inputs.mask, changed, x)
+            before = tokens if watched else None
+
+
+def tensors_in(levels: Levels) -> list[Tensor]:
+    return [getattr(levels, f.name) for f in fields(levels)]

@@ -1,32 +1,38 @@
 """Words as vectors: the state of the continuous family."""
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.codecs.base import Codec
+from difflm.diffusion.predictions import X0, Logits, Prediction
+from difflm.diffusion.processes.base import Levels, Process, expand_levels
+from difflm.diffusion.processes.gaussian import GaussianLevels
+
 Norm = Literal["none", "sphere", "layer"]
-MARKS = 64  # sets of words that are kept
 
 
-class Embedding(nn.Module):
+class Embedding(Codec):
     """A table of word vectors [V, D]. Subclasses say where the table comes from.
 
     `norm`: "none" leaves vectors free; "sphere" scales each to length √D, so that every component has unit variance
     (Dieleman et al., 2022); "layer" also centres it (Gao et al., 2022).
-    `x0_std` is the spread of x_0 around its word's vector (Li et al., 2022).
+    `x0_std` is the spread of x_0 around its word's vector (Li et al., 2022). `prediction` is what the network answers.
     """
 
     raw: Tensor
 
-    def __init__(self, vocabulary: int, dim: int, norm: Norm = "none", x0_std: float = 0.0) -> None:
-        super().__init__()
-        self.vocabulary, self.dim, self.norm, self.x0_std = vocabulary, dim, norm, x0_std
+    def __init__(
+        self, vocabulary: int, dim: int, norm: Norm = "none", x0_std: float = 0.0, prediction: Prediction | None = None
+    ) -> None:
+        super().__init__(vocabulary)
+        self.dim, self.norm, self.x0_std = dim, norm, x0_std
+        self.prediction = prediction or X0()
         self.bias = nn.Parameter(torch.zeros(vocabulary))
-        self._marks: dict[tuple[object, ...], Tensor] = {}
 
     def table(self) -> Tensor:
         """The vectors as they diffuse."""
@@ -36,13 +42,72 @@ class Embedding(nn.Module):
             return F.layer_norm(self.raw, (self.dim,))
         return self.raw
 
+    def frozen(self) -> "Embedding":
+        """A copy whose table is computed already."""
+        made = FixedEmbedding(self.table().detach(), x0_std=self.x0_std, prediction=self.prediction)
+        return made.requires_grad_(False).to(self.bias.device)
+
+    def frozen_tensors(self) -> list[Tensor]:
+        return [self.table(), self.bias]
+
+    # -- the codec's interface ----------------------------------------------------------------------------------
+
+    def state_shape(self, width: int) -> tuple[int, ...]:
+        return width, self.dim
+
     def encode(self, ids: Tensor) -> Tensor:
         """Word vectors [B, L, D], without x0 noise."""
         return F.embedding(ids, self.table())
 
-    def state(self, ids: Tensor) -> Tensor:
-        """The clean state that diffuses."""
-        return self.encode(ids)
+    def evidence(self, x: Tensor, level: Levels) -> Tensor | None:
+        assert isinstance(level, GaussianLevels)
+        return self.log_likelihood(x, level) if self.shows_evidence else None
+
+    def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
+        """The state at unit scale; with evidence also its mean word, which is the best guess without context."""
+        assert isinstance(level, GaussianLevels)
+        state = x / expand_levels(level.scale, x)
+        return (state,) if evidence is None else (state, self.expectation(evidence + self.bias))
+
+    def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
+        assert isinstance(level, GaussianLevels)
+        if isinstance(self.prediction, Logits):
+            return Belief(answer if evidence is None else answer + evidence, evidence, self)
+        state = self.prediction.clean(answer, x, level)
+        return Belief(self.readout(state), codec=self, state=state)
+
+    @property
+    def view_dim(self) -> int:  # type: ignore[override]
+        return 2 * self.dim
+
+    def view(self, x: Tensor, level: Levels) -> Tensor:
+        """The state at unit scale, and the mean word of its evidence."""
+        assert isinstance(level, GaussianLevels)
+        state = x / expand_levels(level.scale, x)
+        return torch.cat([state, self.expectation(self.log_likelihood(x, level) + self.bias)], -1)
+
+    # -- vectors and words --------------------------------------------------------------------------------------
+
+    @property
+    def predicts_tokens(self) -> bool:  # type: ignore[override]
+        return isinstance(self.prediction, Logits)
+
+    @property
+    def shows_evidence(self) -> bool:
+        return isinstance(self.prediction, Logits) and self.prediction.evidence
+
+    def word_noise(self, level: GaussianLevels) -> tuple[Tensor, Tensor]:
+        """α and σ of q(x_t | w): the spread of x_0 around its word adds to the process's own."""
+        alpha, sigma = level.alpha, level.sigma
+        return alpha, (sigma**2 + (alpha * self.x0_std) ** 2).sqrt() if self.x0_std else sigma
+
+    def log_likelihood(self, x_t: Tensor, level: GaussianLevels) -> Tensor:
+        """log N(x_t; α e_w, σ²) for every word w, up to a constant, [B, L, V]: what a position's own noisy vector says.
+        Scaled before the product: the answer, many words wide, is then gone over once and not three times."""
+        alpha, sigma = (expand_levels(value, x_t) for value in self.word_noise(level))
+        table = self.table()
+        scores = F.linear(x_t * (alpha / sigma**2), table)
+        return torch.addcmul(scores, (alpha / sigma) ** 2, table.square().sum(-1), value=-0.5)
 
     def readout(self, x: Tensor) -> Tensor:
         """Rounding: log p(w | x_0) up to a constant, by the head that shares its weights with the table."""
@@ -52,44 +117,34 @@ class Embedding(nn.Module):
         """E[x_0] under the token probabilities (score interpolation, Dieleman et al., 2022)."""
         return logits.softmax(-1) @ self.table()
 
-    def evidence(self, x_t: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
-        """log N(x_t; α e_w, σ²) for every word w, up to a constant: what a position's own noisy vector says. Scaled
-        before the product: the answer, many words wide, is then gone over once and not three times."""
-        table = self.table()
-        scores = F.linear(x_t * (alpha / sigma**2), table)
-        return torch.addcmul(scores, (alpha / sigma) ** 2, table.square().sum(-1), value=-0.5)
-
     def nearest(self, x: Tensor, banned: Tensor | None = None) -> Tensor:
         """Ids of the closest word vectors in Euclidean distance, `banned` [V] ones left out."""
         table = self.table()
         closeness = F.linear(x, table) - table.square().sum(-1) / 2
         return (closeness if banned is None else closeness.masked_fill(banned, float("-inf"))).argmax(-1)
 
-    def token_mask(self, ids: Sequence[int]) -> Tensor:
-        """True for these words, [V], on the table's device; kept, since a copy from the host makes a GPU wait."""
-        key = (*ids, self.raw.device)
-        found = self._marks.get(key)  # tiles may be made side by side
-        if found is None:
-            found = torch.zeros(self.vocabulary, dtype=torch.bool)
-            found[list(ids)] = True
-            found = found.to(self.raw.device)
-            self._marks = {**(self._marks if len(self._marks) < MARKS else {}), key: found}
-        return found
-
 
 class LearnedEmbedding(Embedding):
     """A table trained with the denoiser."""
 
     def __init__(
-        self, vocabulary: int, dim: int, norm: Norm = "none", x0_std: float = 0.0, init_std: float = 1.0
+        self,
+        vocabulary: int,
+        dim: int,
+        norm: Norm = "none",
+        x0_std: float = 0.0,
+        init_std: float = 1.0,
+        prediction: Prediction | None = None,
     ) -> None:
-        super().__init__(vocabulary, dim, norm, x0_std)
+        super().__init__(vocabulary, dim, norm, x0_std, prediction)
         self.raw = nn.Parameter(torch.randn(vocabulary, dim) * init_std)
 
 
 class FixedEmbedding(Embedding):
     """A table from elsewhere, kept as it is (Strudel et al., 2022)."""
 
-    def __init__(self, table: Tensor, norm: Norm = "none", x0_std: float = 0.0) -> None:
-        super().__init__(table.shape[0], table.shape[1], norm, x0_std)
+    def __init__(
+        self, table: Tensor, norm: Norm = "none", x0_std: float = 0.0, prediction: Prediction | None = None
+    ) -> None:
+        super().__init__(table.shape[0], table.shape[1], norm, x0_std, prediction)
         self.register_buffer("raw", table.clone().float())

@@ -4,29 +4,51 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.diffusion.codecs.embedding import Embedding
-from difflm.diffusion.processes.discrete import certain_logits
+from difflm.diffusion.belief import Belief
+from difflm.diffusion.codecs.base import Codec
+from difflm.diffusion.processes.base import Levels, Process
+from difflm.diffusion.processes.discrete import DiscreteProcess, certain_logits, one_hot_states
 
 
-class Tokens(Embedding):
-    """The state is the ids. What a belief holds as the clean state is a distribution over words, kept as logits: rules
-    and transforms edit it as they edit any belief. The table is the network's own input, one vector a state."""
+class Tokens(Codec):
+    """The state is the ids, [B, L]. What a belief holds as the clean state is a distribution over words, kept as
+    logits. The table is the network's own input, one vector per state of the process."""
+
+    holds_tokens = True
 
     def __init__(self, vocabulary: int, hidden: int, states: int) -> None:
-        super().__init__(vocabulary, hidden)
+        super().__init__(vocabulary)
+        self.dim, self.states = hidden, states
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
         self.raw = nn.Parameter(torch.randn(states, hidden))
 
     def table(self) -> Tensor:
+        """The vectors of words, without that of the mask."""
         return self.raw[: self.vocabulary]
 
-    def inputs(self, z: Tensor) -> Tensor:
-        """What the network reads: vectors of states [B, L], or of their mixtures [B, L, states]."""
-        return z @ self.raw if z.is_floating_point() else F.embedding(z, self.raw)
-
-    def state(self, ids: Tensor) -> Tensor:
-        return ids
+    def state_shape(self, width: int) -> tuple[int, ...]:
+        return (width,)
 
     def encode(self, ids: Tensor) -> Tensor:
+        return ids
+
+    def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
+        """Vectors of states [B, L], or of mixtures of them [B, L, states]."""
+        return (x @ self.raw if x.is_floating_point() else F.embedding(x, self.raw),)
+
+    def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
+        assert isinstance(process, DiscreteProcess)
+        return Belief(*process.posterior_logits(answer, x, level.t), codec=self)
+
+    @property
+    def view_dim(self) -> int:  # type: ignore[override]
+        return self.states
+
+    def view(self, x: Tensor, level: Levels) -> Tensor:
+        """The noisy tokens as one-hot vectors, or mixtures of them as they are: guidance asks for their slopes."""
+        return x if x.is_floating_point() else one_hot_states(x, self.states, torch.float32)
+
+    def clean_of(self, ids: Tensor) -> Tensor:
         return certain_logits(ids, self.vocabulary)
 
     def readout(self, x: Tensor) -> Tensor:

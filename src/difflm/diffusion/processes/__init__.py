@@ -8,7 +8,8 @@ from difflm.diffusion.processes.alpha_schedules import (
     PowerAlpha,
 )
 from difflm.diffusion.processes.discrete import DiscreteProcess
-from difflm.diffusion.processes.gaussian import Gaussian, expand_levels, using_levels
+from difflm.diffusion.processes.base import Levels, Process, Times, expand_levels
+from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels
 from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Uniform
 from difflm.diffusion.processes.matrix import Matrix, Nearest
 from difflm.diffusion.processes.spindle import Spindle
@@ -29,5 +30,8 @@ __all__ = [
     "Spindle",
     "Uniform",
     "expand_levels",
-    "using_levels",
+    "GaussianLevels",
+    "Levels",
+    "Process",
+    "Times",
 ]

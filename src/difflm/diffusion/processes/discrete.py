@@ -8,19 +8,20 @@ what stands for x_0 wherever a position's own noise is no mask (docs/tokens.md).
 from abc import abstractmethod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.noise import NoiseSource, Step
+from difflm.diffusion.processes.base import Levels, Process, Times
 
 NUMBERS = 3  # uniform numbers a position takes: one moves it, two together say where to
 FINE = 2.0**-23  # what the counter's numbers cannot resolve
 
 
-class DiscreteProcess(nn.Module):
+class DiscreteProcess(Process):
     """Times s < t are [B] or [B, L] everywhere; nats are [B, L]."""
 
-    mask_id: int = -1  # none
+    steps = ("ancestral",)
     reads_pairs = False
 
     def __init__(self, words: int, states: int) -> None:
@@ -30,39 +31,27 @@ class DiscreteProcess(nn.Module):
     # -- the forward process ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def corrupt(self, ids: Tensor, t: Tensor, fresh: Tensor) -> Tensor:
-        """q(x_t | x_0)."""
-
-    @abstractmethod
-    def prior(self, t: Tensor, fresh: Tensor) -> Tensor:
-        """Where sampling starts."""
-
-    @abstractmethod
     def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """q(x_s | x_t, x_0), [B, L, states]."""
 
     @abstractmethod
-    def kept(self, ids: Tensor, t: Tensor) -> Tensor:
+    def survival(self, ids: Tensor, t: Tensor) -> Tensor:
         """α: how likely each word has met no noise by t, [B, L]."""
 
-    def levels(self, t: Tensor) -> Tensor:
-        """Times [N, …] and what is worked out of them before a walk, [N, 1, …]: nothing."""
-        return t.unsqueeze(1)
-
-    def observe(self, counts: Tensor) -> None:
-        """Learn from how often each token occurs."""
+    def at(self, t: Times) -> Levels:
+        return t if isinstance(t, Levels) else Levels(t)
 
     def read_pairs(self, pairs: Tensor) -> None:
         """Learn from how often each token stands before each other one, [words, words]; asked with `reads_pairs`."""
 
-    def draw_noise(self, noise: NoiseSource, step: Step, length: int, dim: int = 0, stream: int = 0) -> Tensor:
+    def draw_noise(self, noise: NoiseSource, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
         """The random numbers that a corruption or a step takes, [B, L, NUMBERS]."""
-        return noise.uniform(step, length, NUMBERS, stream=stream)
+        return noise.uniform(step, *shape, NUMBERS, stream=stream)
 
-    def display_tokens(self, x: Tensor, guess: Tensor, s: Tensor) -> Tensor:
-        """The words to show of a state at time s: those that are settled, at s = 0 all, and guesses elsewhere."""
+    def display_tokens(self, x: Tensor, guess: Tensor, t: Times) -> Tensor:
+        """Words that are settled, at t = 0 all, and guesses elsewhere."""
         settled = x != self.mask_id
-        settled = settled if self.settles else settled & expand_to(s <= 0, x, settled)
+        settled = settled if self.settles else settled & expand_to(self.at(t).t <= 0, x, settled)
         return torch.where(settled, x, guess)
 
     @property
@@ -74,11 +63,16 @@ class DiscreteProcess(nn.Module):
     def masks(self) -> bool:
         return self.mask_id >= 0
 
+    def describe(self, device: torch.device) -> list[float]:
+        """How likely the middle word still stands at five times."""
+        ids = torch.full((5, 1), self.words // 2, device=device)
+        return self.survival(ids, torch.linspace(0.1, 0.9, 5, device=device)).flatten().tolist()
+
     # -- the reverse process ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def belief_from_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
-        """The belief behind the network's logits [B, L, words]."""
+    def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits of p(w | x_t) behind the network's own [B, L, words], and that part of them which is evidence."""
 
     @abstractmethod
     def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:

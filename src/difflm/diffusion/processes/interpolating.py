@@ -14,6 +14,7 @@ from torch import Tensor
 
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha, MutualInformationAlpha
+from difflm.diffusion.processes.base import Times
 from difflm.diffusion.processes.discrete import (
     CERTAIN,
     DiscreteProcess,
@@ -40,18 +41,19 @@ class Interpolating(DiscreteProcess):
     @abstractmethod
     def slopes(self, t: Tensor) -> Mix: ...
 
-    def between(self, t: Tensor, s: Tensor) -> Mix:
+    def transition(self, t: Tensor, s: Tensor) -> Mix:
         """q(x_t | x_s): α_{t|s} = α_t/α_s and (βπ)_{t|s} = (βπ)_t − α_{t|s} (βπ)_s."""
         late, early = self.mix(t), self.mix(s)
         alpha = late.alpha / early.alpha
         rest = (late.mask - alpha * early.mask, late.uniform - alpha * early.uniform)
         return Mix(alpha, rest[0].clamp(min=0), rest[1].clamp(min=0))
 
-    def corrupt(self, ids: Tensor, t: Tensor, fresh: Tensor) -> Tensor:
-        _, mask, uniform = (expand_to(share, ids, fresh) for share in self.mix(t.double()))
-        return torch.where(fresh[..., 0] < self.kept(ids, t), ids, self.noise(mask, uniform, fresh))
+    def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
+        t = self.at(t).t
+        _, mask, uniform = (expand_to(share, clean, noise) for share in self.mix(t.double()))
+        return torch.where(noise[..., 0] < self.survival(clean, t), clean, self.noise(mask, uniform, noise))
 
-    def kept(self, ids: Tensor, t: Tensor) -> Tensor:
+    def survival(self, ids: Tensor, t: Tensor) -> Tensor:
         return expand_to(self.mix(t.double()).alpha, ids, t).expand(ids.shape)
 
     def noise(self, mask: Tensor, uniform: Tensor, fresh: Tensor) -> Tensor:
@@ -59,9 +61,10 @@ class Interpolating(DiscreteProcess):
         word = (fresh[..., 2] * self.words).long().clamp(max=self.words - 1)
         return torch.where(fresh[..., 1] * (mask + uniform) < mask, self.mask_id, word)
 
-    def prior(self, t: Tensor, fresh: Tensor) -> Tensor:
-        _, mask, uniform = (expand_to(share, fresh[..., 0], fresh) for share in self.mix(t.double()))
-        return self.noise(mask, uniform, fresh)
+    def prior(self, t: Times, noise: Tensor) -> Tensor:
+        shares = self.mix(self.at(t).t.double())
+        _, mask, uniform = (expand_to(share, noise[..., 0], noise) for share in shares)
+        return self.noise(mask, uniform, noise)
 
     def spread(self, share: Mix, x: Tensor) -> Tensor:
         """α x + βπ over all states, for x [B, L, words]."""
@@ -72,7 +75,7 @@ class Interpolating(DiscreteProcess):
     def back(self, z: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """q(x_t | x_s) q(x_s | x) normalised, where x [B, L, words] stands for x_0: the posterior for one word, the
         model's step for a belief."""
-        alpha, mask, uniform = (expand_to(value, x, x) for value in self.between(t.double(), s.double()))
+        alpha, mask, uniform = (expand_to(value, x, x) for value in self.transition(t.double(), s.double()))
         towards = uniform / self.words
         towards = torch.where((z == self.mask_id).unsqueeze(-1), mask, towards)
         here = one_hot_states(z, self.states, x.dtype)
@@ -85,7 +88,7 @@ class Interpolating(DiscreteProcess):
     def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
         return self.back(z, belief.context.softmax(-1), t, s)
 
-    def seen(self, z: Tensor, t: Tensor, like: Tensor) -> Tensor:
+    def log_likelihood(self, z: Tensor, t: Tensor, like: Tensor) -> Tensor:
         """log q(x_t | x_0) for every word x_0, up to a constant, [B, L, words]: nothing where a mask stands."""
         alpha, _, uniform = (expand_to(share, z, like) for share in self.mix(t.double()))
         # The word that stands there is likelier by this much than any other.
@@ -94,9 +97,9 @@ class Interpolating(DiscreteProcess):
         gain = gain.masked_fill(z == self.mask_id, 0.0)
         return torch.zeros_like(like).scatter(-1, z.clamp(max=self.words - 1).unsqueeze(-1), gain.unsqueeze(-1))
 
-    def belief_from_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
-        evidence = self.seen(z, t, logits)
-        return Belief(logits + evidence, logits + evidence, evidence=evidence, tokenwise=True)
+    def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        evidence = self.log_likelihood(z, t, logits)
+        return logits + evidence, evidence
 
     def prior_nats(self, ids: Tensor) -> Tensor:
         """α_1 = 0: every curve here ends in pure noise."""
@@ -119,7 +122,7 @@ class Interpolating(DiscreteProcess):
     def contrast(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         """KL(q ‖ p) + r − log r − 1, [B, L]."""
         log_x = belief.context.log_softmax(-1)
-        log_p, log_q = self.log_spread(log_x, t), self.log_spread(certain_logits(ids, self.words, log_x.dtype), t)
+        log_p, log_q = self.log_marginal(log_x, t), self.log_marginal(certain_logits(ids, self.words, log_x.dtype), t)
         kl = torch.where(log_q > float("-inf"), log_q.exp() * (log_q - log_p), 0.0).sum(-1)
         log_r = gather_tokens(log_q, z) - gather_tokens(log_p, z)
         return kl + torch.expm1(log_r) - log_r
@@ -128,14 +131,14 @@ class Interpolating(DiscreteProcess):
         """The same integrand as score entropy, inflow · Σ_y [s_y − r_y log s_y + r_y (log r_y − 1)] over y ≠ z, with
         r = q(y | x)/q(z | x) and s = p(y)/p(z) for p = αx_θ + βπ."""
         log_p, log_q = (
-            self.log_spread(x, t) for x in (belief.context.log_softmax(-1), certain_logits(ids, self.words, t.dtype))
+            self.log_marginal(x, t) for x in (belief.context.log_softmax(-1), certain_logits(ids, self.words, t.dtype))
         )
         log_s, log_r = (values - gather_tokens(values, z).unsqueeze(-1) for values in (log_p, log_q))
         r = log_r.exp()
         terms = log_s.exp() + torch.where(r > 0, r * (log_r - log_s - 1), 0.0)
         return self.inflow(z, t) * terms.scatter(-1, z.unsqueeze(-1), 0.0).sum(-1)
 
-    def log_spread(self, log_x: Tensor, t: Tensor) -> Tensor:
+    def log_marginal(self, log_x: Tensor, t: Tensor) -> Tensor:
         """log(αx + βπ) over all states."""
         log_alpha, log_mask, log_uniform = (expand_to(share.log(), log_x, log_x) for share in self.mix(t))
         words = torch.logaddexp(log_alpha + log_x, log_uniform - math.log(self.words))
@@ -154,6 +157,8 @@ class Absorbing(Interpolating):
     """Words become masks, and masks stay (Austin et al., 2021). A mask shows nothing of its word, so the belief is the
     plain posterior; a word that stands is the text's own, and the belief says so."""
 
+    steps = ("ancestral", "confidence", "first-hitting", "gibbs", "remask", "threshold")
+
     def __init__(self, words: int, keep: AlphaSchedule | None = None) -> None:
         super().__init__(words, words + 1)
         self.mask_id, self.keep = words, keep or LinearAlpha()
@@ -170,9 +175,8 @@ class Absorbing(Interpolating):
     def settles(self) -> bool:
         return True
 
-    def belief_from_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
-        logits = keep_visible(logits, z, self.mask_id)
-        return Belief(logits, logits, tokenwise=True)
+    def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        return keep_visible(logits, z, self.mask_id), None
 
     def revealed(self, t: Tensor, s: Tensor, x: Tensor) -> Tensor:
         """The chance that a mask at t is a word at s: (α_s − α_t)/(1 − α_t), shaped like x [B, L, words]."""
@@ -244,6 +248,8 @@ class Uniform(Interpolating):
 class Hybrid(Interpolating):
     """Masks, and at most a share `most` of random words in the middle of time, so that a model learns to mend what it
     wrote (von Rütte et al., 2025, with γ = 1): α = (1 − t)/C, m = t/C, u = c/C, c = B √(t(1 − t)), C = 1 + c."""
+
+    steps = ("ancestral", "self-correct")  # it learned to doubt words that stand
 
     def __init__(self, words: int, most: float = 0.1) -> None:
         super().__init__(words, words + 1)

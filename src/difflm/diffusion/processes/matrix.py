@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha, MutualInformationAlpha
+from difflm.diffusion.processes.base import Times
 from difflm.diffusion.processes.discrete import (
     DiscreteProcess,
     draw_states,
@@ -142,18 +143,18 @@ class Matrix(DiscreteProcess):
 
     # -- what every process answers -----------------------------------------------------------------------------
 
-    def kept(self, ids: Tensor, t: Tensor) -> Tensor:
+    def survival(self, ids: Tensor, t: Tensor) -> Tensor:
         return gather_tokens(self.rows(ids, t), ids)
 
-    def corrupt(self, ids: Tensor, t: Tensor, fresh: Tensor) -> Tensor:
-        return draw_states(self.rows(ids, t), fresh)
+    def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
+        return draw_states(self.rows(clean, self.at(t).t), noise)
 
-    def prior(self, t: Tensor, fresh: Tensor) -> Tensor:
-        return draw_states(self.rest.expand(*fresh.shape[:-1], -1).contiguous(), fresh)
+    def prior(self, t: Times, noise: Tensor) -> Tensor:
+        return draw_states(self.rest.expand(*noise.shape[:-1], -1).contiguous(), noise)
 
-    def belief_from_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
+    def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         evidence = self.towards(z, self.sigma(t), logits.dtype).clamp(min=1e-30).log()
-        return Belief(logits + evidence, logits + evidence, evidence=evidence, tokenwise=True)
+        return logits + evidence, evidence
 
     def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
         return self.back(z, one_hot_states(ids, self.words, t.dtype), t, s)

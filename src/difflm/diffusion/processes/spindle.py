@@ -19,6 +19,7 @@ class Spindle(Absorbing):
     network need not be told the time.
     """
 
+    steps = ("ancestral",)  # words come each at its own pace, in no order that another rule could keep
     pace: Tensor
 
     def __init__(self, words: int, strength: float = 0.3) -> None:
@@ -42,14 +43,13 @@ class Spindle(Absorbing):
         t = (t if t.dim() == 2 else t.unsqueeze(1)).double().unsqueeze(-1)
         return -1 + self.strength * math.pi * torch.cos(math.pi * t) * self.pace
 
-    def kept(self, ids: Tensor, t: Tensor) -> Tensor:
+    def survival(self, ids: Tensor, t: Tensor) -> Tensor:
         return gather_tokens(self.alphas(t).expand(*ids.shape, -1), ids)
 
-    def belief_from_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
+    def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         there = (z != self.mask_id).unsqueeze(-1)
         evidence = torch.log1p(-self.alphas(t)).to(logits.dtype).masked_fill(there, 0.0)
-        logits = keep_visible(logits + evidence, z, self.mask_id)
-        return Belief(logits, logits, evidence=evidence, tokenwise=True)
+        return keep_visible(logits + evidence, z, self.mask_id), evidence
 
     def revealed(self, t: Tensor, s: Tensor, x: Tensor) -> Tensor:
         early, late = self.alphas(s), self.alphas(t)

@@ -1,20 +1,37 @@
 """From noise to text: a time grid, a step rule, and transforms of the belief, as a generator of frames."""
 
-from difflm.diffusion.samplers.loop import Denoise, Frame, SamplerInputs, denoise, expand_grid, new_step_counter
-from difflm.diffusion.samplers.steering import FREE, Guide, ImposeTokens, Steering, StepSpan, impose_tokens
-from difflm.diffusion.samplers.steps import STEPS, Step, StepState, clean_weight
-from difflm.diffusion.samplers.transforms import BanTokens, Clamp, Draw, Temperature, Transform, replace_logits
+
+from difflm.diffusion.condition import FREE
+from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS
+from difflm.diffusion.samplers.loop import (
+    BoundDenoiser,
+    Denoise,
+    Frame,
+    Sampler,
+    SamplerInputs,
+    denoise,
+    expand_grid,
+    new_step_counter,
+)
+from difflm.diffusion.samplers.steering import Guide, ImposeTokens, Steering, impose_tokens
+from difflm.diffusion.samplers.steps import ETA, STEPS, Step, StepState, clean_weight
+from difflm.diffusion.samplers.transforms import BanTokens, Clamp, Draw, Temperature, Transform
+from difflm.diffusion.timesteps import StepSpan
 
 __all__ = [
+    "DISCRETE_STEPS",
+    "ETA",
     "FREE",
     "STEPS",
     "BanTokens",
+    "BoundDenoiser",
     "Clamp",
     "Denoise",
     "Draw",
     "Frame",
     "Guide",
     "ImposeTokens",
+    "Sampler",
     "SamplerInputs",
     "Steering",
     "Step",
@@ -27,5 +44,4 @@ __all__ = [
     "expand_grid",
     "impose_tokens",
     "new_step_counter",
-    "replace_logits",
 ]

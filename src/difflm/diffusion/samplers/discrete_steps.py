@@ -65,7 +65,7 @@ def gibbs(now: StepState) -> Tensor:
     fresh = now.noise()
     left = torch.where(ends(now), 0, (masked(now).sum(-1) - 1).clamp(min=0))
     late = expand_to(now.t <= BURNT_IN, now.belief.logits, now.belief.logits > 0)
-    logits = torch.where(late, likeliest(now.belief.logits, LIKELY), now.belief.logits)
+    logits = torch.where(late, keep_likeliest(now.belief.logits, LIKELY), now.belief.logits)
     x = written(now, draw_states(logits.softmax(-1), fresh), fresh[..., 0], left)
     again = (x != now.process.mask_id).all(-1, keepdim=True) & ~ends(now).unsqueeze(-1)
     rank = fresh[..., 0] if now.free is None else fresh[..., 0].masked_fill(~now.free, -1.0)
@@ -88,12 +88,12 @@ def self_correct(now: StepState) -> Tensor:
     return torch.where(waits, torch.where(best, words, x), moved)
 
 
-def with_corrections(grid: Tensor) -> Tensor:
+def add_corrections(grid: Tensor) -> Tensor:
     """Times of twice the pace down to SETTLED, where they wait for the second half of the steps; the last one ends."""
     return torch.where(grid > 0, (2 * grid - grid[:1]).clamp(min=SETTLED), 0.0)
 
 
-def likeliest(logits: Tensor, count: int) -> Tensor:
+def keep_likeliest(logits: Tensor, count: int) -> Tensor:
     """Logits of the `count` likeliest words, −∞ elsewhere."""
     best = logits.topk(min(count, logits.shape[-1]), dim=-1)
     return torch.full_like(logits, float("-inf")).scatter(-1, best.indices, best.values)
@@ -140,13 +140,12 @@ def written(now: StepState, words: Tensor, rank: Tensor, left: Tensor) -> Tensor
     return torch.where(stays, now.x, torch.where(there, words, now.belief.tokens))
 
 
-TOKEN_STEPS: Mapping[str, Step] = {"ancestral": ancestral}
-HYBRID_STEPS: Mapping[str, Step] = {**TOKEN_STEPS, "self-correct": self_correct}
-MASK_STEPS: Mapping[str, Step] = {
-    **TOKEN_STEPS,
+DISCRETE_STEPS: Mapping[str, Step] = {
+    "ancestral": ancestral,
     "confidence": confidence,
     "first-hitting": first_hitting,
     "gibbs": gibbs,
     "remask": remask,
+    "self-correct": self_correct,
     "threshold": threshold,
 }

@@ -8,23 +8,31 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.belief import Belief
-from difflm.diffusion.processes import expand_levels
+from difflm.diffusion.processes import Levels, expand_levels
 
 
 @dataclass(frozen=True)
 class StepState:
     """Where a step stands: from t to s, with what was believed here and one step earlier."""
 
-    process: Any  # Gaussian or TokenProcess: a rule knows the kind it is for
+    process: Any  # Gaussian or discrete: a rule knows the kind it is for
     x: Tensor
     belief: Belief
-    t: Tensor
-    s: Tensor
+    level: Levels  # at t
+    next_level: Levels  # at s
     noise: Callable[[], Tensor]  # drawn only by the rules that need it
-    last: tuple[Tensor, Tensor] | None = None  # the clean state believed one step earlier, and its time
-    ask: Callable[[Tensor, Tensor], Belief] | None = None  # the denoiser, for rules that look twice
-    free: Tensor | None = None  # places that are nobody's but the model's, [B, L]; None: all
+    last: tuple[Tensor, Levels] | None = None  # the clean state believed one step earlier, and its level
+    ask: Callable[[Tensor, Levels], Belief] | None = None  # the denoiser, for rules that look twice
+    free: Tensor | None = None  # positions that are not given, [B, L]; None: all
     eta: float = 1.0  # the share of the ancestral step's spread that the rule draws anew
+
+    @property
+    def t(self) -> Tensor:
+        return self.level.t
+
+    @property
+    def s(self) -> Tensor:
+        return self.next_level.t
 
 
 class Step(Protocol):
@@ -33,17 +41,18 @@ class Step(Protocol):
 
 def ancestral(now: StepState) -> Tensor:
     """Draw x_s ~ q(x_s | x_t, x̂_0) for any s < t (Ho et al., 2020, equation 7, with two free times)."""
-    mean, std = now.process.posterior(now.x, now.belief.clean, now.t, now.s)
+    mean, std = now.process.posterior(now.x, now.belief.clean, now.level, now.next_level)
     return mean + std * now.noise()
 
 
 def ddim(now: StepState, eta: float = 0.0) -> Tensor:
     """x_s = α_s x̂_0 + √(σ_s² − ν²) ε̂ + ν z with ν = η · posterior spread (Song et al., 2021, equation 12)."""
     p, x = now.process, now.x
-    sigma = expand_levels(p.sigma(now.s), x)
-    _, std = p.posterior(x, now.belief.clean, now.t, now.s)
-    direction = p.implied_noise(x, now.belief.clean, now.t)
-    out = expand_levels(p.alpha(now.s), x) * now.belief.clean + (sigma**2 - (eta * std) ** 2).sqrt() * direction
+    level, s = p.at(now.level), p.at(now.next_level)
+    sigma = expand_levels(s.sigma, x)
+    _, std = p.posterior(x, now.belief.clean, level, s)
+    direction = p.implied_noise(x, now.belief.clean, level)
+    out = expand_levels(s.alpha, x) * now.belief.clean + (sigma**2 - (eta * std) ** 2).sqrt() * direction
     return out + eta * std * now.noise() if eta else out
 
 
@@ -68,15 +77,16 @@ def heun(now: StepState) -> Tensor:
     """
     assert now.ask is not None
     there = _towards(now, now.belief.clean)
-    return _towards(now, (now.belief.clean + now.ask(there, now.s).clean) / 2)
+    return _towards(now, (now.belief.clean + now.ask(there, now.next_level).clean) / 2)
 
 
 def dpm_solver(now: StepState) -> Tensor:
     """DPM-Solver++ 2M (Lu et al., 2022): the data prediction extrapolated along half log-SNR from one step earlier."""
     p, clean = now.process, now.belief.clean
     if now.last is not None:
-        before, time_before = now.last
-        width, past = p.log_snr(now.s) - p.log_snr(now.t), p.log_snr(now.t) - p.log_snr(time_before)
+        before, earlier = now.last
+        level = p.at(now.level)
+        width, past = p.at(now.next_level).log_snr - level.log_snr, level.log_snr - p.at(earlier).log_snr
         # A position whose time stood still has no past to extrapolate from.
         reach = torch.where(past > 0, width / (2 * past), torch.zeros_like(past))
         clean = clean + expand_levels(reach, clean) * (clean - before)
@@ -85,10 +95,9 @@ def dpm_solver(now: StepState) -> Tensor:
 
 def _towards(now: StepState, clean: Tensor) -> Tensor:
     """The probability flow from t to s, solved exactly for a clean state that stays the same on the way."""
-    p = now.process
-    keep = expand_levels(p.sigma(now.s) / p.sigma(now.t), now.x)
-    new = -torch.expm1((p.log_snr(now.t) - p.log_snr(now.s)) / 2)
-    return keep * now.x + expand_levels(p.alpha(now.s) * new, now.x) * clean
+    t, s = now.process.at(now.level), now.process.at(now.next_level)
+    new = -torch.expm1((t.log_snr - s.log_snr) / 2)
+    return expand_levels(s.sigma / t.sigma, now.x) * now.x + expand_levels(s.alpha * new, now.x) * clean
 
 
 def clean_weight(now: StepState) -> Tensor:
@@ -97,7 +106,7 @@ def clean_weight(now: StepState) -> Tensor:
     DDIM's ∂x_s/∂x̂_0 = α_s − √(σ_s² − ν²) α_t/σ_t is α_s (1 − √(1 − η² n) √(1 − n)) with n = 1 − SNR(t)/SNR(s), and the
     ancestral one, η = 1, is α_s n. All rules without noise follow the flow, η = 0.
     """
-    gap = now.process.log_snr(now.t) - now.process.log_snr(now.s)
+    gap = now.process.at(now.level).log_snr - now.process.at(now.next_level).log_snr
     new = -torch.expm1(gap)
     kept = torch.sqrt(1 - now.eta**2 * new) * torch.exp(gap / 2)
     return torch.where(new > 0, (1 - kept) / new, 1.0)

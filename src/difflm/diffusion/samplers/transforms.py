@@ -1,30 +1,24 @@
 """Ordered edits of a belief between the denoiser and the step: how text is steered while it forms."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from difflm.diffusion.belief import Belief
-from difflm.diffusion.codecs import Embedding
+from difflm.diffusion.codecs import Codec, Embedding
 from difflm.diffusion.processes import expand_levels
 
 Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → belief
-
-
-def replace_logits(belief: Belief, logits: Tensor, codec: Embedding) -> Belief:
-    """The belief under other logits; its clean state follows where it is their mean."""
-    clean = codec.expectation(logits) if belief.tokenwise else belief.clean
-    return replace(belief, logits=logits, clean=clean, words=None)
 
 
 @dataclass(frozen=True)
 class BanTokens:
     """Words that must not appear, such as the unknown word."""
 
-    codec: Embedding
+    codec: Codec
     ids: tuple[int, ...]
 
     @cached_property
@@ -32,7 +26,7 @@ class BanTokens:
         return self.codec.token_mask(self.ids)
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        return replace_logits(belief, belief.logits.masked_fill(self.banned, float("-inf")), self.codec)
+        return belief.with_logits(belief.logits.masked_fill(self.banned, float("-inf")))
 
 
 @dataclass(frozen=True)
@@ -43,12 +37,11 @@ class Temperature:
     from p(w)^(1/temperature).
     """
 
-    codec: Embedding
     value: float
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         evidence = 0.0 if belief.evidence is None else belief.evidence
-        return replace_logits(belief, (belief.logits - evidence) / self.value + evidence, self.codec)
+        return belief.with_logits((belief.logits - evidence) / self.value + evidence)
 
 
 @dataclass(frozen=True)
@@ -71,11 +64,11 @@ class Clamp:
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         nearest, late = self.codec.nearest(belief.clean, self.banned), t <= self.below
         vectors = self.codec.encode(nearest)
-        words = self.rounded(vectors) if self.rounds else nearest
+        words = self.round_to_words(vectors) if self.rounds else nearest
         clean = torch.where(expand_levels(late, x), vectors, belief.clean)
-        return belief.believing(clean, torch.where(expand_levels(late, words), words, belief.tokens))
+        return belief.with_state(clean, torch.where(expand_levels(late, words), words, belief.tokens))
 
-    def rounded(self, vectors: Tensor) -> Tensor:
+    def round_to_words(self, vectors: Tensor) -> Tensor:
         logits = self.codec.readout(vectors)
         return (logits if self.banned is None else logits.masked_fill(self.banned, float("-inf"))).argmax(-1)
 
@@ -97,4 +90,4 @@ class Draw:
         shares = belief.logits.softmax(-1).cumsum(-1)
         drawn = (shares < self.uniform().unsqueeze(-1) * shares[..., -1:]).sum(-1)
         vectors = self.codec.encode(drawn.clamp(max=shares.shape[-1] - 1))
-        return belief.believing(torch.where(expand_levels(t <= self.below, x), vectors, belief.clean))
+        return belief.with_state(torch.where(expand_levels(t <= self.below, x), vectors, belief.clean))

@@ -1,0 +1,47 @@
+"""What is known beside the state: a source and its memory, given words, a label."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FREE = -1  # a position whose token is not given
+NO_LABEL = 0  # the label that classifier-free guidance drops to; real labels begin at 1
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Tensors with one row a text; None where nothing of the kind is known."""
+
+    source: Tensor | None = None  # [B, S] ids
+    source_mask: Tensor | None = None  # [B, S], True where the source has a token
+    memory: Tensor | None = None  # [B, S, H]: what an encoder made of the source, once a generation
+    given: Tensor | None = None  # [B, L] ids of known positions, FREE elsewhere
+    label: Tensor | None = None  # [B]
+
+    def __getitem__(self, rows: Any) -> "Condition":
+        """What is known of some texts."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: None if value is None else value[rows] for name, value in own.items()})
+
+    def null(self, rows: Tensor | None = None) -> "Condition":
+        """The condition that classifier-free guidance compares with: no source, nothing given, no label; of some
+        texts, [B], or of all."""
+
+        def drop(value: Tensor | None, empty: float) -> Tensor | None:
+            if value is None:
+                return None
+            nothing = torch.full_like(value, empty)
+            return nothing if rows is None else torch.where(rows[(...,) + (None,) * (value.dim() - 1)], nothing, value)
+
+        return replace(
+            self,
+            source_mask=drop(self.source_mask, False),
+            memory=drop(self.memory, 0.0),
+            given=drop(self.given, FREE),
+            label=drop(self.label, NO_LABEL),
+        )
+
+
+UNCONDITIONAL = Condition()

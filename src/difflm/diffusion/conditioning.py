@@ -1,0 +1,78 @@
+"""How a condition reaches the network: as clean positions of the canvas, before the text, or not at all."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from difflm.diffusion.condition import Condition
+from difflm.diffusion.processes.base import Levels, expand_levels
+
+if TYPE_CHECKING:
+    from difflm.diffusion.denoiser import Denoiser
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What the network reads: a noisy state, its times and its mask. The text begins at position `first`."""
+
+    x: Tensor
+    level: Levels
+    mask: Tensor | None
+    first: int = 0
+
+
+class Conditioning(nn.Module):
+    """Without a condition: the network reads the noisy text alone."""
+
+    def prepare(self, denoiser: "Denoiser", condition: Condition) -> Condition:
+        """Work that is done once a generation, such as running an encoder."""
+        return condition
+
+    def place(
+        self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
+    ) -> Canvas:
+        """The canvas that the network reads."""
+        return Canvas(x, level, mask)
+
+
+class CleanGiven(Conditioning):
+    """Given words are shown as they are, at time 0: for models that learned from clean context."""
+
+    def place(
+        self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
+    ) -> Canvas:
+        if condition.given is None:
+            return Canvas(x, level, mask)
+        here = condition.given >= 0
+        t = torch.where(here, 0.0, level.t.unsqueeze(1) if level.t.dim() == 1 else level.t)
+        clean = clean_state(denoiser, condition.given.clamp(min=0))
+        return Canvas(torch.where(expand_levels(here, x), clean, x), denoiser.process.at(t), mask)
+
+
+class PartialNoising(Conditioning):
+    """Source and text stand on one canvas, and only the text is noised (Gong et al., 2023, section 3.1)."""
+
+    def place(
+        self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
+    ) -> Canvas:
+        source, there = condition.source, condition.source_mask
+        assert source is not None and there is not None, "this model needs a source"
+        t = level.t.unsqueeze(1).expand(x.shape[:2]) if level.t.dim() == 1 else level.t
+        own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        return Canvas(
+            torch.cat([clean_state(denoiser, source), x], 1),
+            denoiser.process.at(torch.cat([torch.zeros_like(source, dtype=t.dtype), t], 1)),
+            torch.cat([there, own], 1),
+            first=source.shape[1],
+        )
+
+
+def clean_state(denoiser: "Denoiser", ids: Tensor) -> Tensor:
+    """The state of tokens at time 0, without noise."""
+    vectors = denoiser.codec.encode(ids)
+    if not vectors.is_floating_point():
+        return vectors
+    zero = denoiser.process.at(torch.zeros(ids.shape, device=ids.device))
+    return denoiser.process.corrupt(vectors, zero, torch.zeros_like(vectors))
