@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from difflm.models.token_diffusion import TokenDiffusion, apply_contrast
 from oracles import JOINT, frequencies, total_variation
 from tiny import Silent, tiny_run, write_grammar
 from token_oracles import ExactTokens, likelihoods
@@ -24,7 +25,6 @@ from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
 from difflm.models.lengths import DrawnLength
-from difflm.models.token_diffusion import TokenDiffusion, apply_contrast
 from difflm.training.classifier import train_guide
 from difflm.training.recipe import check
 

@@ -6,13 +6,13 @@ from itertools import product
 
 import numpy as np
 import torch
+from difflm.diffusion.token_denoiser import TokenDenoiser
 from oracles import JOINT
 from torch import Tensor, nn
 
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.processes import DiscreteProcess
-from difflm.diffusion.token_denoiser import TokenDenoiser
 
 MUTUAL = 0.258865  # I(x¹; x²) of the cells, nats
 CELLS = torch.tensor(list(product(range(3), repeat=2)))

@@ -14,7 +14,15 @@ from torch.nn import functional as F
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.codecs import Codec, Embedding
 from difflm.diffusion.predictions import X0
-from difflm.diffusion.processes import DiscreteProcess, Gaussian, GaussianLevels, Interpolating, Levels, Process, expand_levels
+from difflm.diffusion.processes import (
+    DiscreteProcess,
+    Gaussian,
+    GaussianLevels,
+    Interpolating,
+    Levels,
+    Process,
+    expand_levels,
+)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from difflm.diffusion.processes.alpha_schedules import (
     MutualInformationAlpha,
     PowerAlpha,
 )
-from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.processes.base import Levels, Process, Times, expand_levels
+from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels
 from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Uniform
 from difflm.diffusion.processes.matrix import Matrix, Nearest

@@ -1,7 +1,6 @@
 """What every process can be asked, and the noise levels that it answers with."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
