@@ -10,7 +10,7 @@ from difflm.data.tokenizers import Tokenizer, Words
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from difflm.diffusion.codecs import Embedding
+    from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers import Transform
 
 
@@ -98,7 +98,7 @@ class Control(ABC):
         words a little would win over the one that says this."""
         return ()
 
-    def rule(self, codec: "Embedding", setting: ModelInfo, place: Canvas) -> "Transform | None":
+    def rule(self, codec: "Codec", setting: ModelInfo, place: Canvas) -> "Transform | None":
         """What it imposes on every belief."""
         return None
 

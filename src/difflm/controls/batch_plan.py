@@ -17,7 +17,6 @@ from difflm.data.labels import NOTHING
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.samplers import Steering, StepSpan, Transform
 from difflm.models.batching import SampleBatch
-from difflm.models.token_diffusion import TokenDiffusion
 
 Part = tuple[ControlPlan | None, slice]  # what is asked of some rows; None: nothing
 
@@ -32,11 +31,11 @@ def steering_for(tile: SampleBatch, parts: Sequence[Part], ways: Sequence[StepSp
     rules = [brief.rules(place.rows(part)) if brief else [] for brief, part in parts]
     wishes = [brief.wishes(place.rows(part)) if brief else [] for brief, part in parts]
     slices = [part for _, part in parts]
-    wished = run_parallel(wishes, [len(tile.lengths[part]) for part in slices])
+    wished = merge_targets(wishes, [len(tile.lengths[part]) for part in slices])
     slices, rules = merge_bounds(slices, rules, place)
     whole = rules[0] if len(slices) == 1 else [PerRowTransforms(slices, rules)]
-    guidance = Guidance(wished, lead.model.writer, tile.mask, lead.knobs) if wished else None
-    if guidance and isinstance(lead.model, TokenDiffusion):  # words have no slope to climb: the belief is tilted
+    guidance = Guidance(wished, lead.denoiser, tile.mask, lead.knobs) if wished else None
+    if guidance and lead.denoiser.codec.holds_tokens:  # words have no slope to climb: the belief is tilted
         return Steering(tile.known, tile.begin, ways, [GuidedBelief(guidance), *whole])
     return Steering(tile.known, tile.begin, ways, whole, guidance)
 
@@ -81,13 +80,13 @@ class PerRowTransforms:
             ruled.append(own)
         return replace(
             belief,
-            clean=torch.cat([own.clean for own in ruled]),
             logits=torch.cat([own.logits for own in ruled]),
+            state=None if all(own.state is None for own in ruled) else torch.cat([own.clean for own in ruled]),
             words=None if all(own.words is None for own in ruled) else torch.cat([own.tokens for own in ruled]),
         )
 
 
-def run_parallel(wishes: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
+def merge_targets(wishes: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
     """The wishes of parts of so many rows as wishes of all rows: each head is asked once, for nothing where a part does
     not ask."""
     keyed = [number_targets(own) for own in wishes]

@@ -52,11 +52,11 @@ class Classifier(nn.Module):
                     out = cast(nn.Linear, self.heads[str(number)])
                     out.bias[0] = MOSTLY_NONE
 
-    def forward(self, denoiser: Denoiser, x: Tensor, t: Tensor, mask: Tensor) -> "ClassifierOutput":
-        view = denoiser.view(x, t)
+    def forward(self, view: Tensor, t: Tensor, mask: Tensor) -> "ClassifierOutput":
+        """`view` [B, L, view_dim] is what there is to see of the texts at times t: `Codec.view` of a noisy state."""
         if self.precision is None:
             return ClassifierOutput(self, self.trunk(view, t, mask), mask)
-        with autocast_to(x.device, self.precision):
+        with autocast_to(view.device, self.precision):
             features = self.trunk(view, t, mask)
         return ClassifierOutput(self, features.float(), mask)
 
@@ -169,7 +169,13 @@ def model_signature(denoiser: Denoiser) -> list[float]:
     """Some numbers that are about equal for models whose states mean the same: out of the word vectors, and how noise
     grows. Not a digest, since shipped weights are rounded."""
     table = denoiser.codec.table().detach().float().cpu().flatten()
-    return [round(v, 3) for v in (*table[:: max(1, len(table) // 60)][:60].tolist(), *denoiser.levels())]
+    return [
+        round(v, 3)
+        for v in (
+            *table[:: max(1, len(table) // 60)][:60].tolist(),
+            *denoiser.process.describe(denoiser.codec.bias.device),
+        )
+    ]
 
 
 def matches_model(denoiser: Denoiser, wanted: Sequence[float]) -> bool:

@@ -13,7 +13,7 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
-    from difflm.diffusion.codecs import Embedding
+    from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers import Transform
 
 WORDS = "words of the printed text"
@@ -120,7 +120,7 @@ class Avoid(Control):
         if len(split_words(self.word.strip())) != 1:
             raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
 
-    def rule(self, codec: "Embedding", setting: ModelInfo, place: Canvas) -> "Transform":
+    def rule(self, codec: "Codec", setting: ModelInfo, place: Canvas) -> "Transform":
         from difflm.controls.rules import BanSequences
 
         return BanSequences(codec, tuple(tuple(s) for s in spell_variants(self.word, setting)))
@@ -211,7 +211,7 @@ class Infill(Control):
             place += len(tokens) + (1 + next(sizes) if gap is None else gap)
         return ids, unknown
 
-    def rule(self, codec: "Embedding", setting: ModelInfo, place: Canvas) -> "Transform | None":
+    def rule(self, codec: "Codec", setting: ModelInfo, place: Canvas) -> "Transform | None":
         """Byte pairs: a gap behind a space begins with one."""
         if not isinstance(setting.tokenizer, Bpe):
             return None

@@ -96,7 +96,7 @@ class Guidance:
 
     def __call__(self, now: StepState, x: Tensor) -> Tensor:
         knobs, s = self.knobs, now.s
-        mean, std = now.process.posterior(now.x, now.belief.clean, now.t, s)
+        mean, std = now.process.posterior(now.x, now.belief.clean, now.level, now.next_level)
         before_tail = expand_levels(s > knobs.tail, x)
         for _ in range(knobs.inner):
             slope = self.slope(x, s)
@@ -107,7 +107,11 @@ class Guidance:
             else:
                 if knobs.fluency:  # the released code divides by σ where the Gaussian has σ²
                     slope = slope - expand_levels(self.fluency, x) * 2 * (x - mean) / std.clamp(min=1e-6)
-                size = torch.full_like(s, knobs.size) if knobs.absolute else knobs.size * now.process.sigma(s)
+                size = (
+                    torch.full_like(s, knobs.size)
+                    if knobs.absolute
+                    else knobs.size * now.process.at(now.next_level).sigma
+                )
                 move = expand_levels(size, x) * slope.sign()
             x = torch.where(before_tail, x + move, x)
         return x
@@ -136,5 +140,5 @@ class Guidance:
 
     def nats_apiece(self, x: Tensor, s: Tensor) -> list[Tensor]:
         classifiers = {id(w.classifier): w.classifier for w in self.wishes}
-        opinions = {key: one(self.denoiser, x, s, self.mask) for key, one in classifiers.items()}
+        opinions = {key: one(self.denoiser.view(x, s), s, self.mask) for key, one in classifiers.items()}
         return [opinions[id(w.classifier)].nats(w.head, w.labels, w.whole) * w.asks for w in self.wishes]

@@ -15,7 +15,7 @@ from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
-    from difflm.diffusion.codecs import Embedding
+    from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers import Transform
 
 POS = "pos"  # the head that tells parts of speech
@@ -108,7 +108,7 @@ class Tags(Control):
     def length(self, setting: ModelInfo) -> int:
         return len(self.tags)
 
-    def rule(self, codec: "Embedding", setting: ModelInfo, place: Canvas) -> "Transform | None":
+    def rule(self, codec: "Codec", setting: ModelInfo, place: Canvas) -> "Transform | None":
         from difflm.controls.word_prior import WordPrior
 
         counts = setting.word_labels.get(POS)

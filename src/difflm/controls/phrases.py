@@ -13,7 +13,7 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
-    from difflm.diffusion.codecs import Embedding
+    from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers import Transform
 
 MOST = 8  # all their orders are weighed at every step, which doubles with each
@@ -104,7 +104,7 @@ class Phrases:
     def named(self) -> str:
         return " and ".join(repr(ways[0].phrase) for ways in self.asked)
 
-    def rule(self, codec: "Embedding", place: Canvas, open_ended: bool) -> "list[Transform]":
+    def rule(self, codec: "Codec", place: Canvas, open_ended: bool) -> "list[Transform]":
         if not self.asked:
             return []
         from difflm.controls.rules import PlacePhrases

@@ -17,12 +17,12 @@ from difflm.controls.phrases import Phrases
 from difflm.controls.rules import ForbidSpecials
 from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
 from difflm.data.words import split_words
+from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import Transform
 from difflm.errors import UsageError
 from difflm.models.batching import Layout, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.token_diffusion import TokenDiffusion
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 GAPS = 4  # the stream of random numbers that cuts the words of free gaps
@@ -43,6 +43,7 @@ class ControlPlan:
     def __init__(
         self,
         model: DiffusionModel,
+        denoiser: Denoiser,
         setting: ModelInfo,
         controls: Sequence[Control],
         edit: Edit | None = None,
@@ -51,7 +52,8 @@ class ControlPlan:
     ) -> None:
         if isinstance(setting.tokenizer, Characters):
             controls = [Letters(control.words) if type(control) is Length else control for control in controls]
-        self.model, self.setting, self.controls, self.edit = model, setting, list(controls), edit
+        self.model, self.denoiser, self.setting = model, denoiser, setting
+        self.controls, self.edit = list(controls), edit
         self.classifiers, self.knobs = classifiers, knobs
         for control in self.controls:
             control.prepare(setting)
@@ -63,7 +65,7 @@ class ControlPlan:
         check_words(self.controls, setting, known)
         self.ruling = [c for c in self.controls if knobs.impose or not c.head]
         # A tilt of single words hardly says a phrase: docs/log.md has the figures.
-        self.phrases = Phrases.of(self.ruling, setting, known, self.words, isinstance(model, TokenDiffusion))
+        self.phrases = Phrases.of(self.ruling, setting, known, self.words, model.denoiser.codec.holds_tokens)
         self.more = self.phrases.more(self.infill, self.words) if self.infill else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)
@@ -163,7 +165,7 @@ class ControlPlan:
     # -- while it forms -----------------------------------------------------------------------------------------
 
     def rules(self, place: Canvas) -> list[Transform]:
-        codec = self.model.writer.codec
+        codec = self.denoiser.codec
         rules: list[Transform] = [] if self.open_ended else [ForbidSpecials(codec, place, self.newline)]
         rules += [rule for c in self.ruling if (rule := c.rule(codec, self.setting, place)) is not None]
         # Words that must appear come last: what else is asked of their places must not unsettle them.
@@ -199,7 +201,7 @@ class ControlPlan:
         wishes = self.wishes(Canvas(mask, self.setting.first, torch.zeros_like(mask)))
         guide = Guidance(wishes, self.model.denoiser, mask, self.knobs)
         t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
-        return guide.nats(self.model.denoiser.codec.state(canvas), t).tolist()
+        return guide.nats(self.model.denoiser.codec.encode(canvas), t).tolist()
 
     @cached_property
     def unknown_words(self) -> list[str]:

@@ -10,15 +10,15 @@ from torch import Tensor
 from difflm.controls.base import Canvas
 from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.belief import Belief
-from difflm.diffusion.codecs import Embedding
-from difflm.diffusion.samplers import impose_tokens, replace_logits
+from difflm.diffusion.codecs import Codec
+from difflm.diffusion.samplers import impose_tokens
 
 
-def rule_out(belief: Belief, logits: Tensor, codec: Embedding) -> Belief:
+def rule_out(belief: Belief, logits: Tensor, codec: Codec) -> Belief:
     """The belief under logits of which some were made impossible. Where its clean state is not their mean (a model of
     states, or a belief that was clamped), a state whose nearest word is impossible becomes the likeliest other one."""
-    if belief.tokenwise and belief.words is None:
-        return replace_logits(belief, logits, codec)
+    if belief.state is None and belief.words is None:
+        return belief.with_logits(logits)
     nearest = codec.nearest(belief.clean) if belief.words is None else belief.words
     impossible = torch.isinf(logits.gather(-1, nearest.unsqueeze(-1))).squeeze(-1)
     return impose_tokens(replace(belief, logits=logits), codec, impossible, logits.argmax(-1))
@@ -38,7 +38,7 @@ class PlacePhrases:
     instead; they may move while the text forms, and of several ways to say one the likeliest is taken. They keep off
     each other and off places that are not `free`."""
 
-    codec: Embedding
+    codec: Codec
     phrases: tuple[tuple[tuple[int, ...], ...], ...]  # of each the ways to say it
     free: Tensor  # [B, W]
     glued: tuple[tuple[int, ...], ...] = ()  # of each phrase: tokens that would lengthen its last word
@@ -144,7 +144,7 @@ class BanSequences:
     """Token sequences that no text may hold; a single token is ruled out everywhere, of a longer sequence the last
     token where the belief would complete it."""
 
-    codec: Embedding
+    codec: Codec
     sequences: tuple[tuple[int, ...], ...]
 
     @cached_property
@@ -186,7 +186,7 @@ class ForbidSpecials:
     """A text whose length is settled: none of its places may end it or be empty, nor be a newline at either end (where
     its print would lose it) or before a known word."""
 
-    codec: Embedding
+    codec: Codec
     place: Canvas
     newline: int | None
 
@@ -212,7 +212,7 @@ class ForbidSpecials:
 class SeparateGaps:
     """Some gaps may not begin with a piece that would lengthen the word before them."""
 
-    codec: Embedding
+    codec: Codec
     glued: tuple[int, ...]
     gaps: tuple[bool, ...]  # which of them
     place: Canvas

@@ -13,7 +13,7 @@ from difflm.data.labels import Kind
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
-    from difflm.diffusion.codecs import Embedding
+    from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers import Transform
 
 PHRASES, SHAPE = "tree", "shape"  # the heads that tell phrases, and how each word stands in its own
@@ -55,7 +55,7 @@ class Tree(Control):
     def length(self, setting: ModelInfo) -> int:
         return len(self.tree.words())
 
-    def rule(self, codec: "Embedding", setting: ModelInfo, place: Canvas) -> "Transform | None":
+    def rule(self, codec: "Codec", setting: ModelInfo, place: Canvas) -> "Transform | None":
         """Words that like to stand where the tree has their place are likelier there."""
         from difflm.controls.word_prior import WordPrior
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from difflm.controls.guidance import Guidance, GuidanceTarget
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.processes.discrete import DiscreteProcess, one_hot_states
-from difflm.diffusion.samplers import replace_logits
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class GuidedBelief:
         open_ = self.guidance.mask & ((x == process.mask_id) | (not process.settles))
         gain = self.enumerated(belief, x, t, open_) if knobs.climb == "enumerate" else self.sloped(x, t, process)
         gain = torch.where(open_.unsqueeze(-1), gain, 0.0)
-        return replace_logits(belief, belief.logits + knobs.size * gain, self.guidance.denoiser.codec)
+        return belief.with_logits(belief.logits + knobs.size * gain)
 
     def sloped(self, x: Tensor, t: Tensor, process: DiscreteProcess) -> Tensor:
         """log p(c | x_t with w at a place) − log p(c | x_t) to first order in the one-hot vectors, [B, L, words]."""

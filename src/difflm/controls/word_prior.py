@@ -9,8 +9,7 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas
 from difflm.diffusion.belief import Belief
-from difflm.diffusion.codecs import Embedding
-from difflm.diffusion.samplers import replace_logits
+from difflm.diffusion.codecs import Codec
 
 SMOOTH = 0.01  # of a word's count, over all labels: what was never seen is not impossible
 
@@ -19,7 +18,7 @@ SMOOTH = 0.01  # of a word's count, over all labels: what was never seen is not 
 class WordPrior:
     """Exact where a word's label depends on the word alone; guidance does the rest."""
 
-    codec: Embedding
+    codec: Codec
     counts: Tensor  # how often each word bears each label, [V, labels]
     wanted: Sequence[int]
     place: Canvas
@@ -34,4 +33,4 @@ class WordPrior:
         return out
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        return replace_logits(belief, belief.logits + self.log_shares, self.codec)
+        return belief.with_logits(belief.logits + self.log_shares)

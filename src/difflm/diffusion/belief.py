@@ -55,8 +55,11 @@ class Belief:
 
     def rows(self, part: slice) -> "Belief":
         """What is believed of some texts."""
-        tensors = {name: getattr(self, name) for name in ("logits", "evidence", "state", "words")}
-        return replace(self, **{name: None if tensor is None else tensor[part] for name, tensor in tensors.items()})
+
+        def cut(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[part]
+
+        return Belief(self.logits[part], cut(self.evidence), self.codec, cut(self.state), cut(self.words))
 
     def with_logits(self, logits: Tensor) -> "Belief":
         """The belief under other logits; its clean state follows, unless the network predicted the state itself."""

@@ -179,7 +179,9 @@ class Text:
         level = self.process.at(t)
         alpha, sigma = (expand_levels(v, self.vectors) for v in self.codec.word_noise(level))
         sign = -1 if draw % each else 1
-        x_t = alpha * self.vectors + sigma * (sign * self.noise.normal(draw // each, *self.vectors.shape[1:], stream=11))
+        x_t = alpha * self.vectors + sigma * (
+            sign * self.noise.normal(draw // each, *self.vectors.shape[1:], stream=11)
+        )
         belief = self.denoiser.two_passes(x_t, level, self.mask, self.condition)
         believed = belief.clean
         if self.codec.x0_std:

@@ -159,7 +159,7 @@ class Writer:
     def warm_up(self, seed: int, sampling: Sampling) -> None:
         """Two steps of one tile: the first call of anything is no measure of the next ones."""
         for tile in make_batches(self.lm.model, draw_rows(self.lm.model, 1, seed), self.lm.device):
-            deque(islice(denoise_batch(self.lm.model, tile, sampling), 2), maxlen=0)
+            deque(islice(denoise_batch(self.lm.inference, tile, sampling), 2), maxlen=0)
 
 
 def described(sampling: Sampling) -> str:

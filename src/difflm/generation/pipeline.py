@@ -15,6 +15,7 @@ from difflm.controls.batch_plan import steering_for
 from difflm.controls.classifier import Classifier
 from difflm.controls.guidance import STANDARD, TOKENS, GuidanceSettings
 from difflm.controls.plan import ControlPlan, Edit
+from difflm.data.batches import Batch
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import Tokenizer, Words
@@ -54,7 +55,7 @@ from difflm.models.batching import (
     pad_token_rows,
 )
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.token_diffusion import TokenDiffusion
+from difflm.models.inference import Inference
 from difflm.runtime.threads import IsStopped, Job, run_parallel
 from difflm.training.classifier import heads_of, load_guide
 from difflm.training.run import find_run, load_run
@@ -65,8 +66,15 @@ T = TypeVar("T")
 class TextDiffusion:
     """A model that writes text by denoising all positions at once (or, for the twin, word by word)."""
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        config: dict[str, Any],
+        inference: Inference | None = None,
+    ) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.inference = inference or Inference(model)
         self.name = "this model"
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
         self._classifiers: dict[Path, Classifier] = {}
@@ -85,8 +93,8 @@ class TextDiffusion:
         check_dtype(dtype, chosen)
         model, tokenizer, config = load_run(name_or_path, chosen)
         model.set_compute_dtype(None if dtype is torch.float32 else dtype)
-        model.set_inference(fastest_dtype(chosen) if dtype is None else None, compile)
-        made = cls(model, tokenizer, config)
+        inference = Inference(model, fastest_dtype(chosen) if dtype is None else None, compile)
+        made = cls(model, tokenizer, config, inference)
         made.name = find_run(name_or_path).resolve().name
         made.guides = sorted(find_run(name_or_path).glob("guide*/"))
         return made
@@ -103,7 +111,9 @@ class TextDiffusion:
         if folder not in self._classifiers:
             made = load_guide(folder, self.model.denoiser, self.tokenizer)
             # On a processor the way back through narrow matrices is the slower one.
-            self._classifiers[folder] = made.guiding(self.model.writer.precision if self.device.type != "cpu" else None)
+            self._classifiers[folder] = made.guiding(
+                self.inference.denoiser.precision if self.device.type != "cpu" else None
+            )
         return self._classifiers[folder]
 
     @property
@@ -197,7 +207,7 @@ class TextDiffusion:
     def _walked(self, works: Sequence[GenerationJob]) -> Iterator[BatchProgress]:
         for owner, work in enumerate(works):
             work.rows = self._rows(work, owner)
-        self.model.sync_weights()  # a GPU goes on with it: whoever asks that for a number before need not wait
+        self.inference.sync_weights()  # a GPU goes on with it: whoever asks that for a number before need not wait
         groups = ([row for work in group for row in work.rows] for group in group_compatible(works, self.model))
         found = (tile for rows in groups for tile in make_batches(self.model, rows, self.device))
         seen = self._on_cores(partial(self._seen, tile, works) for tile in found)
@@ -241,7 +251,9 @@ class TextDiffusion:
             {name: c.labellings[name].values for name, c in knowing.items()},
             {name: c.counted()[name] for name, c in knowing.items() if c.labellings[name].kind == "tags"},
         )
-        return ControlPlan(self.model, setting, controls, edit, classifiers[::-1], self.knobs(knobs))
+        return ControlPlan(
+            self.model, self.inference.denoiser, setting, controls, edit, classifiers[::-1], self.knobs(knobs)
+        )
 
     def warnings(self, brief: ControlPlan | None) -> list[str]:
         """Why texts may not be what was asked for, a sentence each."""
@@ -255,7 +267,7 @@ class TextDiffusion:
 
     def knobs(self, asked: GuidanceSettings | None) -> GuidanceSettings:
         """Those that were asked for, or the usual ones of this kind of model."""
-        tokens = isinstance(self.model, TokenDiffusion)
+        tokens = isinstance(self.model, DiffusionModel) and self.model.denoiser.codec.holds_tokens
         if tokens and asked is not None and asked.climb == "sign":
             raise UsageError("the original's guidance climbs in vectors; this model diffuses tokens. Give a number.")
         return asked or (TOKENS if tokens else STANDARD)
@@ -275,7 +287,7 @@ class TextDiffusion:
         own = [works[owner] for owner, _ in tile.owners]
         ends = None if any(work.watch for work in own) else {work.sampling.steps - 1 for work in own}
         steering = replace(steering_for(tile, parts, ways), watched_steps=ends)
-        return denoise_batch(self.model, tile, own[0].sampling, steering)
+        return denoise_batch(self.inference, tile, own[0].sampling, steering)
 
     def _seen(self, tile: SampleBatch, works: Sequence[GenerationJob], stopped: IsStopped) -> Iterator[BatchProgress]:
         """A tile's frames that somebody waits for; texts with fewer steps are done before the others."""
@@ -351,7 +363,7 @@ class TextDiffusion:
     ) -> Iterator[list[Draft]]:
         """Every text at every step: one list of drafts a step, tile after tile."""
         work = self.work(n, seed, controls=controls, edit=edit, watch=lambda drafts: None, **settings)
-        self.model.sync_weights()
+        self.inference.sync_weights()
         for tile in make_batches(self.model, self._rows(work), self.device):
             for seen in self._on_cores([partial(self._seen, tile, [work])]):
                 if not seen.last:
@@ -403,10 +415,10 @@ class TextDiffusion:
         draws: int = 16,
         batch_size: int = 64,
         first: int = 0,
-        batch_key: int = 1,
+        share_noise: int = 1,
     ) -> torch.Tensor:
         """The same for ids."""
-        return self.score_ids_with_errors(rows, seed, draws, batch_size, first, batch_key)[0]
+        return self.score_ids_with_errors(rows, seed, draws, batch_size, first, share_noise)[0]
 
     @torch.no_grad()
     def score_ids_with_errors(
@@ -416,20 +428,21 @@ class TextDiffusion:
         draws: int = 16,
         batch_size: int = 64,
         first: int = 0,
-        batch_key: int = 1,
+        share_noise: int = 1,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Nats, and the standard errors that a bound's draws leave, in batches of like length; the answer does not
         depend on the batch size.
 
-        `first` is the number of the first text, where a long list is scored in pieces. `alike` texts in a row share
+        `first` is the number of the first text, where a long list is scored in pieces. `share_noise` texts in a row share
         their noise: candidates for one place differ by what they say, not by their luck."""
         found = torch.zeros(2, len(rows))
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             ids, lengths = pad_token_rows([rows[i] for i in chosen])
-            noise = Noise(seed, (first + torch.tensor(chosen, device=self.device)) // batch_key)
-            told = self.model.nats_and_error(ids.to(self.device), lengths.to(self.device), noise, draws)
+            noise = Noise(seed, (first + torch.tensor(chosen, device=self.device)) // share_noise)
+            batch = Batch(ids.to(self.device), lengths.to(self.device))
+            told = self.model.nats_and_error(batch, noise, draws)
             found[:, chosen] = torch.stack([part.float().cpu() for part in told])
         return found[0], found[1]
 

@@ -11,7 +11,7 @@ from difflm.controls import Control, Label, Span, Tags, Tree
 from difflm.data.labels import Kind
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.token_diffusion import TokenDiffusion
+from difflm.models.diffusion import DiffusionModel
 
 MOST_TEXTS, MOST_STEPS = 1_000_000, 10_000
 
@@ -101,11 +101,11 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         raise UsageError(f"--noise-top-p must lie above 0 and up to 1, not {sampling.noise_top_p}.")
     if not 0 <= sampling.clamp_below <= 1:
         raise UsageError(f"--clamp-below must lie between 0 and 1, not {sampling.clamp_below}.")
-    if isinstance(model, TokenDiffusion):
+    if isinstance(model, DiffusionModel) and model.denoiser.codec.holds_tokens:
         refuse_vector_settings(sampling)
     if not 0 <= sampling.contrast <= 100:
         raise UsageError(f"--contrast must lie between 0 and 100, not {sampling.contrast}.")
-    if sampling.contrast and not (isinstance(model, TokenDiffusion) and model.can_hide_known):
+    if sampling.contrast and not (isinstance(model, DiffusionModel) and model.can_hide_known):
         raise UsageError("a contrast needs a model of masks over whole texts, such as mdlm.")
     if sampling.top_k < 0:
         raise UsageError(f"--top-k must be at least 1 (0: all words), not {sampling.top_k}.")

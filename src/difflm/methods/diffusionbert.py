@@ -68,7 +68,7 @@ class DiffusionBert(TokenMethod):
         terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
         model = self.compose(process, longest, terms, Sampling(steps=50), LowDiscrepancy(self.chain), self.time)
         if self.encoder:  # whose layers expect vectors of this size
-            model.denoiser.codec.raw.data.mul_(0.02)
+            model.denoiser.codec.get_parameter("raw").data.mul_(0.02)
         return model
 
     def start(self, model: "LanguageModel", tokenizer: "Tokenizer") -> None:

@@ -8,12 +8,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import cross_entropy, masked_mean
+from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.samplers import FREE, Frame, Steering
-from difflm.models.base import LanguageModel, Sampling, start_from_frequencies
+from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies
 from difflm.networks import Transformer
 from difflm.networks.transformer import Cache, Slots, rotary
 from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
@@ -70,14 +71,14 @@ class Autoregressive(LanguageModel):
             logits = self.network(self.embedding(inputs), None)  # causal: pads on the right are never seen
         return cross_entropy(logits.float(), targets), position <= lengths.unsqueeze(1)
 
-    def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
-        nats, mask = self.token_nats(ids, lengths)
-        loss = masked_mean(nats, mask)
-        return {"ce": loss, "loss": loss}
+    def forward(self, batch: Batch) -> Losses:
+        nats, mask = self.token_nats(batch.ids, batch.lengths)
+        total = (nats * mask).sum()
+        return Losses(total, {"ce": total}, mask.sum())
 
     @torch.no_grad()
-    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise | None = None, draws: int = 1, *labels: Tensor) -> Tensor:
-        nats, mask = self.token_nats(ids, lengths)
+    def nats(self, batch: Batch, noise: Noise | None = None, draws: int = 1) -> Tensor:
+        nats, mask = self.token_nats(batch.ids, batch.lengths)
         return (nats * mask).sum(-1)
 
     def draw_lengths(self, noise: Noise) -> Tensor:

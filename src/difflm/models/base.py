@@ -1,7 +1,7 @@
 """What the trainer, the evaluation and the front doors ask of every model."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,8 +45,23 @@ class Losses:
     terms: Mapping[str, Tensor]
     count: Tensor
 
+    def detached(self) -> "Losses":
+        """The same without gradients, in tensors of its own."""
+        own = {name: value.detach().clone() for name, value in self.terms.items()}
+        return Losses(self.total.detach().clone(), own, self.count.detach().clone())
+
     def means(self) -> dict[str, Tensor]:
         return {**{name: value / self.count for name, value in self.terms.items()}, "loss": self.total / self.count}
+
+
+def sum_losses(found: Sequence[Losses]) -> Losses:
+    """The losses of several micro-batches together."""
+
+    def add(values: Iterable[Tensor]) -> Tensor:
+        return torch.stack(list(values)).sum(0)
+
+    terms = {name: add(one.terms[name] for one in found) for name in found[0].terms}
+    return Losses(add(one.total for one in found), terms, add(one.count for one in found))
 
 
 class Trainable(nn.Module):

@@ -17,6 +17,7 @@ from difflm.data.tokenizers import PAD
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import FREE, Frame, Steering
 from difflm.models.base import LanguageModel, Sampling
+from difflm.models.inference import Inference
 from difflm.runtime.tensors import submodules
 
 CPU_BATCH = 4  # small enough that one text does not pay for many, large enough to be worth a call
@@ -196,12 +197,12 @@ def token_rows(width: int, empty: int, rows: Sequence[Mapping[int, int]]) -> Ten
 
 @torch.no_grad()  # as a decorator it holds while a frame is made, not while its reader looks at it
 def denoise_batch(
-    model: LanguageModel, tile: SampleBatch, sampling: Sampling, steering: Steering | None = None
+    inference: Inference, batch: SampleBatch, sampling: Sampling, steering: Steering | None = None
 ) -> Iterator[Frame]:
-    """One tile from noise to text."""
-    if any(part.training for part in submodules(model)):
-        model.eval()
-    yield from model.stream(Noise(tile.seeds, tile.samples), tile.lengths, tile.width, sampling, steering)
+    """One batch from noise to text."""
+    if any(part.training for part in submodules(inference.model)):
+        inference.model.eval()
+    yield from inference.stream(Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling, steering)
 
 
 def finished_ids(model: LanguageModel, tile: SampleBatch, frame: Frame) -> list[list[int]]:

@@ -118,7 +118,7 @@ class DiffusionModel(LanguageModel):
             return Losses(sums[-1] + fit * count, {**named, "warp": fit * count}, count)
 
     def condition_of(self, batch: Batch) -> Condition:
-        if batch.source is None:
+        if batch.source is None or batch.source_lengths is None:
             return Condition()
         place = torch.arange(batch.source.shape[1], device=batch.source.device)
         return Condition(source=batch.source, source_mask=place < batch.source_lengths.unsqueeze(1))

@@ -114,7 +114,7 @@ class PretrainedEncoder(nn.Module):
     `blocks` is empty: the library's layers are not compiled one by one, nor captured, since they may look at masks.
     """
 
-    captures = False
+    capturable = False
 
     def __init__(self, encoder: dict[str, Any], vocabulary: int, width: int, dropout: float, time: TimeDesign) -> None:
         super().__init__()

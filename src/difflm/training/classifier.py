@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from difflm.controls.classifier import Classifier, labels_on_canvas, matches_model, model_signature
-from difflm.data.batches import Batches, LabelBatch, split
+from difflm.data.batches import Batch, Batches, LabelBatch, split
 from difflm.data.corpora import corpus_path, located
 from difflm.data.labels import NOTHING, Labelling, Labels, read_labels
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import Tokenizer
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.noise import Noise, TorchNoise
+from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
-from difflm.models.base import Trainable
+from difflm.models.base import Losses, Trainable, training_noise
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.token_diffusion import TokenDiffusion
 from difflm.runtime.files import locked, read_json, write_atomic
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training.fit import (
@@ -42,6 +41,7 @@ from difflm.training.trainer import Outcome, Trainer, Watcher
 
 FORMAT = 1
 SIZES = ("hidden", "layers", "heads", "dropout")
+TIMES = 5  # the stream of random numbers that times are drawn from
 AT_ONCE = 10_000  # texts whose words are counted together
 
 
@@ -63,42 +63,36 @@ class Learner(Trainable):
         self.classifier = classifier
         self.frozen = Frozen(guided)  # no module of this one: it is not saved
 
-    def loss(self, ids: Tensor, lengths: Tensor, *labels: Tensor) -> dict[str, Tensor]:
-        guided = self.frozen.model.to(ids.device)
+    def forward(self, batch: Batch) -> Losses:
+        guided, noise = self.frozen.model.to(batch.ids.device), training_noise(batch)
         # Half of the texts on the last quarter of the way: where it is decided which words stand there in the end.
-        t = guided.times.time_of(torch.rand(ids.shape[0], device=ids.device) ** 2)
-        width = guided.lengths.canvas(ids, lengths)[0].shape[1]
-        noise = guided.process.draw_noise(TorchNoise(ids.shape[0], ids.device), 0, width, guided.denoiser.codec.dim)
-        found = self.label_nats(ids, lengths, t, noise, labels)
-        parts = {f"{name}_nats": nats.mean() for name, nats in found.items()}  # a label may be called "loss" or "step"
-        return {**parts, "loss": torch.stack(list(parts.values())).sum()}
+        t = guided.times.time_of(noise.uniform(0, stream=TIMES) ** 2)
+        found = self.label_nats(batch, t, noise)
+        terms = {f"{name}_nats": nats.sum() for name, nats in found.items()}  # a label may be called "loss" or "step"
+        return Losses(torch.stack(list(terms.values())).sum(), terms, torch.tensor(len(t), device=t.device))
 
     @torch.no_grad()
-    def nats(self, ids: Tensor, lengths: Tensor, noise: Noise, draws: int, *labels: Tensor) -> Tensor:
+    def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """The loss of each text, at one time of the process."""
-        guided = self.frozen.model.to(ids.device)
-        t = guided.times.time_of(noise.uniform(0, stream=5))
-        width = guided.lengths.canvas(ids, lengths)[0].shape[1]
-        found = self.label_nats(
-            ids, lengths, t, guided.process.draw_noise(noise, 1, width, guided.denoiser.codec.dim), labels
-        )
-        return torch.stack(list(found.values())).sum(0)
+        guided = self.frozen.model.to(batch.ids.device)
+        t = guided.times.time_of(noise.uniform(0, stream=TIMES))
+        return torch.stack(list(self.label_nats(batch, t, noise).values())).sum(0)
 
-    def label_nats(
-        self, ids: Tensor, lengths: Tensor, t: Tensor, noise: Tensor, labels: tuple[Tensor, ...]
-    ) -> dict[str, Tensor]:
+    def label_nats(self, batch: Batch, t: Tensor, noise: Noise) -> dict[str, Tensor]:
         """−log p(labels | x_t) of each text, [B]; of tags and spans a mean over its words, so that every labelling
         counts alike, however many places it labels."""
         guided = self.frozen.model
-        canvas, mask = guided.lengths.canvas(ids, lengths)
-        with torch.no_grad(), torch.autocast(ids.device.type, enabled=False):
-            x_t = guided.process.corrupt(guided.denoiser.codec.state(canvas), t, noise)
-        opinion = self.classifier(guided.denoiser, x_t, t, mask)
+        codec, process = guided.denoiser.codec, guided.process
+        canvas, mask = guided.lengths.canvas(batch.ids, batch.lengths)
+        with torch.no_grad(), torch.autocast(canvas.device.type, enabled=False):
+            own = process.draw_noise(noise, 1, codec.state_shape(canvas.shape[1]))
+            view = guided.denoiser.view(process.corrupt(codec.encode(canvas), t, own), t)
+        output = self.classifier(view, t, mask)
         first = guided.lengths.first
         return {
-            name: opinion.nats(name, labels_on_canvas(one, chosen, mask.shape[1], first))
-            / label_positions(one, lengths)
-            for (name, one), chosen in zip(self.classifier.labellings.items(), labels, strict=True)
+            name: output.nats(name, labels_on_canvas(one, batch.labels[name], mask.shape[1], first))
+            / label_positions(one, batch.lengths)
+            for name, one in self.classifier.labellings.items()
         }
 
 
@@ -148,7 +142,7 @@ def _train_locked(
         classifier = new_classifier(method, guided, labels)
         count_words(classifier, tokens, labels)
         widths = recipe.widths or default_widths(guided.longest, device)
-        label_batches = [batches_of(one, tokens) for one in labels]
+        label_batches = {one.labelling.name: batches_of(one, tokens) for one in labels}
         batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, kept, label_batches)
         validation = validation_batches(tokens, held, recipe, widths, label_batches)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
@@ -217,8 +211,8 @@ def check_label_positions(labels: Labels, tokens: TokenFile, path: Path) -> None
 def new_classifier(method: dict[str, Any], guided: DiffusionModel, labels: list[Labels]) -> Classifier:
     sizes = {key: method[key] for key in SIZES}
     labellings = [one.labelling for one in labels]
-    made = Classifier(labellings, guided.denoiser.view_dim, guided.longest, guided.vocabulary, **sizes)
-    if isinstance(guided, TokenDiffusion):
+    made = Classifier(labellings, guided.denoiser.codec.view_dim, guided.longest, guided.vocabulary, **sizes)
+    if guided.denoiser.codec.holds_tokens:
         # A one-hot vector picks a column, which by default is a thirtieth of a place's vector and learned late: after
         # 400 steps on E2E, 14.0 instead of 6.7 nats of labels a text.
         torch.nn.init.normal_(made.trunk.input.weight)
@@ -280,7 +274,7 @@ def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classi
         sizes = {key: config["model"][key] for key in SIZES}
         with SkipInit():
             classifier = Classifier(
-                labellings, denoiser.view_dim, config["longest"], denoiser.codec.vocabulary, **sizes
+                labellings, denoiser.codec.view_dim, config["longest"], denoiser.codec.vocabulary, **sizes
             )
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,10 @@ from difflm.data.texts import MOST_TOKENS
 from difflm.data.tokenfile import HELD, TokenFile, count_lengths, source_fingerprint
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes import DiscreteProcess
 from difflm.errors import DifflmError, UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.token_diffusion import TokenDiffusion
 from difflm.runtime.files import locked, read_json, write_atomic
 from difflm.runtime.tensors import SkipInit
 from difflm.training.budget import Budget
@@ -36,6 +36,7 @@ LOUD = 0.05  # share of the texts above which leaving them out is a warning
 
 KNOW, WARN = 0, -1
 Note = Callable[[str, int], None]  # what is being read, and how many texts so far; or a thing to know, or a warning
+Origin = tuple[LabelBatch, LabelBatch]  # seeds and sample numbers of the noise that texts were made of
 
 
 def train_run(
@@ -73,7 +74,11 @@ def _train_locked(
         if begin:
             copy_matching_weights(model, begin[0], counts[0])
         else:
-            if isinstance(model, TokenDiffusion) and model.process.reads_pairs:
+            if (
+                isinstance(model, DiffusionModel)
+                and isinstance(model.process, DiscreteProcess)
+                and model.process.reads_pairs
+            ):
                 model.process.read_pairs(count_neighbours(tokens, subset, longest, tokenizer.size))
             model.observe(*counts)
             if not newest_checkpoint(out):  # which would bring weights of its own
@@ -82,22 +87,22 @@ def _train_locked(
             model.sampling = replace(model.sampling, temperature=recipe.temperature)
         if begin and not resume:
             report_unknown(counts[1], recipe, note)
-        pairs: list[LabelBatch] = []
-        if isinstance(model, DiffusionModel) and model.coupled:
+        origin: Origin | None = None
+        if isinstance(model, DiffusionModel) and model.reflow:
             if not begin:
                 raise UsageError("a coupled model begins with its teacher: give init=MODEL, which wrote the texts.")
-            pairs = pairs_of(recipe, tokens, root)
+            origin = read_origin(recipe, tokens, root)
             if not resume:
-                report_odd_pairs(pairs, tokens, begin[0], recipe, note)
+                report_odd_pairs(origin, tokens, begin[0], recipe, note)
         widths = recipe.widths or default_widths(longest, device)
-        batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset, pairs)
+        batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, subset, origin=origin)
         write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
         write_config(out, recipe, tokenizer, model, about)
-    figure: Figure = "nats_per_token" if model.likelihood else "pair_nats" if pairs else "masked_nats"
+    figure: Figure = "nats_per_token" if model.likelihood else "pair_nats" if origin else "masked_nats"
     trainer = Trainer(model, budget_of(recipe, device), out, device, figure)
     if resume and not trainer.resume():
         note("no checkpoint yet, starting anew", 0)
-    outcome = trainer.fit(batches, validation_batches(*held_out, recipe, widths, pairs), watcher)
+    outcome = trainer.fit(batches, validation_batches(*held_out, recipe, widths, origin=origin), watcher)
     write_config(out, recipe, tokenizer, model, {**about, **run_trainer(outcome)})
     return outcome
 
@@ -112,18 +117,16 @@ def locate_data(init: str | None) -> str | None:
     return init if init is None or init in bundled_runs() else str(find_run(init).resolve())
 
 
-def pairs_of(recipe: Recipe, tokens: TokenFile, root: Path | None) -> list[LabelBatch]:
+def read_origin(recipe: Recipe, tokens: TokenFile, root: Path | None) -> Origin:
     """Seed and sample number of the noise that each text was made of."""
     numbers = tokens.numbers()
-    found = read_pairs(corpus_path(recipe.data, root), recipe.column or "text")
-    return [lambda chosen, width, column=column[numbers]: column[chosen] for column in found]  # type: ignore[misc]
+    seeds, samples = (column[numbers] for column in read_pairs(corpus_path(recipe.data, root), recipe.column or "text"))
+    return lambda chosen, _: seeds[chosen], lambda chosen, _: samples[chosen]
 
 
-def report_odd_pairs(
-    pairs: Sequence[LabelBatch], tokens: TokenFile, teacher: LanguageModel, recipe: Recipe, note: Note
-) -> None:
+def report_odd_pairs(origin: Origin, tokens: TokenFile, teacher: LanguageModel, recipe: Recipe, note: Note) -> None:
     """The noise of a text also says how long it is: others are of another model, or are not read as they were made."""
-    seeds, samples = (torch.from_numpy(column(np.arange(len(tokens)), 0)) for column in pairs)
+    seeds, samples = (torch.from_numpy(column(np.arange(len(tokens)), 0)) for column in origin)
     lengths = torch.from_numpy(tokens.lengths.astype(np.int64))
     if odd := int((teacher.draw_lengths(Noise(seeds, samples)) != lengths).sum()):
         name = Path(str(recipe.init)).name
@@ -148,7 +151,7 @@ def copy_matching_weights(model: LanguageModel, begin: LanguageModel, lengths: t
     model.load_state_dict(begin.state_dict())
     if isinstance(model, DiffusionModel):
         model.lengths.observe(lengths)
-        if model.coupled:  # it writes in its own way
+        if model.reflow:  # it writes in its own way
             return
     model.sampling = begin.sampling
 
@@ -365,11 +368,16 @@ def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int)
 
 
 def validation_batches(
-    tokens: TokenFile, subset: Subset, recipe: Recipe, widths: tuple[int, ...], labels: Sequence[LabelBatch] = ()
+    tokens: TokenFile,
+    subset: Subset,
+    recipe: Recipe,
+    widths: tuple[int, ...],
+    labels: Mapping[str, LabelBatch] | None = None,
+    origin: Origin | None = None,
 ) -> list[Batch]:
     """A fixed set of held-out batches."""
     if not len(subset):
         return []
     size = min(recipe.batch_size, len(subset))
-    batches = Batches(tokens, size, recipe.seed, widths, subset, labels)
+    batches = Batches(tokens, size, recipe.seed, widths, subset, labels, origin)
     return [batches.batch(step) for step in range(min(VALIDATION_BATCHES, max(1, len(subset) // size)))]

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from difflm.data.batches import Batch
+from difflm.models.base import Losses
 from difflm.runtime.cuda_graphs import exclusive_capture
 
-Gradients = Callable[..., dict[str, Tensor]]  # (ids, lengths, labels …) → losses, gradients left in .grad
+Gradients = Callable[[Batch], Losses]  # gradients are left in .grad
 
 
 class CapturedGradients:
@@ -22,17 +24,17 @@ class CapturedGradients:
         self,
         gradients: Gradients,
         weights: Sequence[Parameter],
-        inputs: Sequence[Tensor],
+        batch: Batch,
         sums: Sequence[Tensor] | None = None,
     ) -> None:
-        self.inputs, self.weights = [tensor.clone() for tensor in inputs], weights
+        self.batch, self.weights = batch.map(lambda tensor: tensor.clone()), weights
         learning = [False] * len(weights)  # a weight that a loss does not reach has no gradient, not one of zero
         self._clear()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # compiling and lazy set-up must not happen while capturing
             for _ in range(3):
-                gradients(*self.inputs)
+                gradients(self.batch)
                 learning = [weight.grad is not None for weight in weights]
                 self._clear()
         torch.cuda.current_stream().wait_stream(side)
@@ -40,8 +42,10 @@ class CapturedGradients:
             weight.grad = total if learns else None
         self.graph = torch.cuda.CUDAGraph()
         with exclusive_capture(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            losses = gradients(*self.inputs)
-        self.losses = {name: value.detach() for name, value in losses.items()}
+            losses = gradients(self.batch)
+        self.losses = Losses(
+            losses.total.detach(), {name: value.detach() for name, value in losses.terms.items()}, losses.count
+        )
         self.grads = [weight.grad for weight in weights]
         self._clear()
 
@@ -49,8 +53,8 @@ class CapturedGradients:
         for weight in self.weights:
             weight.grad = None
 
-    def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
-        for own, new in zip(self.inputs, inputs, strict=True):
+    def __call__(self, batch: Batch) -> Losses:
+        for own, new in zip(self.batch.arrays(), batch.arrays(), strict=True):
             own.copy_(new, non_blocking=True)
         self.graph.replay()
         for weight, grad in zip(self.weights, self.grads, strict=True):

@@ -4,7 +4,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from difflm.data.batches import Batch, Batches, prefetch
 from difflm.diffusion.noise import Noise, fold_counter
 from difflm.errors import DifflmError
-from difflm.models.base import LanguageModel, Likelihood, Trainable
+from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
 from difflm.runtime.files import append_line, write_atomic
 from difflm.runtime.tensors import load_into, save_tensors
 from difflm.training.budget import Budget
@@ -101,6 +101,7 @@ class Watcher(Protocol):
     def samples(self, step: int, model: LanguageModel) -> None: ...
 
 
+UNIT = 1024.0  # what sums of several micro-batches are divided by on the way, so that half widths hold them
 Stopped = Literal["done", "early", "interrupted"]
 
 
@@ -132,7 +133,7 @@ class Trainer:
         self.seconds = 0.0
         self.validation: dict[str, Any] = {}  # the best with patience, else the last
         self.best_weights: dict[str, Tensor] | None = None
-        self._graphs: dict[int, CapturedGradients] = {}
+        self._graphs: dict[Hashable, CapturedGradients] = {}
         self._sums: list[Tensor] = []  # gradients of several recorded batches
         for network in [part for part in self.working.model.modules() if hasattr(part, "blocks")][:1]:
             self._fit_out(network)
@@ -151,7 +152,7 @@ class Trainer:
     def recording(self) -> bool:
         """Whether steps are recorded: not on a CPU; some networks look at their inputs; and who computes blocks again
         sets the generator back to where it was, which no recording can."""
-        looks = any(not getattr(part, "captures", True) for part in self.model.modules())
+        looks = any(not getattr(part, "capturable", True) for part in self.model.modules())
         return self.budget.graphs and not self.budget.recompute and not looks
 
     # -- one step -----------------------------------------------------------------------------------------------
@@ -161,11 +162,10 @@ class Trainer:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def to_device(self, batch: Batch) -> list[Tensor]:
-        tensors = [torch.from_numpy(array) for array in (batch.ids, batch.lengths, *batch.labels)]
+    def to_device(self, batch: Batch) -> Batch:
         if self.device.type != "cuda":
-            return tensors
-        return [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
+            return batch.map(torch.from_numpy)
+        return batch.map(lambda array: torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True))
 
     def train_step(self, batches: list[Batch]) -> dict[str, Tensor]:
         """Gradients of all micro-batches, one clipped update, one move of the average. Nothing is read back; what comes
@@ -173,34 +173,37 @@ class Trainer:
         self.working.model.train()
         if self._sums:
             torch._foreach_zero_(self._sums)
-        found: list[dict[str, Tensor]] = []
+        found: list[Losses] = []
         for micro, batch in enumerate(batches):
-            inputs = self.to_device(batch)
-            gradients = self.captured(inputs) if self.recording else self.gradients
+            moved = self.to_device(batch)
+            gradients = self.captured(moved) if self.recording else self.gradients
             torch.manual_seed(fold_counter(self.budget.seed, self.step, micro))
-            losses = gradients(*inputs)
-            found.append({name: value.detach().clone() for name, value in losses.items()})
-        self.update(self.step, 0 if self._sums else batches[-1].ids.shape[1])
+            losses = gradients(moved)
+            found.append(losses.detached())
+        whole = sum_losses(found)
+        if len(batches) > 1:  # micro-batches may count unequally much: their sums are divided once
+            grads = [weight.grad for weight in self.working.used if weight.grad is not None]
+            torch._foreach_mul_(grads, UNIT / whole.count)
+        self.update(self.step, 0 if self._sums else batches[-1].key)
         self.step += 1
-        if len(found) == 1:
-            return found[0]
-        return {name: torch.stack([one[name] for one in found]).mean(0) for name in found[0]}
+        return whole.means()
 
-    def gradients(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Losses of a micro-batch; its share of the gradient is added to what the weights hold."""
+    def gradients(self, batch: Batch) -> Losses:
+        """Losses of a micro-batch; its gradient is added to what the weights hold: of the mean, or of several
+        micro-batches of the sum."""
         with self.autocast():
-            losses = self.working.model.loss(*inputs)
-        (losses["loss"] / self.budget.accumulate).backward()
+            losses: Losses = self.working.model(batch)
+        (losses.total / (losses.count if self.budget.accumulate == 1 else UNIT)).backward()
         return losses
 
-    def captured(self, inputs: list[Tensor]) -> Gradients:
-        """The same as a CUDA graph, one for each width of a batch."""
-        width, weights = inputs[0].shape[1], self.working.used
+    def captured(self, batch: Batch) -> Gradients:
+        """The same as a CUDA graph, one for each shape of a batch."""
+        weights = self.working.used
         if self.budget.accumulate > 1 and not self._sums:
             self._sums = [torch.zeros_like(weight) for weight in weights]
-        if width not in self._graphs:
-            self._graphs[width] = CapturedGradients(self.gradients, weights, inputs, self._sums or None)
-        return self._graphs[width]
+        if batch.key not in self._graphs:
+            self._graphs[batch.key] = CapturedGradients(self.gradients, weights, batch, self._sums or None)
+        return self._graphs[batch.key]
 
     def validate(self, batches: list[Batch]) -> tuple[float, float | None]:
         """Nats of the averaged weights on held-out texts, exact or a bound, always with the same noise: a token, or of
@@ -211,13 +214,13 @@ class Trainer:
         draws, copies = validation_draws(texts) if self.model.likelihood == "bound" else (1, 1)
         for number, batch in enumerate(batches):
             size = len(batch.lengths) * copies
-            ids, lengths, *labels = (t.repeat_interleave(copies, 0) for t in self.to_device(batch))
+            repeated = self.to_device(batch).map(lambda array: array.repeat_interleave(copies, 0))
             noise = Noise(self.budget.seed, torch.arange(size, device=self.device) + number * size)
             with self.autocast():
-                nats = self.ema.model.nats(ids, lengths, noise, draws, *labels)
+                nats = self.ema.model.nats(repeated, noise, draws)
             found.append(nats.double().view(-1, copies).mean(1))
             # Words and END, or texts; paths have no END.
-            words = lengths[::copies] * (self.figure != "label_nats")
+            words = repeated.lengths[::copies] * (self.figure != "label_nats")
             counts.append((words + (self.figure != "pair_nats")).double())
         nats, count = torch.cat(found), torch.cat(counts)
         value = nats.sum() / count.sum().clamp(min=1)

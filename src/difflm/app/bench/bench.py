@@ -255,7 +255,7 @@ class Bench:
 
     def tile(self, texts: int) -> Row:
         """Texts of one middling length. On a CPU a text alone shares its tile with filling, as in `difflm generate`."""
-        found = tile_seconds(self.lm.model, texts, self.positions, self.steps, self.device)
+        found = tile_seconds(self.lm.inference, texts, self.positions, self.steps, self.device)
         about = {"model": self.name, "texts": texts, "steps": self.lm.sampling(steps=self.steps).steps}
         size = {"positions": self.positions, "dtype": arithmetic(self.lm)}
         return {**about, **size, **found.figures(), "texts_per_second": rounded(texts / found.seconds)}

@@ -10,8 +10,9 @@ import torch
 
 from difflm.app.bench.clock import Row as Measured
 from difflm.app.bench.clock import Timed, rounded, timed
-from difflm.models.base import LanguageModel, Sampling
+from difflm.models.base import Sampling
 from difflm.models.batching import Layout, Row, SampleBatch, denoise_batch, pad_batch
+from difflm.models.inference import Inference
 from difflm.runtime.threads import single_threaded
 from difflm.training.recipe import Recipe
 
@@ -32,22 +33,22 @@ def growth(recipe: Recipe, along: str, size: int, device: torch.device, dtype: s
     sizes = {**usual, along: size}
     torch.manual_seed(0)
     model = recipe.build_method().build(sizes["vocabulary"], sizes["length"]).to(device)
-    model.set_inference(None if dtype == "float32" else getattr(torch, dtype))
-    found = tile_seconds(model, sizes["batch"], sizes["length"], STEPS, device)
+    inference = Inference(model, None if dtype == "float32" else getattr(torch, dtype))
+    found = tile_seconds(inference, sizes["batch"], sizes["length"], STEPS, device)
     about: dict[str, Any] = {"along": along, "size": size, "steps": STEPS}
     named = {"texts": sizes["batch"], "positions": sizes["length"], "vocabulary": sizes["vocabulary"]}
     return {**about, **named, **found.figures(), "texts_per_second": rounded(sizes["batch"] / found.seconds)}
 
 
-def tile_seconds(model: LanguageModel, texts: int, positions: int, steps: int | None, device: torch.device) -> Timed:
+def tile_seconds(inference: Inference, texts: int, positions: int, steps: int | None, device: torch.device) -> Timed:
     """From noise to ids, so many texts of one length together."""
-    sampling = model.sampling if steps is None else replace(model.sampling, steps=steps)
+    sampling = inference.model.sampling if steps is None else replace(inference.model.sampling, steps=steps)
     layout = Layout(positions)
     tile = pad_batch([Row(0, sample, layout) for sample in range(texts)], layout.width, device)
-    return timed(device, partial(drained, model, tile, sampling), repeats=3, at_most=5.0)
+    return timed(device, partial(drained, inference, tile, sampling), repeats=3, at_most=5.0)
 
 
-def drained(model: LanguageModel, tile: SampleBatch, sampling: Sampling) -> None:
+def drained(inference: Inference, tile: SampleBatch, sampling: Sampling) -> None:
     """A tile as `generate` makes it: on a CPU by one core."""
     with single_threaded() if tile.lengths.device.type == "cpu" else nullcontext():
-        deque(denoise_batch(model, tile, sampling), maxlen=1)
+        deque(denoise_batch(inference, tile, sampling), maxlen=1)

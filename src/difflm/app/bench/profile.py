@@ -35,9 +35,10 @@ def denoising_profile(lm: TextDiffusion, texts: int, positions: int, gflops: flo
     layout = Layout(positions)
     tile = pad_batch([Sample(0, number, layout) for number in range(texts)], layout.width, device)
     texts = len(tile.lengths)
-    run = partial(drained, model, tile, lm.sampling(steps=STEPS))
+    run = partial(drained, lm.inference, tile, lm.sampling(steps=STEPS))
     seconds = timed(device, run, repeats=3).seconds / STEPS
-    x = torch.zeros(2, layout.width, model.denoiser.codec.dim, device=device)
+    shape = model.denoiser.codec.state_shape(layout.width)
+    x = torch.zeros(2, *shape, device=device)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), Operations() as counted:
         model.denoiser(x, torch.full((2,), 0.5, device=device), torch.ones_like(x[..., 0], dtype=torch.bool))
     width = 4 if arithmetic(lm) == "float32" else 2

@@ -74,11 +74,12 @@ def stepping(recipe: Recipe, vocabulary: int, device: torch.device, texts: int, 
 
 def flops(model: LanguageModel, batch: Batch) -> float:
     """Operations of the matrix products in one text's forward and backward pass, counted on two texts."""
-    some = [torch.from_numpy(array[:2]).to(next(model.parameters()).device) for array in (batch.ids, batch.lengths)]
+    device = next(model.parameters()).device
+    some = batch.map(lambda array: torch.from_numpy(array[:2]).to(device))
     with torch.compiler.set_stance("force_eager"), Operations() as counted:
-        model.loss(*some)["loss"].backward()
+        model(some).means()["loss"].backward()
     model.zero_grad(set_to_none=True)
-    return counted.total / len(some[0])
+    return counted.total / len(some.ids)
 
 
 def positions_of(model: LanguageModel, batch: Batch) -> int:

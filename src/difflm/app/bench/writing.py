@@ -18,7 +18,6 @@ from difflm.generation.requests import Request
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.batching import finished_ids
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import InferenceDenoiser
 
 # One of each kind, where no file of targets is given.
 TARGETS = (
@@ -62,7 +61,7 @@ def sampling_speed(lm: TextDiffusion, name: str, texts: int, reader: Reader, **s
     def make(n: int) -> list[str]:
         return [one.text for one in lm.generate(n, **settings)]
 
-    lm.model.clear_recorded()  # what another row recorded would not count in this one's memory
+    lm.inference.clear_recorded()  # what another row recorded would not count in this one's memory
     found = timed(lm.device, lambda: make(texts), repeats=3, at_most=5.0)
     way = manner(lm)
     about = {"model": name, "texts": texts, "steps": lm.sampling(**settings).steps, **way}
@@ -82,7 +81,7 @@ def control_speed(
     def make() -> None:
         made[:] = unchecked(lm, asked, [protocol.work(lm, target, number) for number, target in enumerate(asked)])
 
-    lm.model.clear_recorded()
+    lm.inference.clear_recorded()
     found = timed(lm.device, make, repeats=3, at_most=5.0)
     count = each * len(asked)
     row = {
@@ -122,19 +121,15 @@ def each_control(targets: Sequence[Target], lm: TextDiffusion) -> dict[str, list
 
 def manner(lm: TextDiffusion) -> Row:
     """What its network writes in, and whether its steps are compiled."""
-    model = lm.model
-    writer = model.writer if isinstance(model, DiffusionModel) else model
-    return {
-        "dtype": arithmetic(lm),
-        "compiled": isinstance(writer, InferenceDenoiser | Autoregressive) and writer.compiled,
-    }
+    compiles = not isinstance(lm.model, DiffusionModel) or not lm.model.denoiser.codec.holds_tokens
+    return {"dtype": arithmetic(lm), "compiled": compiles and lm.inference.compiled}
 
 
 def arithmetic(lm: TextDiffusion) -> str:
     """What its network writes in."""
     model = lm.model
     if isinstance(model, DiffusionModel):
-        dtype = model.writer.precision
+        dtype = lm.inference.denoiser.precision
     else:
         dtype = model.precision or model.written_in if isinstance(model, Autoregressive) else None
     return str(dtype or torch.float32).removeprefix("torch.")

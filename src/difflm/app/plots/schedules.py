@@ -34,7 +34,8 @@ class Curve:
 
 def curve(name: str, process: Gaussian, time_of: Callable[[Tensor], Tensor] = lambda u: u) -> Curve:
     t = time_of(torch.linspace(0, 1, POINTS)).double()
-    return Curve(name, *(f(t).numpy() for f in (process.alpha, process.sigma, process.log_snr)))
+    level = process.at(t)
+    return Curve(name, *(values.numpy() for values in (level.alpha, level.sigma, level.log_snr)))
 
 
 def known_curves() -> list[Curve]:

@@ -58,6 +58,10 @@ class Codec(nn.Module):
         return []
 
     @abstractmethod
+    def table(self) -> Tensor:
+        """The vectors of all tokens, [V, D]: what a map of words draws, and what tells one model from another."""
+
+    @abstractmethod
     def expectation(self, logits: Tensor) -> Tensor:
         """The clean state in the mean under token logits."""
 
@@ -70,6 +74,10 @@ class Codec(nn.Module):
     def clean_of(self, ids: Tensor) -> Tensor:
         """What a belief holds as the clean state where it is certain of these tokens."""
         return self.encode(ids)
+
+    @abstractmethod
+    def nearest(self, x: Tensor, banned: Tensor | None = None) -> Tensor:
+        """Ids of the tokens nearest to a clean state, `banned` [V] ones left out."""
 
     def tokens(self, belief: Belief) -> Tensor:
         """The tokens of a belief, [B, L]."""

@@ -69,4 +69,3 @@ class Process(nn.Module):
     def describe(self, device: torch.device) -> list[float]:
         """Some numbers that distinguish one noise curve from another."""
         raise NotImplementedError
-

@@ -21,7 +21,7 @@ FINE = 2.0**-23  # what the counter's numbers cannot resolve
 class DiscreteProcess(Process):
     """Times s < t are [B] or [B, L] everywhere; nats are [B, L]."""
 
-    steps = ("ancestral",)
+    steps: tuple[str, ...] = ("ancestral",)
     reads_pairs = False
 
     def __init__(self, words: int, states: int) -> None:

@@ -1,6 +1,5 @@
 """From noise to text: a time grid, a step rule, and transforms of the belief, as a generator of frames."""
 
-
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS
 from difflm.diffusion.samplers.loop import (
