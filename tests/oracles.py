@@ -8,10 +8,12 @@ from torch import Tensor, nn
 
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.codecs import Embedding, FixedEmbedding
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Gaussian, expand_levels
-from difflm.diffusion.samplers import Transform, denoise
+from difflm.diffusion.predictions import Logits
+from difflm.diffusion.processes import Gaussian, Times, expand_levels
+from difflm.diffusion.samplers import BoundDenoiser, Sampler, Transform, denoise
 from difflm.diffusion.samplers.steps import Step, StepState
 
 JOINT = torch.tensor([[0.07, 0.47, 0.05], [0.05, 0.01, 0.07], [0.19, 0.05, 0.04]], dtype=torch.float64)
@@ -25,26 +27,38 @@ def word_vectors(words: int = 3, dim: int = DIM) -> Tensor:
 
 
 def sphere(x0_std: float = 0.0) -> Embedding:
-    return FixedEmbedding(word_vectors(), norm="sphere", x0_std=x0_std)
+    return FixedEmbedding(word_vectors(), norm="sphere", x0_std=x0_std, prediction=Logits(evidence=True))
 
 
 class ExactDenoiser(Denoiser):
     """p(w¹, w² | x_t) by enumeration of the joint's cells, and E[x_0 | x_t]."""
 
     def __init__(self, process: Gaussian, codec: Embedding | None = None, joint: Tensor = JOINT) -> None:
-        super().__init__(nn.Identity(), codec or sphere(), process, predicts="logits", evidence=True)
+        super().__init__(nn.Identity(), codec or sphere(), process)
         self.log_joint = joint.log().float()
 
-    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
-        alpha, sigma = expand_levels(self.process.alpha(t), x), expand_levels(self.process.sigma(t), x)
-        wide = (sigma**2 + (alpha * self.codec.x0_std) ** 2).sqrt()  # of x_t around its word's vector
-        evidence = self.codec.evidence(x, alpha, wide)
+    def view(self, x: Tensor, t: Times) -> Tensor:
+        """An exact classifier reads the state itself."""
+        return x
+
+    def forward(
+        self,
+        x: Tensor,
+        t: Times,
+        mask: Tensor | None = None,
+        condition: Condition = UNCONDITIONAL,
+        previous: Tensor | None = None,
+    ) -> Belief:
+        level = self.process.at(t)
+        alpha, wide = (expand_levels(value, x) for value in self.codec.word_noise(level))
+        evidence = self.codec.log_likelihood(x, level)
         cells = self.log_joint + evidence[:, 0, :, None] + evidence[:, 1, None, :]
         logits = torch.stack([cells.logsumexp(2), cells.logsumexp(1)], dim=1)
         word = self.codec.expectation(logits)
         # Given the word, x_0 and x_t are jointly Gaussian: E[x_0 | x_t, e] = e + g (x_t − α e).
         g = alpha * self.codec.x0_std**2 / wide**2
-        return Belief(word + g * (x - alpha * word), logits, evidence=evidence, tokenwise=not self.codec.x0_std)
+        state = word + g * (x - alpha * word) if self.codec.x0_std else None
+        return Belief(logits, evidence, self.codec, state)
 
 
 def sample(
@@ -56,14 +70,13 @@ def sample(
     frame = None
     with torch.no_grad():
         for frame in denoise(  # noqa: B007
-            lambda x, t, previous: denoiser(x, t, mask, previous),
+            BoundDenoiser(denoiser, mask),
             denoiser.process,
             grid,
-            step,
-            transforms,
+            Sampler(step, transforms),
             noise,
             mask,
-            denoiser.codec.dim,
+            denoiser.codec.state_shape(2),
         ):
             pass
     assert frame is not None
@@ -90,8 +103,8 @@ def oracle_walk(
         walked.append((x, now))
         return x
 
-    belief = Belief(clean, torch.zeros(*clean.shape[:2], 2))
+    belief = Belief(torch.zeros(*clean.shape[:2], 2), state=clean)
     mask = torch.ones(clean.shape[:2], dtype=torch.bool)
-    for _ in denoise(lambda x, t, previous: belief, process, grid, recorded, (), noise, mask, clean.shape[-1]):
+    for _ in denoise(lambda *_: belief, process, grid, Sampler(recorded), noise, mask, tuple(clean.shape[1:])):
         pass
     return walked

@@ -5,8 +5,11 @@ import torch
 from tiny import tiny_run
 
 from difflm.controls import Contains, Length
+from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD
+from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes import Levels
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
@@ -34,7 +37,14 @@ def test_a_clean_word_reaches_the_blocks_behind_it_and_no_other():
     noisy, t = torch.full_like(clean, WORDS), torch.ones(3)
     changed = clean.clone()
     changed[:, 9] = (changed[:, 9] - 3) % (WORDS - 4) + 4
-    moved = (made.denoiser(noisy, t, None, clean).logits - made.denoiser(noisy, t, None, changed).logits).abs().amax(-1)
+    moved = (
+        (
+            made.denoiser(noisy, t, None, Condition(given=clean)).logits
+            - made.denoiser(noisy, t, None, Condition(given=changed)).logits
+        )
+        .abs()
+        .amax(-1)
+    )
     assert float(moved[:, :12].max()) == 0
     assert bool((moved[:, 12:] > 0).all())
 
@@ -45,7 +55,10 @@ def test_a_noisy_word_reaches_its_own_block_alone():
     noisy, t = torch.full_like(clean, WORDS), torch.ones(3)
     changed = noisy.clone()
     changed[:, 9] = 5
-    moved = made.denoiser(noisy, t, None, clean).logits - made.denoiser(changed, t, None, clean).logits
+    moved = (
+        made.denoiser(noisy, t, None, Condition(given=clean)).logits
+        - made.denoiser(changed, t, None, Condition(given=clean)).logits
+    )
     moved = torch.nan_to_num(moved, nan=0.0, posinf=1.0, neginf=1.0).abs().amax(-1)
     assert bool((moved[:, 8:12] > 0).all()) and float(moved[:, :8].max()) == 0 and float(moved[:, 12:].max()) == 0
 
@@ -57,12 +70,12 @@ def test_kept_keys_are_exact(block):
     made, clean = model(block), texts()
     noisy, t = torch.full_like(clean, WORDS), torch.ones(3)
     noisy[:, ::3] = clean[:, ::3]
-    whole = made.denoiser(noisy, t, None, clean).logits
+    whole = made.denoiser(noisy, t, None, Condition(given=clean)).logits
     writing = BlockwiseDenoiser(made.denoiser, steps=1)
     for start in range(0, 20, block):
         canvas = torch.cat([clean[:, :start], noisy[:, start:]], 1)
         times = (torch.arange(20) >= start).float().expand(3, -1)
-        found = writing(canvas, times, None).logits[:, start : start + block]
+        found = writing(canvas, Levels(times), None).logits[:, start : start + block]
         there = torch.isfinite(found)
         assert torch.equal(there, torch.isfinite(whole[:, start : start + block]))
         assert torch.allclose(found[there], whole[:, start : start + block][there], atol=1e-5)
@@ -74,16 +87,16 @@ def test_what_lies_beyond_the_window_is_neither_seen_nor_kept():
     made, clean = model(), texts(2, 60)
     assert made.denoiser.window == 20
     noisy = torch.full_like(clean, WORDS)
-    whole = made.denoiser(noisy, torch.ones(2), None, clean).logits
+    whole = made.denoiser(noisy, torch.ones(2), None, Condition(given=clean)).logits
     far = clean.clone()
     far[:, 0] = 4 + (far[:, 0] - 3) % (WORDS - 4)
     # Two layers reach two windows back.
-    assert torch.equal(made.denoiser(noisy, torch.ones(2), None, far).logits[:, 44:], whole[:, 44:])
+    assert torch.equal(made.denoiser(noisy, torch.ones(2), None, Condition(given=far)).logits[:, 44:], whole[:, 44:])
     writing = BlockwiseDenoiser(made.denoiser, steps=1)
     for start in range(0, 60, 4):
         canvas = torch.cat([clean[:, :start], noisy[:, start:]], 1)
         times = (torch.arange(60) >= start).float().expand(2, -1)
-        found = writing(canvas, times, None).logits[:, start : start + 4]
+        found = writing(canvas, Levels(times), None).logits[:, start : start + 4]
         assert torch.allclose(found, whole[:, start : start + 4], atol=1e-4)
 
 
@@ -97,10 +110,10 @@ def test_each_text_looks_back_as_far_as_it_may():
     for start in range(0, 40, 4):
         canvas = torch.cat([clean[:, :start], noisy[:, start:]], 1)
         times = (torch.arange(40) >= start).float().expand(2, -1)
-        found[:, start : start + 4] = writing(canvas, times, None).logits[:, start : start + 4]
+        found[:, start : start + 4] = writing(canvas, Levels(times), None).logits[:, start : start + 4]
     for row, window in enumerate((9, 20)):  # a block lies before another by less than the window
         made.denoiser.window = window
-        whole = made.denoiser(noisy, torch.ones(2), None, clean).logits
+        whole = made.denoiser(noisy, torch.ones(2), None, Condition(given=clean)).logits
         assert torch.allclose(found[row], whole[row], atol=1e-4)
 
 
@@ -143,13 +156,13 @@ def test_texts_go_on_behind_the_length_of_training(tmp_path):
 def test_blocks_of_one_word_are_the_chain_rule():
     """Their bound is −log p, word by word with what was kept: the likelihood of a model that writes left to right."""
     made, ids, lengths = model(1), texts(3, 9), torch.tensor([9, 4, 7])
-    nats = made.nats(ids, lengths, Noise(0, torch.arange(3)), 1)
+    nats = made.nats(Batch(ids, lengths), Noise(0, torch.arange(3)), 1)
     canvas, mask = made.lengths.canvas(ids, lengths)
     writing, total = BlockwiseDenoiser(made.denoiser, steps=1), torch.zeros(3)
     for place in range(canvas.shape[1]):
         hidden = torch.cat([canvas[:, :place], torch.full_like(canvas[:, place:], WORDS)], 1)
         times = (torch.arange(canvas.shape[1]) >= place).float().expand(3, -1)
-        p = writing(hidden, times, None).logits[:, place].log_softmax(-1)
+        p = writing(hidden, Levels(times), None).logits[:, place].log_softmax(-1)
         total -= p.gather(-1, canvas[:, place : place + 1]).squeeze(-1) * mask[:, place]
     assert torch.allclose(nats, total, atol=1e-4)
 

@@ -12,11 +12,12 @@ from difflm.app.commands.evaluate import Scored
 from difflm.app.commands.info import recipes_by_method
 from difflm.diffusion import bounds
 from difflm.diffusion.belief import Belief
-from difflm.diffusion.bounds import gaussian_bound, place_levels, standard_error
-from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.bounds import GaussianBound, Text, place_levels, standard_error
+from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes import Gaussian, Times
 from difflm.diffusion.schedules import Cosine, LogSnrShift, Sqrt, Table
+from difflm.diffusion.timesteps import TimeSampler
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import LanguageModel
 from difflm.training.model_card import training_summary
@@ -30,11 +31,19 @@ SHIFTED = LogSnrShift(Cosine(), -3.0)
 UPPER = 9 / bounds.LEVELS  # nats: a chain of N levels exceeds −log p by an upper sum's error, 9/N on this joint
 
 
-def measure(denoiser: Denoiser, draws: int = 16, seed: int = 0) -> tuple[Tensor, Tensor, float, float]:
+def gaussian_bound(
+    denoiser: Denoiser, ids: Tensor, mask: Tensor, noise: Noise, draws: int, certain_below: float = 0.0
+) -> Tensor:
+    return GaussianBound(certain_below)(denoiser, TimeSampler(), ids, mask, noise, draws)
+
+
+def measure(
+    denoiser: Denoiser, draws: int = 16, seed: int = 0, certain_below: float = 0.0
+) -> tuple[Tensor, Tensor, float, float]:
     """Mean bound of each cell and its standard error, then the expectation under the joint and its own."""
     noise = Noise(seed, torch.arange(len(IDS)))
     with torch.no_grad():
-        nats = gaussian_bound(denoiser, IDS, MASK, noise, draws).mean(1).double().view(9, EACH)
+        nats = gaussian_bound(denoiser, IDS, MASK, noise, draws, certain_below).mean(1).double().view(9, EACH)
     mean, error = nats.mean(1), nats.std(1) / math.sqrt(EACH)
     p = JOINT.flatten()
     return mean, error, float(p @ mean), float((p * error).square().sum().sqrt())
@@ -68,8 +77,7 @@ def test_noised_word_vectors_keep_the_bound(schedule, x0_std, certain_below):
     """One more level, from x_0 to the word. The rounding head e_w·x is not the exact posterior: its words are
     ½‖e_v − e_w‖² ≥ 9.3 nats apart, less 5 spreads of noise, so it costs below 0.01."""
     denoiser = ExactDenoiser(Gaussian(schedule), sphere(x0_std))
-    denoiser.certain_below = certain_below
-    _, _, expected, spread = measure(denoiser, draws=16)
+    _, _, expected, spread = measure(denoiser, draws=16, certain_below=certain_below)
     assert abs(expected - ENTROPY) < 4 * spread + UPPER + 0.01
 
 
@@ -79,13 +87,13 @@ def test_the_bound_is_the_sum_of_the_chains_divergences(monkeypatch, exploding, 
     """A few levels, each visited once: prior, then KL(q(x_s|x_t, w) ‖ q(x_s|x_t, ŵ)) of two Gaussians by Bayes' rule,
     then rounding. A schedule that ends in noise makes the last step, to x_0 or to the word, count."""
     monkeypatch.setattr(bounds, "LEVELS", 4 if x0_std else 5)  # an odd number of steps: each has noise of its own
-    monkeypatch.setattr(bounds, "_opinion", lambda denoiser, belief: None)  # plain squared errors
+    monkeypatch.setattr(Text, "opinion", lambda self, belief: None)  # plain squared errors
     process = Gaussian(Table((0.0, 1.0), (-1.0, -9.0)), exploding)
     denoiser = ExactDenoiser(process, sphere(x0_std))
     ids, noise = torch.tensor([[0, 1], [2, 0], [1, 1]]), Noise(5, torch.arange(3))
     vectors = denoiser.codec.encode(ids)
-    t = place_levels(denoiser)
-    alpha, spread = process.alpha(t), (process.sigma(t) ** 2 + process.alpha(t) ** 2 * x0_std**2).sqrt()
+    t = place_levels(denoiser.codec, process)
+    alpha, spread = process.at(t).alpha, (process.at(t).sigma ** 2 + process.at(t).alpha ** 2 * x0_std**2).sqrt()
     chain = [(1.0, x0_std), *zip(alpha.tolist(), spread.tolist(), strict=True)][0 if x0_std else 1 :]  # from x_0 up
 
     expected = torch.zeros(3)
@@ -97,7 +105,7 @@ def test_the_bound_is_the_sum_of_the_chains_divergences(monkeypatch, exploding, 
         shift = alpha_s * between / sigma_t**2 * (vectors - word)
         expected += (shift.square() / (2 * sigma_s**2 * between / sigma_t**2)).sum((1, 2))
     last = torch.distributions.Normal(alpha[-1] * vectors, spread[-1])
-    prior = torch.distributions.Normal(0.0, process.prior_std(t[-1]))
+    prior = torch.distributions.Normal(0.0, process.at(t[-1]).scale)
     expected += torch.distributions.kl_divergence(last, prior).sum((1, 2))
     z = noise.normal(0, 2, 8, stream=12)
     if x0_std:
@@ -158,9 +166,9 @@ def test_a_denoiser_that_ignores_the_dependence_pays_the_mutual_information():
 class Blurred(ExactDenoiser):
     """Right about the words, wrong about the state."""
 
-    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
-        belief = super().forward(x, t, mask, previous)
-        return belief.believing(0.7 * belief.clean)
+    def forward(self, x: Tensor, t: Times, *rest: object) -> Belief:
+        belief = super().forward(x, t)
+        return belief.with_state(0.7 * belief.clean)
 
 
 def test_a_wrong_denoiser_is_told():
@@ -181,11 +189,11 @@ def test_pads_cost_nothing():
 
 
 class Padded(ExactDenoiser):
-    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
+    def forward(self, x: Tensor, t: Times, *rest: object) -> Belief:
         belief = super().forward(x[:, :2], t)
-        nothing = (torch.zeros_like(x[:, 2:]), torch.zeros_like(belief.logits[:, :1]))
-        clean, logits = torch.cat([belief.clean, nothing[0]], 1), torch.cat([belief.logits, nothing[1]], 1)
-        return Belief(clean, logits, evidence=torch.cat([belief.evidence, nothing[1]], 1))
+        nothing = torch.zeros_like(belief.logits[:, :1])
+        logits, evidence = (torch.cat([part, nothing], 1) for part in (belief.logits, belief.evidence))
+        return Belief(logits, evidence, self.codec)
 
 
 def test_a_text_has_its_figure_in_any_batch():
@@ -202,12 +210,12 @@ class Remembers(ExactDenoiser):
 
     def __init__(self) -> None:
         super().__init__(Gaussian(SHIFTED))
-        self.self_conditioning = True
+        self.self_conditioning = SelfConditioning("half")
         self.given: list[Tensor | None] = []
 
-    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
+    def forward(self, x: Tensor, t: Times, mask=None, condition=None, previous: Tensor | None = None) -> Belief:
         self.given.append(previous)
-        return super().forward(x, t, mask, previous)
+        return super().forward(x, t)
 
 
 def test_self_conditioning_in_a_bound_is_a_function_of_x_t_alone():
@@ -249,7 +257,7 @@ class Heard(LanguageModel):
 
     likelihood = "exact"
 
-    def nats(self, ids, lengths, noise, draws, *labels):
+    def nats(self, batch, noise, draws=1):
         return noise.samples.float()
 
 
@@ -257,4 +265,4 @@ def test_candidates_of_one_place_share_their_noise():
     model = Heard()
     model.weight = torch.nn.Parameter(torch.zeros(1))
     lm = TextDiffusion(model, None, {})
-    assert lm.score_ids([[5]] * 6, alike=3, first=3).tolist() == [1, 1, 1, 2, 2, 2]
+    assert lm.score_ids([[5]] * 6, share_noise=3, first=3).tolist() == [1, 1, 1, 2, 2, 2]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from difflm.diffusion.codecs import FixedEmbedding, LearnedEmbedding
+from difflm.diffusion.processes import GaussianLevels
 
 norms = st.sampled_from(["none", "sphere", "layer"])
 seeds = st.integers(0, 2**31)
@@ -81,7 +82,8 @@ def test_expectation_is_the_mean_of_the_vectors(norm, seed):
 def test_evidence_is_the_gaussian_likelihood_up_to_a_constant(norm, seed, alpha, sigma):
     """Differences between words, in float32: the scores are sums of up to d·‖x‖‖e‖/σ², whose rounding is the error."""
     codec, x = codec_of(norm, seed), states(seed)
-    found = codec.evidence(x, torch.tensor(alpha), torch.tensor(sigma)).double()
+    scales = torch.tensor([alpha]), torch.tensor([sigma])
+    found = codec.log_likelihood(x, GaussianLevels(scales[0], scales[0], *scales, scales[0])).double()
     normal = torch.distributions.Normal(alpha * codec.table().double(), sigma)
     exact = normal.log_prob(x.double().unsqueeze(2)).sum(-1)
     gap = (found - found[..., :1]) - (exact - exact[..., :1])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Corrupted, cross_entropy
 from difflm.diffusion.samplers import FREE, Steering
@@ -37,7 +38,7 @@ def test_one_stretch_of_a_share_of_the_texts_is_noised():
     _, lengths = some_texts(4000)
     mask = torch.arange(LONGEST) < lengths.unsqueeze(1)
     t = torch.rand(4000) * 0.9 + 0.05
-    times, counted = model.noise_one_stretch(t, mask)
+    times, counted = model.noise_one_stretch(t, mask, Noise(0, torch.arange(4000)))
     assert torch.equal(times[mask] > 0, counted[mask])
     assert torch.equal(counted & ~mask, torch.zeros_like(mask))
     assert bool(counted.any(-1).all())  # never nothing
@@ -56,7 +57,7 @@ def test_a_stretch_begins_and_ends_anywhere():
     """Of a text of three words the six stretches: both ends anywhere, so those of several words are twice as likely."""
     model = model_with(1.0)
     mask = torch.ones(20_000, 3, dtype=torch.bool)
-    _, counted = model.noise_one_stretch(torch.full((20_000,), 0.5), mask)
+    _, counted = model.noise_one_stretch(torch.full((20_000,), 0.5), mask, Noise(0, torch.arange(20_000)))
     shares = {tuple(row): 0.0 for row in ([1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1], [1, 1, 1])}
     for row in counted.int().tolist():
         shares[tuple(row)] += 1 / 20_000
@@ -75,16 +76,16 @@ def test_the_loss_is_that_of_the_noised_positions(monkeypatch):
     )
     ids, lengths = some_texts(32)
     with torch.no_grad():
-        losses = model.loss(ids, lengths)
+        losses = model(Batch(ids, lengths)).means()
     (batch,) = seen
-    noised = (batch.t > 0) & (torch.arange(LONGEST) < lengths.unsqueeze(1))
+    noised = (batch.level.t > 0) & (torch.arange(LONGEST) < lengths.unsqueeze(1))
     assert 0 < int(noised.sum()) < int(lengths.sum())
     nats = -batch.belief.logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     assert float(losses["ce"]) == pytest.approx(float(nats[noised].mean()), rel=1e-5)
-    clean = (batch.t == 0) & (torch.arange(LONGEST) < lengths.unsqueeze(1))
-    apart = (batch.x_t - batch.vectors)[clean]
+    clean = (batch.level.t == 0) & (torch.arange(LONGEST) < lengths.unsqueeze(1))
+    apart = (batch.x_t - batch.clean)[clean]
     assert float(apart.square().mean().sqrt()) < 0.12  # what time 0 itself leaves: σ(0) is 0.092
-    assert float((batch.x_t - batch.vectors)[noised].square().mean().sqrt()) > 0.5
+    assert float((batch.x_t - batch.clean)[noised].square().mean().sqrt()) > 0.5
 
 
 def test_without_context_nothing_changed():
@@ -92,16 +93,16 @@ def test_without_context_nothing_changed():
     ids, lengths = some_texts(8)
     plain, other = model_with(0.0), model_with(0.0)
     torch.manual_seed(3)
-    one = plain.loss(ids, lengths)["loss"]
+    one = plain(Batch(ids, lengths)).means()["loss"]
     other.noise_one_stretch = None  # type: ignore[assignment,method-assign]
     torch.manual_seed(3)
-    assert torch.equal(one, other.loss(ids, lengths)["loss"])
+    assert torch.equal(one, other(Batch(ids, lengths)).means()["loss"])
 
 
 def test_the_bound_and_free_texts_do_not_know_of_context():
     ids, lengths = some_texts(6)
     noise = Noise(0, torch.arange(6))
-    values = [model_with(context).eval().nats(ids, lengths, noise, 3) for context in (0.0, 0.7)]
+    values = [model_with(context).eval().nats(Batch(ids, lengths), noise, 3) for context in (0.0, 0.7)]
     assert torch.equal(*values)
     texts = [written(model_with(context), None) for context in (0.0, 0.7)]
     assert texts[0] == texts[1]
@@ -120,16 +121,17 @@ def test_known_words_are_shown_clean(monkeypatch):
     known = torch.full((3, 6), FREE)
     known[:, :2], known[1, 5] = 7, 9
     here, seen = known >= 0, []
-    forward = type(model.denoiser).forward
+    place = type(model.denoiser.conditioning).place
 
-    def watch(self, x, t, mask=None, previous=None):
-        seen.append((x, t))
-        return forward(self, x, t, mask, previous)
+    def watch(self, *asked):
+        canvas = place(self, *asked)
+        seen.append((canvas.x, canvas.level.t))
+        return canvas
 
-    monkeypatch.setattr(type(model.denoiser), "forward", watch)
+    monkeypatch.setattr(type(model.denoiser.conditioning), "place", watch)
     found = torch.tensor(written(model, known))
     assert torch.equal(found[here], known[here])
-    alpha = float(model.process.alpha(torch.zeros(())))
+    alpha = float(model.process.at(torch.zeros(())).alpha)
     vectors = alpha * model.denoiser.codec.encode(known.clamp(min=0))
     grid = model.times.time_of(torch.linspace(1, 0, 5))
     assert len(seen) == 4

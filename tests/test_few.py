@@ -11,13 +11,14 @@ from tiny import PARTS, Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs
 
 from difflm.app.cli import main
 from difflm.data.pairs import read_pairs
+from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.timesteps import LearnedWarp, Uniform
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import DiffLM
-from difflm.training.fit import budget_of, pairs_of, train_run
+from difflm.training.fit import budget_of, read_origin, train_run
 from difflm.training.recipe import check, load_recipe
 from difflm.training.run import load_run, read_config
 
@@ -42,9 +43,9 @@ def heard(monkeypatch):
     """(x, t, previous) of every question that is asked of a denoiser from now on."""
     asked, forward = [], Denoiser.forward
 
-    def listening(self, x, t, mask=None, previous=None):
-        asked.append((x, t, previous))
-        return forward(self, x, t, mask, previous)
+    def listening(self, x, t, mask=None, condition=UNCONDITIONAL, previous=None):
+        asked.append((x, t.t, previous))
+        return forward(self, x, t, mask, condition, previous)
 
     monkeypatch.setattr(Denoiser, "forward", listening)
     return asked
@@ -67,10 +68,11 @@ def test_a_student_begins_where_its_teacher_began(monkeypatch):
     *_, last = model.stream(Noise(seeds, samples), lengths, 12, model.sampling)
     begins, ids = asked[0][0], last.tokens[:, :9]
     asked.clear()
-    batch = model.corrupt_batch(ids, torch.arange(9) < lengths[:, None], torch.ones(3), seeds, samples)
-    signal = float(model.process.alpha(torch.ones(())))
+    mask, noise = torch.arange(9) < lengths[:, None], Noise(0, torch.arange(3))
+    batch = model.corrupt_batch(ids, mask, torch.ones(3), noise, UNCONDITIONAL, (seeds, samples))
+    signal = float(model.process.at(torch.ones(())).alpha)
     assert signal < 1e-3
-    assert (batch.x_t - begins[:, :9]).abs().max() <= signal * batch.vectors.abs().max() + 1e-6
+    assert (batch.x_t - begins[:, :9]).abs().max() <= signal * batch.clean.abs().max() + 1e-6
     assert not torch.allclose(batch.noise[1], batch.noise[2])
 
 
@@ -85,7 +87,7 @@ def test_texts_keep_their_noise_whatever_is_left_out(tmp_path, tiny_runs):
     from difflm.training.fit import read_tokens
 
     tokens = read_tokens(recipe, tokenizer, 24, tmp_path / "out", "train", None, lambda *_: None)
-    seeds, samples = (column(torch.arange(4).numpy(), 8).tolist() for column in pairs_of(recipe, tokens, None))
+    seeds, samples = (column(torch.arange(4).numpy(), 8).tolist() for column in read_origin(recipe, tokens, None))
     assert (seeds, samples) == ([3, 3, 4, 3], [0, 3, 0, 4])
 
 
@@ -129,9 +131,9 @@ def test_the_share_of_a_time_undoes_the_time_of_a_share(shares):
 def test_the_last_estimate_comes_from_a_noisier_moment_of_the_same_path(monkeypatch, coupled):
     model = built(behind=0.3, coupled=coupled)
     ids, mask, t = torch.randint(4, 30, (6, 8)), torch.ones(6, 8, dtype=torch.bool), torch.linspace(0, 0.9, 6)
-    pairs = (torch.full((6,), 2), torch.arange(6)) if coupled else ()
+    origin = (torch.full((6,), 2), torch.arange(6)) if coupled else None
     asked = heard(monkeypatch)
-    batch = model.corrupt_batch(ids, mask, t, *pairs)
+    batch = model.corrupt_batch(ids, mask, t, Noise(0, torch.arange(6)), UNCONDITIONAL, origin)
     (x, before, none), (x_t, now, previous) = asked
     lag = model.times.share_of(before) - model.times.share_of(t[::2])
     assert before[0] == 0 and (lag[1:] > 0).all() and (lag <= 0.3 + 1e-4).all()
@@ -142,7 +144,7 @@ def test_the_last_estimate_comes_from_a_noisier_moment_of_the_same_path(monkeypa
 
 def test_clean_context_was_clean_before():
     t = torch.tensor([[0.0, 0.4, 0.4], [0.7, 0.0, 0.7]])
-    before = built(behind=0.5).lagged_times(t)
+    before = built(behind=0.5).lagged_times(t, 0.5, Noise(0, torch.arange(2)))
     assert torch.equal(before == 0, t == 0) and (before[t > 0] > t[t > 0]).all()
     assert before[0, 1] == before[0, 2]  # places of one text go together
 

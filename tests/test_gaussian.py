@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from difflm.diffusion.predictions import X0, Epsilon, V
 from difflm.diffusion.processes import Gaussian, expand_levels
 from difflm.diffusion.schedules import Cosine, Linear, LogSnrShift, Sqrt, Table
 
@@ -42,7 +43,8 @@ def test_posterior_is_bayes_rule(process, times):
     t, s = times
     x_t, x_0 = state(1), state(2)
     alpha_s, sigma_s, alpha_t, sigma_t = (
-        expand_levels(v, x_t) for v in (process.alpha(s), process.sigma(s), process.alpha(t), process.sigma(t))
+        expand_levels(v, x_t)
+        for v in (process.at(s).alpha, process.at(s).sigma, process.at(t).alpha, process.at(t).sigma)
     )
     ratio = alpha_t / alpha_s
     between = sigma_t**2 - ratio**2 * sigma_s**2
@@ -74,9 +76,9 @@ def test_posterior_carries_the_corrupted_state_from_t_to_s(process, times):
     x_0 = state(2)
     mean, std = process.posterior(process.corrupt(x_0, t, torch.zeros_like(x_0)), x_0, t, s)
     keep, _ = process.posterior(torch.ones_like(x_0), torch.zeros_like(x_0), t, s)
-    spread = (keep**2 * expand_levels(process.sigma(t), x_0) ** 2 + std**2).sqrt()
+    spread = (keep**2 * expand_levels(process.at(t).sigma, x_0) ** 2 + std**2).sqrt()
     assert close(mean, process.corrupt(x_0, s, torch.zeros_like(x_0)))
-    assert close(spread, expand_levels(process.sigma(s), x_0).expand_as(spread))
+    assert close(spread, expand_levels(process.at(s).sigma, x_0).expand_as(spread))
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
@@ -91,15 +93,15 @@ def test_float32_keeps_the_spread_between_neighbouring_levels(process):
     assert float((rounded / exact - 1).abs().max()) < 5e-3
 
 
-@pytest.mark.parametrize("kind", ["x0", "epsilon", "v", "mean", "logits"])
+@pytest.mark.parametrize("prediction", [X0(), Epsilon(), V()], ids=str)
 @given(process=processes, times=two_times())
-def test_a_target_implies_the_clean_state_it_came_from(process, times, kind):
-    t, s = times
+def test_a_target_implies_the_clean_state_it_came_from(process, times, prediction):
+    level = process.at(times[0])
     x_0, noise = state(2), state(3)
-    x_t = process.corrupt(x_0, t, noise)
-    target = process.target(kind, x_0, x_t, noise, t, s)
-    # ε and the mean say little about x_0 where α_t is small: an error of 1e-16 there is divided by α_t ≥ 4e-5·e^-2.
-    assert close(process.clean_from(kind, target, x_t, t, s), x_0, 1e-6)
+    x_t = process.corrupt(x_0, level, noise)
+    target = prediction.target(x_0, noise, level)
+    # ε says little about x_0 where α_t is small: an error of 1e-16 there is divided by α_t ≥ 4e-5·e^-2.
+    assert close(prediction.clean(target, x_t, level), x_0, 1e-6)
 
 
 @given(process=processes, times=two_times())
@@ -126,10 +128,12 @@ def test_a_time_for_each_text_is_the_same_time_at_each_position(process, times):
 def test_scales_of_both_kinds_share_their_ratio(t):
     time = torch.tensor([t], dtype=torch.float64)
     preserving, exploding = Gaussian(Cosine()), Gaussian(Cosine(), exploding=True)
-    assert float(preserving.alpha(time) ** 2 + preserving.sigma(time) ** 2) == pytest.approx(1, rel=1e-12)
-    assert float(exploding.alpha(time)) == 1
-    assert float(exploding.sigma(time)) == pytest.approx(
-        float(preserving.sigma(time) / preserving.alpha(time)), rel=1e-9
+    assert float(preserving.at(time).alpha ** 2 + preserving.at(time).sigma ** 2) == pytest.approx(1, rel=1e-12)
+    assert float(exploding.at(time).alpha) == 1
+    assert float(exploding.at(time).sigma) == pytest.approx(
+        float(preserving.at(time).sigma / preserving.at(time).alpha), rel=1e-9
     )
-    assert float(preserving.prior_std(time)) == pytest.approx(1, rel=1e-12)
-    assert float(exploding.prior_std(time)) == pytest.approx(float((1 + exploding.sigma(time) ** 2).sqrt()), rel=1e-12)
+    assert float(preserving.at(time).scale) == pytest.approx(1, rel=1e-12)
+    assert float(exploding.at(time).scale) == pytest.approx(
+        float((1 + exploding.at(time).sigma ** 2).sqrt()), rel=1e-12
+    )

@@ -22,7 +22,7 @@ from difflm.data.labels import NONE, Labelling, read_labels
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian, expand_levels
-from difflm.diffusion.samplers import STEPS, StepState, denoise
+from difflm.diffusion.samplers import STEPS, BoundDenoiser, Sampler, StepState, denoise
 from difflm.diffusion.samplers.steps import ETA
 from difflm.diffusion.schedules import Cosine, LogSnrShift
 from difflm.errors import UsageError
@@ -33,14 +33,14 @@ from difflm.training.run import load_run
 assert tiny_runs  # a fixture
 DIAGONAL = torch.eye(3, dtype=torch.bool)  # both words the same: what neither position can see alone
 CHANCES = torch.tensor([[0.9, 0.05, 0.2], [0.1, 0.6, 0.02], [0.3, 0.05, 0.8]])
+EXACT = ExactDenoiser(Gaussian(LogSnrShift(Cosine(), -3)))
 
 
 class ExactOpinion:
     """log p(c | x_t) by enumeration, for a label that a text of each cell bears with a known chance."""
 
     def __init__(self, denoiser: ExactDenoiser, x: Tensor, t: Tensor, chances: Tensor) -> None:
-        alpha, sigma = expand_levels(denoiser.process.alpha(t), x), expand_levels(denoiser.process.sigma(t), x)
-        evidence = denoiser.codec.evidence(x, alpha, sigma)
+        evidence = denoiser.codec.log_likelihood(x, denoiser.process.at(t))
         cells = denoiser.log_joint + evidence[:, 0, :, None] + evidence[:, 1, None, :]
         self.value = cells.flatten(1).logsumexp(1) - (cells + chances.log()).flatten(1).logsumexp(1)
 
@@ -56,8 +56,8 @@ class ExactClassifier:
     def __init__(self, chances: Tensor) -> None:
         self.chances = chances
 
-    def __call__(self, denoiser: ExactDenoiser, x: Tensor, t: Tensor, mask: Tensor) -> ExactOpinion:
-        return ExactOpinion(denoiser, x, t, self.chances)
+    def __call__(self, x: Tensor, t: Tensor, mask: Tensor) -> ExactOpinion:
+        return ExactOpinion(EXACT, x, t, self.chances)
 
 
 def wish(chances: Tensor, texts: int) -> GuidanceTarget:
@@ -67,20 +67,18 @@ def wish(chances: Tensor, texts: int) -> GuidanceTarget:
 def guided_sample(
     knobs: GuidanceSettings, steps: int, draws: int = 8_000, sampler: str = "ancestral", chances: Tensor = CHANCES
 ) -> Tensor:
-    denoiser = ExactDenoiser(Gaussian(LogSnrShift(Cosine(), -3)))
+    denoiser = EXACT
     mask = torch.ones(draws, 2, dtype=torch.bool)
     guide = Guidance([wish(chances, draws)], denoiser, mask, knobs)
     with torch.no_grad():
         for frame in denoise(  # noqa: B007
-            lambda x, t, previous: denoiser(x, t, mask, previous),
+            BoundDenoiser(denoiser, mask),
             denoiser.process,
             torch.linspace(1, 0, steps + 1),
-            STEPS[sampler],
-            (),
+            Sampler(STEPS[sampler], guide=guide),
             Noise(0, torch.arange(draws)),
             mask,
-            denoiser.codec.dim,
-            guide=guide,
+            denoiser.codec.state_shape(2),
         ):
             pass
     return frequencies(frame.tokens)
@@ -116,14 +114,22 @@ def test_a_pull_goes_as_far_as_the_step_follows_its_clean_state(sampler):
     process = Gaussian(LogSnrShift(Cosine(), -3))
     denoiser, noise = ExactDenoiser(process), torch.randn(3, 2, 8)
     x, t, s = torch.randn(3, 2, 8), torch.tensor([0.9, 0.6, 0.5]), torch.tensor([0.1, 0.5, 0.5])
-    now = StepState(process, x, denoiser(x, t), t, s, lambda: noise, eta=ETA.get(STEPS[sampler], 0.0))
+    now = StepState(
+        process,
+        x,
+        denoiser(x, t),
+        denoiser.process.at(t),
+        denoiser.process.at(s),
+        lambda: noise,
+        eta=ETA.get(STEPS[sampler], 0.0),
+    )
     guide = Guidance(
         [wish(CHANCES, 3)], denoiser, torch.ones(3, 2, dtype=torch.bool), GuidanceSettings("gradient", 2.0)
     )
     there = STEPS[sampler](now)
-    reach = 2.0 * process.sigma(s) ** 2 / process.alpha(s)
+    reach = 2.0 * process.at(s).sigma ** 2 / process.at(s).alpha
     pulled = now.belief.clean + expand_levels(reach, x) * guide.slope(there, s)
-    expected = STEPS[sampler](replace(now, belief=now.belief.believing(pulled)))
+    expected = STEPS[sampler](replace(now, belief=now.belief.with_state(pulled)))
     torch.testing.assert_close(guide(now, there), expected, atol=1e-5, rtol=1e-4)
 
 
@@ -136,7 +142,14 @@ def test_the_original_rule_is_a_fresh_adagrad():
     x_t = torch.randn(6, 2, denoiser.codec.dim, generator=torch.Generator().manual_seed(1))
     t, s = torch.full((6,), 0.6), torch.full((6,), 0.5)
     mask = torch.ones(6, 2, dtype=torch.bool)
-    now = StepState(denoiser.process, x_t, denoiser(x_t, t), t, s, lambda: torch.zeros_like(x_t))
+    now = StepState(
+        denoiser.process,
+        x_t,
+        denoiser(x_t, t),
+        denoiser.process.at(t),
+        denoiser.process.at(s),
+        lambda: torch.zeros_like(x_t),
+    )
     mean, std = denoiser.process.posterior(x_t, now.belief.clean, t, s)
     start = mean + 0.3 * std
     guide = Guidance([wish(CHANCES, 6)], denoiser, mask, ORIGINAL)
@@ -167,7 +180,7 @@ def asking():
     kinds = [Labelling("topic", "text", (NONE, "x")), Labelling("pos", "tags", (NONE, "A", "B")),
              Labelling("tree", "spans", (NONE, "S", "NP", "VP"))]  # fmt: skip
     denoiser = ExactDenoiser(Gaussian(LogSnrShift(Cosine(), -3)))
-    classifier = Classifier(kinds, denoiser.view_dim, 8, 9, hidden=16, layers=1, heads=2).eval()
+    classifier = Classifier(kinds, denoiser.codec.dim, 8, 9, hidden=16, layers=1, heads=2).eval()
     mask = torch.tensor([[True, True, True, False], [True] * 4])
 
     def make(*names: str, knobs: GuidanceSettings = ORIGINAL) -> Guidance:
@@ -185,7 +198,14 @@ def test_the_original_has_means_and_a_weight_of_its_own_for_each_control(asking,
     process, x = guide.denoiser.process, torch.randn(2, 4, 8)
     t, s = torch.full((2,), 0.6), torch.full((2,), 0.5)
     clean = torch.randn(2, 4, 8)
-    now = StepState(process, torch.randn(2, 4, 8), Belief(clean, torch.zeros(2, 4, 3)), t, s, lambda: x)
+    now = StepState(
+        process,
+        torch.randn(2, 4, 8),
+        Belief(torch.zeros(2, 4, 3), state=clean),
+        process.at(t),
+        process.at(s),
+        lambda: x,
+    )
     mean, std = process.posterior(now.x, clean, t, s)
     theirs = x
     for _ in range(3):
@@ -212,7 +232,9 @@ def test_the_tail_is_left_alone():
     mask = torch.ones(2, 2, dtype=torch.bool)
     guide = Guidance([wish(CHANCES, 2)], denoiser, mask, GuidanceSettings("sign", 0.1, 1, tail=0.3))
     t, s = torch.full((2,), 0.5), torch.tensor([0.2, 0.4])
-    moved = guide(StepState(denoiser.process, x, denoiser(x, t), t, s, lambda: x), x)
+    moved = guide(
+        StepState(denoiser.process, x, denoiser(x, t), denoiser.process.at(t), denoiser.process.at(s), lambda: x), x
+    )
     assert torch.equal(moved[0], x[0]) and not torch.equal(moved[1], x[1])
 
 

@@ -166,7 +166,7 @@ def test_logits_are_the_networks_opinion_and_the_evidence():
 def test_evidence_is_the_likelihood_of_the_state_given_its_word(x0_std):
     """x_t = α(e + x0_std·ε) + σ·ε′: a Gaussian around α e whose variance is the sum of both."""
     codec, process = FixedEmbedding(torch.randn(5, 6), norm="sphere", x0_std=x0_std), Gaussian(Cosine())
-    alpha, sigma = (expand_levels(v, X).double() for v in (process.alpha(T), process.sigma(T)))
+    alpha, sigma = (expand_levels(v, X).double() for v in (process.at(T).alpha, process.at(T).sigma))
     spread = (sigma**2 + alpha**2 * x0_std**2).sqrt().unsqueeze(-1)
     mean = alpha.unsqueeze(-1) * codec.table().double()
     expected = torch.distributions.Normal(mean, spread).log_prob(X.double().unsqueeze(-2)).sum(-1)

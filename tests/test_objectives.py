@@ -6,15 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
-from difflm.diffusion.bounds import gaussian_bound
 from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.condition import Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import TERMS, Corrupted, Objective, masked_mean, text_mean
+from difflm.diffusion.objectives import TERMS, Corrupted, Objective, masked_mean
+from difflm.diffusion.predictions import X0, Epsilon, Logits, Prediction, V
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.schedules import Cosine, Sqrt
-from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform
+from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform, text_mean
 from difflm.methods import DiffLM, DiffusionLM
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
@@ -36,18 +38,25 @@ class Says(nn.Module):
         return self.answer
 
 
-def corrupted(predicts: str, t: Tensor | None = None, exploding: bool = False, x0_std: float = 0.3) -> Corrupted:
+CHAIN = 50
+
+
+def corrupted(prediction: Prediction, t: Tensor | None = None, exploding: bool = False) -> tuple[Corrupted, Tensor]:
+    """A batch at some times, and the network's answer to it."""
     torch.manual_seed(0)
-    codec = LearnedEmbedding(WORDS, DIM, x0_std=x0_std)
+    codec = LearnedEmbedding(WORDS, DIM, x0_std=0.3, prediction=prediction)
     with torch.no_grad():
         codec.bias.normal_()
-    answer = torch.randn(3, 3, WORDS if predicts == "logits" else DIM)
-    denoiser = Denoiser(Says(answer), codec, Gaussian(Cosine(), exploding), predicts, step=1 / 50)
+    answer = torch.randn(3, 3, WORDS if isinstance(prediction, Logits) else DIM)
+    denoiser = Denoiser(Says(answer), codec, Gaussian(Cosine(), exploding))
     t = torch.tensor([0.3, 0.5, 0.9]) if t is None else t
     vectors = codec.encode(IDS)
-    x0, noise = vectors + x0_std * torch.randn_like(vectors), torch.randn_like(vectors)
-    x_t = denoiser.process.corrupt(x0, t, noise)
-    return Corrupted(IDS, MASK, vectors, x0, x_t, noise, t, denoiser(x_t, t, MASK), denoiser)
+    x0, noise = vectors + 0.3 * torch.randn_like(vectors), torch.randn_like(vectors)
+    level = denoiser.process.at(t)
+    x_t = denoiser.process.corrupt(x0, level, noise)
+    belief = denoiser(x_t, level, MASK)
+    made = Corrupted(IDS, MASK, vectors, x0, x_t, noise, level, belief, codec, denoiser.process, CHAIN)
+    return made, denoiser.network.answer
 
 
 def nats_by_hand(logits: Tensor) -> Tensor:
@@ -60,60 +69,58 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 
 def test_ce_is_minus_log_probability_of_the_word():
-    batch = corrupted("logits")
-    assert close(TERMS["ce"](batch), nats_by_hand(batch.denoiser.network.answer))
+    batch, answer = corrupted(Logits())
+    assert close(TERMS["ce"](batch), nats_by_hand(answer))
 
 
 def test_rounding_and_anchor_read_different_states():
     """Rounding reads the noised word vector, the anchor what the network predicts."""
-    batch = corrupted("x0")
+    batch, answer = corrupted(X0())
     table, bias = batch.codec.raw, batch.codec.bias
     assert close(TERMS["rounding_ce"](batch), nats_by_hand(batch.x0 @ table.T + bias))
-    assert close(TERMS["anchor_ce"](batch), nats_by_hand(batch.denoiser.network.answer @ table.T + bias))
+    assert close(TERMS["anchor_ce"](batch), nats_by_hand(answer @ table.T + bias))
 
 
 def test_terminal_norm_is_the_square_of_the_last_mean():
-    batch = corrupted("x0", exploding=True)  # α = 1: a figure that can be seen
+    batch, _ = corrupted(X0(), exploding=True)  # α = 1: a figure that can be seen
     assert close(TERMS["terminal_norm"](batch), batch.x0.square().sum(-1) / DIM)
-    preserving = corrupted("x0")
+    preserving, _ = corrupted(X0())
     assert float(TERMS["terminal_norm"](preserving).detach().max()) < 1e-6  # nothing of the text is left at t = 1
 
 
 @pytest.mark.parametrize("exploding", [False, True], ids=["preserving", "exploding"])
-@pytest.mark.parametrize("predicts", ["x0", "epsilon", "v", "mean"])
-def test_mse_is_the_error_of_what_the_network_predicts(predicts, exploding):
-    batch = corrupted(predicts, exploding=exploding)
-    process, t = batch.denoiser.process, batch.t
-    alpha, sigma = process.alpha(t)[:, None, None], process.sigma(t)[:, None, None]
+@pytest.mark.parametrize("prediction", [X0(), Epsilon(), V()], ids=str)
+def test_mse_is_the_error_of_what_the_network_predicts(prediction, exploding):
+    batch, answer = corrupted(prediction, exploding=exploding)
+    alpha, sigma = batch.level.alpha[:, None, None], batch.level.sigma[:, None, None]
     target = {
-        "x0": batch.x0,
-        "epsilon": batch.noise,
-        "v": alpha * batch.noise - sigma * batch.x0,
-        "mean": process.posterior(batch.x_t, batch.x0, t, t - 1 / 50)[0],
-    }[predicts]
-    expected = (batch.denoiser.network.answer - target).square().sum(-1) / DIM
+        X0(): batch.x0,
+        Epsilon(): batch.noise,
+        V(): alpha * batch.noise - sigma * batch.x0,
+    }[prediction]
+    expected = (answer - target).square().sum(-1) / DIM
     assert torch.allclose(TERMS["mse"](batch), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_at_the_first_level_the_target_is_the_word_itself():
     """t ≤ step for a whole text, or at one position."""
     for t in (torch.tensor([1 / 50, 0.5, 0.9]), torch.tensor([[0.02, 0.3, 0.3], [0.5] * 3, [0.9] * 3])):
-        batch = corrupted("x0", t)
+        batch, answer = corrupted(X0(), t)
         first = (t <= 1 / 50).view(t.shape + (1,) * (3 - t.dim())).expand(3, 3, DIM)
-        expected = (batch.denoiser.network.answer - torch.where(first, batch.vectors, batch.x0)).square().mean(-1)
+        expected = (answer - torch.where(first, batch.clean, batch.x0)).square().mean(-1)
         assert bool(first.any()) and close(TERMS["mse"](batch), expected)
 
 
 def test_the_chain_of_diffusion_lm_has_a_first_level():
-    """The smallest time that its sampler draws, 1/2000 in float32, is at most the denoiser's step."""
+    """The smallest time that its sampler draws, 1/2000 in float32, is at most one level of its chain."""
     model = DiffusionLM(hidden=32, layers=1, heads=2).build(WORDS, 8)
-    t, _ = model.times.sample(100_000, torch.device("cpu"))
+    t, _ = model.times.sample(Noise(0, torch.arange(100_000)), torch.ones(100_000, 1))
     assert float(t.min()) == pytest.approx(1 / 2000)
-    assert bool((t <= model.denoiser.step).any())
+    assert bool((t <= 1 / model.times.steps).any())
 
 
 def test_weights_add_the_terms():
-    batch = corrupted("x0")
+    batch, _ = corrupted(X0())
     objective = Objective({"mse": 2.0, "rounding_ce": 0.5})
     terms = objective(batch)
     assert set(terms) == {"mse", "rounding_ce"}
@@ -150,23 +157,23 @@ def test_what_stands_on_pads_changes_no_loss():
     losses = []
     for junk in (PAD, 4, 6):
         torch.manual_seed(1)
-        losses.append(float(model.loss(ids.masked_fill(beyond, junk), lengths)["loss"].detach()))
+        losses.append(float(model(Batch(ids.masked_fill(beyond, junk), lengths)).means()["loss"].detach()))
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-5)
 
 
 def test_pads_as_words_count_every_position():
     """A model that knows nothing pays log V at each position of the canvas, pads included."""
-    codec = LearnedEmbedding(WORDS, DIM, norm="sphere")
-    denoiser = Denoiser(Says(torch.zeros(2, 8, WORDS)), codec, Gaussian(Cosine()), "logits")
-    model = DiffusionModel(denoiser, Objective({"ce": 1.0}), Uniform(), PadTokens(8), Sampling())
-    losses = model.loss(torch.tensor([[4, 5], [6, PAD]]), torch.tensor([2, 1]))
+    codec = LearnedEmbedding(WORDS, DIM, norm="sphere", prediction=Logits())
+    network, parts = Says(torch.zeros(2, 8, WORDS)), (Objective({"ce": 1.0}), Uniform(), PadTokens(8), Sampling())
+    model = DiffusionModel(codec, Gaussian(Cosine()), network, *parts)
+    losses = model(Batch(torch.tensor([[4, 5], [6, PAD]]), torch.tensor([2, 1]))).means()
     assert float(losses["ce"].detach()) == pytest.approx(math.log(WORDS), rel=1e-5)
 
 
 def test_half_of_the_texts_see_a_first_answer_and_no_gradient_goes_through_it():
     model = tiny()
     x, t, mask = torch.randn(6, 3, 8), torch.rand(6), torch.ones(6, 3, dtype=torch.bool)
-    previous = model.previous(x, t, mask)
+    previous = model.first_estimate(x, x, x, model.process.at(t), mask, Condition(), Noise(0, torch.arange(6)))
     assert previous is not None and not previous.requires_grad
     told = previous.abs().amax((1, 2)) > 0
     assert int(told.sum()) == 3
@@ -175,23 +182,24 @@ def test_half_of_the_texts_see_a_first_answer_and_no_gradient_goes_through_it():
 
 
 def test_one_text_alone_is_a_batch_too():
-    assert math.isfinite(float(tiny().loss(torch.tensor([[4, 5]]), torch.tensor([2]))["loss"].detach()))
+    assert math.isfinite(float(tiny()(Batch(torch.tensor([[4, 5]]), torch.tensor([2]))).means()["loss"].detach()))
 
 
 def test_a_model_without_self_conditioning_sees_no_answer():
     model = DiffusionLM(hidden=32, layers=1, heads=2).build(WORDS, 8)
-    assert model.previous(torch.randn(2, 8, 16), torch.rand(2), torch.ones(2, 8, dtype=torch.bool)) is None
+    x, level, mask = torch.randn(2, 8, 16), model.process.at(torch.rand(2)), torch.ones(2, 8, dtype=torch.bool)
+    assert model.first_estimate(x, x, x, level, mask, Condition(), Noise(0, torch.arange(2))) is None
 
 
 def test_importance_weights_reach_the_loss_but_not_its_parts():
     """The parts say what the model does at the times drawn; the loss is that of uniform times."""
 
     class Doubled(Uniform):
-        def sample(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-            t, weight = super().sample(batch, device)
+        def sample(self, noise: Noise, mask: Tensor) -> tuple[Tensor, Tensor]:
+            t, weight = super().sample(noise, mask)
             return t, 2 * weight
 
-    losses = tiny(Doubled()).loss(torch.tensor([[4, 5], [6, 4]]), torch.tensor([2, 2]))
+    losses = tiny(Doubled())(Batch(torch.tensor([[4, 5], [6, 4]]), torch.tensor([2, 2]))).means()
     assert float(losses["loss"].detach()) == pytest.approx(2 * float(losses["ce"].detach()), rel=1e-5)
 
 
@@ -199,11 +207,11 @@ def test_each_text_reports_its_own_loss_at_its_own_time():
     seen = {}
 
     class Notes(LossAware):
-        def observe(self, t: Tensor, losses: Tensor) -> None:
-            seen["t"], seen["losses"] = t, losses
+        def observe(self, t: Tensor, losses: Tensor, mask: Tensor) -> None:
+            seen["t"], seen["losses"] = t, text_mean(losses, mask)
 
     model, lengths = tiny(Notes()), torch.tensor([2, 1])
-    losses = model.loss(torch.tensor([[4, 5], [6, PAD]]), lengths)
+    losses = model(Batch(torch.tensor([[4, 5], [6, PAD]]), lengths)).means()
     assert seen["t"].shape == seen["losses"].shape == (2,) and not seen["losses"].requires_grad
     pooled = float((seen["losses"] * lengths).sum() / 3)
     assert pooled == pytest.approx(float(losses["ce"].detach()), rel=1e-5)
@@ -211,7 +219,7 @@ def test_each_text_reports_its_own_loss_at_its_own_time():
 
 def test_the_warp_learns_beside_the_model_and_not_through_it():
     model = tiny()
-    losses = model.loss(torch.tensor([[4, 5], [6, 4]]), torch.tensor([2, 2]))
+    losses = model(Batch(torch.tensor([[4, 5], [6, 4]]), torch.tensor([2, 2]))).means()
     assert float(losses["loss"].detach()) == pytest.approx(float((losses["ce"] + losses["warp"]).detach()), rel=1e-5)
     losses["warp"].backward()
     assert all(p.grad is None for p in model.denoiser.parameters())
@@ -224,8 +232,8 @@ def test_the_nats_of_a_text_include_its_length():
     model.eval()
     ids, lengths, noise = torch.tensor([[4, 5, 6]]), torch.tensor([3]), Noise(0, torch.arange(1))
     with torch.no_grad():
-        words = gaussian_bound(model.denoiser, ids, torch.ones(1, 3, dtype=torch.bool), noise, 3).mean(1)
-    assert float(model.nats(ids, lengths, noise, 3)) == pytest.approx(float(words) + math.log(8), rel=1e-5)
+        words = model.bound(model.denoiser, model.times, ids, torch.ones(1, 3, dtype=torch.bool), noise, 3).mean(1)
+    assert float(model.nats(Batch(ids, lengths), noise, 3)) == pytest.approx(float(words) + math.log(8), rel=1e-5)
 
 
 def test_x0_noise_of_diffusion_lm_reaches_its_loss():
@@ -233,8 +241,8 @@ def test_x0_noise_of_diffusion_lm_reaches_its_loss():
     model = DiffusionLM(hidden=32, layers=1, heads=2).build(WORDS, 8)
     seen: list[Corrupted] = []
     model.objective = Noted({"mse": 1.0}, seen)
-    model.loss(torch.randint(4, WORDS, (16, 5)), torch.full((16,), 5))
-    gap = (seen[0].x0 - seen[0].vectors).detach()
+    model(Batch(torch.randint(4, WORDS, (16, 5)), torch.full((16,), 5))).means()
+    gap = (seen[0].x0 - seen[0].clean).detach()
     assert float(gap.std()) == pytest.approx(model.denoiser.codec.x0_std, rel=5 / math.sqrt(2 * gap.numel()))
     assert isinstance(model.process.schedule, Sqrt)
 

@@ -37,7 +37,7 @@ from difflm.models.batching import (
     max_batch_rows,
     pad_batch,
 )
-from difflm.models.inference import PaddedLinear
+from difflm.models.inference import Inference, PaddedLinear
 from difflm.models.recorded import capture_key
 from difflm.runtime.cuda_graphs import CapturedFunction
 from difflm.runtime.tensors import module_tensors, submodules
@@ -65,14 +65,14 @@ def lm(request, device, tiny_runs) -> TextDiffusion:
 
 
 def walked(lm: TextDiffusion, records: bool, seed: int = 3, steering: Steering | None = None, **more) -> list[Frame]:
-    lm.model.record_steps = records
+    lm.inference.record = records
     device = lm.device
     noise = Noise(torch.full((5,), seed, device=device), torch.arange(5, device=device))
     lengths = torch.tensor([3, 9, 16, 24, 24], device=device)
     if lm.config["method"] == "diffusion-lm":
         lengths = torch.full_like(lengths, 24)
     with torch.no_grad():
-        return list(lm.model.stream(noise, lengths, 24, Sampling(**{"steps": 6, **more}), steering))
+        return list(lm.inference.stream(noise, lengths, 24, Sampling(**{"steps": 6, **more}), steering))
 
 
 def assert_alike(one: list[Frame], other: list[Frame]) -> None:
@@ -117,13 +117,13 @@ def test_known_words_and_texts_to_begin_with(lm):
 
 def test_frames_are_their_own(lm):
     """A frame that is looked at late tells what it would have told at once."""
-    lm.model.record_steps = True
+    lm.inference.record = True
     noise = Noise(torch.zeros(2, dtype=torch.int64, device=lm.device), torch.arange(2, device=lm.device))
     lengths = torch.full((2,), 24, device=lm.device)
     kept: list[tuple[Frame, list[torch.Tensor]]] = []
     for _ in range(2):
         with torch.no_grad():
-            for frame in lm.model.stream(noise, lengths, 24, Sampling(steps=5)):
+            for frame in lm.inference.stream(noise, lengths, 24, Sampling(steps=5)):
                 assert frame.state is not None
                 at_once = [v.clone() for v in (frame.tokens, frame.confidence, frame.mask, frame.t, frame.state)]
                 kept.append((frame, at_once))
@@ -149,14 +149,14 @@ def test_frames_that_nobody_looks_at_change_nothing(lm):
 
 
 def test_a_request_looks_at_the_ends_of_its_texts_alone(lm, monkeypatch):
-    lm.model.record_steps = True
-    stream, asked = lm.model.stream, []
+    lm.inference.record = True
+    stream, asked = lm.inference.stream, []
 
     def noted(noise, lengths, width, sampling, steering):
         asked.append(steering.watched_steps)
         return stream(noise, lengths, width, sampling, steering)
 
-    monkeypatch.setattr(lm.model, "stream", noted)
+    monkeypatch.setattr(lm.inference, "stream", noted)
     alone = [str(lm.generate(1, seed=seed, steps=steps)[0]) for seed, steps in ((1, 6), (2, 3))]
     shared = dict(lm.together([lm.work(1, 1, steps=6), lm.work(1, 2, steps=3)]))
     watched = [drafts[0].step for drafts in lm.stream(1, seed=1, steps=6)]
@@ -165,7 +165,7 @@ def test_a_request_looks_at_the_ends_of_its_texts_alone(lm, monkeypatch):
 
 
 def test_walks_side_by_side_and_walks_that_are_left(lm):
-    lm.model.record_steps = True
+    lm.inference.record = True
     alone = [[d.tokens for d in drafts] for drafts in lm.stream(1, seed=5, steps=5)]
     next(lm.stream(1, seed=6, steps=5))
     one, other = lm.stream(1, seed=5, steps=5), lm.stream(1, seed=5, steps=5)
@@ -188,7 +188,7 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any]]] = [  # requests of one shape:
 
 def both(lm: TextDiffusion, **asked: Any) -> Iterator[list[str]]:
     for records in (True, False):
-        lm.model.record_steps = records
+        lm.inference.record = records
         yield [g.text for g in lm.generate(**{"n": 3, "seed": 1, "steps": 6, **asked})]
 
 
@@ -208,7 +208,7 @@ def test_guidance_acts_alike(device, tiny_runs, guide, knobs):
     for value in values:
         recorded, plain = both(lm, controls=[Label("food", value), Length(12)], knobs=knobs)
         assert recorded == plain
-    assert len(lm.model.inference._walks.idle) == 1, "both values are asked by one recording"
+    assert len(lm.inference._recorded.idle) == 1, "both values are asked by one recording"
 
 
 def test_several_requests_in_one_loop(device, tiny_runs, guide):
@@ -216,7 +216,7 @@ def test_several_requests_in_one_loop(device, tiny_runs, guide):
     known = lm.labellings["food"].values[1:]
     found = []
     for records in (True, False):
-        lm.model.record_steps = records
+        lm.inference.record = records
         works = [
             lm.work(2, 1, controls=[Label("food", known[0])], steps=6),
             lm.work(1, 5, steps=4),
@@ -265,9 +265,9 @@ MANY = st.lists(st.tuples(WANTED, st.integers(1, 12), st.integers(1, 3)), min_si
 
 def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide, monkeypatch):
     """Whatever is asked together: tiles as a GPU has them, every step as it would be recorded there."""
-    monkeypatch.setattr("difflm.models.recorded.Recorded", Strict)
-    monkeypatch.setattr("difflm.generation.pipeline.tiles", partial(make_batches, device_type="cuda"))
-    monkeypatch.setattr("difflm.models.batching.TOGETHER", 128)
+    monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    monkeypatch.setattr("difflm.generation.pipeline.make_batches", partial(make_batches, device_type="cuda"))
+    monkeypatch.setattr("difflm.models.batching.SINGLE_BATCH_POSITIONS", 128)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
 
     @given(MANY)
@@ -275,7 +275,7 @@ def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide
     def written(many: list[tuple[dict[str, Any], int, int]]) -> None:
         found = []
         for records in (True, False):
-            lm.model.record_steps = records
+            lm.inference.record = records
             works = [lm.work(n, seed, steps=steps, **asked) for seed, (asked, n, steps) in enumerate(many)]
             made = [(number, k, g.text) for number, texts in lm.together(works) for k, g in texts.items()]
             assert len(made) == sum(n for _, n, _ in many)
@@ -291,7 +291,7 @@ def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide
 def test_new_weights_are_seen_at_once(device, tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
     for dtype in (None, torch.bfloat16):
-        lm.model.set_inference(dtype)
+        lm.inference.dtype = dtype
         before = next(both(lm))
         module_tensors = copy.deepcopy(lm.model.state_dict())
         with torch.no_grad():
@@ -317,7 +317,7 @@ def lie_elsewhere(weight: torch.Tensor) -> None:
 def test_weights_are_followed_however_they_change(device, tiny_runs, change, dtype, part):
     """Also those that bend time: where steps go is worked out by what is recorded."""
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
-    lm.model.set_inference(dtype)
+    lm.inference.dtype = dtype
     with torch.no_grad():
         lm.model.times.loss_widths.copy_(torch.linspace(-9, 3, 100))
     before = [next(both(lm)) for _ in range(3)]
@@ -334,7 +334,8 @@ def test_the_writer_never_drops_out(device, tiny_runs):
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.5
     for dtype in (None, torch.bfloat16):
-        lm.model.eval().set_inference(dtype)
+        lm.model.eval()
+        lm.inference.dtype = dtype
         before = next(both(lm))
         lm.model.train()
         assert list(both(lm)) == [before, before]
@@ -350,12 +351,12 @@ def test_parts_and_weights_are_those_that_torch_finds(device, tiny_runs):
 
 def test_a_head_of_an_even_width_answers_the_same(monkeypatch, device, tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
-    lm.model.set_inference(torch.bfloat16)
+    lm.inference.dtype = torch.bfloat16
     x, t = torch.randn(3, 8, lm.model.denoiser.codec.dim, device=device), torch.rand(3, device=device)
     found = []
     for even in (False, True):
-        monkeypatch.setattr("difflm.models.inference.on_gpu", lambda network, even=even: even)
-        writer = copy.deepcopy(lm.model).writer
+        monkeypatch.setattr("difflm.models.inference.is_on_gpu", lambda network, even=even: even)
+        writer = Inference(lm.model, torch.bfloat16).denoiser
         assert isinstance(writer.network.head, PaddedLinear) == even
         with torch.no_grad():
             found.append(writer(x, t, torch.ones(3, 8, dtype=torch.bool, device=device)).logits)
@@ -365,8 +366,9 @@ def test_a_head_of_an_even_width_answers_the_same(monkeypatch, device, tiny_runs
 def test_a_copied_or_moved_model_does_not_write_with_old_weights(device, tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
     before = next(both(lm))
-    lm.model = copy.deepcopy(lm.model)
-    assert not lm.model.inference._walks.idle
+    lm = TextDiffusion(copy.deepcopy(lm.model), lm.tokenizer, lm.config)
+    lm.inference.record = True
+    assert not lm.inference._recorded.idle
     with torch.no_grad():
         lm.model.denoiser.codec.raw.add_(torch.randn_like(lm.model.denoiser.codec.raw))
     recorded, plain = both(lm)
@@ -378,19 +380,20 @@ def test_a_copied_or_moved_model_does_not_write_with_old_weights(device, tiny_ru
 def test_the_writer_is_no_part_of_the_model(device, tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32)
     names = set(lm.model.state_dict())
-    lm.model.set_inference(torch.bfloat16)
+    lm.inference.dtype = torch.bfloat16
     next(both(lm))
     assert set(lm.model.state_dict()) == names
     assert all(weight.dtype is torch.float32 for weight in lm.model.parameters())
-    assert sum(weight.requires_grad for weight in lm.model.writer.parameters()) == 0
+    assert sum(weight.requires_grad for weight in lm.inference.denoiser.parameters()) == 0
 
 
 def test_a_wide_writer_is_the_denoiser_to_the_bit(tiny_runs):
     """In float32, normalising word vectors once is normalising them at every call."""
-    model = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).model.eval()
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32)
+    model = lm.model.eval()
     x, t, mask = torch.randn(3, 8, model.denoiser.codec.dim), torch.rand(3), torch.ones(3, 8, dtype=torch.bool)
     with torch.no_grad():
-        own, ready = model.denoiser(x, t, mask), model.writer(x, t, mask)
+        own, ready = model.denoiser(x, t, mask), lm.inference.denoiser(x, t, mask)
     assert torch.equal(own.logits, ready.logits) and torch.equal(own.clean, ready.clean)
 
 
@@ -522,11 +525,11 @@ BUNDLED: list[list[Any]] = [
 @pytest.mark.long
 @pytest.mark.parametrize("controls", BUNDLED, ids=str)
 def test_every_step_of_the_bundled_model_can_be_recorded(monkeypatch, bundled, controls):
-    monkeypatch.setattr("difflm.models.recorded.Recorded", Strict)
-    bundled.model.inference._walks.clear()
-    bundled.model.record_steps = True
+    monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    bundled.inference._recorded.clear()
+    bundled.inference.record = True
     made = [bundled.generate(2, seed=seed, controls=controls, steps=5) for seed in (1, 2)]
-    bundled.model.record_steps = False
+    bundled.inference.record = False
     plain = [bundled.generate(2, seed=seed, controls=controls, steps=5) for seed in (1, 2)]
     assert [[str(g) for g in texts] for texts in made] == [[str(g) for g in texts] for texts in plain]
 
@@ -538,17 +541,17 @@ def bundled() -> TextDiffusion:
 
 @pytest.mark.parametrize("more", SETTINGS[:-2], ids=str)
 def test_every_setting_can_be_recorded(monkeypatch, tiny_runs, more):
-    monkeypatch.setattr("difflm.models.recorded.Recorded", Strict)
+    monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32)
     assert [len(walked(lm, True, **more)) for _ in range(2)] == [6, 6]
 
 
 def test_taking_over_weights_can_be_recorded(monkeypatch, tiny_runs):
-    monkeypatch.setattr("difflm.models.inference.Recorded", Strict)
+    monkeypatch.setattr("difflm.models.inference.CapturedFunction", Strict)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
-    lm.model.set_inference(torch.bfloat16)
+    lm.inference.dtype = torch.bfloat16
     for _ in range(3):
-        lm.model.sync_weights()
+        lm.inference.sync_weights()
 
 
 # -- the bundled model on a GPU ----------------------------------------------------------------------------------------
@@ -569,7 +572,7 @@ def agreement(one: list[list[str]], other: list[list[str]]) -> float:
 
 
 def written(lm: TextDiffusion, records: bool | None, **asked: Any) -> list[list[str]]:
-    lm.model.record_steps = records
+    lm.inference.record = records
     begun = time.perf_counter()
     made = [g.tokens for g in lm.generate(**{"n": 50, "seed": 4, **asked})]
     print(f"  {len(made)} texts, records={records}: {time.perf_counter() - begun:.3f} s")
@@ -612,7 +615,7 @@ def test_nothing_waits_for_the_device_while_a_tile_is_made():
 
     def frames() -> int:
         with torch.no_grad():
-            return len(list(lm.model.stream(Noise(tile.seeds, tile.samples), tile.lengths, 32, sampling)))
+            return len(list(lm.inference.stream(Noise(tile.seeds, tile.samples), tile.lengths, 32, sampling)))
 
     for _ in range(2):  # the first is made as it is, the second records its beginning
         frames()

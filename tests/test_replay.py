@@ -65,11 +65,11 @@ def test_a_shelf_lends_what_it_has_and_closes_what_it_lets_go() -> None:
 @pytest.mark.parametrize("method", ["difflm", "autoregressive"])
 def test_a_model_forgets_what_it_recorded_and_writes_the_same(tiny_runs, method) -> None:
     lm = TextDiffusion.from_pretrained(tiny_runs[method], "cuda" if torch.cuda.is_available() else "cpu")
-    lm.model.record_steps = True
-    shelf = lm.model.inference._walks if method == "difflm" else lm.model.writers
+    lm.inference.record = True
+    shelf = lm.inference._recorded if method == "difflm" else lm.model.writers
     first = [text.text for text in lm.generate(3)]
     assert shelf.idle
-    lm.model.clear_recorded()
+    lm.inference.clear_recorded()
     assert not shelf.idle and [text.text for text in lm.generate(3)] == first
 
 
@@ -85,7 +85,7 @@ def test_nothing_is_collected_while_something_is_recorded() -> None:
 def test_more_kinds_of_requests_than_are_kept_write_what_they_write_alone(tiny_runs) -> None:
     """Recordings that are let go take nothing with them."""
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], "cuda" if torch.cuda.is_available() else "cpu")
-    lm.model.record_steps = True
+    lm.inference.record = True
     first = [lm.generate(2, steps=steps, seed=1) for steps in range(2, MAX_RECORDED + 5)]
     again = [lm.generate(2, steps=steps, seed=1) for steps in range(2, MAX_RECORDED + 5)]
     assert [[one.text for one in texts] for texts in first] == [[one.text for one in texts] for texts in again]
@@ -100,7 +100,9 @@ def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> SamplerInputs:
     work.rows = lm._rows(work)
     (tile,) = make_batches(lm.model, work.rows, lm.device)
     steering = steering_for(tile, [(work.brief, part) for _, part in tile.owners], [work.span] * len(tile.lengths))
-    return lm.model.walk(Noise(tile.seeds, tile.samples), tile.lengths, tile.width, work.sampling, steering)
+    noise = Noise(tile.seeds, tile.samples)
+    where = (noise, tile.lengths, tile.width, work.sampling, steering)
+    return lm.model.sampler_inputs(lm.inference.denoiser, *where)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

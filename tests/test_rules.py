@@ -13,7 +13,7 @@ from difflm.diffusion.belief import Belief
 from difflm.diffusion.codecs import FixedEmbedding
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import expand_levels
-from difflm.diffusion.samplers import FREE, STEPS, Clamp, ImposeTokens, denoise
+from difflm.diffusion.samplers import FREE, STEPS, Clamp, ImposeTokens, Sampler, denoise
 
 
 @given(
@@ -53,7 +53,7 @@ def test_a_sequence_that_is_avoided_stays_away_when_another_takes_its_place():
     codec = FixedEmbedding(word_vectors(5))
     logits = torch.tensor([[[9.0, 0, 0, 0, 1], [0, 9.0, 8, 0, 1], [0, 0, 0, 9.0, 1]]])
     rule = BanSequences(codec, ((0, 1), (0, 2), (2, 3)))
-    tokens = rule(Belief(codec.expectation(logits), logits, tokenwise=True), torch.zeros(1), torch.zeros(1)).tokens
+    tokens = rule(Belief(logits, codec=codec), torch.zeros(1), torch.zeros(1)).tokens
     assert not any(find_completed(tokens, ids).any() for ids in rule.sequences)
     assert tokens[0, :2].tolist() == [0, 4]
 
@@ -66,9 +66,7 @@ def test_a_sequence_is_found_where_it_ends_and_not_around_the_corner():
 def test_a_clamped_belief_stays_clamped_where_nothing_is_ruled_out():
     codec = FixedEmbedding(word_vectors(5))
     logits = torch.randn(2, 6, 5)
-    clamped = Clamp(codec)(
-        Belief(codec.expectation(logits), logits, tokenwise=True), torch.zeros(2, 6, DIM), torch.zeros(2)
-    )
+    clamped = Clamp(codec)(Belief(logits, codec=codec), torch.zeros(2, 6, DIM), torch.zeros(2))
     banned = clamped.tokens == 0
     after = rule_out(clamped, ban_at(logits, torch.ones(2, 6, dtype=torch.bool), [0]), codec)
     assert torch.equal(after.clean[~banned], clamped.clean[~banned])
@@ -89,17 +87,18 @@ def test_known_positions_follow_the_posterior_of_their_words(rule, grid):
         walked.append((STEPS[rule](now), now))
         return walked[-1][0]
 
-    lie = Belief(torch.full((draws, 3, 2), 5.0, dtype=torch.float64), torch.zeros(draws, 3, 4, dtype=torch.float64))
+    nothing, state = torch.zeros(draws, 3, 4, dtype=torch.float64), torch.full((draws, 3, 2), 5.0, dtype=torch.float64)
+    lie = Belief(nothing, state=state)
     settle = ImposeTokens(codec, known.expand(draws, -1))
     noise, mask = Noise(3, torch.arange(draws)), torch.ones(draws, 3, dtype=torch.bool)
-    frames = list(denoise(lambda x, t, previous: lie, process, grid, recorded, [settle], noise, mask, 2))
+    frames = list(denoise(lambda *_: lie, process, grid, Sampler(recorded, [settle]), noise, mask, (3, 2)))
     assert all((frame.tokens[:, [0, 2]] == known[[0, 2]]).all() for frame in frames)
     vectors = codec.encode(known.clamp(min=0))
     assert len(walked) == len(grid) - 1
     for x, now in walked:
         assert torch.equal(now.belief.clean[:, 1], lie.clean[:, 1])
         there = now.s[0].expand(3)
-        alpha, sigma = (expand_levels(v, vectors) for v in (process.alpha(there), process.sigma(there)))
+        alpha, sigma = (expand_levels(v, vectors) for v in (process.at(there).alpha, process.at(there).sigma))
         z = ((x - alpha * vectors) / sigma)[:, [0, 2]]
         assert float(z.mean((0, 2)).abs().max()) < 5 / (2 * draws) ** 0.5 + 1e-3
         assert float((z.std((0, 2)) - 1).abs().max()) < 5 / (4 * draws) ** 0.5 + 1e-3
@@ -109,7 +108,7 @@ def test_settled_words_are_certain():
     codec = FixedEmbedding(word_vectors(4))
     logits = torch.randn(2, 3, 4)
     belief = ImposeTokens(codec, torch.tensor([[1, FREE, 3]] * 2))(
-        Belief(codec.expectation(logits), logits), None, None
+        Belief(logits, state=codec.expectation(logits)), None, None
     )
     assert belief.tokens[:, [0, 2]].tolist() == [[1, 3]] * 2
     assert belief.confidence[:, [0, 2]].tolist() == [[1, 1]] * 2

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import JOINT, ExactDenoiser, frequencies, oracle_walk, sample, sphere, total_variation, word_vectors
+from oracles import JOINT, ExactDenoiser, frequencies, oracle_walk, sample, total_variation, word_vectors
 
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.codecs import Embedding, FixedEmbedding
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian, expand_levels
-from difflm.diffusion.samplers import STEPS, BanTokens, Clamp, Draw, Frame, Temperature, denoise
+from difflm.diffusion.samplers import STEPS, BanTokens, BoundDenoiser, Clamp, Draw, Frame, Sampler, Temperature, denoise
 from difflm.diffusion.samplers.steps import StepState, ancestral, ddim, euler
 from difflm.diffusion.schedules import Cosine, LogSnrShift, Sqrt, Table
 
@@ -59,7 +59,7 @@ def test_every_step_lands_on_the_closed_form(rule, grid, exploding):
     for (x, now), s in zip(walked, grid[1:], strict=True):
         assert torch.equal(now.s, s.expand(draws, *s.shape[1:]))
         there = now.s[0].expand(3)
-        alpha, sigma = (expand_levels(v, X_0) for v in (process.alpha(there), process.sigma(there)))
+        alpha, sigma = (expand_levels(v, X_0) for v in (process.at(there).alpha, process.at(there).sigma))
         z = (x - alpha * X_0) / sigma
         assert float(z.mean((0, 2)).abs().max()) < 5 / math.sqrt(2 * draws) + 4e-4
         assert float((z.std((0, 2)) - 1).abs().max()) < 5 / math.sqrt(4 * draws) + 4e-4
@@ -74,9 +74,10 @@ def any_step(draw):
     s = t * torch.rand(5, 3, generator=generator, dtype=torch.float64) * 0.99
     process = Gaussian(draw(st.sampled_from([Sqrt(), Cosine(), LogSnrShift(Cosine(), -4.0)])), draw(st.booleans()))
     clean, noise, fresh = randn(), randn(), randn()
-    belief = Belief(clean, torch.zeros(5, 3, 2))
-    later = (clean, t + (1 - t) / 2)
-    now = StepState(process, process.corrupt(clean, t, noise), belief, t, s, lambda: fresh, later, lambda x, t: belief)
+    belief = Belief(torch.zeros(5, 3, 2), state=clean)
+    later, level = (clean, process.at(t + (1 - t) / 2)), process.at(t)
+    x = process.corrupt(clean, t, noise)
+    now = StepState(process, x, belief, level, process.at(s), lambda: fresh, later, lambda x, t: belief)
     return now, noise
 
 
@@ -115,8 +116,9 @@ def test_euler_is_exact_in_float32_from_the_deepest_noise():
     x, t, s = torch.randn(4, 3, 2), torch.ones(4), torch.zeros(4)
 
     def step(dtype):
-        belief = Belief(clean.to(dtype), torch.zeros(4, 3, 2))
-        return euler(StepState(process, x.to(dtype), belief, t.to(dtype), s.to(dtype), lambda: torch.zeros(())))
+        belief = Belief(torch.zeros(4, 3, 2), state=clean.to(dtype))
+        levels = process.at(t.to(dtype)), process.at(s.to(dtype))
+        return euler(StepState(process, x.to(dtype), belief, *levels, lambda: torch.zeros(())))
 
     assert torch.allclose(step(torch.float32).double(), step(torch.float64), atol=1e-6)
 
@@ -127,12 +129,13 @@ def test_exploding_is_preserving_in_other_units(rule, step):
     """Both processes are one in x/α, so a rule must give the same text for either."""
     now, _ = step
     alike = [Gaussian(now.process.schedule, exploding) for exploding in (False, True)]
-    y = now.x / expand_levels(now.process.alpha(now.t), now.x)
+    y = now.x / expand_levels(now.process.at(now.t).alpha, now.x)
     out = []
     for process in alike:
-        x = y * expand_levels(process.alpha(now.t), y)
-        moment = StepState(process, x, now.belief, now.t, now.s, now.noise, now.last, now.ask)
-        out.append(STEPS[rule](moment) / expand_levels(process.alpha(now.s), x))
+        x = y * expand_levels(process.at(now.t).alpha, y)
+        last = (now.last[0], process.at(now.last[1].t))
+        moment = StepState(process, x, now.belief, process.at(now.t), process.at(now.s), now.noise, last, now.ask)
+        out.append(STEPS[rule](moment) / expand_levels(process.at(now.s).alpha, x))
     assert torch.allclose(*out, rtol=1e-7, atol=1e-7)
 
 
@@ -247,7 +250,7 @@ def test_heavier_noise_truncation_narrows_the_samples():
         noise = Noise(0, torch.arange(5000), top_p=top_p)
         with torch.no_grad():
             *_, last = denoise(
-                lambda x, t, previous: denoiser(x, t), denoiser.process, even(20), ancestral, (), noise, mask, 8
+                BoundDenoiser(denoiser, mask), denoiser.process, even(20), Sampler(ancestral), noise, mask, (2, 8)
             )
         shares.append(float(frequencies(last.tokens).max()))
     assert shares[0] < shares[1] < shares[2]
@@ -262,7 +265,7 @@ INDEPENDENT = JOINT.sum(1, keepdim=True) * JOINT.sum(0, keepdim=True)
 def test_temperature_tempers_the_prior_of_independent_words(temperature):
     """p(w)^(1/T), renormalised: the evidence of x_t is no opinion and stays."""
     denoiser = ExactDenoiser(cosine(), joint=INDEPENDENT)
-    tokens = sample(denoiser, STEPS["ddim"], even(50), DRAWS, (Temperature(denoiser.codec, temperature),))
+    tokens = sample(denoiser, STEPS["ddim"], even(50), DRAWS, (Temperature(temperature),))
     tempered = INDEPENDENT ** (1 / temperature)
     assert total_variation(frequencies(tokens), tempered / tempered.sum()) < CLOSE
 
@@ -285,7 +288,7 @@ def some_belief(seed: int = 0, words: int = 5, batch: int = 4) -> tuple[Belief, 
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(batch, 3, words, generator=generator)
     x = torch.randn(batch, 3, 8, generator=generator)
-    return Belief(x, logits, tokenwise=True), x, torch.linspace(0, 1, batch)
+    return Belief(logits, codec=five_words()), x, torch.linspace(0, 1, batch)
 
 
 def test_clamp_and_draw_wait_for_their_time():
@@ -304,7 +307,7 @@ def test_clamp_never_takes_a_forbidden_word_and_its_tokens_are_the_words_it_took
     """The state lies on the second word, the logits prefer the third, and the second is forbidden."""
     codec = five_words()
     clean = codec.encode(torch.ones(2, 3, dtype=torch.int64))
-    belief = Belief(clean, torch.eye(5)[2].expand(2, 3, 5))
+    belief = Belief(torch.eye(5)[2].expand(2, 3, 5), state=clean)
     others = (codec.table() - codec.table()[1]).square().sum(-1)
     others[1] = float("inf")
     closest = int(others.argmin())
@@ -323,7 +326,7 @@ def test_the_rounding_head_reads_the_last_words_off_the_nearest_vectors():
     codec = five_words()
     clean = codec.encode(torch.ones(2, 3, dtype=torch.int64)) + 0.01
     codec.bias.data[3] = 100.0
-    belief = Belief(clean, torch.eye(5)[2].expand(2, 3, 5))
+    belief = Belief(torch.eye(5)[2].expand(2, 3, 5), state=clean)
     out = Clamp(codec, rounds=True)(belief, clean, torch.zeros(2))
     assert torch.equal(out.clean, codec.table()[1].expand(2, 3, -1)) and out.tokens.tolist() == [[3] * 3] * 2
     assert Clamp(codec)(belief, clean, torch.zeros(2)).tokens.tolist() == [[1] * 3] * 2
@@ -337,7 +340,7 @@ def test_draw_follows_the_belief():
     logits = belief.logits.clone()
     logits[..., 0] = float("-inf")  # neither the first nor the last word may be drawn by rounding
     logits[..., -1] = float("-inf")
-    many = Belief(belief.clean.expand(draws, -1, -1), logits.expand(draws, -1, -1))
+    many = Belief(logits.expand(draws, -1, -1), codec=codec)
     uniform = Noise(0, torch.arange(draws)).uniform(0, 3)
     drawn = codec.nearest(Draw(codec, lambda: uniform)(many, x.expand(draws, -1, -1), torch.zeros(draws)).clean)
     shares = torch.stack([(drawn == w).double().mean(0) for w in range(5)], dim=-1)
@@ -350,16 +353,15 @@ def test_editing_logits_moves_the_clean_state_only_where_it_is_their_mean():
     belief, x, t = some_belief()
     forbid = BanTokens(codec, (2,))
     assert torch.equal(forbid(belief, x, t).clean, codec.expectation(forbid(belief, x, t).logits))
-    free = Belief(belief.clean, belief.logits, tokenwise=False)
+    free = Belief(belief.logits, state=belief.clean)
     assert torch.equal(forbid(free, x, t).clean, free.clean)
 
 
 def test_temperature_leaves_the_evidence_alone():
-    codec = five_words()
     belief, x, t = some_belief()
     evidence = some_belief(1)[0].logits
-    told = Belief(belief.clean, belief.logits + evidence, evidence=evidence, tokenwise=True)
-    out = Temperature(codec, 0.5)(told, x, t)
+    told = Belief(belief.logits + evidence, evidence)
+    out = Temperature(0.5)(told, x, t)
     assert torch.allclose(out.logits, 2 * belief.logits + evidence, atol=1e-5)
 
 
@@ -368,9 +370,9 @@ def test_temperature_leaves_the_evidence_alone():
 
 def frames_of(samples: torch.Tensor, steps: int = 6, rule: str = "ancestral") -> list[Frame]:
     denoiser, mask = ExactDenoiser(cosine()), torch.ones(len(samples), 2, dtype=torch.bool)
-    ask, noise = (lambda x, t, previous: denoiser(x, t)), Noise(9, samples)
+    ask, noise = BoundDenoiser(denoiser, mask), Noise(9, samples)
     with torch.no_grad():
-        return list(denoise(ask, denoiser.process, even(steps), STEPS[rule], (), noise, mask, sphere().dim))
+        return list(denoise(ask, denoiser.process, even(steps), Sampler(STEPS[rule]), noise, mask, (2, 8)))
 
 
 def test_frames_say_where_they_are_and_what_changed():
@@ -402,6 +404,6 @@ def test_the_last_belief_is_handed_to_the_next_call():
         return belief
 
     mask = torch.ones(3, 2, dtype=torch.bool)
-    list(denoise(ask, cosine(), even(4), ancestral, (), Noise(0, torch.arange(3)), mask, 8))
+    list(denoise(ask, cosine(), even(4), Sampler(ancestral), Noise(0, torch.arange(3)), mask, (2, 8)))
     assert seen[0] is None
     assert all(a is b for a, b in zip(seen[1:], given_back, strict=False))

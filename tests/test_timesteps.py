@@ -7,14 +7,35 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from difflm.diffusion.noise import Noise
 from difflm.diffusion.schedules import Cosine, interpolate
-from difflm.diffusion.timesteps import LearnedWarp, LossAware, LowDiscrepancy, Uniform
+from difflm.diffusion.timesteps import LearnedWarp, LossAware, LowDiscrepancy, TimeSampler, Uniform
 
-CPU = torch.device("cpu")
+
+def texts(count: int, seed: int = 0) -> Noise:
+    """The noise of so many texts of a run."""
+    return Noise(seed, torch.arange(count))
+
+
+def of_words(count: int) -> torch.Tensor:
+    """The mask of texts of one word."""
+    return torch.ones(count, 1, dtype=torch.bool)
+
+
+def drawn(sampler: TimeSampler, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return sampler.sample(texts(count), of_words(count))
+
+
+def observe(sampler: TimeSampler, t: torch.Tensor, losses: torch.Tensor) -> None:
+    sampler.observe(t, losses.unsqueeze(1), of_words(len(t)))
+
+
+def fit_loss(warp: LearnedWarp, t: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
+    return warp.fit_loss(t, losses.unsqueeze(1), of_words(len(t)))
 
 
 def test_uniform_times_are_uniform():
-    t, weight = Uniform().sample(40_000, CPU)
+    t, weight = drawn(Uniform(), 40_000)
     assert float(t.min()) >= 0 and float(t.max()) <= 1
     assert abs(float(t.mean()) - 0.5) < 5 / math.sqrt(12 * 40_000)
     assert bool((weight == 1).all())
@@ -22,7 +43,7 @@ def test_uniform_times_are_uniform():
 
 def test_discrete_times_are_the_levels_of_the_chain():
     """1/T … 1, each with probability 1/T: at 40,000 draws of 20 levels a share's standard error is 0.0011."""
-    t, _ = Uniform(steps=20).sample(40_000, CPU)
+    t, _ = drawn(Uniform(steps=20), 40_000)
     levels = t * 20
     assert torch.allclose(levels, levels.round(), atol=1e-5)
     shares = torch.bincount(levels.round().long(), minlength=21).double() / len(t)
@@ -33,14 +54,14 @@ def test_discrete_times_are_the_levels_of_the_chain():
 @given(batch=st.integers(1, 300))
 def test_low_discrepancy_covers_the_interval_in_every_batch(batch):
     """Golden-ratio points leave no gap wider than φ²/n ≈ 2.62/n (the three-gap theorem)."""
-    t = LowDiscrepancy().draw(batch, CPU).double().sort().values
+    t = LowDiscrepancy().draw(texts(batch)).double().sort().values
     gaps = torch.diff(torch.cat([t, t[:1] + 1]))
     assert float(gaps.max()) < 2.62 / batch + 1e-6
 
 
 def test_low_discrepancy_is_uniform_over_batches():
     """Each time alone is U(0, 1): over 4,000 batches the mean's standard error is 0.0046."""
-    first = torch.stack([LowDiscrepancy().draw(3, CPU)[2] for _ in range(4000)])
+    first = torch.stack([LowDiscrepancy().draw(texts(3, seed))[2] for seed in range(4000)])
     assert abs(float(first.mean()) - 0.5) < 5 * 0.0046
 
 
@@ -49,13 +70,13 @@ def filled(bins: int = 8) -> LossAware:
     sampler = LossAware(bins=bins, keep=10)
     for _ in range(10):
         t = (torch.arange(bins) + 0.5) / bins
-        sampler.observe(t, torch.arange(bins) + 1.0)
+        observe(sampler, t, torch.arange(bins) + 1.0)
     return sampler
 
 
 def test_loss_aware_starts_uniform_and_waits_for_every_bin():
     sampler = LossAware(bins=4, keep=3)
-    sampler.observe(torch.full((30,), 0.1), torch.full((30,), 9.0))
+    observe(sampler, torch.full((30,), 0.1), torch.full((30,), 9.0))
     assert sampler.probabilities().tolist() == pytest.approx([0.25] * 4)
 
 
@@ -65,7 +86,7 @@ def test_loss_aware_prefers_bins_by_their_root_mean_square():
     share = torch.arange(1, 9, dtype=torch.float64) / 36
     assert torch.allclose(p, share * 0.999 + 0.001 / 8, rtol=1e-5)
     sampler = LossAware(bins=1, keep=2)
-    sampler.observe(torch.tensor([0.5, 0.5]), torch.tensor([3.0, 4.0]))
+    observe(sampler, torch.tensor([0.5, 0.5]), torch.tensor([3.0, 4.0]))
     assert float(sampler.history.square().mean().sqrt()) == pytest.approx(math.sqrt(12.5))
 
 
@@ -73,7 +94,7 @@ def test_loss_aware_weights_undo_the_preference():
     """Σ_k p_k w_k f_k is the plain mean of f over bins, and so is the average of w·f over many draws."""
     sampler = filled()
     p = sampler.probabilities()
-    t, weight = sampler.sample(100_000, CPU)
+    t, weight = drawn(sampler, 100_000)
     bins = (t * 8).long()
     assert torch.allclose(weight, 1 / (8 * p[bins]), rtol=1e-5)
     assert float((p * (1 / (8 * p)) * torch.arange(8)).sum()) == pytest.approx(3.5, rel=1e-5)
@@ -87,12 +108,12 @@ def test_loss_aware_remembers_the_last_of_each_bin():
     """A ring of four places: six losses of one bin in one batch, other bins between them, then one more."""
     sampler = LossAware(bins=2, keep=4)
     t = torch.tensor([0.1, 0.9, 0.1, 0.2])
-    sampler.observe(t, torch.tensor([1.0, 50.0, 2.0, 3.0]))
+    observe(sampler, t, torch.tensor([1.0, 50.0, 2.0, 3.0]))
     assert sampler.history[0].tolist() == [1, 2, 3, 0] and sampler.history[1].tolist() == [50, 0, 0, 0]
-    sampler.observe(t, torch.tensor([4.0, 60.0, 5.0, 6.0]))
+    observe(sampler, t, torch.tensor([4.0, 60.0, 5.0, 6.0]))
     assert sampler.history[0].tolist() == [5, 6, 3, 4] and sampler.history[1].tolist() == [50, 60, 0, 0]
     assert sampler.seen.tolist() == [6, 2]
-    sampler.observe(torch.tensor([1.0]), torch.tensor([70.0]))  # the end of time belongs to the last bin
+    observe(sampler, torch.tensor([1.0]), torch.tensor([70.0]))  # the end of time belongs to the last bin
     assert sampler.history[1].tolist() == [50, 60, 70, 0]
 
 
@@ -116,11 +137,11 @@ def fitted() -> LearnedWarp:
     torch.manual_seed(1)
     warp = LearnedWarp()
     optimiser = torch.optim.Adam(warp.parameters(), lr=0.02)
-    for _ in range(1200):
-        t, _ = warp.sample(256, CPU)
+    for step in range(1200):
+        t, _ = warp.sample(Noise(1, step * 256 + torch.arange(256)), of_words(256))
         losses = curve(t) * (1 + 0.1 * torch.randn(256))
         optimiser.zero_grad()
-        warp.fit_loss(t, losses).backward()
+        fit_loss(warp, t, losses).backward()
         optimiser.step()
     return warp
 
@@ -165,7 +186,7 @@ def test_density_is_how_often_a_time_is_drawn(fitted):
     grid = (torch.arange(20_000) + 0.5) / 20_000
     density = fitted.density(grid)
     assert float(density.mean()) == pytest.approx(1, abs=0.01)
-    t, _ = fitted.sample(20_000, CPU)
+    t, _ = drawn(fitted, 20_000)
     assert float((t < 0.6).double().mean()) == pytest.approx(float(density[grid < 0.6].sum() / 20_000), abs=0.01)
 
 
@@ -176,13 +197,13 @@ def test_the_fit_counts_every_time_alike():
         warp.loss_widths.copy_(torch.linspace(-5, -2, 20))
     even = (torch.arange(50_000) + 0.5) / 50_000
     plain = (interpolate(even, *warp.edges()) - curve(even)).square().mean()
-    t, _ = warp.sample(50_000, CPU)
-    assert float(warp.fit_loss(t, curve(t)).detach()) == pytest.approx(float(plain.detach()), rel=0.02)
+    t, _ = drawn(warp, 50_000)
+    assert float(fit_loss(warp, t, curve(t)).detach()) == pytest.approx(float(plain.detach()), rel=0.02)
 
 
 def test_a_fit_moves_the_warp_alone():
     warp, losses = LearnedWarp(), torch.ones(4, requires_grad=True)
-    warp.fit_loss(torch.rand(4), losses * 2).backward()
+    fit_loss(warp, torch.rand(4), losses * 2).backward()
     assert losses.grad is None
     assert all(bool(p.grad.any()) for p in warp.parameters())
 

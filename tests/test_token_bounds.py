@@ -8,10 +8,10 @@ from oracles import ENTROPY, JOINT
 from token_oracles import MUTUAL, ExactTokens
 from torch import Tensor
 
+from difflm.diffusion.bounds import DiscreteBound
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing, Hybrid, Interpolating, Uniform
-from difflm.diffusion.timesteps import Between, MostlyAt
-from difflm.diffusion.token_bounds import token_bound
+from difflm.diffusion.timesteps import BlockTimes, MostlyAt, TimeSampler
 
 EACH = 2000
 CELLS = torch.arange(9).repeat_interleave(EACH)
@@ -35,7 +35,7 @@ class AtAnyTime(ExactTokens):
 
 def measured(process: Interpolating, draws: int, levels: int | None = None) -> tuple[Tensor, float, float]:
     noise = Noise(0, torch.arange(len(IDS)))
-    nats = token_bound(AtAnyTime(process), IDS, MASK, noise, draws, levels).mean(1).view(9, EACH)
+    nats = DiscreteBound()(AtAnyTime(process), TimeSampler(levels), IDS, MASK, noise, draws).mean(1).view(9, EACH)
     mean, error = nats.mean(1), nats.std(1) / math.sqrt(EACH)
     p = JOINT.flatten()
     return (mean + p.log()) / error, float(p @ mean), float((p * error).square().sum().sqrt())
@@ -55,7 +55,9 @@ def test_the_estimate_of_a_chain_has_its_gap():
 
 
 def test_times_of_a_part_and_times_that_are_favoured():
-    t, weight = Between(0.45, 0.95).sample(1000, torch.device("cpu"))
+    noise, mask = Noise(0, torch.arange(1000)), torch.ones(1000, 8)
+    t, weight = BlockTimes(4, 0.45, 0.95).sample(noise, mask)
     assert float(t.min()) >= 0.45 and float(t.max()) <= 0.95 and bool((weight == 1).all())
-    t, _ = MostlyAt(0.15).sample(1000, torch.device("cpu"))
+    assert torch.equal(t[:, :4], t[:, :1].expand(-1, 4)) and bool((t[:, 0] != t[:, 4]).all())  # a time for each block
+    t, _ = MostlyAt(0.15).sample(noise, mask)
     assert bool((t[::2] == 0.15).all()) and float(t[1::2].max()) > 0.9

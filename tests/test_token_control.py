@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from difflm.models.token_diffusion import TokenDiffusion, apply_contrast
 from oracles import JOINT, frequencies, total_variation
 from tiny import Silent, tiny_run, write_grammar
 from token_oracles import ExactTokens, likelihoods
@@ -18,12 +17,13 @@ from difflm.diffusion.belief import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
-from difflm.diffusion.samplers import Steering, denoise
-from difflm.diffusion.samplers.discrete_steps import MASK_STEPS
+from difflm.diffusion.samplers import BoundDenoiser, Sampler, Steering, denoise
+from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
+from difflm.models.diffusion import DiffusionModel, apply_contrast
 from difflm.models.lengths import DrawnLength
 from difflm.training.classifier import train_guide
 from difflm.training.recipe import check
@@ -49,12 +49,17 @@ class Exact:
 def guided(knobs: GuidanceSettings, steps: int = 2, rule: str = "first-hitting") -> Tensor:
     denoiser = ExactTokens(Absorbing(3))
     mask = torch.ones(DRAWS, 2, dtype=torch.bool)
-    classifier = lambda denoiser, x, t, mask: Exact(denoiser, x, t)  # noqa: E731
+    classifier = lambda x, t, mask: Exact(denoiser, x, t)  # noqa: E731
     guide = GuidedBelief(Guidance([GuidanceTarget(classifier, "same", torch.zeros(DRAWS))], denoiser, mask, knobs))
     grid = torch.linspace(0.99, 0, steps + 1, dtype=torch.float64)  # at t = 1 no word stands, and none can be tried
-    ask = lambda x, t, previous: denoiser(x, t)  # noqa: E731
     for frame in denoise(  # noqa: B007
-        ask, denoiser.process, grid, MASK_STEPS[rule], [guide], Noise(0, torch.arange(DRAWS)), mask, 0
+        BoundDenoiser(denoiser, mask),
+        denoiser.process,
+        grid,
+        Sampler(DISCRETE_STEPS[rule], [guide]),
+        Noise(0, torch.arange(DRAWS)),
+        mask,
+        (2,),
     ):
         pass
     return frequencies(frame.tokens)
@@ -83,7 +88,7 @@ def test_the_first_order_term_is_exact_for_a_linear_classifier():
             return self.value
 
     x, t = torch.tensor([[3, 3], [3, 1]]), torch.tensor([0.5, 0.5]).double()
-    classifier = lambda denoiser, x, t, mask: Linear(x)  # noqa: E731
+    classifier = lambda x, t, mask: Linear(x)  # noqa: E731
     wish = GuidanceTarget(classifier, "", torch.zeros(2))
     made = [
         GuidedBelief(Guidance([wish], denoiser, torch.ones(2, 2, dtype=torch.bool), GuidanceSettings(climb, 2.0)))(
@@ -97,13 +102,13 @@ def test_the_first_order_term_is_exact_for_a_linear_classifier():
 
 def test_contrast_of_exact_beliefs():
     """Weight 0 is p(x | y); −1 is p(x); between them geometric means, as the formula of Ho and Salimans has it."""
-    told, untold = (Belief(v, v, tokenwise=True) for v in torch.randn(2, 1, 2, 5, dtype=torch.float64))
+    told, untold = (Belief(v) for v in torch.randn(2, 1, 2, 5, dtype=torch.float64))
     for weight in (0.0, -1.0, 1.5):
         p = apply_contrast(told, untold, weight).logits.log_softmax(-1)
         want = (1 + weight) * told.logits.log_softmax(-1) - weight * untold.logits.log_softmax(-1)
         assert torch.allclose(p, want.log_softmax(-1), atol=1e-12)
     settled = torch.full((1, 1, 5), float("-inf")).index_fill(-1, torch.tensor(3), 0.0)
-    sure = Belief(settled, settled, tokenwise=True)
+    sure = Belief(settled)
     assert torch.equal(apply_contrast(sure, sure, 2.0).logits, settled)
 
 
@@ -111,11 +116,12 @@ def test_contrast_of_exact_beliefs():
 def test_a_label_is_a_known_word(weight):
     """The first word as the label of the second: p(x | c)^γ p(x)^(1 − γ) with γ = 1 + w, from exact parts."""
     parts = (Objective({"elbo": 1.0}), LowDiscrepancy(), DrawnLength(2), Sampling(contrast=weight))
-    model = TokenDiffusion(ExactTokens(Absorbing(3)), *parts)
+    exact = ExactTokens(Absorbing(3))
+    model = DiffusionModel(exact.codec, exact.process, exact.network, *parts)
     known = torch.tensor([[0, -1], [1, -1], [2, -1]])
-    ask = model.asked(torch.ones(3, 2, dtype=torch.bool), model.sampling, Steering(known=known))
+    ask = model.bind_denoiser(exact, torch.ones(3, 2, dtype=torch.bool), model.sampling, Steering(known=known))
     x = torch.where(known >= 0, known, 3)
-    found = ask(x, torch.full((3,), 0.5).double(), None).logits[:, 1].softmax(-1)
+    found = ask(x, exact.process.at(torch.full((3,), 0.5).double()), None).logits[:, 1].softmax(-1)
     conditional, alone = JOINT / JOINT.sum(1, keepdim=True), JOINT.sum(0)
     want = conditional ** (1 + weight) * alone**-weight
     assert torch.allclose(found, want / want.sum(1, keepdim=True), atol=1e-9)

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import ENTROPY, JOINT
-from token_oracles import CELLS, MUTUAL, ExactTokens, chained, continuous, expected, mean, nodes
+from token_oracles import CELLS, MUTUAL, ExactTokens, beliefs_of, chained, continuous, expected, mean, nodes
 from torch.nn import functional as F
 
+from difflm.data.batches import Batch
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.processes import (
     Absorbing,
@@ -36,7 +37,7 @@ BELIEF = torch.tensor([0.55, 0.25, 0.15, 0.05], dtype=torch.float64)
 
 
 def believing(logits: torch.Tensor) -> Belief:
-    return Belief(logits, logits, tokenwise=True)
+    return Belief(logits)
 
 
 class Steps(AlphaSchedule):
@@ -90,7 +91,7 @@ def test_one_step_of_uniform_and_absorbing_noise():
     spread = half.spread(half.mix(torch.ones(1).double()), torch.tensor([0.1, 0.5, 0.3, 0.1]).double().view(1, 1, 4))
     assert spread.flatten().tolist() == pytest.approx([0.175, 0.375, 0.275, 0.175])
     quarters = Absorbing(4, type("Quarters", (AlphaSchedule,), {"alpha": lambda self, t: 0.75 ** (4 * t)})())
-    kept = quarters.kept(torch.zeros(4, 1, dtype=torch.long), torch.tensor([0.25, 0.5, 0.75, 1.0]).double())
+    kept = quarters.survival(torch.zeros(4, 1, dtype=torch.long), torch.tensor([0.25, 0.5, 0.75, 1.0]).double())
     assert kept.flatten().tolist() == pytest.approx([0.75, 0.5625, 0.421875, 0.31640625])
 
 
@@ -211,7 +212,7 @@ def test_score_entropy_trains_on_uniform_noise_as_the_bound_does():
         torch.manual_seed(0)
         model = METHODS[method](hidden=16, layers=1, heads=2, dropout=0.0, **choices).build(30, 12)
         ids = torch.randint(4, 30, (32, 12), generator=torch.Generator().manual_seed(1))
-        loss = model.loss(ids, torch.full((32,), 12))["loss"]
+        loss = model(Batch(ids, torch.full((32,), 12))).means()["loss"]
         loss.backward()
         found.append((float(loss.detach()), float(model.denoiser.network.head.weight.grad.norm())))
     assert found[0] == pytest.approx(found[1], rel=1e-4)
@@ -230,7 +231,7 @@ def test_masks_need_no_special_formula():
 
     process, t, s = Absorbing(3), torch.tensor([0.6]).double(), torch.tensor([0.2]).double()
     ids, z = torch.tensor([[0, 1]]), torch.tensor([[3, 1]])
-    belief = process.belief_from_logits(torch.randn(1, 2, 3, dtype=torch.float64), z, t)
+    belief = beliefs_of(process, torch.randn(1, 2, 3, dtype=torch.float64), z, t)
     assert torch.allclose(Interpolating.rate_nats(process, ids, z, belief, t), process.rate_nats(ids, z, belief, t))
     assert torch.allclose(
         super(Absorbing, process).step_nats(ids, z, belief, t, s), process.step_nats(ids, z, belief, t, s)
@@ -467,7 +468,7 @@ def test_auxiliary_cross_entropy_belongs_on_the_converted_posterior():
 
         def nats(ids, z, time):
             context = exact.context(z, time) + shift * (z[:, :1, None] == 0)
-            logits = process.belief_from_logits(context, z, time).logits if convert else context
+            logits = beliefs_of(process, context, z, time).logits if convert else context
             return -logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)[:, :1]
 
         return torch.autograd.grad((JOINT.flatten() * expected(process, CELLS, t, nats)).sum(), shift)[0]

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 from oracles import JOINT, frequencies, sample, total_variation
-from token_oracles import ExactTokens
+from token_oracles import ExactTokens, beliefs_of
 
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing, Hybrid, Spindle, Uniform
 from difflm.diffusion.processes.discrete import DiscreteProcess
-from difflm.diffusion.samplers import Steering, StepSpan, StepState
-from difflm.diffusion.samplers.discrete_steps import HYBRID_STEPS, MASK_STEPS, SETTLED, TOKEN_STEPS, with_corrections
+from difflm.diffusion.samplers import DISCRETE_STEPS, Sampler, Steering, StepSpan, StepState, denoise
+from difflm.diffusion.samplers.discrete_steps import SETTLED, add_corrections
 from difflm.methods import METHODS
 from difflm.models.base import Sampling
 
@@ -37,26 +37,26 @@ def grid(steps: int) -> torch.Tensor:
     ids=["masks", "uniform", "hybrid", "spindle"],
 )
 def test_ancestral_sampling_recovers_the_joint(process: DiscreteProcess, steps: int):
-    tokens = sample(ExactTokens(process), TOKEN_STEPS["ancestral"], grid(steps), DRAWS)
+    tokens = sample(ExactTokens(process), DISCRETE_STEPS["ancestral"], grid(steps), DRAWS)
     assert total_variation(frequencies(tokens), JOINT) < CLOSE + 0.5 * 0.26 / steps * 4
 
 
 @pytest.mark.parametrize("rule", ["first-hitting", "remask"])
 def test_other_rules_that_draw_from_the_model(rule: str):
-    tokens = sample(ExactTokens(Absorbing(3)), MASK_STEPS[rule], grid(2 if rule == "first-hitting" else 64), DRAWS)
+    tokens = sample(ExactTokens(Absorbing(3)), DISCRETE_STEPS[rule], grid(2 if rule == "first-hitting" else 64), DRAWS)
     assert total_variation(frequencies(tokens), JOINT) < CLOSE + 0.01
 
 
 def test_one_step_writes_independent_words():
     """All words at once know nothing of each other: the product of the marginals, 0.26 nats away."""
-    tokens = sample(ExactTokens(Absorbing(3)), TOKEN_STEPS["ancestral"], grid(1), DRAWS)
+    tokens = sample(ExactTokens(Absorbing(3)), DISCRETE_STEPS["ancestral"], grid(1), DRAWS)
     independent = JOINT.sum(1, keepdim=True) * JOINT.sum(0, keepdim=True)
     assert total_variation(frequencies(tokens), independent) < CLOSE
     assert total_variation(frequencies(tokens), JOINT) > 0.1
 
 
 def test_gibbs_has_the_joint_of_consistent_conditionals_as_its_rest():
-    tokens = sample(ExactTokens(Absorbing(3)), MASK_STEPS["gibbs"], grid(25), DRAWS)
+    tokens = sample(ExactTokens(Absorbing(3)), DISCRETE_STEPS["gibbs"], grid(25), DRAWS)
     assert total_variation(frequencies(tokens), JOINT) < CLOSE
 
 
@@ -68,7 +68,7 @@ def test_gibbs_has_no_joint_where_conditionals_have_none():
             other = ExactTokens(self.process, JOINT.T.contiguous())
             return torch.stack([super().context(z, t)[:, 0], other.context(z, t)[:, 1]], dim=1)
 
-    tokens = sample(Torn(Absorbing(3)), MASK_STEPS["gibbs"], grid(25), DRAWS)
+    tokens = sample(Torn(Absorbing(3)), DISCRETE_STEPS["gibbs"], grid(25), DRAWS)
     found = frequencies(tokens)
     assert total_variation(found, JOINT) > 0.05 and total_variation(found, JOINT.T) > 0.05
 
@@ -82,7 +82,9 @@ def test_gibbs_draws_any_word_first_and_a_likely_one_later():
     def farthest(time: float) -> int:
         t, s = torch.full((2000,), time), torch.full((2000,), time - 0.01)
         fresh = torch.rand(2000, 2, 3, generator=torch.Generator().manual_seed(0))
-        words = MASK_STEPS["gibbs"](StepState(process, x, Belief(logits, logits), t, s, lambda: fresh))
+        words = DISCRETE_STEPS["gibbs"](
+            StepState(process, x, Belief(logits), process.at(t), process.at(s), lambda: fresh)
+        )
         return int(words.masked_fill(words == process.mask_id, 0).max())
 
     assert farthest(0.51) > 140 and 90 < farthest(0.5) < 100
@@ -95,25 +97,25 @@ def test_a_correction_puts_the_likeliest_other_word_in_place_of_what_stands():
     context = torch.tensor([[[0.0, 0.05, -9, -9, -9], [0, -9, 0.5, -9, -9], [0, -9, -9, 2, -9], [1, -9, -9, -9, -9]]])
     evidence = torch.tensor([30.0, 0, 0, 0, 0]).expand(1, 4, 5)
     free, t = torch.tensor([[True, True, False, True]]), torch.tensor([SETTLED])
-    belief = Belief(context, context + evidence, evidence)
-    now = StepState(process, x, belief, t, t, lambda: torch.full((1, 4, 3), 0.5), free=free)
-    assert HYBRID_STEPS["self-correct"](now).tolist() == [[0, 2, 0, 0]]
-    done = replace(now, t=torch.zeros(1), s=torch.zeros(1))
-    assert HYBRID_STEPS["self-correct"](done).tolist() == x.tolist()
+    belief = Belief(context + evidence, evidence)
+    now = StepState(process, x, belief, process.at(t), process.at(t), lambda: torch.full((1, 4, 3), 0.5), free=free)
+    assert DISCRETE_STEPS["self-correct"](now).tolist() == [[0, 2, 0, 0]]
+    done = replace(now, level=process.at(torch.zeros(1)), next_level=process.at(torch.zeros(1)))
+    assert DISCRETE_STEPS["self-correct"](done).tolist() == x.tolist()
 
 
 def test_half_of_the_steps_correct():
-    times = with_corrections(torch.linspace(1, 0, 9).unsqueeze(1)).flatten().tolist()
+    times = add_corrections(torch.linspace(1, 0, 9).unsqueeze(1)).flatten().tolist()
     assert times == pytest.approx([1, 0.75, 0.5, 0.25, *[SETTLED] * 4, 0])
-    edited = with_corrections(torch.tensor([[0.4], [0.2], [0.0], [0.0]])).flatten().tolist()
+    edited = add_corrections(torch.tensor([[0.4], [0.2], [0.0], [0.0]])).flatten().tolist()
     assert edited == pytest.approx([0.4, SETTLED, 0, 0])
 
 
 def test_corrections_lead_to_likelier_texts():
     """The joint's most frequent cell, 0.47, and the next, 0.19, which no single word improves, take nearly all."""
     exact = ExactTokens(Hybrid(3, 0.2))
-    times = with_corrections(grid(16).unsqueeze(1)).flatten()
-    found = frequencies(sample(exact, HYBRID_STEPS["self-correct"], times, 5_000))
+    times = add_corrections(grid(16).unsqueeze(1)).flatten()
+    found = frequencies(sample(exact, DISCRETE_STEPS["self-correct"], times, 5_000))
     assert float(found[0, 1] + found[2, 0]) > 0.9 > 0.7 > float(JOINT[0, 1] + JOINT[2, 0])
 
 
@@ -127,7 +129,7 @@ def test_remasking_leaves_the_marginals_of_the_process():
     for most in (0.0, 0.1, 0.5):
         from difflm.diffusion.samplers.discrete_steps import remask
 
-        now = StepState(process, x, exact(x, t), t, s, lambda: torch.rand(n, 2, 3))
+        now = StepState(process, x, exact(x, t), process.at(t), process.at(s), lambda: torch.rand(n, 2, 3))
         share = float((remask(now, most) == 3).double().mean())
         assert share == pytest.approx(0.5, abs=5 * math.sqrt(0.25 / (2 * n)))
 
@@ -153,12 +155,11 @@ class TwoTexts(torch.nn.Module):
 
 def whole(steps: int, rule: str, length: int = 8, draws: int = 4000) -> float:
     """The share of texts that are one of the two."""
-    from difflm.diffusion.samplers import denoise
-
     process, network = Absorbing(2), TwoTexts(length)
     mask = torch.ones(draws, length, dtype=torch.bool)
-    ask = lambda x, t, previous: process.belief_from_logits(network(x, t, mask), x, t)  # noqa: E731
-    for frame in denoise(ask, process, grid(steps), MASK_STEPS[rule], (), Noise(0, torch.arange(draws)), mask, 0):  # noqa: B007
+    ask = lambda x, level, _: beliefs_of(process, network(x, level.t, mask), x, level.t)  # noqa: E731
+    noise, sampler = Noise(0, torch.arange(draws)), Sampler(DISCRETE_STEPS[rule])
+    for frame in denoise(ask, process, grid(steps), sampler, noise, mask, (length,)):  # noqa: B007
         pass
     return float((frame.tokens.unsqueeze(1) == network.texts).all(-1).any(-1).double().mean())
 
@@ -202,7 +203,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(method: str):
 
 
 @pytest.mark.parametrize("method", ["mdlm", "udlm", "gidd"])
-@pytest.mark.parametrize("rule", {**MASK_STEPS, **HYBRID_STEPS})
+@pytest.mark.parametrize("rule", DISCRETE_STEPS)
 def test_known_words_stand_and_no_mask_is_left(method: str, rule: str):
     model = tiny(method)
     if rule not in model.samplers:

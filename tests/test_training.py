@@ -186,7 +186,7 @@ def test_a_narrow_copy_learns_what_autocast_does():
             torch.manual_seed(step)
             batch = made_up(step)
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = working.model.loss(torch.from_numpy(batch.ids), torch.from_numpy(batch.lengths))["loss"]
+                loss = working.model(batch.map(torch.from_numpy)).means()["loss"]
             loss.backward()
             update(step, 0)
             assert all(weight.grad is None for weight in (*model.parameters(), *working.used))
@@ -201,7 +201,7 @@ def stepped(working, ema, update, steps):
         torch.manual_seed(step)
         batch = made_up(step)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            working.model.loss(torch.from_numpy(batch.ids), torch.from_numpy(batch.lengths))["loss"].backward()
+            working.model(batch.map(torch.from_numpy)).means()["loss"].backward()
         update(step, 0)
 
 

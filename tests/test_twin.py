@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import FREE, Steering
@@ -61,7 +62,7 @@ def test_a_cached_step_answers_as_the_whole_text_does(twin):
 
 def test_nats_are_the_chain_rule(twin):
     texts = [(4,), (6, 5, 4), (5, 5)]
-    nats = twin.nats(*padded(texts))
+    nats = twin.nats(Batch(*padded(texts)))
     for found, text in zip(nats.tolist(), texts, strict=True):
         by_hand = sum(-float(full_logits(twin, text[:i]).log_softmax(-1)[word]) for i, word in enumerate((*text, END)))
         assert found == pytest.approx(by_hand, rel=1e-4)
@@ -82,18 +83,18 @@ def test_probabilities_of_all_texts_sum_to_one(twin):
 
 
 def test_pads_and_the_batch_change_no_likelihood(twin):
-    alone = twin.nats(*padded([(4, 5)]))
-    beside = twin.nats(*padded([(4, 5), (6, 6, 6, 6, 6)]))
+    alone = twin.nats(Batch(*padded([(4, 5)])))
+    beside = twin.nats(Batch(*padded([(4, 5), (6, 6, 6, 6, 6)])))
     assert float(beside[0]) == pytest.approx(float(alone[0]), rel=1e-5)
     ids, lengths = padded([(4, 5), (6, 6, 6, 6, 6)])
     ids[0, 2:] = 6  # whatever stands beyond the end
-    assert float(twin.nats(ids, lengths)[0]) == pytest.approx(float(alone[0]), rel=1e-5)
+    assert float(twin.nats(Batch(ids, lengths))[0]) == pytest.approx(float(alone[0]), rel=1e-5)
 
 
 def test_the_loss_is_nats_per_token_with_end_counted(twin):
     ids, lengths = padded([(4, 5), (6, 6, 6, 6, 5)])
-    expected = float(twin.nats(ids, lengths).sum()) / (3 + 6)
-    assert float(twin.loss(ids, lengths)["loss"].detach()) == pytest.approx(expected, rel=1e-5)
+    expected = float(twin.nats(Batch(ids, lengths)).sum()) / (3 + 6)
+    assert float(twin(Batch(ids, lengths)).means()["loss"].detach()) == pytest.approx(expected, rel=1e-5)
 
 
 def run(twin: Autoregressive, sampling: Sampling, count: int = 1, width: int = 5, seed: int = 0) -> list[list[int]]:

@@ -6,20 +6,20 @@ from itertools import product
 
 import numpy as np
 import torch
-from difflm.diffusion.token_denoiser import TokenDenoiser
 from oracles import JOINT
 from torch import Tensor, nn
 
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.codecs import Tokens
-from difflm.diffusion.processes import DiscreteProcess
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.processes import DiscreteProcess, Times
 
 MUTUAL = 0.258865  # I(x¹; x²) of the cells, nats
 CELLS = torch.tensor(list(product(range(3), repeat=2)))
 NODES = 120
 
 
-class ExactTokens(TokenDenoiser):
+class ExactTokens(Denoiser):
     """p(x_0 | x_t) at each position, in float64. `context` are the leave-one-out logits, p(x_0^ℓ | x_t at the others),
     which is what the processes ask of a network."""
 
@@ -27,8 +27,13 @@ class ExactTokens(TokenDenoiser):
         super().__init__(nn.Identity(), Tokens(3, 2, process.states), process)
         self.log_joint = joint.log()
 
-    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None, previous: Tensor | None = None) -> Belief:
-        return self.process.belief_from_logits(self.context(x, t), x, t)
+    def view(self, x: Tensor, t: Times) -> Tensor:
+        """An exact classifier reads the state itself."""
+        return x
+
+    def forward(self, x: Tensor, t: Times, mask: Tensor | None = None, *_: object) -> Belief:
+        level = self.process.at(t)
+        return self.codec.belief(self.context(x, level.t), x, level, None, self.process)
 
     def context(self, z: Tensor, t: Tensor) -> Tensor:
         seen = likelihoods(self.process, z, t)  # log q(z | w), [B, 2, 3]
@@ -77,10 +82,10 @@ def nodes(count: int = NODES) -> Iterator[tuple[Tensor, float]]:
         yield torch.tensor(math.sin(angle) ** 2).double(), float(w * math.sin(2 * angle) * math.pi * v)
 
 
-BoundDenoiser = Callable[[Tensor, Tensor], Belief]  # (x_t, t) → belief
+Believe = Callable[[Tensor, Tensor], Belief]  # (x_t, t) → belief
 
 
-def continuous(process: DiscreteProcess, believe: BoundDenoiser, ids: Tensor = CELLS) -> Tensor:
+def continuous(process: DiscreteProcess, believe: Believe, ids: Tensor = CELLS) -> Tensor:
     """The bound of each text in continuous time, without chance."""
     total = torch.zeros(len(ids), dtype=torch.float64)
     for t, weight in nodes():
@@ -88,7 +93,7 @@ def continuous(process: DiscreteProcess, believe: BoundDenoiser, ids: Tensor = C
     return total
 
 
-def chained(process: DiscreteProcess, believe: BoundDenoiser, levels: int, ids: Tensor = CELLS) -> Tensor:
+def chained(process: DiscreteProcess, believe: Believe, levels: int, ids: Tensor = CELLS) -> Tensor:
     """The bound of each text for a chain of so many steps."""
     total = process.prior_nats(ids).double().sum(-1)
     for i in range(1, levels + 1):
@@ -101,3 +106,9 @@ def chained(process: DiscreteProcess, believe: BoundDenoiser, levels: int, ids: 
 
 def mean(nats: Tensor) -> float:
     return float(JOINT.flatten() @ nats)
+
+
+def beliefs_of(process: DiscreteProcess, logits: Tensor, z: Tensor, t: Tensor) -> Belief:
+    """The belief behind a network's logits."""
+    posterior, evidence = process.posterior_logits(logits, z, t)
+    return Belief(posterior, evidence, state=posterior)

@@ -166,10 +166,14 @@ def prepare_network(network: nn.Module, dtype: torch.dtype | None, compiled: boo
     """A copy whose linear layers are in `dtype`. On a CPU its blocks are compiled, one by one, since they are alike; on
     a GPU whole steps are. Its weights are still to be copied."""
     network = cast_linears(copy.deepcopy(network).requires_grad_(False).eval(), dtype)
-    if next(network.parameters()).is_cuda:
+    if is_on_gpu(network):
         if isinstance(head := getattr(network, "head", None), nn.Linear) and head.out_features % ALIGNMENT:
             network.head = PaddedLinear(head)
     elif compiled:
         for block in getattr(network, "blocks", [network]):
             block.compile(dynamic=False)
     return network
+
+
+def is_on_gpu(network: nn.Module) -> bool:
+    return next(network.parameters()).is_cuda
