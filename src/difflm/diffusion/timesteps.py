@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.noise import Noise, folded
+from difflm.diffusion.noise import Noise, fold_counter, folded
 from difflm.diffusion.schedules import Schedule, Table, interpolate
 from difflm.errors import UsageError
 
@@ -87,13 +87,11 @@ class LowDiscrepancy(TimeSampler):
         """Of every text [B], or of `each` parts of it [B, each]."""
         part = torch.arange(each, device=noise.samples.device)
         index = noise.samples.unsqueeze(1) * each + part
-        offset = torch.as_tensor(folded(noise.seed, TIMES), dtype=torch.float64) / 2**63
-        u = ((index.double() * GOLDEN_RATIO + expand_offset(offset, index)) % 1.0).float()
+        # A number of the host where the seed is one: a captured step copies nothing from there.
+        seed = noise.seed
+        key = fold_counter(seed, TIMES) if isinstance(seed, int) else folded(seed, TIMES).double().unsqueeze(-1)
+        u = ((index.double() * GOLDEN_RATIO + key / 2**63) % 1.0).float()
         return u.squeeze(1) if each == 1 else u
-
-
-def expand_offset(offset: Tensor, index: Tensor) -> Tensor:
-    return offset.to(index.device).unsqueeze(-1) if offset.dim() else offset.to(index.device)
 
 
 class MostlyAt(LowDiscrepancy):

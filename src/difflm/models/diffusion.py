@@ -143,7 +143,7 @@ class DiffusionModel(LanguageModel):
             shape = codec.state_shape(ids.shape[1])
             own = process.draw_noise(noise if origin is None else Noise(*origin), 0, shape, 0 if origin else TEXT_NOISE)
             x_t = process.corrupt(x0, level, own)
-            previous = self.first_estimate(x0, x_t, own, level, mask, condition, noise)
+        previous = self.first_estimate(x0, x_t, own, level, mask, condition, noise)
         belief = self.denoiser(x_t, level, mask, condition, previous)
         return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, codec, process, self.times.steps)
 
@@ -172,8 +172,9 @@ class DiffusionModel(LanguageModel):
         if not settings.on:
             return None
         if settings.lag:
-            level = self.process.at(self.lagged_times(level.t, settings.lag, noise))
-            x_t = self.process.corrupt(x0, level, own)
+            with torch.autocast(x_t.device.type, enabled=False):
+                level = self.process.at(self.lagged_times(level.t, settings.lag, noise))
+                x_t = self.process.corrupt(x0, level, own)
         previous = torch.zeros_like(x_t)
         with torch.no_grad():
             previous[::2] = self.denoiser(x_t[::2], level[::2], mask[::2], condition[::2]).clean

@@ -69,7 +69,7 @@ class Learner(Trainable):
         t = guided.times.time_of(noise.uniform(0, stream=TIMES) ** 2)
         found = self.label_nats(batch, t, noise)
         terms = {f"{name}_nats": nats.sum() for name, nats in found.items()}  # a label may be called "loss" or "step"
-        return Losses(torch.stack(list(terms.values())).sum(), terms, torch.tensor(len(t), device=t.device))
+        return Losses(torch.stack(list(terms.values())).sum(), terms, torch.full((), len(t), device=t.device))
 
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
