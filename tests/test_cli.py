@@ -124,7 +124,8 @@ def test_every_recipe_loads_and_builds(name):
         return
     assert 3e5 < sum(p.numel() for p in method.build(821, recipe.longest).parameters()) < 1e8
     small = type(method)(**{**method.model_dump(), "hidden": 16, "layers": 1, "heads": 2})
-    losses = small.build(50, 12).loss(torch.randint(4, 50, (4, 8)), torch.tensor([8, 5, 3, 1]))
+    batch = Batch(torch.randint(4, 50, (4, 8)), torch.tensor([8, 5, 3, 1]))
+    losses = small.build(50, 12)(batch).means()
     assert all(torch.isfinite(value) for value in losses.values())
 
 

@@ -49,8 +49,8 @@ class CapturedFunction(LanguageModel):
     def words(self, row):
         return [i for i in row if i != 3]
 
-    def nats(self, ids, lengths, noise, draws):
-        return self.cost(ids, lengths)
+    def nats(self, batch, noise, draws=1):
+        return self.cost(batch.ids, batch.lengths)
 
 
 def recorded(texts, tokenizer, **how):

@@ -10,6 +10,7 @@ from tiny import tiny_run
 
 from difflm.app.bench.training import SMALL
 from difflm.data.batches import Batch
+from difflm.models.base import Losses, Trainable
 from difflm.networks.bert import PostNormBlock
 from difflm.runtime.tensors import dequantise_rows, load_tensors, quantise_rows, save_tensors
 from difflm.training.budget import Budget
@@ -36,10 +37,10 @@ class Counting(torch.nn.Module):
         super().__init__()
         self.weight, self.likelihood, self.asked = torch.nn.Parameter(torch.zeros(1)), likelihood, []
 
-    def nats(self, ids, lengths, noise, draws):
-        assert len(noise.samples) == len(ids) == len(lengths)
-        self.asked.append(len(ids) * draws)
-        return lengths.float()
+    def nats(self, batch, noise, draws):
+        assert len(noise.samples) == len(batch.ids) == len(batch.lengths)
+        self.asked.append(len(batch.ids) * draws)
+        return batch.lengths.float()
 
 
 def trainer(tmp_path, likelihood="bound", patience=0):
@@ -141,6 +142,33 @@ def test_losses_of_several_batches_are_their_mean(tmp_path):
     losses, _ = moved(tmp_path, [made_up(0), made_up(1)], accumulate=2, lr=1e-12)
     each = [moved(tmp_path, [made_up(seed)], lr=1e-12)[0]["loss"] for seed in (0, 1)]
     assert losses["loss"] == pytest.approx(float(sum(each)) / 2, rel=0.2)  # the second has other noise
+
+
+class Plain(Trainable):
+    """Squares of a weight, once for every token."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, batch):
+        per_text = (self.weight - batch.ids[:, 0]) ** 2
+        total = (per_text * batch.lengths).sum()
+        return Losses(total, {"square": total}, batch.lengths.sum())
+
+
+def test_tokens_of_several_batches_count_alike_however_they_are_cut(tmp_path):
+    """Three texts and five, accumulated, give the gradient and the losses of the eight at once."""
+    whole, found = made_up(3), []
+    parts = [whole.map(lambda array, part=part: array[part]) for part in (slice(0, 3), slice(3, 8))]
+    for batches in ([whole], parts):
+        model = Plain()
+        trainer = Trainer(model, Budget(9, 8, warmup=0, lr=0.1, accumulate=len(batches)), tmp_path, torch.device("cpu"))
+        grads = []
+        trainer.update = lambda step, place, model=model, grads=grads: grads.append(float(model.weight.grad))
+        losses = trainer.train_step(batches)
+        found.append((grads[0], float(losses["loss"]), float(losses["square"])))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 def test_a_bert_of_narrow_arithmetic_keeps_it_between_layers():
