@@ -286,6 +286,16 @@ def test_a_model_of_any_diffusion_method_can_be_asked(tmp_path, data):
     assert [row.figures["kept"] for row in report.rows] == [1.0, 1.0]
 
 
+def test_sides_with_unknown_words_are_counted_as_kept(runs):
+    """They stand as they were given, though an answer to a user leaves such a gap unjudged."""
+    lm = TextDiffusion.from_pretrained(runs["roc"])
+    gap = Gap("Zebulon went to the park.", "Now Zebulon has a hat.", ("Zebulon saw a hat.",))
+    assert lm.tokenizer.unknown(gap.left) == ["Zebulon"]
+    writer = writer_for(lm, Set("roc", [gap], LENGTHS), Asked(mbr=2, draws=0, settings={"steps": 2}))
+    writer.candidates(lambda done, total: None)
+    assert writer.kept == 1.0
+
+
 @pytest.mark.slow
 def test_a_model_that_sees_both_sides_fills_gaps_better(tmp_path, capsys):
     """What is seen, taken home and had is one thing in a story; from the left alone nobody knows which. ROUGE-L ahead
