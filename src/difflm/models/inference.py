@@ -154,7 +154,7 @@ class DenoiserCopy:
         there = storage_addresses(source)
         if self._copying is None or self._copying[0] != there:
             device = source.codec.bias.device
-            self._copying = there, CapturedFunction(partial(self._copy_weights, source), device, warm=1)
+            self._copying = there, CapturedFunction(partial(self._copy_weights, source), device, warmup=1)
         self._copying[1]()
 
     @torch.no_grad()
