@@ -173,7 +173,8 @@ class BothSides(Writer):
         kept = 0
         for done, (number, finished) in enumerate(self.lm.together(works), start=1):
             texts[number], calls[number] = finished[0].text, finished[0].denoiser_calls
-            kept += bool(finished[0].controls[0]["satisfied"])
+            # Asked of the control itself: beside words that the model does not know, a request's check says nothing.
+            kept += bool(requests[number][1].check(split_words(texts[number])).satisfied)
             on_progress(done, len(works))
         self.kept = kept / len(works)
         gaps = [gap for gap in self.set.gaps for _ in range(self.asked.mbr)]
