@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import Frame, SamplerInputs, Steering
+from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
@@ -99,9 +100,11 @@ class Inference:
         self, model: Autoregressive, noise: Noise, width: int, sampling: Sampling, steering: Steering
     ) -> Iterator[Frame]:
         """Frames of texts that are written from left to right, by a captured step where no rule takes part in it."""
-        decoder, batch = self._sync_decoder(model), len(noise.samples)
+        batch = len(noise.samples)
+        # Beams compare sums of log-probabilities, for which the model's own arithmetic is worth its time.
+        decoder = model if sampling.beams else self._sync_decoder(model)
         if steering.prefix_rules or sampling.beams:
-            yield from decoder.stream(noise, noise.samples, width, sampling, steering)
+            yield from left_to_right(decoder, noise, width, sampling, steering.prefix_rules, steering.known)
             return
         settings = sampling.temperature, sampling.top_k, sampling.top_p
         key = batch, width, settings, storage_addresses(decoder)
