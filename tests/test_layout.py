@@ -92,6 +92,6 @@ def test_the_checks_see_what_they_forbid(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
     (tmp_path / "networks").mkdir()
     bad = tmp_path / "networks" / "bad.py"
-    bad.write_text("from ..codecs import x\nfrom difflm import cli, TextDiffusion, __version__\nimport pickle\n")
-    assert set(rooms_used(bad)) == {"codecs", "cli", "__init__"}
+    bad.write_text("from ..models import x\nfrom difflm import app, TextDiffusion, __version__\nimport pickle\n")
+    assert set(rooms_used(bad)) == {"models", "app", "__init__"}
     assert ("pickle", "") in set(imported(bad))

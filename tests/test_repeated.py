@@ -491,10 +491,10 @@ class Strict(CapturedFunction):
 
     def __call__(self) -> None:
         self.calls += 1
-        if self.calls <= self.warm:
-            return self.work()
+        if self.calls <= self.warmup:
+            return self.function()
         with Unable():
-            self.work()
+            self.function()
 
 
 def test_the_strict_recorder_finds_what_it_should():

@@ -66,11 +66,11 @@ def test_a_shelf_lends_what_it_has_and_closes_what_it_lets_go() -> None:
 def test_a_model_forgets_what_it_recorded_and_writes_the_same(tiny_runs, method) -> None:
     lm = TextDiffusion.from_pretrained(tiny_runs[method], "cuda" if torch.cuda.is_available() else "cpu")
     lm.inference.record = True
-    shelf = lm.inference._recorded if method == "difflm" else lm.model.writers
+    pool = lm.inference._recorded if method == "difflm" else lm.inference._decoders
     first = [text.text for text in lm.generate(3)]
-    assert shelf.idle
+    assert pool.idle
     lm.inference.clear_recorded()
-    assert not shelf.idle and [text.text for text in lm.generate(3)] == first
+    assert not pool.idle and [text.text for text in lm.generate(3)] == first
 
 
 def test_nothing_is_collected_while_something_is_recorded() -> None:

@@ -106,7 +106,7 @@ def test_memory_is_that_of_the_recording():
     before = torch.cuda.memory_allocated() / 2**30
     x = torch.ones(2**26, device="cuda")
     out = torch.zeros((), device="cuda")
-    found = clock.timed(x.device, CapturedFunction(lambda: out.add_((x * 2).sum()), x.device, warm=0))  # type: ignore[func-returns-value]
+    found = clock.timed(x.device, CapturedFunction(lambda: out.add_((x * 2).sum()), x.device, warmup=0))  # type: ignore[func-returns-value]
     assert found.peak_gib is not None and found.peak_gib - before >= 2 * x.nbytes / 2**30
 
 

@@ -240,7 +240,7 @@ class Answering(Writer):
             noise = Noise(self.asked.seed, torch.tensor(chosen, device=device))
             lengths = torch.full((len(chosen),), width, device=device)
             with torch.no_grad():
-                *_, last = model.stream(noise, lengths, width, sampling, Steering(known.to(device)))
+                *_, last = self.lm.inference.stream(noise, lengths, width, sampling, Steering(known.to(device)))
             for k, row in zip(chosen, last.tokens.tolist(), strict=True):
                 written = model.words(row)[len(prompts[k]) :][:MOST_WORDS]
                 made[k] = self.middle(self.lm.tokenizer.decode(written))

@@ -1,8 +1,8 @@
-"""A model as it runs when it writes: cast, compiled, its sampling steps captured. The model itself knows none of this."""
+"""How a model runs when it writes: cast, compiled, its sampling steps captured. The model knows none of this."""
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import partial
 
 import torch
@@ -11,14 +11,17 @@ from torch import Tensor, nn
 from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import Frame, SamplerInputs, Steering
+from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.recorded import RecordedSampler, can_capture, capture_key
+from difflm.models.recorded_decoder import RecordedDecoder
 from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
 MAX_RECORDED = 8  # captured samplers, of the last few shapes
+MAX_DECODERS = 4  # captured left-to-right decoders
 ALIGNMENT = 8
 
 
@@ -39,9 +42,9 @@ class Inference:
         self.model, self.dtype, self.compiled, self.record = model, dtype, compiled, record
         self._copy: DenoiserCopy | None = None
         self._recorded: GraphPool[RecordedSampler] = GraphPool(MAX_RECORDED)
+        self._decoder: tuple[Hashable, Autoregressive] | None = None
+        self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
         self._lock = threading.Lock()
-        if isinstance(model, Autoregressive):
-            model.set_inference(dtype, compiled)
 
     @property
     def denoiser(self) -> Denoiser:
@@ -79,6 +82,8 @@ class Inference:
     ) -> Iterator[Frame]:
         """Frames of a batch, by captured steps where they can be captured."""
         model, steering = self.model, steering or Steering()
+        if isinstance(model, Autoregressive):
+            return self._decode(model, noise, width, sampling, steering)
         if not isinstance(model, DiffusionModel):
             return model.stream(noise, lengths, width, sampling, steering)
         inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
@@ -91,11 +96,39 @@ class Inference:
         with self._recorded.acquire(capture_key(inputs), lambda: RecordedSampler(inputs, compiled)) as recorded:
             yield from recorded.frames(inputs, steering.watched_steps)
 
+    def _decode(
+        self, model: Autoregressive, noise: Noise, width: int, sampling: Sampling, steering: Steering
+    ) -> Iterator[Frame]:
+        """Frames of texts that are written from left to right, by a captured step where no rule takes part in it."""
+        batch = len(noise.samples)
+        # Beams compare sums of log-probabilities, for which the model's own arithmetic is worth its time.
+        decoder = model if sampling.beams else self._sync_decoder(model)
+        if steering.prefix_rules or sampling.beams:
+            yield from left_to_right(decoder, noise, width, sampling, steering.prefix_rules, steering.known)
+            return
+        settings = sampling.temperature, sampling.top_k, sampling.top_p
+        key = batch, width, settings, storage_addresses(decoder)
+        with self._decoders.acquire(key, lambda: RecordedDecoder(decoder, batch, width, sampling)) as recorded:
+            yield from recorded.frames(noise, steering.known)
+
+    def _sync_decoder(self, model: Autoregressive) -> Autoregressive:
+        """The model itself where it decodes as it is; else a copy, cast and compiled, with its present weights."""
+        dtype = model.precision or self.dtype
+        if dtype is None and not self.compiled:
+            return model
+        with self._lock, torch.no_grad():
+            key = dtype, self.compiled, model.banned.device
+            if self._decoder is None or self._decoder[0] != key:
+                self._decoders.clear()
+                self._decoder = key, prepare_decoder(model, dtype, self.compiled)
+            decoder = self._decoder[1]
+            torch._foreach_copy_(module_tensors(decoder), module_tensors(model))
+        return decoder
+
     def clear_recorded(self) -> None:
         """Let go of steps that were captured for earlier requests; the next one captures its own."""
         self._recorded.clear()
-        if isinstance(self.model, Autoregressive):
-            self.model.clear_recorded()
+        self._decoders.clear()
 
 
 class DenoiserCopy:
@@ -124,7 +157,7 @@ class DenoiserCopy:
         there = storage_addresses(source)
         if self._copying is None or self._copying[0] != there:
             device = source.codec.bias.device
-            self._copying = there, CapturedFunction(partial(self._copy_weights, source), device, warm=1)
+            self._copying = there, CapturedFunction(partial(self._copy_weights, source), device, warmup=1)
         self._copying[1]()
 
     @torch.no_grad()
@@ -177,3 +210,13 @@ def prepare_network(network: nn.Module, dtype: torch.dtype | None, compiled: boo
 
 def is_on_gpu(network: nn.Module) -> bool:
     return next(network.parameters()).is_cuda
+
+
+def prepare_decoder(model: Autoregressive, dtype: torch.dtype | None, compiled: bool) -> Autoregressive:
+    """A copy of the model with all weights in `dtype`, so that no word waits until they are cast."""
+    decoder = copy.deepcopy(model).requires_grad_(False).eval().to(dtype=dtype)
+    decoder.set_compute_dtype(None)
+    if compiled:
+        for block in decoder.network.blocks:
+            block.compile(dynamic=False)
+    return decoder

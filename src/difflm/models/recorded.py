@@ -99,7 +99,7 @@ class RecordedSampler:
         if compiled:
             begin, step = compile_whole(begin, begun), compile_whole(step, state)
         self.step = CapturedFunction(step, self.x.device)
-        self.begin = CapturedFunction(begin, self.x.device, warm=1, beside=self.step)
+        self.begin = CapturedFunction(begin, self.x.device, warmup=1, share_pool_with=self.step)
 
     def _predraw(self) -> Tensor:
         """The noise of the beginning and of all steps: drawn together, many small operations are those of one step."""

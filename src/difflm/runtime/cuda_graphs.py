@@ -1,5 +1,5 @@
-"""Small steps that repeat, recorded once: on a GPU a thousand launches become one; compiled as one, they are fewer. And
-news of them that nobody waits for."""
+"""CUDA-graph capture of steps that repeat: a thousand kernel launches become one. Also: device flags read a few steps
+late, without synchronising."""
 
 import gc
 import threading
@@ -11,58 +11,59 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-_recording = threading.RLock()
+_capture_lock = threading.RLock()
 
-FLAG_DELAY = 4  # steps after which news of a GPU is read: it has arrived by then, and steps enough are under way
-WARMUP_CALLS = 2  # calls before recording: libraries are set up and memory is found while nothing is being recorded
+FLAG_DELAY = 4  # steps after which a flag is read: it has arrived by then, and enough steps are queued behind it
+WARMUP_CALLS = 2  # calls before capture: libraries initialise and memory is allocated, which a capture forbids
 
 
 class CapturedFunction:
-    """`work`, which changes tensors in place, always the same ones, and never looks at the device.
+    """Captures `function` as a CUDA graph and replays it. The function updates the same tensors in place at every call
+    and never synchronises with the device.
 
-    The first `warm` calls run it as it is; then it is recorded, and from there on replayed. On a CPU it is simply
-    called. What it works out on the way lies where that of `beside` lies: the two are never at work at once.
+    The first `warmup` calls run it eagerly; the next one captures it, and later ones replay it. On a CPU it is simply
+    called. Its graph shares the memory pool of `share_pool_with`: the two never run at the same time.
     """
 
     def __init__(
         self,
-        work: Callable[[], None],
+        function: Callable[[], None],
         device: torch.device,
-        warm: int = WARMUP_CALLS,
-        beside: "CapturedFunction | None" = None,
+        warmup: int = WARMUP_CALLS,
+        share_pool_with: "CapturedFunction | None" = None,
     ) -> None:
-        self.work, self.device, self.warm, self.beside = work, device, warm, beside
+        self.function, self.device, self.warmup, self.share_pool_with = function, device, warmup, share_pool_with
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
         if self.device.type != "cuda":
-            return self.work()
+            return self.function()
         self.calls += 1
-        if self.calls <= self.warm:
-            return self._aside()
-        self.graph = self.graph or self._record()
+        if self.calls <= self.warmup:
+            return self._warm_up()
+        self.graph = self.graph or self._capture()
         self.graph.replay()
 
     def close(self) -> None:
-        """Forget work and recording, while no other is made; it is not called again."""
-        with _recording:
-            self.work, self.graph, self.beside = _do_nothing, None, None
+        """Release the function and its graph, while nothing is being captured. It must not be called again."""
+        with _capture_lock:
+            self.function, self.graph, self.share_pool_with = _do_nothing, None, None
 
-    def _record(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        pool = self.beside.graph.pool() if self.beside and self.beside.graph else None
-        # Another thread may go on with the device meanwhile, such as a server's that draws the next texts' lengths.
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph, other = torch.cuda.CUDAGraph(), self.share_pool_with
+        pool = other.graph.pool() if other and other.graph else None
+        # Thread-local, since other threads may use the device meanwhile, such as a server's that draws lengths.
         with exclusive_capture(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            self.work()
+            self.function()
         return graph
 
-    def _aside(self) -> None:
-        """On a stream of its own, as recording will be: what is set up there is there then."""
+    def _warm_up(self) -> None:
+        """Run on a side stream, as capture will: libraries initialise their state per stream."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self.work()
+            self.function()
         torch.cuda.current_stream().wait_stream(side)
 
 
@@ -71,101 +72,101 @@ def _do_nothing() -> None: ...
 
 @contextmanager
 def exclusive_capture() -> Iterator[None]:
-    """One recording at a time, and no garbage collected meanwhile: to destroy an old recording while a new one is made
-    may break it off."""
-    with _recording:
-        collects = gc.isenabled()
+    """Allow one capture at a time and no garbage collection during it: destroying an old graph may abort the capture of
+    a new one."""
+    with _capture_lock:
+        was_enabled = gc.isenabled()
         gc.disable()
         try:
             yield
         finally:
-            if collects:
+            if was_enabled:
                 gc.enable()
 
 
 @torch.no_grad()
-def compile_whole(work: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
-    """Work that could be recorded, compiled as one: its operations are written down while it is done, gradients taken
-    inside it included, and whatever stands between two matrix products becomes a kernel or two.
+def compile_whole(function: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
+    """Compile a capturable function as one graph, including gradients taken inside it: all operations between two
+    matrix products become a kernel or two.
 
-    It is done twice here, first so that what it keeps for later is not written down as its own; `state`, which it
-    changes, is put back."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # half a second that others need not wait
+    The function runs twice here, first untraced, so that what it caches is not traced as its own work. The tensors of
+    `state`, which it changes, are restored."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes half a second to import
 
     before = [tensor.clone() for tensor in state]
-    work()
-    written = make_fx(lambda: work())()
+    function()
+    traced = make_fx(lambda: function())()
     for tensor, value in zip(state, before, strict=True):
         tensor.copy_(value)
-    made: Callable[[], None] = torch.compile(written, dynamic=False, fullgraph=True)
-    return made
+    compiled: Callable[[], None] = torch.compile(traced, dynamic=False, fullgraph=True)
+    return compiled
 
 
 class Closable(Protocol):
     def close(self) -> None:
-        """Let go of recordings, which know their owner: else their memory waits for the garbage collector."""
+        """Release captured graphs. They refer to their owner, so their memory would else wait for the collector."""
 
 
 T = TypeVar("T", bound=Closable)
 
 
 class GraphPool(Generic[T]):
-    """Recorded things of the last few kinds: a recording serves every later call of its kind. One that is at work
-    belongs to its reader alone. A copied model has other memory, and records for itself."""
+    """Keeps captured objects by key for later calls, the `capacity` most recent ones. One that is in use belongs to its
+    user alone. A copied pool is empty: graphs refer to the memory of the original."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.lock = most, threading.Lock()
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.lock = capacity, threading.Lock()
         self.idle: list[tuple[Hashable, T]] = []
 
     @contextmanager
-    def acquire(self, kind: Hashable, make: Callable[[], T]) -> Iterator[T]:
+    def acquire(self, key: Hashable, create: Callable[[], T]) -> Iterator[T]:
         with self.lock:
-            found = next((one for one in self.idle if one[0] == kind), None)
-            self.idle = [one for one in self.idle if one is not found]
-        thing = make() if found is None else found[1]
-        whole = True
+            found = next((entry for entry in self.idle if entry[0] == key), None)
+            self.idle = [entry for entry in self.idle if entry is not found]
+        captured = create() if found is None else found[1]
+        failed = False
         try:
-            yield thing
+            yield captured
         except (Exception, KeyboardInterrupt):
-            whole = False  # who knows where it stopped
-            thing.close()
+            failed = True  # its tensors may be in any state
+            captured.close()
             raise
         finally:
-            if whole:
-                self._put((kind, thing))
+            if not failed:
+                self._release((key, captured))
 
-    def _put(self, new: tuple[Hashable, T]) -> None:
+    def _release(self, entry: tuple[Hashable, T]) -> None:
         with self.lock:
-            kept = [*self.idle, new]
-            self.idle = kept[-self.most :]
-        for _, old in kept[: -self.most]:
+            kept = [*self.idle, entry]
+            self.idle = kept[-self.capacity :]
+        for _, old in kept[: -self.capacity]:
             old.close()
 
     def clear(self) -> None:
         with self.lock:
-            gone, self.idle = self.idle, []
-        for _, old in gone:
+            removed, self.idle = self.idle, []
+        for _, old in removed:
             old.close()
 
     def __deepcopy__(self, memo: object) -> "GraphPool[T]":
-        return GraphPool(self.most)
+        return GraphPool(self.capacity)
 
 
 class DelayedFlag:
-    """Whether a flag of the device was set, as it was LATE calls ago: who asks for the newest answer waits for all that
-    is under way, and the device then waits for work. A CPU has no delay."""
+    """Reads a device flag as it was FLAG_DELAY calls ago. Reading its present value would wait for all queued work, and
+    the device would then wait for more. On a CPU there is no delay."""
 
     def __init__(self) -> None:
-        self.sent: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self.pending: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def __call__(self, flag: Tensor) -> bool:
         if flag.device.type != "cuda":
             return bool(flag)
-        arrived = torch.cuda.Event()
-        self.sent.append((flag.to("cpu", non_blocking=True), arrived))
-        arrived.record()
-        if len(self.sent) <= FLAG_DELAY:
+        copied = torch.cuda.Event()
+        self.pending.append((flag.to("cpu", non_blocking=True), copied))
+        copied.record()
+        if len(self.pending) <= FLAG_DELAY:
             return False
-        value, arrived = self.sent.popleft()
-        arrived.synchronize()
+        value, copied = self.pending.popleft()
+        copied.synchronize()
         return bool(value)

@@ -1,4 +1,4 @@
-"""Reading and writing files so that a reader never sees half of one."""
+"""Atomic writes, directory locks, and file errors that say what to do."""
 
 import errno
 import json
@@ -14,14 +14,14 @@ from difflm.errors import DifflmError
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing there keeps two processes from writing one run
+except ImportError:  # Windows: two processes can write one run there
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
 
 
 def explain_os_error(error: OSError, path: Path) -> DifflmError:
-    """An operating-system error as a line that says what to do."""
+    """Turn an operating-system error into a line that says what to do."""
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return DifflmError(f"no permission to write {path}. Choose another place with --out.")
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -59,28 +59,27 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold a directory, which is made if need be, against other processes; refuse it where another one holds it.
+    """Lock a directory against other processes, creating it if need be; raise an error if another one has locked it.
 
-    The operating system keeps the lock and gives it back when its holder ends, however it ends: what a killed process
-    leaves behind locks nobody out. The file only says who holds it. Empty directories that were made are removed.
-    """
-    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    The operating system releases the lock when its process ends, however it ends: a killed process locks nobody out.
+    The lock file only names the holder. Directories that were created here and are still empty are removed."""
+    created = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
-        handle = _claim(directory)
+        handle = _acquire_lock(directory)
     except OSError as error:
         raise explain_os_error(error, directory) from None
     try:
         yield
     finally:
-        (directory / LOCK).unlink(missing_ok=True)  # before it is given back: the next holder's is another file
+        (directory / LOCK).unlink(missing_ok=True)  # before the lock is released: the next holder creates its own
         os.close(handle)
         with suppress(OSError):  # not empty
-            for folder in made:
+            for folder in created:
                 folder.rmdir()
 
 
-def _claim(directory: Path) -> int:
-    """Lock the lock file of a directory; gives the open file, which is the lock."""
+def _acquire_lock(directory: Path) -> int:
+    """Lock the lock file of a directory, and return its open handle, which is the lock."""
     path = directory / LOCK
     while True:
         try:
@@ -89,7 +88,7 @@ def _claim(directory: Path) -> int:
         except FileNotFoundError:  # the last holder has just removed the directory
             continue
         try:
-            if not _lock(handle):
+            if not _try_lock(handle):
                 holder = os.read(handle, 1000).decode(errors="replace") or "another process"
                 raise DifflmError(
                     f"{directory} is in use: {holder} is writing there. Wait until it ends, or choose another --out."
@@ -99,14 +98,14 @@ def _claim(directory: Path) -> int:
                     os.ftruncate(handle, 0)
                     os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
                     return handle
-            os.close(handle)  # the last holder removed this file before it was locked: others would lock a new one
+            os.close(handle)  # the last holder has removed this file: other processes would lock a new one
         except BaseException:
             os.close(handle)
             raise
 
 
-def _lock(handle: int) -> bool:
-    """Whether an open file is ours alone; a file system that knows no locks cannot say, and gets the benefit."""
+def _try_lock(handle: int) -> bool:
+    """Whether the file could be locked; on a file system without locks it counts as locked."""
     try:
         if fcntl:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,7 +127,7 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a whole line or nothing: what a full disk cuts off is taken back."""
+    """Append a whole line or nothing: a line that a full disk cuts off is removed again."""
     data = f"{line}\n".encode()
     try:
         with path.open("ab", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Tensors of modules, and tensors on disk: safetensors, whole or not at all."""
+"""Tensors on disk as safetensors, and the tensors of a module."""
 
 import json
 import struct
@@ -23,7 +23,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path, advice: str = "Copy or train it again.") -> dict[str, Tensor]:
-    """All tensors of a file; a truncated or foreign one is refused with a line that says which it is."""
+    """Load all tensors of a file. The error for a truncated or foreign file says which it is."""
     try:
         check_complete(path, advice)
         return dequantise_rows(load_file(path))
@@ -37,30 +37,30 @@ SCALE = ".scale"
 
 
 def quantise_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices at eight bits a weight: every row whole numbers from −127 to 127, times one scale."""
-    narrow: dict[str, Tensor] = {}
+    """Quantise matrices to int8, with one scale a row."""
+    quantised: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if weight.dim() == 2:
             scale = (weight.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
-            narrow[name + SCALE], narrow[name] = scale, (weight.float() / scale).round().to(torch.int8)
+            quantised[name + SCALE], quantised[name] = scale, (weight.float() / scale).round().to(torch.int8)
         else:
-            narrow[name] = weight.clone()
-    return narrow
+            quantised[name] = weight.clone()
+    return quantised
 
 
 def dequantise_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same as numbers; what was not narrowed stays as it is."""
-    narrow = {name for name, weight in weights.items() if weight.dtype is torch.int8}
-    scales = {name + SCALE for name in narrow}
+    """Undo `quantise_rows` up to rounding; other tensors stay as they are."""
+    quantised = {name for name, weight in weights.items() if weight.dtype is torch.int8}
+    scales = {name + SCALE for name in quantised}
     return {
-        name: weight.float() * weights[name + SCALE] if name in narrow else weight
+        name: weight.float() * weights[name + SCALE] if name in quantised else weight
         for name, weight in weights.items()
         if name not in scales
     }
 
 
 def check_complete(path: Path, advice: str) -> None:
-    """The header of a safetensors file says how long it must be."""
+    """Raise an error if a file is shorter than its safetensors header says."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -79,44 +79,44 @@ def check_complete(path: Path, advice: str) -> None:
 
 
 def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Weights into a module of the same shape, or an error that names what does not fit."""
+    """Load weights into a module; the error for weights of another module names the first that does not fit."""
     own = module.state_dict()
-    missing, foreign = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-    odd = [name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape]
-    for what, names in (("lacks", missing), ("has an unknown", foreign), ("has another shape for", odd)):
+    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    reshaped = [name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape]
+    for what, names in (("lacks", missing), ("has an unknown", unknown), ("has another shape for", reshaped)):
         if names:
             raise DifflmError(f"{path} is not a checkpoint of this model: it {what} {names[0]}.")
     module.load_state_dict(dict(tensors))
 
 
-DRAWING = (init.kaiming_uniform_, init.uniform_, init.normal_, Tensor.uniform_, Tensor.normal_)
+INITIALISERS = (init.kaiming_uniform_, init.uniform_, init.normal_, Tensor.uniform_, Tensor.normal_)
 
 
 class SkipInit(TorchFunctionMode):
-    """Modules that are built here have no weights yet: none is drawn that a file will write over."""
+    """Builds modules without initialising their weights, for weights that are loaded next."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in DRAWING:
+        if func in INITIALISERS:
             return kwargs.get("tensor", args[0] if args else None)
         return func(*args, **kwargs)
 
 
 def submodules(module: nn.Module) -> list[nn.Module]:
-    """A module and all below it, floor by floor. `modules()` spells out their names too, which takes ten times as long:
-    this is asked at every request."""
+    """List a module and all modules inside it, breadth first. `modules()` builds their names too and takes ten times as
+    long, which counts since this runs at every request."""
     found = [module]
-    for part in found:  # which grows meanwhile
-        found += [below for below in part._modules.values() if below is not None]
+    for part in found:  # the list grows during the loop
+        found += [child for child in part._modules.values() if child is not None]
     return found
 
 
 def module_tensors(module: nn.Module) -> list[Tensor]:
-    """Its parameters and buffers, in an order that its copies share."""
+    """List parameters and buffers, in the same order for every copy of the module."""
     own = [tensors for part in submodules(module) for tensors in (part._parameters, part._buffers)]
     return [tensor for tensors in own for tensor in tensors.values() if tensor is not None]
 
 
 def storage_addresses(module: nn.Module) -> tuple[int, ...]:
-    """Where its weights lie: what a recording refers to."""
+    """The addresses of its parameters and buffers, which a captured graph refers to."""
     return tuple([weight.data_ptr() for weight in module_tensors(module)])

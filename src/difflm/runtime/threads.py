@@ -1,7 +1,7 @@
-"""Jobs side by side on a CPU, one core each.
+"""Parallel jobs on a CPU, one thread each.
 
-Small matrices gain little from a second core, and a product that two threads share rounds otherwise than one thread's:
-a job that keeps to one core gives the same numbers on every machine of its kind, however many cores there are.
+Small matrices gain little from a second thread, and a product that two threads share rounds differently from one
+thread's: a single-threaded job gives the same numbers on every machine of its kind, however many cores it has.
 """
 
 import threading
@@ -14,53 +14,53 @@ from typing import Generic, TypeVar
 import torch
 
 T = TypeVar("T")
-IsStopped = Callable[[], bool]  # asked by a job between its pieces of work: whether nobody waits for it any more
+IsStopped = Callable[[], bool]  # a job calls it between two pieces of work: True means that it should return
 Job = Callable[[IsStopped], Iterator[T]]
-MAX_QUEUED = 2  # results of each core that may wait for their reader
+MAX_QUEUED = 2  # unread results per thread
 
 
 @dataclass(frozen=True)
-class Item(Generic[T]):
+class Result(Generic[T]):
     value: T
 
 
 class ThreadBudget:
-    """How many threads torch has. It keeps one number for the whole process, so that whoever comes first remembers it
-    and whoever leaves last restores it."""
+    """The number of torch's threads, which is one setting for the whole process: the first user saves it, and the last
+    one restores it."""
 
     def __init__(self) -> None:
-        self.lock, self.inside, self.cores = threading.Lock(), 0, 1
+        self.lock, self.users, self.threads = threading.Lock(), 0, 1
 
     @contextmanager
     def reserve(self) -> Iterator[int]:
         with self.lock:
-            self.cores = self.cores if self.inside else torch.get_num_threads()
-            self.inside += 1
+            self.threads = self.threads if self.users else torch.get_num_threads()
+            self.users += 1
         try:
-            yield self.cores
+            yield self.threads
         finally:
             with self.lock:
-                self.inside -= 1
-                if not self.inside:
-                    torch.set_num_threads(self.cores)
+                self.users -= 1
+                if not self.users:
+                    torch.set_num_threads(self.threads)
 
 
-SHARES = ThreadBudget()
+BUDGET = ThreadBudget()
 
 
 class Workers(Generic[T]):
-    """Threads that take one job after the other."""
+    """Threads that take jobs from one queue."""
 
-    def __init__(self, jobs: Iterable[Job[T]], cores: int) -> None:
-        self.waiting, self.taking = iter(jobs), threading.Lock()
-        self.stop, self.room = threading.Event(), threading.Semaphore(MAX_QUEUED * cores)
-        self.found: SimpleQueue[Item[T] | BaseException | None] = SimpleQueue()
-        self.threads = [threading.Thread(target=self.work, daemon=True) for _ in range(cores)]
+    def __init__(self, jobs: Iterable[Job[T]], count: int) -> None:
+        self.jobs, self.jobs_lock = iter(jobs), threading.Lock()
+        self.stop, self.free_slots = threading.Event(), threading.Semaphore(MAX_QUEUED * count)
+        self.queue: SimpleQueue[Result[T] | BaseException | None] = SimpleQueue()  # None: a thread has ended
+        self.threads = [threading.Thread(target=self.work, daemon=True) for _ in range(count)]
         for thread in self.threads:
             thread.start()
 
     def work(self) -> None:
-        torch.get_num_threads()  # a thread's first question takes over the process's number: ask before it is set
+        torch.get_num_threads()  # the first call in a thread adopts the process's setting, so it must come before ours
         torch.set_num_threads(1)
         try:
             while (job := self.next_job()) is not None:
@@ -68,33 +68,34 @@ class Workers(Generic[T]):
                     self.put(value)
                     if self.stop.is_set():
                         break
-            self.found.put(None)
+            self.queue.put(None)
         except BaseException as error:
-            self.found.put(error)
+            self.queue.put(error)
 
     def next_job(self) -> Job[T] | None:
-        with self.taking:
-            return None if self.stop.is_set() else next(self.waiting, None)
+        with self.jobs_lock:
+            return None if self.stop.is_set() else next(self.jobs, None)
 
     def put(self, value: T) -> None:
-        """Wait for room, unless nobody will make any."""
-        while not self.stop.is_set() and not self.room.acquire(timeout=0.1):
+        """Queue a result as soon as there is a free slot, or at once if nobody will read it."""
+        while not self.stop.is_set() and not self.free_slots.acquire(timeout=0.1):
             pass
-        self.found.put(Item(value))
+        self.queue.put(Result(value))
 
     def results(self) -> Iterator[T]:
-        left = len(self.threads)
-        while left:
-            match self.found.get():
-                case Item(value):
-                    self.room.release()
+        running = len(self.threads)
+        while running:
+            match self.queue.get():
+                case Result(value):
+                    self.free_slots.release()
                     yield value
                 case None:
-                    left -= 1
+                    running -= 1
                 case error:
                     raise error
 
-    def end(self) -> None:
+    def join(self) -> None:
+        """Stop all jobs and wait for their threads."""
         self.stop.set()
         for thread in self.threads:
             thread.join()
@@ -102,18 +103,18 @@ class Workers(Generic[T]):
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """What is done here is done as one of these jobs would do it."""
-    with SHARES.reserve():
+    """Run the block with one thread, as a parallel job would run."""
+    with BUDGET.reserve():
         torch.set_num_threads(1)
         yield
 
 
 def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
-    """What the jobs yield, as it comes: as many of them at a time as torch has threads. An error of one of them, or a
-    reader who leaves, stops them all."""
-    with SHARES.reserve() as cores:
-        workers = Workers(jobs, cores)
+    """Yield the results of all jobs as they come, running as many jobs at a time as torch has threads. An error in one
+    of them stops all, and so does a reader who closes the iterator."""
+    with BUDGET.reserve() as count:
+        workers = Workers(jobs, count)
         try:
             yield from workers.results()
         finally:
-            workers.end()
+            workers.join()

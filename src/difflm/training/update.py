@@ -54,10 +54,11 @@ class Update:
     # -- at once ------------------------------------------------------------------------------------------------------
 
     def _move_at_once(self, step: int, place: Hashable) -> None:
-        from difflm.runtime.kernels.fused_adamw import Numbers
+        from difflm.runtime.kernels.fused_adamw import StepCoefficients
 
+        ema_weight = self.ema.ema_weight(step)
         rows = [
-            Numbers.at(step, group["lr"], group["betas"], group["weight_decay"], self.ema.ema_weight(step)).row()
+            StepCoefficients.at(step, group["lr"], group["betas"], group["weight_decay"], ema_weight).values()
             for group in self.optimizer.param_groups
         ]
         self._numbers.copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
@@ -68,19 +69,20 @@ class Update:
 
     def _recorded(self) -> CapturedFunction:
         """The pass over weights whose gradients lie where they lie now."""
-        from difflm.runtime.kernels.fused_adamw import FusedAdamWEma, Line
+        from difflm.runtime.kernels.fused_adamw import FusedAdamWEma, WeightState
 
         averages = dict(self.ema.model.named_parameters())
         passes = []
         for number, group in enumerate(self.optimizer.param_groups):
-            lines = []
+            states = []
             for name in self.groups[number]:
                 weight = self.working.weights[name]
                 if weight.used.grad is not None:
                     used = weight.used.detach() if weight.apart else None
                     average = averages[name].detach()
-                    lines.append(Line(weight.used.grad, weight.whole.detach(), *self._moments(weight), average, used))
-            passes.append(FusedAdamWEma(lines, self._numbers[number], group["betas"], group["eps"]))
+                    whole, moments = weight.whole.detach(), self._moments(weight)
+                    states.append(WeightState(weight.used.grad, whole, *moments, average, used))
+            passes.append(FusedAdamWEma(states, self._numbers[number], group["betas"], group["eps"]))
         ones = torch.ones((), device=self._numbers.device)
 
         def work() -> None:

@@ -21,12 +21,11 @@ def check_twin(twin: TextDiffusion) -> TextDiffusion:
 
 def twin_speed(twin: TextDiffusion, name: str, texts: int, reader: Reader, compiled: bool) -> Row:
     """The twin at temperature 1, its step recorded on a GPU; `compiled`: its blocks compiled as well."""
-    assert isinstance(twin.model, Autoregressive)
-    twin.model.compiled = compiled
+    before, twin.inference.compiled = twin.inference.compiled, compiled
     try:
         row = sampling_speed(twin, name, texts, reader, temperature=1.0)
     finally:
-        twin.model.compiled = False
+        twin.inference.compiled = before
     way = "compiled and recorded" if compiled else "recorded" if twin.device.type == "cuda" else "eager"
     del row["steps"]  # as many as the text has words
     return {"rival": "twin", "decoding": f"key-value cache, {way}", **row}

@@ -131,5 +131,5 @@ def arithmetic(lm: TextDiffusion) -> str:
     if isinstance(model, DiffusionModel):
         dtype = lm.inference.denoiser.precision
     else:
-        dtype = model.precision or model.written_in if isinstance(model, Autoregressive) else None
+        dtype = model.precision or lm.inference.dtype if isinstance(model, Autoregressive) else None
     return str(dtype or torch.float32).removeprefix("torch.")

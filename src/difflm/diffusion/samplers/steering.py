@@ -13,6 +13,8 @@ from difflm.diffusion.samplers.transforms import Transform
 from difflm.diffusion.timesteps import StepSpan
 
 Guide = Callable[[StepState, Tensor], Tensor]  # (the step from t to s that was taken, x_s) → x_s, moved
+Caches = list[tuple[Tensor, Tensor]]  # keys and values of every layer of a causal model, [B, heads, L, head_dim]
+PrefixRule = Callable[[Tensor, Tensor, Caches], Tensor]  # (words so far, logits of the next, caches) → logits
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Steering:
     watched_steps: Container[int] | None = None
     source: Tensor | None = None  # [B, S] ids
     source_mask: Tensor | None = None  # [B, S]
+    prefix_rules: Sequence[PrefixRule] = ()  # of models that decode from left to right
 
 
 def impose_tokens(belief: Belief, codec: Codec, here: Tensor, ids: Tensor) -> Belief:

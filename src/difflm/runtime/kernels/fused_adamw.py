@@ -1,6 +1,6 @@
-"""AdamW and the moving average in one pass over memory, for GPUs: every number is read and written once.
+"""AdamW and the moving average of weights in one Triton kernel: every number is read and written once.
 
-What it does is what `torch.optim.AdamW`, `Ema.update` and `Working.follow` do one after the other.
+It does what `torch.optim.AdamW`, `Ema.update` and `MasterWeights.follow` do one after the other.
 """
 
 from collections.abc import Sequence
@@ -11,91 +11,96 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, WARPS = 1024, 8  # weights of one program, four a thread: with more of them too few fit on the chip at a time
+BLOCK, WARPS = 1024, 8  # weights per program, four a thread: with more, too few programs are resident at a time
 
 
 @dataclass(frozen=True)
-class Line:
-    """A weight and what belongs to it: its gradient, its two moments, its average, and its narrow copy where it has
-    one."""
+class WeightState:
+    """A weight with its gradient, its two moments, its moving average, and its bfloat16 copy if it has one."""
 
     grad: Tensor
     weight: Tensor
     first: Tensor
     second: Tensor
     average: Tensor
-    used: Tensor | None
+    low_precision: Tensor | None
 
     def addresses(self) -> list[int]:
-        whole = (self.grad, self.weight, self.first, self.second, self.average)
-        return [*(tensor.data_ptr() for tensor in whole), 0 if self.used is None else self.used.data_ptr()]
+        tensors = (self.grad, self.weight, self.first, self.second, self.average, self.low_precision)
+        return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """What a step does, out of memory, so that a recording reads it anew: five float32 numbers on the device."""
+class StepCoefficients:
+    """The five numbers that differ between steps. The kernel reads them from memory, so that a captured one can be
+    replayed with new ones."""
 
     rate: float  # learning rate
-    decay: float  # of weights, times the learning rate
+    decay: float  # weight decay times the learning rate
     first: float  # 1 − β₁ᵗ
     second: float  # 1 − β₂ᵗ
-    pull: float  # of the average towards the weights
+    ema_weight: float  # of the new weights in their average
 
     @staticmethod
-    def at(step: int, rate: float, betas: tuple[float, float], weight_decay: float, pull: float) -> "Numbers":
-        """Of the step with this number, counted from 0."""
+    def at(
+        step: int, rate: float, betas: tuple[float, float], weight_decay: float, ema_weight: float
+    ) -> "StepCoefficients":
+        """The coefficients of a step, counted from 0."""
         first, second = (1 - beta ** (step + 1) for beta in betas)
-        return Numbers(rate, weight_decay * rate, first, second, pull)
+        return StepCoefficients(rate, weight_decay * rate, first, second, ema_weight)
 
-    def row(self) -> list[float]:
-        return [self.rate, self.decay, self.first, self.second, self.pull]
+    def values(self) -> list[float]:
+        return [self.rate, self.decay, self.first, self.second, self.ema_weight]
 
 
 class FusedAdamWEma:
-    """A group of weights whose tensors stay where they are. `scale`, a number on the device, multiplies gradients."""
+    """Updates a group of weights, given by tensors that keep their addresses. Gradients are multiplied by `scale`, a
+    number on the device."""
 
-    def __init__(self, lines: Sequence[Line], numbers: Tensor, betas: tuple[float, float], eps: float) -> None:
-        self.numbers, self.betas, self.eps = numbers, betas, eps
-        self.lines = lines  # the memory that the addresses mean
-        self.grads = [line.grad for line in lines]
-        self.parts = [
-            (Table.of(own, numbers.device), narrow)
-            for narrow in (False, True)
-            if (own := [line for line in lines if (line.used is not None) == narrow])
+    def __init__(
+        self, weights: Sequence[WeightState], coefficients: Tensor, betas: tuple[float, float], eps: float
+    ) -> None:
+        self.coefficients, self.betas, self.eps = coefficients, betas, eps  # coefficients: [5] float32
+        self.weights = weights  # keeps the memory alive that the addresses refer to
+        self.grads = [weight.grad for weight in weights]
+        self.tables = [
+            (AddressTable.of(own, coefficients.device), low_precision)
+            for low_precision in (False, True)
+            if (own := [weight for weight in weights if (weight.low_precision is not None) == low_precision])
         ]
 
     def __call__(self, scale: Tensor) -> None:
-        for table, narrow in self.parts:
-            with torch.cuda.device_of(self.numbers):
+        for table, low_precision in self.tables:
+            with torch.cuda.device_of(self.coefficients):
                 _step[(len(table.blocks),)](
                     table.addresses,
                     table.sizes,
                     table.blocks,
-                    self.numbers,
+                    self.coefficients,
                     scale,
                     *self.betas,
                     self.eps,
-                    NARROW=narrow,
+                    LOW_PRECISION=low_precision,
                     BLOCK=BLOCK,
                     num_warps=WARPS,
                 )
 
 
 @dataclass(frozen=True)
-class Table:
-    """Where things lie: one row of addresses a weight, and for each program its weight and its first number."""
+class AddressTable:
+    """The addresses of each weight's tensors, and the block of numbers that each program updates."""
 
     addresses: Tensor  # [weights, 6]
     sizes: Tensor  # [weights]
-    blocks: Tensor  # [programs, 2]
+    blocks: Tensor  # [programs, 2]: the index of a weight, and its first number in the block
 
     @staticmethod
-    def of(lines: Sequence[Line], device: torch.device) -> "Table":
-        sizes = [line.weight.numel() for line in lines]
-        blocks = [(number, start) for number, size in enumerate(sizes) for start in range(0, size, BLOCK)]
-        rows = ([line.addresses() for line in lines], sizes, blocks)
-        assert not any(address % 16 for row in rows[0] for address in row), "the pass reads 16 bytes at once"
-        return Table(*(torch.tensor(row, dtype=torch.int64, device=device) for row in rows))
+    def of(weights: Sequence[WeightState], device: torch.device) -> "AddressTable":
+        sizes = [weight.weight.numel() for weight in weights]
+        blocks = [(index, start) for index, size in enumerate(sizes) for start in range(0, size, BLOCK)]
+        rows = ([weight.addresses() for weight in weights], sizes, blocks)
+        assert not any(address % 16 for row in rows[0] for address in row), "the kernel loads 16 bytes at a time"
+        return AddressTable(*(torch.tensor(row, dtype=torch.int64, device=device) for row in rows))
 
 
 @triton.jit
@@ -103,41 +108,41 @@ def _step(  # type: ignore[no-untyped-def]
     addresses,
     sizes,
     blocks,
-    numbers,
+    coefficients,
     scale,
     beta_1,
     beta_2,
     eps,
-    NARROW: tl.constexpr,
+    LOW_PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    block = tl.program_id(0)
-    number = tl.load(blocks + 2 * block)
-    start = tl.multiple_of(tl.load(blocks + 2 * block + 1), BLOCK)
-    at = start + tl.arange(0, BLOCK)
-    there = at < tl.load(sizes + number)
-    row = addresses + 6 * number
-    wide: tl.constexpr = tl.pointer_type(tl.float32)
-    small: tl.constexpr = tl.pointer_type(tl.bfloat16)
-    # Every tensor begins at a multiple of 16 bytes, which the compiler must be told to move 16 of them at once.
-    grads = tl.multiple_of(tl.load(row), 16).to(small if NARROW else wide)
-    weights, averages = tl.multiple_of(tl.load(row + 1), 16).to(wide), tl.multiple_of(tl.load(row + 4), 16).to(wide)
-    firsts, seconds = tl.multiple_of(tl.load(row + 2), 16).to(wide), tl.multiple_of(tl.load(row + 3), 16).to(wide)
+    program = tl.program_id(0)
+    index = tl.load(blocks + 2 * program)
+    start = tl.multiple_of(tl.load(blocks + 2 * program + 1), BLOCK)
+    offsets = start + tl.arange(0, BLOCK)
+    valid = offsets < tl.load(sizes + index)
+    row = addresses + 6 * index
+    fp32: tl.constexpr = tl.pointer_type(tl.float32)
+    bf16: tl.constexpr = tl.pointer_type(tl.bfloat16)
+    # Every tensor begins at a multiple of 16 bytes; told so, the compiler loads 16 bytes at a time.
+    grads = tl.multiple_of(tl.load(row), 16).to(bf16 if LOW_PRECISION else fp32)
+    weights, averages = tl.multiple_of(tl.load(row + 1), 16).to(fp32), tl.multiple_of(tl.load(row + 4), 16).to(fp32)
+    firsts, seconds = tl.multiple_of(tl.load(row + 2), 16).to(fp32), tl.multiple_of(tl.load(row + 3), 16).to(fp32)
 
-    grad = tl.load(grads + at, there).to(tl.float32) * tl.load(scale)
-    first = tl.load(firsts + at, there)
+    grad = tl.load(grads + offsets, valid).to(tl.float32) * tl.load(scale)
+    first = tl.load(firsts + offsets, valid)
     first += (1 - beta_1) * (grad - first)
-    second = beta_2 * tl.load(seconds + at, there) + (1 - beta_2) * grad * grad
-    tl.store(firsts + at, first, there)
-    tl.store(seconds + at, second, there)
+    second = beta_2 * tl.load(seconds + offsets, valid) + (1 - beta_2) * grad * grad
+    tl.store(firsts + offsets, first, valid)
+    tl.store(seconds + offsets, second, valid)
 
-    towards = (first / tl.load(numbers + 2)) / (tl.sqrt(second / tl.load(numbers + 3)) + eps)
-    weight = tl.load(weights + at, there)
-    weight -= tl.load(numbers + 1) * weight + tl.load(numbers) * towards
-    tl.store(weights + at, weight, there)
+    update = (first / tl.load(coefficients + 2)) / (tl.sqrt(second / tl.load(coefficients + 3)) + eps)
+    weight = tl.load(weights + offsets, valid)
+    weight -= tl.load(coefficients + 1) * weight + tl.load(coefficients) * update
+    tl.store(weights + offsets, weight, valid)
 
-    average = tl.load(averages + at, there)
-    tl.store(averages + at, average + tl.load(numbers + 4) * (weight - average), there)
-    if NARROW:
-        used = tl.multiple_of(tl.load(row + 5), 16).to(small)
-        tl.store(used + at, weight.to(tl.bfloat16), there)
+    average = tl.load(averages + offsets, valid)
+    tl.store(averages + offsets, average + tl.load(coefficients + 4) * (weight - average), valid)
+    if LOW_PRECISION:
+        copies = tl.multiple_of(tl.load(row + 5), 16).to(bf16)
+        tl.store(copies + offsets, weight.to(tl.bfloat16), valid)
