@@ -3,16 +3,16 @@
 For a chain of N levels t_N = 1 > … > t_0:
 −log p(w) ≤ KL(q(x_1|w) ‖ prior) + Σ_i ½ (SNR(t_{i−1}) − SNR(t_i)) ‖e_w − ê(x_{t_i})‖² + E[−log p(w | x_{t_0})].
 The bound holds for any levels. Here each step has a like share of the nats, as a guess without the network has it
-(`place_levels`), so that levels drawn evenly are drawn in proportion to what they contribute. Where x_0 is itself noised
-(Li et al., 2022), the chain has one more step below t_0 = 0, and all SNRs are those of the word's vector e_w rather than
-of x_0. Elsewhere it ends at the t_0 where words are nearly certain, and the cross-entropy tells the rest: squared errors
-there are almost always nought and now and then huge, which no few draws can measure.
+(`place_levels`), so that levels drawn evenly are drawn in proportion to what they contribute; where a control variate
+tells the chance of clean levels, in proportion to what is left to chance. Where x_0 is itself noised (Li et al., 2022),
+the chain has one more step below t_0 = 0, and all SNRs are those of the word's vector e_w rather than of x_0. Elsewhere
+it ends at the t_0 where words are nearly certain, and the cross-entropy tells the rest: squared errors there are almost
+always nought and now and then huge, which no few draws can measure.
 """
 
 import math
-from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -23,16 +23,18 @@ from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import DiscreteProcess, Gaussian, GaussianLevels, expand_levels
+from difflm.diffusion.processes import DiscreteProcess, Gaussian
 from difflm.diffusion.schedules import interpolate
 from difflm.diffusion.timesteps import TimeSampler
 
 LEVELS = 10_000  # of the chain whose bound is reported
-CERTAIN = 0.01  # share of the guessed nats that lies below t_0, where the chain ends in words
+CERTAIN = 0.03  # share of the guessed nats that lies below t_0, where the chain ends in words
 EVEN = 0.3  # share of levels spread evenly in log-SNR: context moves the nats to noisier ones, faults to cleaner ones
 SPOKEN = 0.98  # share of the guessed nats below which they are spread: noisier levels are all alike
+TOLD = 0.95  # the same where a control variate tells most of the chance
+TRUTH = 0.1  # share of the text itself in the opinion of a control variate
 KNOTS, WORDS = 65, 64  # of the guess: noise levels, and words at each
-FRESH = 8  # noise that the mean of a control variate is taken over
+FRESH = 16  # levels of a pair, each with noise of both signs, that the mean of a control variate is taken over
 
 
 class Bound(Protocol):
@@ -66,34 +68,47 @@ class GaussianBound:
         draws: int,
         condition: Condition = UNCONDITIONAL,
     ) -> Tensor:
-        """[B, draws / 2], or [B, draws] where draws are odd.
+        """The network is asked no more often than for `draws` levels, each with all passes, and the end of the chain
+        (but for one pair at least).
 
-        Each draw is of one stratum of levels. An even number of them are pairs of neighbours with noise of opposite
-        sign, whose errors balance each other: one estimate a pair.
+        Each estimate is a pair of draws from neighbouring strata of levels, with noise of opposite sign, whose errors
+        balance each other. Self-conditioning changes errors by less than they vary: one draw of the two, by a coin,
+        hears its own answer, and the change counts for both. What level and noise add by chance is taken off as far as
+        neighbours tell it.
         """
-        codec, process = denoiser.codec, denoiser.process
-        assert isinstance(codec, Embedding) and isinstance(process, Gaussian)
-        levels = place_levels(codec, process)
-        text = Text(denoiser, codec, process, ids, mask, noise, denoiser.prepare(condition), self.certain_below)
-        rounding, opinion = text.rounding(levels[:1])
-        offset = noise.uniform(0, stream=10).double()
-        # The step from t_0 to x_0 is as large as thousands of others: it has a stratum of its own.
-        own = 1 / max(2, draws) if codec.x0_std else 0.0
+        levels, pairs = place_levels(denoiser), count_pairs(denoiser, draws)
+        chain = Chain(denoiser, levels, pairs, denoiser.prepare(condition), self.certain_below)
+        vectors = denoiser.codec.encode(ids)
+        coin = noise.uniform(0, stream=15) < 0.5
         found: list[Tensor] = []
-        each = 1 if draws % 2 else 2
-        opinions = [opinion] * each  # of draws whose noise is independent of the next one's
-        for k in range(draws):
-            # Stratum k of the chain, shifted by a number of the text's own.
-            u = (k + offset) / draws
-            level = ((u - own) / (1 - own) * LEVELS).long().clamp(0, LEVELS - 1) + 1
-            weight = torch.full_like(u, LEVELS / (1 - own))
-            if own:
-                level, weight = torch.where(u < own, 0, level), torch.where(u < own, 1 / own, weight)
-            errors, opinion = text.errors(levels[level], k, each, opinions.pop(0))
-            opinions.append(opinion)
-            found.append((weight * _drop(codec, process, levels, level) / 2).float() * errors)
-        known = text.prior(levels[-1:]) + rounding
-        return known.unsqueeze(1) + torch.stack(found, 1).unflatten(1, (-1, each)).mean(2)
+        pair = _draw(chain, vectors, mask, noise, 0, coin)
+        rounding, opinion = _rounding(chain, ids, vectors, mask, noise, pair.opinion)
+        for j in range(chain.pairs):
+            later = _draw(chain, vectors, mask, noise, j + 1, coin ^ (j % 2 == 0)) if j + 1 < chain.pairs else None
+            neighbours = [one for one in (opinion, later.opinion if later else None) if one is not None]
+            chance = _chance(chain, vectors, mask, noise, pair, j, _settle(ids, neighbours)) if neighbours else 0
+            found.append(pair.nats - chance)
+            opinion, pair = pair.opinion, later or pair
+        known = _prior(denoiser, vectors, mask, chain.levels[-1:]) + rounding
+        return known.unsqueeze(1) + torch.stack(found, 1)
+
+
+def _embedding(denoiser: Denoiser) -> Embedding:
+    assert isinstance(denoiser.codec, Embedding), "this bound is for word vectors"
+    return denoiser.codec
+
+
+def _word_noise(denoiser: Denoiser, times: Tensor) -> tuple[Tensor, Tensor]:
+    """α and σ of q(x_t | w) at some times."""
+    assert isinstance(denoiser.process, Gaussian)
+    return _embedding(denoiser).word_noise(denoiser.process.at(times))
+
+
+def count_pairs(denoiser: Denoiser, draws: int) -> int:
+    """How many pairs cost no more than so many draws, each with all passes: a pair has three passes where a draw has
+    two, and the end of the chain, where words are certain, spares its second one."""
+    spared = 0 if _embedding(denoiser).x0_std else 1
+    return max(1, (2 * draws + spared) // 3 if denoiser.self_conditioning.on else draws // 2)
 
 
 def standard_error(estimates: Tensor) -> Tensor:
@@ -104,19 +119,23 @@ def standard_error(estimates: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def place_levels(codec: Embedding, process: Gaussian) -> Tensor:
+def place_levels(denoiser: Denoiser) -> Tensor:
     """Times of the chain from t_0 to 1, [LEVELS + 1], close together where words are told apart."""
-    device = codec.bias.device
+    device = denoiser.codec.bias.device
     times = torch.linspace(0, 1, LEVELS + 1, device=device, dtype=torch.float64)
-    log_snr = _snr(codec, process, times).log()
+    log_snr = _snr(denoiser, times).log()
     knots = torch.linspace(float(log_snr[0]), float(log_snr[-1]), KNOTS, device=device, dtype=torch.float64)
-    nats = _guess(codec, process, interpolate(-knots, -log_snr, times))
+    nats = _guess(denoiser, interpolate(-knots, -log_snr, times))
     guessed = (nats[1:] + nats[:-1]) / nats.sum()
     guessed = guessed / guessed.sum()
     below = F.pad(guessed.cumsum(0), (1, 0))  # share of the nats at less noise than a knot's
-    certain = 0.0 if codec.x0_std else CERTAIN
-    alive = ((below[1:] >= certain) & (below[:-1] < SPOKEN)).double()
-    shares = (1 - EVEN) * guessed + EVEN * (0.99 * alive / alive.sum() + 0.01 / len(alive))
+    certain = 0.0 if _embedding(denoiser).x0_std else CERTAIN
+    alive = ((below[1:] >= certain) & (below[:-1] < (TOLD if _is_told(denoiser) else SPOKEN))).double()
+    if _is_told(denoiser):
+        # What is left to chance lies at noisier levels than the nats: context, not a word's own vector, decides there.
+        guessed = guessed * (below[1:] + below[:-1])
+        guessed = guessed / guessed.sum()
+    shares = (1 - EVEN) * guessed + EVEN * (0.95 * alive / alive.sum() + 0.05 / len(alive))
     spread = F.pad(shares.cumsum(0), (1, 0))
     ends = interpolate(below.new_tensor([certain]), below, knots) if certain else knots[:1]
     first = interpolate(-ends, -knots, spread)[0]
@@ -128,116 +147,200 @@ def place_levels(codec: Embedding, process: Gaussian) -> Tensor:
     return levels
 
 
-def _guess(codec: Embedding, process: Gaussian, times: Tensor) -> Tensor:
+def _guess(denoiser: Denoiser, times: Tensor) -> Tensor:
     """½ SNR ‖e − ê‖² of a word at each time, where ê knows the word's own noisy vector and how frequent words are, but
     no other words: an integrand over log-SNR that needs no network, [T]."""
+    codec = _embedding(denoiser)
     shares = codec.bias.softmax(0).cumsum(0)
     middle = (torch.arange(WORDS, device=shares.device) + 0.5) / WORDS
     words = codec.encode(torch.searchsorted(shares, middle).clamp(max=len(shares) - 1)).unsqueeze(0)
     noise = Noise(0, torch.arange(len(times), device=shares.device)).normal(0, WORDS, codec.dim, stream=13)
-    exact = process.at(times)
-    level = GaussianLevels(*(getattr(exact, f.name).float() for f in fields(exact)))
-    alpha, sigma = (value.view(-1, 1, 1) for value in codec.word_noise(level))
-    believed = codec.expectation(codec.log_likelihood(alpha * words + sigma * noise, level) + codec.bias)
+    alpha, sigma = (value.float().view(-1, 1, 1) for value in _word_noise(denoiser, times))
+    believed = codec.expectation(codec.score_words(alpha * words + sigma * noise, alpha, sigma) + codec.bias)
     nats = (alpha / sigma).square() / 2 * (words - believed).square()
     return nats.sum(-1).mean(-1).double()
 
 
-def _snr(codec: Embedding, process: Gaussian, times: Tensor) -> Tensor:
+def _snr(denoiser: Denoiser, times: Tensor) -> Tensor:
     """SNR of the word's vector, in float64: steps of the chain are small differences of it."""
-    alpha, sigma = codec.word_noise(process.at(times.double()))
+    alpha, sigma = _word_noise(denoiser, times.double())
     return (alpha / sigma) ** 2
 
 
-def _drop(codec: Embedding, process: Gaussian, levels: Tensor, level: Tensor) -> Tensor:
-    """SNR lost in the step to a level; that to level 0 comes from x_0 itself, below the chain's first time."""
-    before = _snr(codec, process, levels[(level - 1).clamp(min=0)])
-    before = torch.where(level == 0, 1 / codec.x0_std**2, before) if codec.x0_std else before
-    return before - _snr(codec, process, levels[level])
+@dataclass(frozen=True)
+class Chain:
+    """The levels of a bound, for texts under one condition."""
+
+    denoiser: Denoiser
+    levels: Tensor
+    pairs: int
+    condition: Condition = UNCONDITIONAL
+    certain_below: float = 0.0
+
+    def draw(self, u: Tensor) -> "Draw":
+        """The level at a share u of the chain, of each text."""
+        # The step from t_0 to x_0 is as large as thousands of others: it has a stratum of its own.
+        own = 1 / (2 * self.pairs) if _embedding(self.denoiser).x0_std else 0.0
+        level = ((u - own) / (1 - own) * LEVELS).long().clamp(0, LEVELS - 1) + 1
+        weight = torch.full_like(u, LEVELS / (1 - own))
+        if own:
+            level, weight = torch.where(u < own, 0, level), torch.where(u < own, 1 / own, weight)
+        t = self.levels[level]
+        alpha, sigma = (v.view(-1, 1, 1) for v in _word_noise(self.denoiser, t))
+        return Draw(t, alpha, sigma, (weight * self.drop(level) / 2).float())
+
+    def drop(self, level: Tensor) -> Tensor:
+        """SNR lost in the step to a level; that to level 0 comes from x_0 itself, below the chain's first time."""
+        before = _snr(self.denoiser, self.levels[(level - 1).clamp(min=0)])
+        x0_std = _embedding(self.denoiser).x0_std
+        before = torch.where(level == 0, 1 / x0_std**2, before) if x0_std else before
+        return before - _snr(self.denoiser, self.levels[level])
 
 
 @dataclass(frozen=True)
-class Text:
-    """The texts of one batch, whose bound is estimated."""
+class Draw:
+    """One level of each text, and what a squared error there counts."""
 
-    denoiser: Denoiser
-    codec: Embedding
-    process: Gaussian
-    ids: Tensor
-    mask: Tensor
-    noise: Noise
-    condition: Condition
-    certain_below: float
+    t: Tensor  # [B]
+    alpha: Tensor  # [B, 1, 1]
+    sigma: Tensor
+    weight: Tensor  # [B]
 
-    @cached_property
-    def vectors(self) -> Tensor:
-        return self.codec.encode(self.ids)
 
-    def errors(self, t: Tensor, draw: int, each: int, opinion: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """‖e − ê‖² summed over a text at one time of each text, [B], less what its noise adds by chance as far as an
-        independent draw's `opinion` tells; and this draw's own opinion: what context says of each word, [B, L, V]."""
-        level = self.process.at(t)
-        alpha, sigma = (expand_levels(v, self.vectors) for v in self.codec.word_noise(level))
-        sign = -1 if draw % each else 1
-        x_t = alpha * self.vectors + sigma * (
-            sign * self.noise.normal(draw // each, *self.vectors.shape[1:], stream=11)
+@dataclass(frozen=True)
+class Pair:
+    """Two draws with noise of opposite sign."""
+
+    draws: tuple[Draw, Draw]
+    states: tuple[Tensor, Tensor]  # x_t, [B, L, D]
+    nats: Tensor  # weighted ‖e − ê‖² summed over a text, of the two on average, [B]
+    opinion: Tensor | None  # what context says of each word, on average, [B, L, V]
+
+
+def _draw(chain: Chain, vectors: Tensor, mask: Tensor, noise: Noise, number: int, coin: Tensor) -> Pair:
+    """Pair `number`. `coin` says which of the two hears its own answer."""
+    denoiser, numbers = chain.denoiser, (2 * number, 2 * number + 1)
+    draws = [chain.draw((k + noise.uniform(k, stream=10).double()) / (2 * chain.pairs)) for k in numbers]
+    z = noise.normal(number, *vectors.shape[1:], stream=11)
+    states = [one.alpha * vectors + one.sigma * sign * z for one, sign in zip(draws, (1, -1), strict=True)]
+    beliefs = [cast(Belief, denoiser(x, one.t, mask, chain.condition)) for x, one in zip(states, draws, strict=True)]
+
+    def nats(x: Tensor, one: Draw, clean: Tensor) -> Tensor:
+        return one.weight * _squares(vectors, _word(chain, x, one, clean), mask)
+
+    each = [nats(x, one, belief.clean) for x, one, belief in zip(states, draws, beliefs, strict=True)]
+    mean = (each[0] + each[1]) / 2
+    if denoiser.self_conditioning.on:
+        wide = coin.view(-1, 1, 1)
+        x = torch.where(wide, states[0], states[1])
+        previous = torch.where(wide, beliefs[0].clean, beliefs[1].clean)
+        one = Draw(
+            torch.where(coin, draws[0].t, draws[1].t),
+            torch.where(wide, draws[0].alpha, draws[1].alpha),
+            torch.where(wide, draws[0].sigma, draws[1].sigma),
+            torch.where(coin, draws[0].weight, draws[1].weight),
         )
-        belief = self.denoiser.two_passes(x_t, level, self.mask, self.condition)
-        believed = belief.clean
-        if self.codec.x0_std:
-            # The network estimates x_0 = e + x0_std·ε; given e and x_t, E[x_0] = e + g (x_t − α e).
-            g = alpha * self.codec.x0_std**2 / sigma**2
-            mean = (believed - g * x_t) / (1 - g * alpha)
-            # Any function of x_t may stand for ê: dividing by 1 − gα multiplies the network's small errors where SNR is
-            # large, and there the nearest word may be the better one.
-            nearest = self.codec.encode(self.codec.nearest(believed))
-            believed = torch.where(expand_levels(t < self.certain_below, mean), nearest, mean)
-        errors = self.squares(believed)
-        if opinion is not None:
-            errors = errors - self.chance(x_t, level, draw, opinion)
-        return errors, self.opinion(belief)
+        heard = denoiser(x, one.t, mask, chain.condition, previous).clean
+        mean = mean + nats(x, one, heard) - torch.where(coin, each[0], each[1])
+    opinion = (_opinion(beliefs[0]) + _opinion(beliefs[1])) / 2 if _is_told(denoiser) else None
+    return Pair((draws[0], draws[1]), (states[0], states[1]), mean, opinion)
 
-    def squares(self, believed: Tensor) -> Tensor:
-        return ((self.vectors - believed).square().sum(-1) * self.mask).sum(-1)
 
-    def opinion(self, belief: Belief) -> Tensor | None:
-        """What context says of each word, where it stands apart from what the word's own noisy vector says."""
-        return None if belief.evidence is None or self.codec.x0_std else belief.context
+def _word(chain: Chain, x_t: Tensor, draw: Draw, clean: Tensor) -> Tensor:
+    """ê, the mean of the word's vector, from the network's estimate of x_0."""
+    codec = _embedding(chain.denoiser)
+    if not codec.x0_std:
+        return clean
+    # The network estimates x_0 = e + x0_std·ε; given e and x_t, E[x_0] = e + g (x_t − α e).
+    g = draw.alpha * codec.x0_std**2 / draw.sigma**2
+    mean = (clean - g * x_t) / (1 - g * draw.alpha)
+    # Any function of x_t may stand for ê: dividing by 1 − gα multiplies the network's small errors where SNR is
+    # large, and there the nearest word may be the better one.
+    return torch.where((draw.t < chain.certain_below).view(-1, 1, 1), codec.encode(codec.nearest(clean)), mean)
 
-    def chance(self, x_t: Tensor, level: GaussianLevels, draw: int, opinion: Tensor) -> Tensor:
-        """A control variate: the errors that x_t and a fixed opinion would leave, less their mean over other noise. Zero
-        on average whatever the opinion, as long as it knows nothing of x_t; the network is not asked."""
-        alpha, sigma = (expand_levels(v, self.vectors) for v in self.codec.word_noise(level))
 
-        def errors(x: Tensor) -> Tensor:
-            return self.squares(self.codec.expectation(opinion + self.codec.log_likelihood(x, level)))
+def _squares(vectors: Tensor, believed: Tensor, mask: Tensor) -> Tensor:
+    return ((vectors - believed).square().sum(-1) * mask).sum(-1)
 
-        numbers = range(draw * FRESH, (draw + 1) * FRESH)
-        shape = self.vectors.shape[1:]
-        fresh = (alpha * self.vectors + sigma * self.noise.normal(j, *shape, stream=14) for j in numbers)
-        return errors(x_t) - sum(map(errors, fresh), torch.zeros_like(self.vectors[:, 0, 0])) / FRESH
 
-    def prior(self, last: Tensor) -> Tensor:
-        """KL(N(α e, σ²) ‖ N(0, prior²)) at the last level."""
-        level = self.process.at(last)
-        alpha, sigma = self.codec.word_noise(level)
-        ratio = (sigma / level.scale) ** 2
-        per_dimension = (ratio - 1 - ratio.log() + (alpha * self.vectors / level.scale).square()) / 2
-        return (per_dimension.sum(-1) * self.mask).sum(-1)
+def _is_told(denoiser: Denoiser) -> bool:
+    """Whether what context says of a word stands apart from what the word's own noisy vector says, so that a control
+    variate tells the errors which that vector's noise adds by chance."""
+    return _embedding(denoiser).shows_evidence and not _embedding(denoiser).x0_std
 
-    def rounding(self, first: Tensor) -> tuple[Tensor, Tensor | None]:
-        """−log p(w | x) at the end of the chain, x_0 itself where it is noised, x_{t_0} otherwise; and the opinion
-        there."""
-        z, opinion = self.noise.normal(0, *self.vectors.shape[1:], stream=12), None
-        if self.codec.x0_std:
-            logits = self.codec.readout(self.vectors + self.codec.x0_std * z)
-        else:
-            level = self.process.at(first.expand(self.ids.shape[0]))
-            x_t = self.process.corrupt(self.vectors, level, z)
-            belief = self.denoiser.two_passes(x_t, level, self.mask, self.condition)
-            logits, opinion = belief.logits, self.opinion(belief)
-        nats = F.cross_entropy(logits.flatten(0, 1), self.ids.flatten(), reduction="none").view(self.ids.shape)
-        return (nats * self.mask).sum(-1), opinion
+
+def _opinion(belief: Belief) -> Tensor:
+    """What context says of each word, as probabilities."""
+    return belief.context.softmax(-1)
+
+
+def _settle(ids: Tensor, opinions: list[Tensor]) -> Tensor:
+    """Some opinions as one, in logs. Sure of a wrong word, it would leave a huge error where the network has none; so
+    it knows a share of the truth, with which a clean vector always finds its word."""
+    mean = torch.stack(opinions).mean(0) * (1 - TRUTH)
+    return mean.scatter_add(-1, ids.unsqueeze(-1), torch.full_like(mean[..., :1], TRUTH)).clamp(min=1e-30).log()
+
+
+def _chance(
+    chain: Chain, vectors: Tensor, mask: Tensor, noise: Noise, pair: Pair, number: int, opinion: Tensor
+) -> Tensor:
+    """A control variate: the nats that a pair and a fixed opinion would have, less their mean over other levels of the
+    same strata and other noise. Zero on average whatever the opinion, as long as it knows nothing of the pair's levels
+    and noise; the network is not asked."""
+    codec = _embedding(chain.denoiser)
+
+    def nats(x: Tensor, one: Draw) -> Tensor:
+        believed = codec.expectation(opinion + codec.score_words(x, one.alpha, one.sigma))
+        return one.weight * _squares(vectors, believed, mask)
+
+    chance = sum(map(nats, pair.states, pair.draws), torch.zeros_like(pair.nats)) / 2
+    # The two strata in turn, evenly in both.
+    for k in range(number * FRESH, (number + 1) * FRESH):
+        one = chain.draw((k + noise.uniform(k, stream=16).double()) / (FRESH * chain.pairs))
+        z = one.sigma * noise.normal(k, *vectors.shape[1:], stream=14)
+        chance = chance - (nats(one.alpha * vectors + z, one) + nats(one.alpha * vectors - z, one)) / (2 * FRESH)
+    return chance
+
+
+def _prior(denoiser: Denoiser, vectors: Tensor, mask: Tensor, last: Tensor) -> Tensor:
+    """KL(N(α e, σ²) ‖ N(0, prior²)) at the last level."""
+    alpha, sigma = _word_noise(denoiser, last)
+    assert isinstance(denoiser.process, Gaussian)
+    prior = denoiser.process.at(last).scale
+    ratio = (sigma / prior) ** 2
+    per_dimension = (ratio - 1 - ratio.log() + (alpha * vectors / prior).square()) / 2
+    return (per_dimension.sum(-1) * mask).sum(-1)
+
+
+def _rounding(
+    chain: Chain, ids: Tensor, vectors: Tensor, mask: Tensor, noise: Noise, opinion: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """−log p(w | x) at the end of the chain (x_0 itself where it is noised, else x_{t_0}), less what its noise adds by
+    chance as far as an independent `opinion` tells, and the opinion there."""
+    denoiser, first = chain.denoiser, chain.levels[:1]
+    codec, shape = _embedding(denoiser), vectors.shape[1:]
+
+    def nats(logits: Tensor) -> Tensor:
+        each = F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none").view(ids.shape)
+        return (each * mask).sum(-1)
+
+    z = noise.normal(0, *shape, stream=12)
+    if codec.x0_std:
+        return nats(codec.readout(vectors + codec.x0_std * z)), None
+    # One pass: words are nearly certain here, whatever else the network hears.
+    alpha, sigma = _word_noise(denoiser, first)
+    x = alpha * vectors + sigma * z
+    belief = cast(Belief, denoiser(x, first.expand(ids.shape[0]), mask, chain.condition))
+    found = nats(belief.logits)
+    if opinion is None:
+        return found, None
+    settled = _settle(ids, [opinion])
+    found = found - nats(settled + codec.score_words(x, alpha, sigma))
+    for k in range(1, FRESH + 1):
+        z = sigma * noise.normal(k, *shape, stream=12)
+        for other in (alpha * vectors + z, alpha * vectors - z):
+            found = found + nats(settled + codec.score_words(other, alpha, sigma)) / (2 * FRESH)
+    return found, _opinion(belief)
 
 
 EDGE = 1e-7  # of u: t = sin²(πu²/2) then begins at 2e-28 and ends where float64 still tells α from 0

@@ -102,9 +102,13 @@ class Embedding(Codec):
         return alpha, (sigma**2 + (alpha * self.x0_std) ** 2).sqrt() if self.x0_std else sigma
 
     def log_likelihood(self, x_t: Tensor, level: GaussianLevels) -> Tensor:
-        """log N(x_t; α e_w, σ²) for every word w, up to a constant, [B, L, V]: what a position's own noisy vector says.
-        Scaled before the product: the answer, many words wide, is then gone over once and not three times."""
+        """What each position's own noisy vector says about its word, [B, L, V]."""
         alpha, sigma = (expand_levels(value, x_t) for value in self.word_noise(level))
+        return self.score_words(x_t, alpha, sigma)
+
+    def score_words(self, x_t: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+        """log N(x_t; α e_w, σ²) for every word w, up to a constant. Scaled before the product: the answer, many words
+        wide, is then gone over once and not three times."""
         table = self.table()
         scores = F.linear(x_t * (alpha / sigma**2), table)
         return torch.addcmul(scores, (alpha / sigma) ** 2, table.square().sum(-1), value=-0.5)
