@@ -150,7 +150,7 @@ def test_a_method_can_choose_a_codec_of_another_package_by_name(tmp_path: Path) 
         def table(self) -> Any:
             return 2 * super().table()
 
-    class Choosing(METHODS["difflm"]):  # type: ignore[misc]
+    class Choosing(METHODS["difflm"]):
         name = "choosing"
         codec: str = "doubled"
 
@@ -164,7 +164,7 @@ def test_a_method_can_choose_a_codec_of_another_package_by_name(tmp_path: Path) 
     METHODS.register(Choosing)
     run = tiny_run(tmp_path, "choosing", steps=3, model={**MODEL, "embedding_dim": 8})
     model, _, config = load_run(run)
-    assert isinstance(model.denoiser.codec, Doubled) and config["model"]["codec"] == "doubled"  # type: ignore[attr-defined]
+    assert isinstance(model.denoiser.codec, Doubled) and config["model"]["codec"] == "doubled"
     assert CODECS["embedding"] is LearnedEmbedding
 
 
@@ -187,18 +187,18 @@ def declare(monkeypatch: pytest.MonkeyPatch, **found: str) -> Registry[Method]:
     """A registry that finds these entry points, and counts how often it looks for them."""
     points = [EntryPoint(name.replace("_", "-"), value, "tests.methods") for name, value in found.items()]
     looked: list[str] = []
-    monkeypatch.setattr(registry, "entry_points", lambda group: looked.append(group) or points)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(registry, "entry_points", lambda group: looked.append(group) or points)
     made: Registry[Method] = Registry("tests.methods", Method, {"own": Own})
-    made.looked = looked  # type: ignore[attr-defined]
+    made.looked = looked
     return made
 
 
 def test_entry_points_are_loaded_once_and_only_for_names_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     names = declare(monkeypatch, other=f"{__name__}:Other")
     assert names["own"] is Own and "own" in names
-    assert names.looked == []  # type: ignore[attr-defined]
+    assert names.looked == []
     assert names["other"] is Other and list(names) == ["own", "other"] and len(names) == 2
-    assert names.looked == ["tests.methods"]  # type: ignore[attr-defined]
+    assert names.looked == ["tests.methods"]
 
 
 def test_a_name_that_is_taken_is_refused_and_the_same_class_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
