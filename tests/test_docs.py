@@ -26,10 +26,12 @@ from tiny import write_grammar, write_stories
 from difflm.annotators.parser import own_parser, parse_texts
 from difflm.annotators.trees import phrases, shapes
 from difflm.app.cli import app, main
+from difflm.controls import CONTROLS
 from difflm.controls.learned import checking_tagger
 from difflm.data.e2e import read_e2e
 from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods import METHODS
 from difflm.training.run import bundled_runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -261,6 +263,20 @@ def brief(monkeypatch: pytest.MonkeyPatch, bundled: dict[tuple[Any, ...], TextDi
     monkeypatch.setattr(TextDiffusion, "sampling", short)
 
 
+@pytest.fixture(autouse=True)
+def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page registers is forgotten after its test."""
+    for names in (METHODS, CONTROLS):
+        monkeypatch.setattr(names, "_parts", dict(names._parts))
+
+
+def register_as_shown(page: str) -> None:
+    """Define what a page adds to difflm: its commands are for those who have installed that."""
+    for block in PYTHON:
+        if block.page == page and "@register" in block.text:
+            exec(compile(block.text, str(block), "exec"), {"__name__": page})
+
+
 def smaller(argv: list[str]) -> list[str]:
     """The same command on a CPU, with few texts, a tiny network or a quick map; what was written was parsed before."""
     verb = argv[0]
@@ -313,6 +329,7 @@ RUNNING = [
 
 @pytest.mark.parametrize("command", RUNNING)
 def test_a_command_of_the_docs_runs(command: Shown, brief: None, there: Path) -> None:
+    register_as_shown(command.page)
     perform(smaller(command.argv[1:]))
 
 
@@ -328,6 +345,7 @@ def test_a_command_of_the_docs_complains_as_shown(command: Shown, there: Path, c
 )
 def test_a_command_of_the_docs_runs_as_written(command: Shown, there: Path) -> None:
     """With all of its steps; of many texts the first four, which are the same however many are asked for."""
+    register_as_shown(command.page)
     perform(fewer(command.argv[1:]))
 
 

@@ -1,11 +1,44 @@
-"""Controls: what can be asked of a text. `controls.brief` binds a list of them to a model."""
+"""Controls: what can be asked of a text. `controls.plan` binds a list of them to a model.
+
+Controls of other packages join through the entry points `difflm.controls`, or by `difflm.controls.register`.
+"""
+
+import difflib
+from collections.abc import Sequence
 
 from difflm.controls.base import Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Contains, Infill, Length
 from difflm.controls.learned import Field, Label, Tags
 from difflm.controls.syntax import Span, Tree
+from difflm.errors import UsageError
+from difflm.runtime.registry import Registry
+
+OWN: Sequence[type[Control]] = (Length, Contains, Avoid, Infill, Field, Label, Tags, Tree, Span)
+
+
+CONTROLS: Registry[Control] = Registry("difflm.controls", Control, {control.name: control for control in OWN})
+register = CONTROLS.register
+
+
+def parse_control(pair: str) -> Control:
+    """The registered control that NAME=VALUE asks for."""
+    name, equals, value = pair.partition("=")
+    if not equals or not name.strip():
+        raise UsageError(f"control {pair!r} is not of the form NAME=VALUE.")
+    if name not in CONTROLS:
+        known = [other for other in CONTROLS if CONTROLS[other] not in OWN]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        installed = f"Installed: {', '.join(known)}." if known else "No package with further controls is installed."
+        raise UsageError(f"unknown control {name!r}. {hint}{installed}")
+    try:
+        return CONTROLS[name].parse(value)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"control {name}: {error}.") from None
+
 
 __all__ = [
+    "CONTROLS",
     "Avoid",
     "Check",
     "Contains",
@@ -18,4 +51,6 @@ __all__ = [
     "Span",
     "Tags",
     "Tree",
+    "parse_control",
+    "register",
 ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from difflm.data.tokenizers import Tokenizer, Words
+from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +74,11 @@ class Control(ABC):
     @abstractmethod
     def target(self) -> Any:
         """What is asked, as JSON."""
+
+    @classmethod
+    def parse(cls, value: str) -> "Control":
+        """Read the VALUE of `--control NAME=VALUE`, by which a registered control is asked for outside Python."""
+        raise UsageError(f"{cls.name} cannot be asked for as NAME=VALUE: use its own option, or Python.")
 
     @abstractmethod
     def check(self, words: Sequence[str]) -> Check:

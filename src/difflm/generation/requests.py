@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as ModelInfo
 
-from difflm.controls import Avoid, Contains, Control, Field, Infill, Label, Length, Span, Tags, Tree
+from difflm.controls import Avoid, Contains, Control, Field, Infill, Label, Length, Span, Tags, Tree, parse_control
 from difflm.errors import DifflmError, UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Request(BaseModel):
     pos: str | None = None
     tree: str | None = None
     span: list[str] = ModelInfo(default_factory=list)
+    control: list[str] = ModelInfo(default_factory=list)  # NAME=VALUE of controls that other packages register
     infill: str | None = None
     edit: str | None = None
     keep: list[str] = ModelInfo(default_factory=list)
@@ -54,6 +55,7 @@ class Request(BaseModel):
         asked += [Span.parse(span) for span in self.span]
         asked += [Contains(phrase) for phrase in self.contains]
         asked += [Avoid(word) for word in self.avoid]
+        asked += [parse_control(pair) for pair in self.control]
         return asked
 
     def edited(self) -> "Edit | None":

@@ -1,4 +1,7 @@
-"""One file a paper. Listing methods imports no torch: a method's parts are imported when it is built."""
+"""Methods, one file per paper. Listing methods imports no torch: a method's parts are imported when it is built.
+
+Methods of other packages join through the entry points `difflm.methods`, or by `difflm.methods.register`.
+"""
 
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.base import Method
@@ -13,6 +16,7 @@ from difflm.methods.gidd import Gidd
 from difflm.methods.mdlm import Mdlm
 from difflm.methods.sedd import Sedd
 from difflm.methods.udlm import Udlm
+from difflm.runtime.registry import Registry
 
 LISTED: tuple[type[Method], ...] = (
     DiffusionLM,
@@ -30,9 +34,11 @@ LISTED: tuple[type[Method], ...] = (
     AutoregressiveTwin,
     GuidingClassifier,
 )
-METHODS: dict[str, type[Method]] = {method.name: method for method in LISTED}
+METHODS: Registry[Method] = Registry("difflm.methods", Method, {method.name: method for method in LISTED})
+register = METHODS.register
 
 __all__ = [
+    "METHODS",
     "AutoregressiveTwin",
     "BertMouth",
     "BlockDiffusionMethod",
@@ -48,4 +54,5 @@ __all__ = [
     "Method",
     "Sedd",
     "Udlm",
+    "register",
 ]

@@ -62,7 +62,7 @@ def read_config(run: Path) -> dict[str, Any]:
     if config["method"] not in METHODS:
         raise DifflmError(
             f"{run} was trained with the method {config['method']!r}, which this installation does not have. "
-            "Install the version of difflm that has it, or import the code that adds it to difflm.methods.METHODS."
+            "Install the package that has it, or import the code that registers it (difflm.methods.register)."
         )
     if config["method"] == "classifier":
         raise DifflmError(f"{run} is a classifier, not a model: difflm generate MODEL --guide {run}.")

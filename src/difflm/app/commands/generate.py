@@ -81,6 +81,9 @@ def generate(
     candidates: Annotated[int, typer.Option(help="Of so many, the one that the classifiers like best.")] = 1,
     contains: Annotated[list[str] | None, typer.Option(help="A word or phrase that must appear; repeatable.")] = None,
     avoid: Annotated[list[str] | None, typer.Option(help="A word that must not appear; repeatable.")] = None,
+    control: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A control of another package; repeatable.")
+    ] = None,
     infill: Annotated[
         str | None, typer.Option(help="A text with gaps: ___ of any length, ___:4 of four words.")
     ] = None,
@@ -99,7 +102,7 @@ def generate(
     """Write texts; ask of them what you like."""
     shared = {"n": n, "seed": seed, "steps": steps, "temperature": temperature}
     asked = {"length": length, "pos": pos, "tree": tree, "infill": infill, "edit": edit, "strength": strength}
-    lists = {"contains": contains, "avoid": avoid, "span": span, "keep": keep}
+    lists = {"contains": contains, "avoid": avoid, "span": span, "keep": keep, "control": control}
     facts = {"field": named_values("field", field), "label": named_values("label", label)}
     diffusion = {
         "sampler": sampler,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from difflm.app.commands.options import Json, Run, report_errors
-from difflm.app.console import put_json, put_table
+from difflm.app.console import complain, put_json, put_table
 
 SHARED = "e2e-mdlm"  # the recipe of all methods of tokens that have none of their own
 
@@ -18,6 +18,8 @@ def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=Tr
     from difflm.methods import METHODS
 
     recipes = recipes_by_method()
+    for line in METHODS.broken.values():
+        complain(f"warning: {line}")
     table = Table("name", "paper", "family", "kind", "bound", "recipes", box=None, pad_edge=False)
     for m in METHODS.values():
         names = recipes.get(m.name, {})

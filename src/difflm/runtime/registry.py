@@ -1,0 +1,73 @@
+"""Parts by name: our own, those that a `register` call adds, and those that installed packages declare."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from difflm.errors import DifflmError
+
+T = TypeVar("T")  # a class, such as a method
+
+
+class Registry(Mapping[str, type[T]], Generic[T]):
+    """A mapping from names to subclasses of `base`. Entry points of `group` are loaded once, when a name is asked for
+    that is not ours, or all names are. A package that cannot be loaded is kept in `broken` and raises an error only
+    when its name is asked for: it must not keep anybody from using the rest."""
+
+    def __init__(self, group: str, base: type[Any], own: Mapping[str, type[T]]) -> None:
+        self.group, self.base = group, base
+        self._parts = dict(own)
+        self._broken: dict[str, str] = {}
+        self._loaded, self._lock = False, threading.RLock()
+
+    def register(self, part: type[T], name: str | None = None) -> type[T]:
+        """Add a class under its own `name`, or under the one given; also as a decorator. A name that is taken is an
+        error, but for the same class defined once more, as a notebook does."""
+        name = name or getattr(part, "name", None)
+        if not (isinstance(part, type) and issubclass(part, self.base)):
+            raise DifflmError(f"{part!r} is not a subclass of {self.base.__module__}.{self.base.__name__}.")
+        if not isinstance(name, str) or not name:
+            raise DifflmError(f"{part.__name__} has no name: give it a class attribute `name`.")
+        taken = self._parts.get(name)
+        if taken is not None and (taken.__module__, taken.__qualname__) != (part.__module__, part.__qualname__):
+            raise DifflmError(f"the name {name!r} is taken by {taken.__module__}.{taken.__qualname__}.")
+        self._parts[name] = part
+        return part
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """One line for each entry point that could not be loaded."""
+        self._load()
+        return self._broken
+
+    def _load(self) -> None:
+        with self._lock:  # reentrant: a package may ask for names while it is being imported
+            if not self._loaded:
+                self._loaded = True
+                for found in entry_points(group=self.group):
+                    self._load_one(found)
+
+    def _load_one(self, found: EntryPoint) -> None:
+        try:
+            part = found.load()
+            if getattr(part, "name", found.name) != found.name:
+                raise DifflmError(f"the class calls itself {part.name!r}.")
+            self.register(part, found.name)
+        except (Exception, SystemExit) as error:  # somebody else's code may fail in any way
+            package = f"package {found.dist.name}" if found.dist else found.value
+            reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+            self._broken[found.name] = f"{self.group} {found.name!r} of {package} cannot be loaded: {reason}."
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in self._parts and name in self.broken:
+            raise DifflmError(self.broken[name])
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter([*self._parts])
+
+    def __len__(self) -> int:
+        self._load()
+        return len(self._parts)
