@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from difflm.diffusion.codecs import FixedEmbedding
-from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.conditioning import Canvas
+from difflm.diffusion.denoiser import Denoiser, SelfConditioning
+from difflm.diffusion.predictions import Logits
 from difflm.diffusion.processes import Gaussian, expand_levels
 from difflm.diffusion.schedules import Cosine
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM
@@ -135,15 +137,17 @@ def test_the_network_sees_states_of_unit_scale(exploding):
     """Whatever t: 30,000 numbers of unit variance have a spread of 1 ± 5·0.004. Beside them, the last estimate."""
     table = torch.randn(50, 8)
     codec = FixedEmbedding(table, norm="sphere")
-    denoiser = Denoiser(nn.Identity(), codec, Gaussian(Cosine(), exploding), "x0", self_conditioning=True)
+    process = Gaussian(Cosine(), exploding)
+    denoiser = Denoiser(nn.Identity(), codec, process, self_conditioning=SelfConditioning("half"))
     clean = codec.encode(torch.randint(50, (400, 10)))
     t = torch.linspace(0, 1, 400)
     x = denoiser.process.corrupt(clean, t, torch.randn_like(clean))
-    inputs = denoiser.inputs(x, t, clean, None)
+    canvas = Canvas(x, process.at(t), None)
+    inputs = denoiser.inputs(canvas, None, clean)
     spread = float(clean.square().mean().sqrt())
     assert float(inputs[..., :8].square().mean().sqrt()) == pytest.approx(spread, abs=0.02)
     assert torch.equal(inputs[..., 8:], clean)
-    assert not denoiser.inputs(x, t, None, None)[..., 8:].any()
+    assert not denoiser.inputs(canvas, None, None)[..., 8:].any()
 
 
 class Silent(nn.Module):
@@ -154,12 +158,14 @@ class Silent(nn.Module):
 
 
 def test_logits_are_the_networks_opinion_and_the_evidence():
-    codec, process = FixedEmbedding(torch.randn(5, 6), norm="sphere"), Gaussian(Cosine())
-    plain = Denoiser(Silent(), codec, process, "logits")(X, T)
-    told = Denoiser(Silent(), codec, process, "logits", evidence=True)(X, T)
+    table = torch.randn(5, 6)
+    plain, told = (
+        Denoiser(Silent(), FixedEmbedding(table, "sphere", prediction=Logits(evidence)), Gaussian(Cosine()))(X, T)
+        for evidence in (False, True)
+    )
     assert plain.evidence is None and not plain.logits.any()
     assert told.evidence is not None and torch.equal(told.logits, told.evidence)
-    assert torch.allclose(told.clean, codec.expectation(told.logits)) and told.tokenwise
+    assert told.codec is not None and torch.allclose(told.clean, told.codec.expectation(told.logits))
 
 
 @pytest.mark.parametrize("x0_std", [0.0, 0.4])
@@ -170,7 +176,7 @@ def test_evidence_is_the_likelihood_of_the_state_given_its_word(x0_std):
     spread = (sigma**2 + alpha**2 * x0_std**2).sqrt().unsqueeze(-1)
     mean = alpha.unsqueeze(-1) * codec.table().double()
     expected = torch.distributions.Normal(mean, spread).log_prob(X.double().unsqueeze(-2)).sum(-1)
-    seen = Denoiser(Silent(), codec, process, "logits", evidence=True).seen(X, T).double()
+    seen = codec.log_likelihood(X, process.at(T)).double()
     assert torch.allclose(seen.log_softmax(-1), expected.log_softmax(-1), rtol=1e-3, atol=1e-3)
 
 
@@ -183,12 +189,13 @@ def test_every_choice_of_difflm_answers(evidence):
 
 def test_a_body_that_looks_is_given_the_mean_word_of_the_evidence():
     """The best guess without context is the third part of its input."""
-    codec = FixedEmbedding(torch.randn(5, 6), norm="sphere")
-    denoiser = Denoiser(nn.Identity(), codec, Gaussian(Cosine()), "logits", evidence=True)
+    codec = FixedEmbedding(torch.randn(5, 6), norm="sphere", prediction=Logits(evidence=True))
+    denoiser = Denoiser(nn.Identity(), codec, Gaussian(Cosine()))
     with torch.no_grad():
         codec.bias.copy_(torch.randn(5))
-        evidence = denoiser.seen(X, T)
-        inputs = denoiser.inputs(X, T, None, evidence)
+        canvas = Canvas(X, denoiser.process.at(T), None)
+        evidence = codec.evidence(X, canvas.level)
+        inputs = denoiser.inputs(canvas, evidence, None)
     assert torch.allclose(inputs[..., 6:], (evidence + codec.bias).softmax(-1) @ codec.table(), atol=1e-5)
 
 

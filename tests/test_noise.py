@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm import noise as noise_module
+from difflm.diffusion import noise as noise_module
 from difflm.diffusion.noise import Noise, fold_counter
 
 N = 40_000

@@ -123,7 +123,7 @@ def test_a_masked_language_model_says_here_what_it_says_there(tmp_path, kind):
     pieces = torch.tensor([[2, 5, 4, 10, 3, 0], [2, 10, 5, 4, 5, 3]])
     with torch.no_grad():
         network = model.denoiser.network
-        ours = network(model.denoiser.codec.inputs(ids), torch.ones(2), mask)
+        ours = network(model.denoiser.codec.inputs(ids, None, None)[0], torch.ones(2), mask)
         bias = theirs.get_output_embeddings().bias
         there = theirs(pieces, attention_mask=(pieces != 0).long()).logits - bias
     for row, length in enumerate((3, 4)):
@@ -138,7 +138,8 @@ def test_time_is_told_in_three_ways(tmp_path, kind, time):
     ids = torch.full((1, 5), 7)
     with torch.no_grad():
         early, late = (
-            model.denoiser.network(model.denoiser.codec.inputs(ids), torch.tensor([t]), None) for t in (0.1, 0.9)
+            model.denoiser.network(model.denoiser.codec.inputs(ids, None, None)[0], torch.tensor([t]), None)
+            for t in (0.1, 0.9)
         )
     assert torch.allclose(early, late) == (time == "none")
 
@@ -150,7 +151,7 @@ def test_dropout_is_the_runs_own_whatever_a_kind_calls_it(tmp_path, kind):
         model = built(folder, WORDS, dropout=dropout).train()
         with torch.no_grad():
             one, other = (
-                model.denoiser.network(model.denoiser.codec.inputs(torch.full((1, 5), 7)), torch.ones(1))
+                model.denoiser.network(model.denoiser.codec.inputs(torch.full((1, 5), 7), None, None)[0], torch.ones(1))
                 for _ in range(2)
             )
         assert torch.equal(one, other) == (dropout == 0.0)

@@ -1,5 +1,7 @@
 """Trees and phrases as controls: what is asked, what is refused, and what the parser finds."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -130,6 +132,7 @@ def test_a_tree_of_one_text_asks_nothing_of_the_texts_beside_it():
     seen = opinion()
     labels = torch.tensor([[[0, 3, 3], [1, 2, 5]], [[NOTHING] * 3] * 2])
     wish = GuidanceTarget(lambda *_: seen, "tree", labels, whole=True)  # type: ignore[arg-type]
-    guidance = Guidance([wish], None, seen.mask, GuidanceSettings())  # type: ignore[arg-type]
+    seeing = SimpleNamespace(view=lambda x, t: x)
+    guidance = Guidance([wish], seeing, seen.mask, GuidanceSettings())  # type: ignore[arg-type]
     nats = guidance.nats(torch.zeros(2, 4, 8), torch.zeros(2))
     assert nats[1] == 0 and torch.equal(nats[0], seen.nats("tree", labels, whole=True)[0])

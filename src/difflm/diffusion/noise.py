@@ -45,24 +45,10 @@ Step = int | Tensor  # its number, or [1] where that stands on a device
 
 
 class NoiseSource(Protocol):
-    """Where random numbers come from: a counter, or torch's own generator while training."""
+    """Where random numbers come from."""
 
     def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor: ...
     def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class TorchNoise:
-    """Torch's own generator, which the trainer seeds at every step; `step` and `stream` mean nothing to it."""
-
-    batch: int
-    device: torch.device
-
-    def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
-        return torch.rand(self.batch, *shape, device=self.device)
-
-    def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
-        return torch.randn(self.batch, *shape, device=self.device)
 
 
 @dataclass(frozen=True)
