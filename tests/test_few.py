@@ -222,7 +222,7 @@ def test_the_benchmark_goes_on_where_it_stopped(tiny_runs, tmp_path, capsys):
 def test_a_student_needs_fewer_steps_than_its_teacher(tmp_path, monkeypatch):
     """A teacher of the small grammar, 6,000 of its texts with their noise, and a student of 1,000 steps: in two steps
     from noise that neither has seen, more of the student's texts are sentences, and as many of them differ."""
-    monkeypatch.setattr("difflm.models.batching.CPU_TILE", 64)  # many texts at once, faster
+    monkeypatch.setattr("difflm.models.batching.CPU_BATCH", 64)  # many texts at once, faster
     sizes = {"hidden": 64, "layers": 2, "heads": 2, "dropout": 0.0, "embedding_dim": 16}
     path = tiny_run(tmp_path, "difflm", steps=1500, batch_size=32, model=sizes)
     teacher = TextDiffusion.from_pretrained(path)

@@ -61,7 +61,7 @@ def test_a_sample_has_its_noise_in_any_company(seed, sample, step):
 @pytest.mark.parametrize("bits", [0, -1])
 def test_no_number_is_ever_zero_or_one(monkeypatch, bits):
     """The smallest and the largest word the counter can give: a normal number must stay finite."""
-    monkeypatch.setattr(noise_module, "mix", lambda z: torch.full_like(z, bits))
+    monkeypatch.setattr(noise_module, "mix_bits", lambda z: torch.full_like(z, bits))
     noise = Noise(0, torch.arange(2))
     u = noise.uniform(0, 3)
     assert bool(((u > 0) & (u < 1)).all())
