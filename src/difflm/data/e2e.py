@@ -15,16 +15,21 @@ Split = Literal["train", "valid"]
 @dataclass(frozen=True)
 class E2EPair:
     fields: dict[str, str]
-    text: str  # as in the file: words apart, "£ 30 ."
+    text: str  # as in the file, with spaces between words: "£ 30 ."
+
+    @property
+    def source(self) -> str:
+        """The fields as the file has them."""
+        return " | ".join(f"{name} : {value}" for name, value in self.fields.items())
 
 
 def read_e2e(path: Path) -> Iterator[E2EPair]:
     check_readable(path)
-    return _pairs(path)
+    return _read_pairs(path)
 
 
 def e2e_path(root: Path | None, split: Split) -> Path:
-    """The file of a split under `root` ($DIFFLM_DATA where None), under one of the names it is known by."""
+    """Find the file of a split under `root` ($DIFFLM_DATA where None); releases name it differently."""
     if split not in ("train", "valid"):
         raise UsageError(f"E2E has no split {split!r} here: train or valid.")
     if root is None and "DIFFLM_DATA" not in os.environ:
@@ -41,7 +46,7 @@ def e2e_path(root: Path | None, split: Split) -> Path:
     )
 
 
-def _pairs(path: Path) -> Iterator[E2EPair]:
+def _read_pairs(path: Path) -> Iterator[E2EPair]:
     empty = True
     for number, line in read_lines(path):
         if not line.strip():

@@ -1,12 +1,13 @@
 """One file a paper. Listing methods imports no torch: a method's parts are imported when it is built."""
 
 from difflm.methods.autoregressive import AutoregressiveTwin
-from difflm.methods.base import Method
+from difflm.methods.base import Method, TextSpec
 from difflm.methods.bert_mouth import BertMouth
 from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.classifier import GuidingClassifier
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
+from difflm.methods.diffuseq import DiffuSeq
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusionbert import DiffusionBert
 from difflm.methods.gidd import Gidd
@@ -17,6 +18,7 @@ from difflm.methods.udlm import Udlm
 LISTED: tuple[type[Method], ...] = (
     DiffusionLM,
     DiffLM,
+    DiffuSeq,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
@@ -40,6 +42,7 @@ __all__ = [
     "D3pmNearest",
     "D3pmUniform",
     "DiffLM",
+    "DiffuSeq",
     "DiffusionBert",
     "DiffusionLM",
     "Gidd",
@@ -47,5 +50,6 @@ __all__ = [
     "Mdlm",
     "Method",
     "Sedd",
+    "TextSpec",
     "Udlm",
 ]

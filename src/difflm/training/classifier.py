@@ -10,7 +10,7 @@ from torch import Tensor
 
 from difflm.controls.classifier import Classifier, labels_on_canvas, matches_model, model_signature
 from difflm.data.batches import Batch, Batches, LabelBatch, split
-from difflm.data.corpora import corpus_path, located
+from difflm.data.corpora import corpus_path, resolve_data
 from difflm.data.labels import NOTHING, Labelling, Labels, read_labels
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import Tokenizer
@@ -28,11 +28,10 @@ from difflm.training.fit import (
     check_same_recipe,
     count_left_out,
     default_widths,
-    locate_data,
     read_tokens,
     remove_on_failure,
     report_left_out,
-    run_trainer,
+    resolve_init,
     validation_batches,
 )
 from difflm.training.recipe import Recipe
@@ -106,8 +105,8 @@ def train_guide(
     """Train the classifier of a recipe in `out`: words and vectors are those of the model that it guides."""
     check_recipe(recipe)
     method = recipe.build_method().model_dump()
-    method["guides"] = locate_data(method["guides"])
-    recipe = recipe.model_copy(update={"data": located(recipe.data, root), "model": method})
+    method["guides"] = resolve_init(method["guides"])
+    recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "model": method})
     with locked(out):
         return _train_locked(recipe, method, out, device, watcher, note, root, resume)
 
@@ -152,7 +151,7 @@ def _train_locked(
     if resume and not trainer.resume():
         note("no checkpoint yet, starting anew", 0)
     outcome = trainer.fit(batches, validation, watcher)
-    write_guide_config(out, classifier, guided, {**about, **run_trainer(outcome)})
+    write_guide_config(out, classifier, guided, {**about, **outcome.summary()})
     return outcome
 
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from difflm.data.corpora import NAMES
+from difflm.data.corpora import file_names
 from difflm.methods import METHODS
 from difflm.runtime.files import locked, read_json, write_atomic
 
@@ -79,15 +79,13 @@ def token_summary(config: dict[str, Any]) -> str:
 
 def data_summary(config: dict[str, Any]) -> str:
     recipe = config["recipe"]
-    # A path says more about somebody's machine than about the data.
-    name = recipe["data"] if recipe["data"] in NAMES else Path(recipe["data"]).name
     absent = [(config.get("left_out"), "longer ones"), (config.get("repeated"), "that repeat others")]
     told = " and ".join(f"{count:,} {which}" for count, which in absent if count)
     left_out = f"; {told} were left out" if told else ""
     seen = config.get("held_out_seen")
     overlap = f"; {seen:,} of {config['held_out']:,} held-out texts also occur in training" if seen else ""
     texts = f"{config.get('texts', 0):,} training texts{left_out}{overlap}"
-    return f"{name} ({recipe['licence'] or 'licence not stated'}), {texts}"
+    return f"{file_names(recipe['data'])} ({recipe['licence'] or 'licence not stated'}), {texts}"
 
 
 def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
+from difflm.data.corpora import split_paths
 from difflm.data.texts import MOST_TOKENS
 from difflm.errors import UsageError
 from difflm.methods import METHODS, Method
@@ -27,9 +28,9 @@ class Recipe(BaseModel):
     "A bundled model or the directory of a run whose words and weights this one begins with."
 
     data: str
-    "`e2e`, `roc`, `roc-excerpts`, `roc-rearranged`, or the path of a .txt, .csv or .jsonl file."
+    "`e2e`, `roc`, `roc-excerpts`, `roc-rearranged`, the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS."
     column: str | None = None
-    "The column of a .csv or .jsonl file that holds the text."
+    "The column of a .csv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
     chunk: int = Field(default=0, ge=0, le=512)
     "Cut a .txt file into texts of so many characters, instead of taking each line as one."
     tokenizer: Literal["words", "bpe", "characters"] = "bpe"
@@ -39,13 +40,15 @@ class Recipe(BaseModel):
     "A word, or a character, of the vocabulary was seen more often than this."
     longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
     "Tokens of a canvas; longer texts are left out, and counted. 0: enough for 99 % of the texts."
+    source_longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    "Tokens of the longest source, where texts have one. 0: enough for 99 % of the sources."
     distinct: bool = False
-    "Train on each text once, however often it stands in the file."
+    "Train on each text once, however often the file repeats it."
     licence: str = ""
     "Of the data, for the model card."
 
     temperature: PositiveFloat | None = None
-    "At which the trained model writes where nobody names another; the method's own where it is left out."
+    "The trained model's default for generation; without it, the method's own."
 
     steps: PositiveInt
     batch_size: int = Field(default=64, ge=2)
@@ -73,6 +76,11 @@ class Recipe(BaseModel):
 
     def build_method(self) -> Method:
         return METHODS[self.method](**self.model)
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether texts are written from a source."""
+        return METHODS[self.method].task == "seq2seq"
 
 
 def known_recipes() -> dict[str, Path]:
@@ -162,6 +170,7 @@ def check(values: Mapping[str, Any]) -> Recipe:
         if recipe.longest == 1:
             raise UsageError("recipe: longest: should be at least 2, or 0 to choose it from the texts.")
         _check_sizes(recipe.build_method())
+        _check_sources(recipe)
         return recipe
     except ValidationError as error:
         raise UsageError(_explain(error, values)) from None
@@ -216,6 +225,17 @@ def _check_sizes(method: Method) -> None:
     hidden, heads = sizes.get("hidden", 2), sizes.get("heads", 1)
     if hidden % (2 * heads):
         raise UsageError(f"recipe: model.hidden={hidden} does not divide into model.heads={heads} heads of even size.")
+
+
+def _check_sources(recipe: Recipe) -> None:
+    if recipe.has_sources and recipe.chunk:
+        raise UsageError(f"recipe: chunk: pieces of a file have no source, and {recipe.method} needs one.")
+    if recipe.has_sources and recipe.longest + recipe.source_longest > MOST_TOKENS:
+        raise UsageError(f"recipe: longest and source_longest: at most {MOST_TOKENS} together.")
+    if not recipe.has_sources and recipe.source_longest:
+        raise UsageError(f"recipe: source_longest: {recipe.method} reads no sources. Leave it out.")
+    if not recipe.has_sources and len(split_paths(recipe.data)) > 1:
+        raise UsageError(f"recipe: data: {recipe.method} reads no sources. Name one file, not {recipe.data}.")
 
 
 def _known_method(name: str) -> None:

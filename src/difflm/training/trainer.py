@@ -110,7 +110,12 @@ class Outcome:
     step: int
     stopped: Stopped
     seconds: float
-    validation: dict[str, Any] = field(default_factory=dict)  # of the weights that are shipped
+    validation: dict[str, Any] = field(default_factory=dict)  # of the weights that are saved as the model
+
+    def summary(self) -> dict[str, object]:
+        """The entry of a run's config."""
+        about = {"steps": self.step, "stopped": self.stopped, "minutes": round(self.seconds / 60, 2)}
+        return {"trained": {**about, "validation": self.validation}}
 
 
 class Trainer:
