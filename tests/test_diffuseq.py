@@ -36,13 +36,6 @@ RECIPE = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_validation():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
-        yield
-
-
 def sequences(count: int, seed: int) -> list[list[str]]:
     draw = random.Random(seed)
     return [[draw.choice("abcdefgh") for _ in range(LENGTH)] for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The E2E restaurant corpus in the layout of Diffusion-LM: `field : value | field : value||reference` a line."""
+"""The E2E restaurant corpus in the format of Diffusion-LM: one `field : value | field : value||reference` per line."""
 
 import os
 from collections.abc import Iterator
@@ -36,10 +36,9 @@ def e2e_path(root: Path | None, split: Split) -> Path:
         raise UsageError("where is E2E? Set DIFFLM_DATA, or give --data, to the directory that holds e2e/.")
     root = root or Path(os.environ["DIFFLM_DATA"])
     stems = (f"e2e/{split}", f"e2e/src1_{split}", f"e2e_data/src1_{split}")
-    places = [root / f"{stem}.txt{packed}" for stem in stems for packed in (".gz", "")]
-    for place in places:
-        if place.is_file():
-            return place
+    for path in (root / f"{stem}.txt{packed}" for stem in stems for packed in (".gz", "")):
+        if path.is_file():
+            return path
     raise UsageError(
         f"no E2E in {root}: neither e2e/{split}.txt[.gz] nor e2e_data/src1_{split}.txt is there.\n"
         "Point --data or DIFFLM_DATA at the directory that holds e2e/."

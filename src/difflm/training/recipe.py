@@ -14,18 +14,18 @@ from difflm.data.texts import MOST_TOKENS
 from difflm.errors import UsageError
 from difflm.methods import METHODS, Method
 
-UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # ways to learn, which no weight depends on
+UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
 
 
 class Recipe(BaseModel):
-    """Everything that decides a training run. Sizes of the model stand under `model`."""
+    """Everything that determines a training run. The model's sizes are under `model`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     method: str
     model: dict[str, Any] = Field(default_factory=dict)
     init: str | None = None
-    "A bundled model or the directory of a run whose words and weights this one begins with."
+    "A bundled model or the directory of a run whose tokenizer and weights this one begins with."
 
     data: str
     "`e2e`, `roc`, `roc-excerpts`, `roc-rearranged`, the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS."
@@ -59,14 +59,14 @@ class Recipe(BaseModel):
     clip: float = Field(default=1.0, ge=0)
     accumulate: PositiveInt = 1
     recompute: bool = False
-    "Keep no activations inside blocks: far less memory for a third more work."
+    "Activation checkpointing of the blocks: far less memory for a third more compute."
     ema: float = Field(default=0.999, ge=0, lt=1)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     "`auto`: bf16 on a GPU, fp32 elsewhere."
     compile: bool = True
     "On a GPU, compile the network: faster steps for a minute at the start."
     widths: tuple[PositiveInt, ...] = ()
-    "Canvas widths of batches of like length; empty: multiples of 8 on a CPU, the longest alone on a GPU."
+    "Canvas widths of batches of similar lengths; empty: multiples of 8 on a CPU, the longest alone on a GPU."
     seed: int = Field(default=0, ge=0, lt=2**31)
     log_every: PositiveInt = 100
     save_every: PositiveInt = 1000
@@ -92,13 +92,13 @@ def known_recipes() -> dict[str, Path]:
 def load_recipe(
     name_or_path: str, changes: Sequence[str] = (), note: Callable[[str], None] = lambda text: None
 ) -> Recipe:
-    """A bundled recipe or a file, with `key=value` changes; all faults are told at once. `note` hears which lines of
-    the recipe do not apply to the method or the data that the changes name."""
+    """Load a bundled recipe or a file, with `key=value` changes; all errors are reported at once. `note` is called for
+    lines of the recipe that do not apply to the method or the data that the changes name."""
     values = _read(name_or_path)
-    given = dict(_parted(change) for change in changes)
+    given = dict(_split_change(change) for change in changes)
     _drop_foreign(values, given, note)
     sizes = values.get("model") or {}
-    if given.get("init"):  # the recipe's own sizes were for another start; those among the changes somebody asked for
+    if given.get("init"):  # the recipe's sizes were for another initial run; sizes among the changes still count
         theirs = _sizes_of(given["init"], given.get("method", values.get("method")))
         kept = {key: sizes[key] for key in UNWEIGHTED if isinstance(sizes, dict) and key in sizes}
         values = {**values, **theirs, "model": {**theirs["model"], **kept}}
@@ -126,7 +126,7 @@ def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any], note: Callab
         note(f"{values.pop('licence')} is the licence of the recipe's own data. Give licence=NAME for yours.")
 
 
-def _parted(change: str) -> tuple[str, Any]:
+def _split_change(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
         raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
@@ -134,8 +134,8 @@ def _parted(change: str) -> tuple[str, Any]:
 
 
 def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
-    """The sizes of the run that a recipe is to begin with."""
-    from difflm.training.run import initial_run
+    """The sizes of the run that a recipe begins with."""
+    from difflm.training.run import initial_run  # imports torch, which listing recipes does not need
 
     theirs = initial_run(str(init))
     if theirs["method"] != method:
@@ -144,7 +144,7 @@ def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
 
 
 def check_init(recipe: Recipe) -> None:
-    """Weights and words of a run fit a model of the same method and sizes."""
+    """Refuse an initial run of another method or of other sizes."""
     from difflm.training.run import initial_run
 
     theirs = initial_run(str(recipe.init))
@@ -246,7 +246,7 @@ def _known_method(name: str) -> None:
 
 
 def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
-    """Every fault in one line each, unknown keys with their nearest spelling."""
+    """Describe every error of a recipe, unknown keys with their nearest spelling."""
     method = METHODS.get(str(values.get("method")))
     keys = list(Recipe.model_fields) + [f"model.{k}" for k in (method.model_fields if method else {})]
     lines = []

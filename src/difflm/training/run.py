@@ -27,7 +27,7 @@ def bundled_runs() -> dict[str, Path]:
 
 
 def find_run(name_or_path: str | Path) -> Path:
-    """The directory of a bundled model or of a run."""
+    """Find the directory of a bundled model or of a run."""
     bundled = bundled_runs()
     if str(name_or_path) in bundled:
         return bundled[str(name_or_path)]
@@ -93,7 +93,7 @@ def export_run(run: Path, target: Path) -> None:
     """Copy a run as the package holds it: half-precision weights, no optimiser, no data."""
     config = read_config(run)
     tensors = load_tensors(run / "model.safetensors")
-    # Tables in float64 are curves and rates, which half precision would bend.
+    # Tables in float64 are schedules and rates, which half precision would distort.
     halves = {name: t.half() if t.dtype is torch.float32 else t for name, t in tensors.items()}
     save_tensors(target / "model.safetensors", halves)
     if config["recipe"].get("init"):
