@@ -96,7 +96,7 @@ def load_recipe(
     lines of the recipe that do not apply to the method or the data that the changes name."""
     values = _read(name_or_path)
     given = dict(_split_change(change) for change in changes)
-    _drop_foreign(values, given, note)
+    dropped = _drop_foreign(values, given)
     sizes = values.get("model") or {}
     if given.get("init"):  # the recipe's sizes were for another initial run; sizes among the changes still count
         theirs = _sizes_of(given["init"], given.get("method", values.get("method")))
@@ -110,20 +110,25 @@ def load_recipe(
     recipe = check(values)
     if recipe.init is not None:
         check_init(recipe)
+    for message in dropped:  # last, so that an error is one line
+        note(message)
     return recipe
 
 
-def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any], note: Callable[[str], None]) -> None:
+def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Drop from a recipe the sizes that another method does not have, and the licence of data that are not used."""
+    messages = []
     method, sizes = METHODS.get(str(given.get("method"))), values.get("model")
     if method and isinstance(sizes, dict):
         foreign = [key for key in sizes if key not in method.model_fields]
         values["model"] = {key: value for key, value in sizes.items() if key not in foreign}
         if foreign:
-            note(f"{method.name} has no {', '.join(foreign)}: that part of the recipe is ignored.")
+            messages.append(f"{method.name} has no {', '.join(foreign)}: that part of the recipe is ignored.")
     replaced = any(values.get(key) and given.get(key, values[key]) != values[key] for key in ("data", "init"))
     if replaced and values.get("licence") and "licence" not in given:
-        note(f"{values.pop('licence')} is the licence of the recipe's own data. Give licence=NAME for yours.")
+        licence = values.pop("licence")
+        messages.append(f"{licence} is the licence of the recipe's own data. Give licence=NAME for yours.")
+    return messages
 
 
 def _split_change(change: str) -> tuple[str, Any]:
