@@ -247,12 +247,12 @@ def prefetch(batches: Batches, start_step: int, depth: int = 4) -> Iterator[tupl
     """Yield steps and batches from `start_step` on, prepared by a thread, at most `depth` ahead. Closing the iterator
     ends the thread."""
     made: queue.SimpleQueue[tuple[int, Batch] | BaseException] = queue.SimpleQueue()
-    room, stop = threading.Semaphore(depth), threading.Event()
+    free, stop = threading.Semaphore(depth), threading.Event()
 
     def work() -> None:
         step = start_step
         try:
-            while room.acquire() and not stop.is_set():
+            while free.acquire() and not stop.is_set():
                 made.put((step, batches.batch(step)))
                 step += 1
         except BaseException as error:  # raised again where the batches are read
@@ -265,9 +265,9 @@ def prefetch(batches: Batches, start_step: int, depth: int = 4) -> Iterator[tupl
             item = made.get()
             if isinstance(item, BaseException):
                 raise item
-            room.release()
+            free.release()
             yield item
     finally:
         stop.set()
-        room.release()
+        free.release()
         thread.join()

@@ -69,6 +69,8 @@ def corpus(
 ) -> Iterator[str]:
     """Yield the texts of a split of a known corpus, or all texts of a file, which has no splits; with `chunk`, the file
     cut into texts of so many characters."""
+    if len(split_paths(name_or_path)) > 1:
+        raise UsageError(f"{file_names(str(name_or_path))}: name one file: sources are not read here.")
     path = corpus_path(name_or_path, root, split)
     if chunk:
         return read_chunks(path, chunk)

@@ -32,17 +32,19 @@ def e2e_path(root: Path | None, split: Split) -> Path:
     """Find the file of a split under `root` ($DIFFLM_DATA where None); releases name it differently."""
     if split not in ("train", "valid"):
         raise UsageError(f"E2E has no split {split!r} here: train or valid.")
+    stems = (f"e2e/{split}.txt", f"e2e/src1_{split}.txt", f"e2e_data/src1_{split}.txt")
+    return find_corpus_file(root, "E2E", stems, f"e2e/{split}.txt[.gz], e2e_data/src1_{split}.txt")
+
+
+def find_corpus_file(root: Path | None, title: str, stems: tuple[str, ...], names: str) -> Path:
+    """Find the first of several files, plain or gzipped, under `root` or $DIFFLM_DATA."""
     if root is None and "DIFFLM_DATA" not in os.environ:
-        raise UsageError("where is E2E? Set DIFFLM_DATA, or give --data, to the directory that holds e2e/.")
+        raise UsageError(f"where is {title}? Set DIFFLM_DATA, or give --data, to the directory that holds {names}.")
     root = root or Path(os.environ["DIFFLM_DATA"])
-    stems = (f"e2e/{split}", f"e2e/src1_{split}", f"e2e_data/src1_{split}")
-    for path in (root / f"{stem}.txt{packed}" for stem in stems for packed in (".gz", "")):
+    for path in (root / f"{stem}{packed}" for stem in stems for packed in (".gz", "")):
         if path.is_file():
             return path
-    raise UsageError(
-        f"no E2E in {root}: neither e2e/{split}.txt[.gz] nor e2e_data/src1_{split}.txt is there.\n"
-        "Point --data or DIFFLM_DATA at the directory that holds e2e/."
-    )
+    raise UsageError(f"no {title} in {root}: none of {names} is there.\nPoint --data or DIFFLM_DATA at its folder.")
 
 
 def _read_pairs(path: Path) -> Iterator[E2EPair]:

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import os
 import random
 import re
 import zlib
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from difflm.data.e2e import Split
+from difflm.data.e2e import Split, find_corpus_file
 from difflm.data.texts import check_readable, read_lines
 from difflm.errors import DifflmError, UsageError
 
@@ -44,22 +43,12 @@ def roc_path(root: Path | None, split: Split) -> Path:
     if split not in ("train", "valid"):
         raise UsageError(f"ROCStories has no split {split!r} here: train or valid.")
     stems = (f"roc/{split}.json", f"roc/{split}.csv", f"ROCstory/roc_{split}.json")
-    return _find_file(root, "ROCStories", stems, f"roc/{split}.json[.gz], roc/{split}.csv")
+    return find_corpus_file(root, "ROCStories", stems, f"roc/{split}.json[.gz], roc/{split}.csv")
 
 
 def anlg_path(root: Path | None) -> Path:
     stems = ("anlg/dev.json", "anlg/dev.jsonl", "anlg/dev-w-comet-preds.jsonl")
-    return _find_file(root, "aNLG", stems, "anlg/dev.json[.gz], anlg/dev.jsonl[.gz]")
-
-
-def _find_file(root: Path | None, title: str, stems: tuple[str, ...], said: str) -> Path:
-    if root is None and "DIFFLM_DATA" not in os.environ:
-        raise UsageError(f"where is {title}? Set DIFFLM_DATA, or give --data, to the directory that holds {said}.")
-    root = root or Path(os.environ["DIFFLM_DATA"])
-    for path in (root / f"{stem}{packed}" for stem in stems for packed in (".gz", "")):
-        if path.is_file():
-            return path
-    raise UsageError(f"no {title} in {root}: none of {said} is there.\nPoint --data or DIFFLM_DATA at its folder.")
+    return find_corpus_file(root, "aNLG", stems, "anlg/dev.json[.gz], anlg/dev.jsonl[.gz]")
 
 
 # -- stories ----------------------------------------------------------------------------------------------------------

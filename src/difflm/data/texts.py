@@ -171,15 +171,17 @@ def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
     rows = _csv_lines(path)
     _, names = next(rows, (1, []))
-    for column in columns if names else ():
+    if not names:
+        return
+    for column in columns:
         if column not in names:
             raise _no_column(path, column, names, 1)
-    places = [names.index(column) for column in columns if names]
+    indices = [names.index(column) for column in columns]
     for number, row in rows:
-        if row and max(places) >= len(row):
+        if row and max(indices) >= len(row):
             raise DifflmError(f"line {number} of {path} has {len(row)} of {len(names)} columns.")
         if row:
-            yield number, tuple(row[place] for place in places)
+            yield number, tuple(row[index] for index in indices)
 
 
 def _jsonl_objects(path: Path, column: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -90,6 +90,13 @@ class TokenFile:
     ) -> None:
         self.targets, self.sources, self.meta = targets, sources, meta
         self._left_out = np.zeros(0, np.int64) if left_out is None else left_out.astype(np.int64)  # rising
+        self.max_length = int(meta["max_length"])  # tokens of the longest text
+        self.too_long, self.repeated = int(meta.get("too_long", 0)), int(meta.get("repeated", 0))
+        self.source_too_long = int(meta.get("source_too_long", 0))  # those of the too long whose source alone is so
+        self.source_limit = int(meta.get("source_limit", 0))  # the most tokens of a source
+        self.enough = int(meta.get("enough", self.max_length))  # tokens that hold 99 % of all texts, left out or not
+        self.source_enough = int(meta.get("source_enough", 0))
+        self.distinct = bool(meta.get("distinct"))  # whether texts that repeat an earlier one were left out
 
     @classmethod
     def build(
@@ -157,38 +164,6 @@ class TokenFile:
         return self.sources.lengths[index].tobytes() + self.sources.key(index) + self.targets.key(index)
 
     @property
-    def too_long(self) -> int:
-        return int(self.meta["too_long"])
-
-    @property
-    def source_too_long(self) -> int:
-        """Those of the too long whose source alone is so."""
-        return int(self.meta.get("source_too_long", 0))
-
-    @property
-    def repeated(self) -> int:
-        return int(self.meta["repeated"])
-
-    @property
-    def enough(self) -> int:
-        """Tokens that hold 99 % of the texts of the corpus, left out or not."""
-        return int(self.meta.get("enough", self.max_length))
-
-    @property
-    def source_enough(self) -> int:
-        return int(self.meta.get("source_enough", 0))
-
-    @property
-    def source_limit(self) -> int:
-        """The most tokens of a source; longer ones are left out."""
-        return int(self.meta.get("source_limit", 0))
-
-    @property
-    def distinct(self) -> bool:
-        """Whether texts that repeat an earlier one were left out."""
-        return bool(self.meta["distinct"])
-
-    @property
     def read(self) -> int:
         """How many texts the corpus has, left out or not."""
         return len(self) + len(self._left_out)
@@ -201,11 +176,6 @@ class TokenFile:
     def numbers(self) -> Ints:
         """The number in the corpus of each text here, rising."""
         return np.setdiff1d(np.arange(self.read), self._left_out)
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of the longest text."""
-        return int(self.meta["max_length"])
 
     @property
     def lengths(self) -> NDArray[np.uint32]:

@@ -109,19 +109,13 @@ def train_guide(
     method["guides"] = resolve_init(method["guides"])
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "model": method})
     with locked(out):
-        return _train_locked(recipe, method, out, device, watcher, note, root, resume)
+        return _train_locked(recipe, out, device, watcher, note, root, resume)
 
 
 def _train_locked(
-    recipe: Recipe,
-    method: dict[str, Any],
-    out: Path,
-    device: torch.device,
-    watcher: Watcher,
-    note: Note,
-    root: Path | None,
-    resume: bool,
+    recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
 ) -> Outcome:
+    method = recipe.model
     if resume:
         check_same_recipe(recipe, out)
     else:

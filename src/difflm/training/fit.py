@@ -241,8 +241,8 @@ def choose_sizes(recipe: Recipe, tokenizer: Tokenizer, root: Path | None, note: 
     if recipe.longest and (recipe.source_longest or not recipe.has_sources):
         return recipe
     texts, sources = count_lengths(read_corpus(recipe, root, "train", "measuring texts", note), tokenizer)
-    most = MOST_TOKENS // 2 if recipe.has_sources else MOST_TOKENS
     longest, source_longest = recipe.longest, recipe.source_longest
+    most = MOST_TOKENS - (source_longest or MOST_TOKENS // 2) if recipe.has_sources else MOST_TOKENS
     if not longest:
         with SkipInit():
             smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST)
@@ -251,7 +251,7 @@ def choose_sizes(recipe: Recipe, tokenizer: Tokenizer, root: Path | None, note: 
         if longest > LEAST_LONGEST:
             note(f"longest={longest}, since {HELD:.0%} of the texts have at most {texts.enough:,} tokens", INFO)
     if recipe.has_sources and not source_longest:
-        source_longest = min(round_up(sources.enough), most)
+        source_longest = min(round_up(sources.enough), MOST_TOKENS - longest)
         note(f"source_longest={source_longest}, since {HELD:.0%} of the sources have at most {sources.enough:,}", INFO)
     return recipe.model_copy(update={"longest": longest, "source_longest": source_longest})
 
