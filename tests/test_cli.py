@@ -18,7 +18,7 @@ from difflm import __version__
 from difflm.app.cli import main
 from difflm.app.commands.generate import in_order
 from difflm.app.console import TrainingView, training_line
-from difflm.methods import METHODS
+from difflm.methods import METHODS, TextSpec
 from difflm.training.checkpoints import checkpoint_steps
 from difflm.training.recipe import known_recipes, load_recipe
 from difflm.training.run import read_config
@@ -122,10 +122,12 @@ def test_every_recipe_loads_and_builds(name):
     method = (recipe := load_recipe(name, ["data=my.txt"] if own else [])).build_method()
     if recipe.method not in WRITERS:
         return
-    assert 3e5 < sum(p.numel() for p in method.build(821, recipe.longest).parameters()) < 1e8
+    assert 3e5 < sum(p.numel() for p in method.build(TextSpec(821, recipe.longest)).parameters()) < 1e8
     small = type(method)(**{**method.model_dump(), "hidden": 16, "layers": 1, "heads": 2})
     batch = Batch(torch.randint(4, 50, (4, 8)), torch.tensor([8, 5, 3, 1]))
-    losses = small.build(50, 12)(batch).means()
+    if method.needs_source:
+        batch = replace(batch, source=batch.ids, source_lengths=batch.lengths)
+    losses = small.build(TextSpec(50, 12))(batch).means()
     assert all(torch.isfinite(value) for value in losses.values())
 
 

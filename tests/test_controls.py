@@ -21,7 +21,7 @@ from difflm.data.words import join_words, split_words
 from difflm.diffusion.samplers import FREE
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
-from difflm.methods import METHODS
+from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import Layout, Row, make_batches
 
 VOCABULARY = [
@@ -40,7 +40,7 @@ SPITE = (START, END, UNK, PAD, *(WORDS.words.index(word) for word in ("\n", "che
 def spiteful(method: str, tokenizer: Words | Bpe = WORDS, longest: int = LONGEST, spite: tuple[int, ...] = SPITE):
     torch.manual_seed(1)
     sizes = SIZES if METHODS[method].family == "gaussian" else {k: v for k, v in SIZES.items() if k != "embedding_dim"}
-    model = METHODS[method](**sizes).build(tokenizer.size, longest)
+    model = METHODS[method](**sizes).build(TextSpec(tokenizer.size, longest))
     with torch.no_grad():
         model.denoiser.codec.raw.normal_()
         bias = model.denoiser.codec.bias
@@ -427,7 +427,7 @@ def test_candidates_obey_too(models):
 
 
 def test_controls_are_for_diffusion_models():
-    model = METHODS["autoregressive"](hidden=16, layers=1, heads=2).build(WORDS.size, LONGEST)
+    model = METHODS["autoregressive"](hidden=16, layers=1, heads=2).build(TextSpec(WORDS.size, LONGEST))
     twin = TextDiffusion(model, WORDS, {"method": "autoregressive"})
     refused(twin, Length(3), match="controls are for diffusion models")
 

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from difflm.data.batches import Batch, Batches, Permutation, Subset, held_out, prefetch, split
-from difflm.data.tokenfile import TokenFile, source_fingerprint
+from difflm.data.texts import Example
+from difflm.data.tokenfile import Limits, TokenColumn, TokenFile, source_fingerprint
 from difflm.data.tokenizers import PAD, SPECIALS, Words
 from difflm.errors import DifflmError, UsageError
 
@@ -27,7 +28,12 @@ def token_file(texts: list[list[int]]) -> TokenFile:
     lengths = [len(text) for text in texts]
     offsets = np.array([0, *itertools.accumulate(lengths)], np.uint64)
     ids = np.array([i for text in texts for i in text], np.uint16)
-    return TokenFile(ids, offsets, {"max_length": max(lengths), "too_long": 0, "repeated": 0})
+    return TokenFile(TokenColumn(ids, offsets), {"max_length": max(lengths), "too_long": 0, "repeated": 0})
+
+
+def build(directory: Path, texts: Iterable[str], tokenizer: Words, limit: int, *more: Any, **choices: Any) -> TokenFile:
+    """The token file of texts without sources."""
+    return TokenFile.build(directory, map(Example, texts), tokenizer, Limits(limit), *more, **choices)
 
 
 def numbered(n: int) -> TokenFile:
@@ -127,7 +133,7 @@ def test_a_held_out_text_is_held_out_once(n: int, seed: int, share: float) -> No
 def without(n: int, long: set[int]) -> TokenFile:
     """n texts of a file of which `long` were left out; text k still holds the id 4 + k."""
     kept = token_file([[4 + k] * (1 + k % 7) for k in range(n) if k not in long])
-    return TokenFile(kept._ids, kept._offsets, {**kept.meta, "too_long": len(long)}, np.array(sorted(long), np.uint64))
+    return TokenFile(kept.targets, {**kept.meta, "too_long": len(long)}, np.array(sorted(long), np.uint64))
 
 
 def numbers_of(tokens: TokenFile, subset: Subset) -> set[int]:
@@ -191,7 +197,7 @@ some_texts = st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size
 @given(texts=some_texts, data=st.data())
 def test_tokens_come_back_from_disk(texts: list[str], data: st.DataObject, tmp_path_factory: Any) -> None:
     directory = tmp_path_factory.mktemp("tokens") / "ids"
-    tokens = TokenFile.build(directory, iter(texts), words, 9, {"size": 1})
+    tokens = build(directory, iter(texts), words, 9, {"size": 1})
     chosen = np.array(data.draw(st.lists(st.integers(0, len(texts) - 1), min_size=1)))
     ids, lengths = tokens.rows(chosen, 12)
     assert ids.shape == (len(chosen), 12)
@@ -204,22 +210,22 @@ def test_tokens_come_back_from_disk(texts: list[str], data: st.DataObject, tmp_p
 def test_many_texts_are_written_in_pieces(tmp_path: Path) -> None:
     """More texts than one piece of the writer holds."""
     texts = [" ".join("abcdefgh"[: 1 + i % 8]) for i in range(5000)]
-    tokens = TokenFile.build(tmp_path / "ids", iter(texts), words, 8, {})
+    tokens = build(tmp_path / "ids", iter(texts), words, 8, {})
     assert len(tokens) == 5000
-    short = TokenFile.build(tmp_path / "short", iter(texts), words, 7, {})
-    ids, _ = short.rows(short.places(np.array([4998, 7, 0, 3000])), 8)  # text 7 has eight words
+    short = build(tmp_path / "short", iter(texts), words, 7, {})
+    ids, _ = short.rows(short.indices_of(np.array([4998, 7, 0, 3000])), 8)  # text 7 has eight words
     assert [words.decode(row) for row in ids] == [texts[0], texts[3000], texts[4998]]
     ids, lengths = tokens.rows(np.arange(5000), 8)
     assert [words.decode(row[:n]) for row, n in zip(ids, lengths, strict=True)] == texts
 
 
 def test_texts_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
-    tokens = TokenFile.build(tmp_path / "ids", ["a b c", "a b", "c"], words, 2, {})
+    tokens = build(tmp_path / "ids", ["a b c", "a b", "c"], words, 2, {})
     assert (len(tokens), tokens.too_long, tokens.max_length) == (2, 1, 2)
     with pytest.raises(ValueError, match="does not fit"):
         tokens.rows(np.array([0]), 1)
     with pytest.raises(DifflmError, match="all 2 texts have more than 1 tokens"):
-        TokenFile.build(tmp_path / "other", ["a b", "b c"], words, 1, {})
+        build(tmp_path / "other", ["a b", "b c"], words, 1, {})
     assert [path.name for path in tmp_path.iterdir()] == ["ids"]
 
 
@@ -227,7 +233,7 @@ def test_texts_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
 @given(texts=some_texts.filter(lambda texts: min(len(t.split()) for t in texts) <= 4), seed=st.integers(0, 99))
 def test_each_text_is_there_once_where_that_is_asked_for(texts: list[str], seed: int, tmp_path_factory: Any) -> None:
     """The first of equal ones stays; one that is held out is not learned from under another number."""
-    tokens = TokenFile.build(tmp_path_factory.mktemp("tokens") / "ids", iter(texts), words, 4, {}, distinct=True)
+    tokens = build(tmp_path_factory.mktemp("tokens") / "ids", iter(texts), words, 4, {}, distinct=True)
     short = [text for text in texts if len(text.split()) <= 4]
     ids, lengths = tokens.rows(np.arange(len(tokens)), 4)
     assert [words.decode(row[:n]) for row, n in zip(ids, lengths, strict=True)] == list(dict.fromkeys(short))
@@ -242,14 +248,63 @@ def test_each_text_is_there_once_where_that_is_asked_for(texts: list[str], seed:
 
 def test_equal_texts_are_found_in_different_pieces_of_the_writer(tmp_path: Path) -> None:
     texts = [" ".join("abcdefgh"[: 1 + i % 8]) for i in range(5000)]
-    tokens = TokenFile.build(tmp_path / "ids", iter(texts), words, 8, {}, distinct=True)
+    tokens = build(tmp_path / "ids", iter(texts), words, 8, {}, distinct=True)
     assert (len(tokens), tokens.repeated, tokens.read) == (8, 4992, 5000)
-    assert tokens.matches(words, 8, {}, distinct=True) and not tokens.matches(words, 8, {})
+    assert tokens.matches(words, Limits(8), {}, distinct=True) and not tokens.matches(words, Limits(8), {})
+
+
+some_pairs = st.lists(
+    st.tuples(*[st.lists(st.sampled_from("abc"), min_size=1, max_size=6).map(" ".join)] * 2), min_size=1
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(pairs=some_pairs, distinct=st.booleans())
+def test_sources_stay_with_their_texts(pairs: list[tuple[str, str]], distinct: bool, tmp_path_factory: Any) -> None:
+    """A pair is kept if both of its texts fit, and is repeated if both occurred together before."""
+    fits = [pair for pair in pairs if len(pair[0].split()) <= 4 and len(pair[1].split()) <= 5]
+    kept, directory = list(dict.fromkeys(fits)) if distinct else fits, tmp_path_factory.mktemp("tokens") / "ids"
+    examples = [Example(target, source) for source, target in pairs]
+    if not kept:
+        with pytest.raises(DifflmError, match=r"more than|none of"):
+            TokenFile.build(directory, examples, words, Limits(5, 4), {}, distinct)
+        return
+    tokens = TokenFile.build(directory, examples, words, Limits(5, 4), {}, distinct)
+    assert tokens.sources is not None
+    columns = (tokens.sources.rows(np.arange(len(kept)), 4), tokens.rows(np.arange(len(kept)), 5))
+    assert list(zip(*([words.decode(row) for row in ids] for ids, _ in columns), strict=True)) == kept
+    assert (tokens.too_long, tokens.repeated) == (len(pairs) - len(fits), len(fits) - len(kept))
+    targets_fit = sum(len(target.split()) <= 5 for _, target in pairs)
+    assert tokens.source_too_long == targets_fit - len(fits)
+    assert len({tokens.key(i) for i in range(len(tokens))}) == len(set(kept))
+    assert tokens.matches(words, Limits(5, 4), {}, distinct) and not tokens.matches(words, Limits(5, 3), {}, distinct)
+
+
+def test_batches_of_pairs_are_narrow_on_both_sides(tmp_path: Path) -> None:
+    """Source and text have widths of their own, the smallest that hold them; each text keeps its source."""
+    rng = np.random.default_rng(0)
+    pairs = [(" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 33))), i) for i in range(2048)]
+    numbers = Words([*SPECIALS, *"abcdefgh", *(f"n{i}" for i in range(2048))])
+    examples = [Example(" ".join([f"n{i}"] * (1 + i % 16)), source) for source, i in pairs]
+    tokens = TokenFile.build(tmp_path / "ids", examples, numbers, Limits(16, 32), {})
+    batches = Batches(tokens, 16, 0, (8, 16), source_widths=(8, 16, 24, 32))
+    seen, keys, padding, total = Counter(), set(), 0, 0
+    for step in range(128):
+        batch = batches.batch(step)
+        seen.update(i - 12 for i in batch.ids[:, 0].tolist())
+        keys.add(batch.key)
+        for width, lengths in ((batch.ids.shape[1], batch.lengths), (batch.source.shape[1], batch.source_lengths)):
+            assert width - 8 < lengths.max() <= width
+        for row, first, length in zip(batch.source, batch.ids[:, 0] - 12, batch.source_lengths, strict=True):
+            assert numbers.decode(row[:length]) == numbers.decode(numbers.encode_batch([pairs[first][0]])[0])
+        padding, total = padding + int((batch.source == PAD).sum()), total + batch.source.size
+    assert seen == Counter(range(2048)) and len(keys) == 8  # shapes: two widths of texts times four of sources
+    assert padding / total < 0.25
 
 
 def test_large_vocabularies_get_wider_ids(tmp_path: Path) -> None:
     large = Words([*SPECIALS, *(f"w{i}" for i in range(70_000))])
-    tokens = TokenFile.build(tmp_path / "ids", ["w69999 w0"], large, 5, {})
+    tokens = build(tmp_path / "ids", ["w69999 w0"], large, 5, {})
     assert tokens.meta["dtype"] == "<u4"
     assert tokens.rows(np.array([0]), 2)[0].tolist() == [[70_003, 4]]
 
@@ -259,12 +314,12 @@ def test_a_build_that_fails_leaves_the_old_tokens(tmp_path: Path) -> None:
         yield from ["c"] * 2000
         raise DifflmError("line 2001 is not UTF-8")
 
-    TokenFile.build(tmp_path / "ids", ["a b"], words, 5, {})
+    build(tmp_path / "ids", ["a b"], words, 5, {})
     with pytest.raises(DifflmError, match="UTF-8"):
-        TokenFile.build(tmp_path / "ids", broken(), words, 5, {})
+        build(tmp_path / "ids", broken(), words, 5, {})
     assert [path.name for path in tmp_path.iterdir()] == ["ids"]
     assert len(TokenFile.open(tmp_path / "ids")) == 1
-    assert len(TokenFile.build(tmp_path / "ids", ["a", "b", "c"], words, 5, {})) == 3
+    assert len(build(tmp_path / "ids", ["a", "b", "c"], words, 5, {})) == 3
 
 
 @pytest.mark.parametrize(("code", "message"), [(errno.ENOSPC, "disk is full"), (errno.EACCES, "no permission")])
@@ -276,13 +331,13 @@ def test_what_the_disk_refuses_is_explained(
 
     monkeypatch.setattr("difflm.data.tokenfile.os.fsync", refuse)
     with pytest.raises(DifflmError, match=message):
-        TokenFile.build(tmp_path / "ids", ["a"], words, 5, {})
+        build(tmp_path / "ids", ["a"], words, 5, {})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["ids.bin", "offsets.bin", "left_out.bin"])
 def test_cut_files_are_named(name: str, tmp_path: Path) -> None:
-    TokenFile.build(tmp_path / "ids", ["a b", "c d e", "a b c d e f"], words, 5, {})
+    build(tmp_path / "ids", ["a b", "c d e", "a b c d e f"], words, 5, {})
     path = tmp_path / "ids" / name
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(DifflmError, match="damaged"):
@@ -296,12 +351,12 @@ def test_tokens_know_what_they_were_made_from(tmp_path: Path) -> None:
     source = tmp_path / "a.txt"
     source.write_text("a b\n")
     fingerprint = source_fingerprint(source)
-    tokens = TokenFile.build(tmp_path / "ids", ["a b"], words, 5, fingerprint)
-    assert tokens.matches(words, 5, source_fingerprint(source))
-    assert not tokens.matches(words, 6, fingerprint)
-    assert not tokens.matches(Words([*words.words, "i"]), 5, fingerprint)
+    tokens = build(tmp_path / "ids", ["a b"], words, 5, fingerprint)
+    assert tokens.matches(words, Limits(5), source_fingerprint(source))
+    assert not tokens.matches(words, Limits(6), fingerprint)
+    assert not tokens.matches(Words([*words.words, "i"]), Limits(5), fingerprint)
     source.write_text("a c\n")
-    assert not tokens.matches(words, 5, source_fingerprint(source))
+    assert not tokens.matches(words, Limits(5), source_fingerprint(source))
 
 
 def test_batches_keep_up_with_training(tmp_path: Path) -> None:
@@ -311,7 +366,7 @@ def test_batches_keep_up_with_training(tmp_path: Path) -> None:
     lengths = rng.integers(1, 65, 60_000)
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.uint64)
     ids = rng.integers(4, 800, lengths.sum()).astype(np.uint16)
-    batches = Batches(TokenFile(ids, offsets, {"max_length": 64}), 512, 0, (16, 32, 48, 64))
+    batches = Batches(TokenFile(TokenColumn(ids, offsets), {"max_length": 64}), 512, 0, (16, 32, 48, 64))
     batches.batch(0)
     start = time.thread_time()
     for step in range(100):

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.matrix import Axes, Matrix, Powers
-from difflm.methods import METHODS
+from difflm.methods import METHODS, TextSpec
 from difflm.models.base import LanguageModel
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.cuda_graphs import DelayedFlag
@@ -44,7 +44,7 @@ class OnDevice(TorchDispatchMode):
 def built(method: str) -> LanguageModel:
     """A model without values. What is found once and kept, before anything is recorded, is put there."""
     sizes = {**MODEL, "embedding_dim": 16} if METHODS[method].family == "gaussian" else MODEL
-    model = METHODS[method](**sizes).build(WORDS, LONGEST).to("meta")
+    model = METHODS[method](**sizes).build(TextSpec(WORDS, LONGEST)).to("meta")
     process = getattr(model, "process", None)
     if isinstance(process, Matrix):
         square = torch.empty(WORDS, WORDS, device="meta")
@@ -62,7 +62,8 @@ def test_a_loss_and_its_gradient_never_look_at_the_device(method):
 
 
 def asked() -> list[tuple[str, str]]:
-    models = {name: METHODS[name](**MODEL).build(WORDS, LONGEST) for name in WRITERS if name != "autoregressive"}
+    texts = TextSpec(WORDS, LONGEST)
+    models = {name: METHODS[name](**MODEL).build(texts) for name in WRITERS if name != "autoregressive"}
     return [(name, sampler) for name, model in models.items() for sampler in model.samplers]
 
 
@@ -74,7 +75,7 @@ def test_a_step_never_looks_at_the_device(method, sampler, monkeypatch):
     assert isinstance(model, DiffusionModel)
     lengths = torch.full((BATCH,), LONGEST, device="meta")
     noise = Noise(torch.zeros(BATCH, dtype=torch.long, device="meta"), torch.arange(BATCH, device="meta"))
-    sampling = METHODS[method](**MODEL).build(WORDS, LONGEST).sampling
+    sampling = METHODS[method](**MODEL).build(TextSpec(WORDS, LONGEST)).sampling
     stream = model.stream(noise, lengths, LONGEST, type(sampling)(sampler, 8))
     with torch.no_grad():
         next(stream)  # rules may put together what they need

@@ -11,7 +11,7 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion, delay_by_one
 from difflm.generation.validation import check_device, check_dtype
-from difflm.methods import DiffLM
+from difflm.methods import DiffLM, TextSpec
 from difflm.models.batching import GPU_BATCH, denoise_batch, draw_rows, make_batches, max_batch_rows
 
 METHODS = ["difflm", "diffusion-lm", "autoregressive", "mdlm", "block-diffusion"]
@@ -135,7 +135,7 @@ def test_drafts_end_as_the_text(models):
 
 def test_words_of_a_byte_pair_text_are_those_of_its_print():
     pieces = Bpe.build(["The old pub near Café Sicilia"] * 3, 300)
-    model = DiffLM(hidden=16, layers=1, heads=2, embedding_dim=16).build(pieces.size, 80)
+    model = DiffLM(hidden=16, layers=1, heads=2, embedding_dim=16).build(TextSpec(pieces.size, 80))
     for g in TextDiffusion(model, pieces, {"method": "difflm"}).generate(2, steps=2):
         assert g.tokens == split_words(g.text)
 

@@ -11,7 +11,7 @@ from tiny import MODEL, Silent, tiny_run, write_grammar
 
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
-from difflm.methods import METHODS
+from difflm.methods import METHODS, TextSpec
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
@@ -69,7 +69,7 @@ def make_encoder(folder: Path, kind: str, masked_lm: bool) -> Path:
 
 def built(folder: Path, words: list[str], **changes):
     method = METHODS["diffusionbert"](pretrained=str(folder), **changes)
-    model = method.build(len(words), 24)
+    model = method.build(TextSpec(len(words), 24))
 
     class Names:
         size = len(words)
@@ -220,16 +220,16 @@ def test_an_encoder_that_cannot_answer_is_refused_before_training(tmp_path):
     assert_short(refused)
     method = METHODS["diffusionbert"](pretrained=str(make_encoder(tmp_path / "bert", "bert", masked_lm=True)))
     with pytest.raises(UsageError, match="canvases of 64 words") as refused:
-        method.build(len(WORDS), 50)  # which are written on 64, and [CLS] and [SEP] beside them
+        method.build(TextSpec(len(WORDS), 50))  # which are written on 64, and [CLS] and [SEP] beside them
     assert_short(refused)
-    assert method.build(len(WORDS), 48)
+    assert method.build(TextSpec(len(WORDS), 48))
 
 
 @pytest.mark.parametrize("encoder", [{"model_type": "unheard"}, {"hidden_size": 32}])
 def test_a_kept_shape_that_is_not_known_is_refused(encoder):
     """As of a run that a newer library made."""
     with pytest.raises(UsageError, match="no encoder of the kind") as refused:
-        METHODS["diffusionbert"](encoder=encoder).build(20, 12)
+        METHODS["diffusionbert"](encoder=encoder).build(TextSpec(20, 12))
     assert_short(refused)
 
 

@@ -25,6 +25,7 @@ from difflm.evaluation.control import Protocol, read_texts, written
 from difflm.evaluation.targets import Target
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
+from difflm.methods.base import TextSpec
 from difflm.models.batching import CPU_BATCH
 from difflm.runtime.cuda_graphs import CapturedFunction
 from difflm.training.recipe import check, load_recipe
@@ -113,7 +114,7 @@ def test_memory_is_that_of_the_recording():
 def test_a_published_step_counts_as_published():
     """87 million weights, 64 positions: six operations for each pair, and 1 % for attention."""
     recipe = load_recipe("e2e-diffusion-lm-87m", ["model.layers=1"])
-    model = recipe.build_method().build(821, 64)
+    model = recipe.build_method().build(TextSpec(821, 64))
     ids = np.full((2, 62), 7)
     batch = Batch(ids, np.full(2, 62))
     block = sum(p.numel() for p in model.denoiser.network.blocks.parameters() if p.dim() == 2)

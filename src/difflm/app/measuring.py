@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from difflm.app.commands.options import guidance_knobs, load_model
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.learned import checking_tagger
-from difflm.data.corpora import NAMES, corpus, located
+from difflm.data.corpora import NAMES, corpus, resolve_data
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
 from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
 from difflm.errors import UsageError
@@ -189,7 +189,7 @@ def source_of(lm: TextDiffusion, root: Path | None) -> tuple[str, ...]:
     """The corpus or the file, and the column, that a model was trained on."""
     recipe = lm.config["recipe"]
     more = (recipe["column"], recipe.get("chunk"))
-    return (located(recipe["data"], root), *(str(one) for one in more if one))
+    return (resolve_data(recipe["data"], root), *(str(one) for one in more if one))
 
 
 def check_seeds(models: dict[str, TextDiffusion], root: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Batches as a function of the seed and the step: nothing to save, nothing to restore."""
+"""Batches as a function of the seed and the step, so that resuming a run needs no saved state."""
 
 import hashlib
 import math
@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 from difflm.data.tokenfile import Ints, TokenFile
 from difflm.errors import UsageError
 
-_GROUP = 32  # batches that are sorted together: enough that padding is a few per cent
+_GROUP = 32  # batches whose texts are sorted together: enough that padding is a few per cent
 _ROUNDS = 6
 
 
 class Permutation:
     """A seeded bijection of range(n) that is computed, not stored.
 
-    A Feistel network shuffles the smallest even power of two that holds n; what falls outside range(n) is
-    shuffled again until it falls inside (Black and Rogaway, 2002).
+    A Feistel network permutes the smallest even power of two that holds n; a value outside range(n) is permuted again
+    until it falls inside (Black and Rogaway, 2002).
     """
 
     def __init__(self, n: int, seed: int) -> None:
         self.n = n
         self._half = np.uint64(max(3, (max(n - 1, 1).bit_length() + 1) // 2))
         self._mask = np.uint64((1 << int(self._half)) - 1)
-        self._keys = [np.uint64(fold(seed, i)) for i in range(_ROUNDS)]
+        self._keys = [np.uint64(derive_seed(seed, i)) for i in range(_ROUNDS)]
 
     def __call__(self, positions: NDArray[Any]) -> Ints:
         values = self._shuffle(np.asarray(positions).astype(np.uint64))
@@ -46,15 +46,15 @@ class Permutation:
         return (left << self._half) | right
 
 
-def fold(seed: int, number: int) -> int:
-    """A new seed for each number."""
+def derive_seed(seed: int, number: int) -> int:
+    """A seed for each number, independent of the others."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest(), "little")
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's step (Steele et al., 2014): each bit in changes about half of the bits out.
 
-    `difflm.diffusion.noise` has it for torch; what reads data does not wait for torch to load."""
+    `difflm.diffusion.noise` has it for torch; this package does not import torch."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -83,7 +83,7 @@ class Only:
 
 @dataclass(frozen=True)
 class AllBut:
-    """All of n texts but a few, whose indices rise. Only those few are stored."""
+    """All of n texts but a few, whose indices rise. Only the few are stored."""
 
     n: int
     few: Ints
@@ -97,10 +97,10 @@ class AllBut:
 
 
 def held_out(n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most: int = 5000) -> Ints:
-    """Numbers, rising, of the texts of a file that are held out: a share of all n, within the limits, never all.
+    """Choose the texts of a corpus that are held out: numbers, rising, of a share of all n, within the limits.
 
-    It is a function of the file and the seed. What a model can hold must not move it, or one model would be measured
-    on texts that another one learned.
+    The choice depends on the number of texts and the seed alone. If it depended on what a model can hold, one model
+    would be measured on texts that another one was trained on.
     """
     if n < 2:
         raise UsageError(f"{n} text is too few: one is held out to measure, so at least two are needed.")
@@ -109,8 +109,8 @@ def held_out(n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most:
 
 
 def split(tokens: TokenFile, seed: int) -> tuple[Subset, Subset]:
-    """Texts to train on, and texts held out, as `held_out` says."""
-    few = tokens.places(held_out(tokens.read, seed))
+    """Split a corpus into texts to train on and held-out texts (`held_out`)."""
+    few = tokens.indices_of(held_out(tokens.read, seed))
     if len(few) == len(tokens):
         raise UsageError(f"{len(tokens)} text that fits is too few: it is held out. Give more texts or raise longest.")
     return AllBut(len(tokens), few), Only(few)
@@ -121,7 +121,7 @@ Array = Any  # a numpy array, or a tensor once the trainer has moved the batch t
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts that are trained on together. All arrays have one row a text."""
+    """Texts that are trained on together. All arrays have one row per text."""
 
     ids: Array  # [B, W] of the target, PAD after each text
     lengths: Array  # [B]
@@ -164,11 +164,11 @@ LabelBatch = Callable[[Ints, int], Ints]  # (numbers of texts in the token file,
 
 
 class Batches:
-    """An endless stream of texts, shuffled anew each epoch, cut into batches of about equal lengths.
+    """An endless stream of texts, shuffled anew each epoch and cut into batches of similar lengths.
 
     `batch(step)` depends on nothing but the arguments here and `step`. Texts that are close in the stream are sorted
-    by length and cut, and these batches come in shuffled order, so that little is padding. Each epoch has each text
-    once; the next one flows into the batches of its end, and where texts are fewer than a batch holds, so do more.
+    by length and cut into batches, which come in shuffled order, so that little is padding. Each epoch has each text
+    once; an epoch's last batch is filled from the next epoch, or from several where a batch exceeds an epoch.
     """
 
     def __init__(
@@ -180,11 +180,12 @@ class Batches:
         indices: Subset | None = None,
         labels: Mapping[str, LabelBatch] | None = None,
         origin: tuple[LabelBatch, LabelBatch] | None = None,
+        source_widths: tuple[int, ...] = (),
     ) -> None:
         self.tokens, self.batch_size, self.seed = tokens, batch_size, seed
         self.labels, self.origin = labels or {}, origin
         self.indices = AllBut(len(tokens), np.zeros(0, np.int64)) if indices is None else indices
-        self.widths = np.array(sorted(widths))
+        self.widths, self.source_widths = np.array(sorted(widths)), np.array(sorted(source_widths))
         if tokens.max_length > self.widths[-1]:
             raise UsageError(
                 f"texts of {tokens.max_length} tokens do not fit in {self.widths[-1]}: allow wider ones (widths=[…])."
@@ -194,15 +195,20 @@ class Batches:
         self._cached: tuple[int, Ints] | None = None
 
     def batch(self, step: int) -> Batch:
-        group, place = divmod(step, self._group_size)
+        """The batch of a step, as narrow as the allowed widths and its longest text and source let it be."""
+        group, number = divmod(step, self._group_size)
         cached = self._cached
         if cached is None or cached[0] != group:
             cached = self._cached = (group, self._group(group))
-        chosen = cached[1][place]
-        width = self.widths[np.searchsorted(self.widths, self.tokens.lengths[chosen].max())]
+        chosen = cached[1][number]
+        width = smallest_width(self.widths, self.tokens.lengths[chosen])
+        sources: tuple[Ints | None, Ints | None] = (None, None)
+        if (column := self.tokens.sources) is not None:
+            sources = column.rows(chosen, smallest_width(self.source_widths, column.lengths[chosen]))
         return Batch(
-            *self.tokens.rows(chosen, int(width)),
-            labels={name: of(chosen, int(width)) for name, of in self.labels.items()},
+            *self.tokens.rows(chosen, width),
+            *sources,
+            labels={name: of(chosen, width) for name, of in self.labels.items()},
             origin=None if self.origin is None else (self.origin[0](chosen, 1), self.origin[1](chosen, 1)),
             index=step * self.batch_size + np.arange(self.batch_size),
             seed=self.seed,
@@ -212,33 +218,44 @@ class Batches:
         """Indices of the texts of a group's batches, [batches, batch_size]."""
         size = self._group_size * self.batch_size
         texts = self._stream(group * size, size)
-        texts = texts[np.argsort(self.tokens.lengths[texts], kind="stable")]
-        order = Permutation(self._group_size, fold(fold(self.seed, -2), group))(np.arange(self._group_size))
+        keys: list[NDArray[Any]] = [self.tokens.lengths[texts]]
+        if self.tokens.sources is not None:  # by the texts' width, and by the sources' lengths among equal ones
+            keys = [self.tokens.sources.lengths[texts], np.searchsorted(self.widths, keys[0])]
+        texts = texts[np.lexsort(keys)]
+        order = Permutation(self._group_size, derive_seed(derive_seed(self.seed, -2), group))(
+            np.arange(self._group_size)
+        )
         return texts.reshape(self._group_size, self.batch_size)[order]
 
     def _stream(self, start: int, count: int) -> Ints:
         """Texts `start` … `start + count − 1` of all epochs, one epoch after the other."""
         n = len(self.indices)
-        places = start + np.arange(count)
+        positions = start + np.arange(count)
         shuffled = np.empty(count, np.int64)
         for epoch in range(start // n, math.ceil((start + count) / n)):
-            here = places // n == epoch
-            shuffled[here] = Permutation(n, fold(self.seed, epoch))(places[here] % n)
+            here = positions // n == epoch
+            shuffled[here] = Permutation(n, derive_seed(self.seed, epoch))(positions[here] % n)
         return self.indices(shuffled)
 
 
+def smallest_width(widths: Ints, lengths: NDArray[Any]) -> int:
+    """The smallest of the rising widths that holds all lengths."""
+    return int(widths[np.searchsorted(widths, lengths.max())])
+
+
 def prefetch(batches: Batches, start_step: int, depth: int = 4) -> Iterator[tuple[int, Batch]]:
-    """Steps and batches from `start_step` on, at most `depth` made ahead by a thread. Closing the iterator ends it."""
+    """Yield steps and batches from `start_step` on, prepared by a thread, at most `depth` ahead. Closing the iterator
+    ends the thread."""
     made: queue.SimpleQueue[tuple[int, Batch] | BaseException] = queue.SimpleQueue()
-    room, stop = threading.Semaphore(depth), threading.Event()
+    free, stop = threading.Semaphore(depth), threading.Event()
 
     def work() -> None:
         step = start_step
         try:
-            while room.acquire() and not stop.is_set():
+            while free.acquire() and not stop.is_set():
                 made.put((step, batches.batch(step)))
                 step += 1
-        except BaseException as error:  # for the one who waits for it
+        except BaseException as error:  # raised again where the batches are read
             made.put(error)
 
     thread = threading.Thread(target=work, name="prefetch", daemon=True)
@@ -248,9 +265,9 @@ def prefetch(batches: Batches, start_step: int, depth: int = 4) -> Iterator[tupl
             item = made.get()
             if isinstance(item, BaseException):
                 raise item
-            room.release()
+            free.release()
             yield item
     finally:
         stop.set()
-        room.release()
+        free.release()
         thread.join()

@@ -1,4 +1,4 @@
-"""Texts by the name of a corpus or by the path of a file."""
+"""Texts, and pairs of source and target, by the name of a corpus or by the path of a file."""
 
 import difflib
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from difflm.data.e2e import Split, e2e_path, read_e2e
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
-from difflm.data.texts import FORMATS, check_readable, read_chunks, read_texts
+from difflm.data.texts import FORMATS, Example, check_readable, read_chunks, read_examples, read_texts
 from difflm.errors import UsageError
 
 Texts = Iterator[str]
@@ -18,16 +18,22 @@ STORIES = "five-sentence stories"
 
 @dataclass(frozen=True)
 class Known:
-    """A corpus that has a name: where its file is, and its texts."""
+    """A corpus that has a name: how its file is found and read."""
 
     about: str  # what its texts are, in a few words
     path: Callable[[Path | None, Split], Path]
     read: Callable[[Path], Texts]
-    words: Callable[[Path], Texts] | None = None  # texts whose words are counted, where they are not these
+    words: Callable[[Path], Texts] | None = None  # texts whose words are counted, where they differ from these
+    examples: Callable[[Path], Iterator[Example]] | None = None  # texts with their sources, where they have some
 
 
 KNOWN = {
-    "e2e": Known("restaurant descriptions", e2e_path, lambda path: (pair.text for pair in read_e2e(path))),
+    "e2e": Known(
+        "restaurant descriptions",
+        e2e_path,
+        lambda path: (pair.text for pair in read_e2e(path)),
+        examples=lambda path: (Example(pair.text, pair.source) for pair in read_e2e(path)),
+    ),
     "roc": Known(STORIES, roc_path, read_stories),
     "roc-excerpts": Known(STORIES, roc_path, lambda path: with_excerpts(read_stories(path)), read_stories),
     REARRANGED: Known(
@@ -38,8 +44,20 @@ NAMES = tuple(KNOWN)
 
 
 def describe_texts(name_or_path: str) -> str:
-    """What the texts of a corpus are; of a file its name: a path says more about somebody's machine than about them."""
-    return KNOWN[name_or_path].about if name_or_path in KNOWN else Path(name_or_path).name
+    """What the texts of a corpus are; of files their names, since a path would say more about somebody's machine."""
+    return KNOWN[name_or_path].about if name_or_path in KNOWN else file_names(name_or_path)
+
+
+def file_names(name_or_path: str) -> str:
+    """The name of a corpus, or of its files without their directories."""
+    return ",".join(Path(part).name for part in split_paths(name_or_path))
+
+
+def split_paths(name_or_path: str | Path) -> list[str]:
+    """The two paths of parallel files SOURCES,TARGETS; of anything else, itself."""
+    text = str(name_or_path)
+    parts = [part.strip() for part in text.split(",")]
+    return parts if len(parts) == 2 and all(parts) and not Path(text).exists() else [text]
 
 
 def corpus(
@@ -49,8 +67,10 @@ def corpus(
     column: str | None = None,
     chunk: int = 0,
 ) -> Iterator[str]:
-    """The texts of a split of a known corpus, or all texts of a file, which has no splits; with `chunk`, the file cut
-    into texts of so many characters."""
+    """Yield the texts of a split of a known corpus, or all texts of a file, which has no splits; with `chunk`, the file
+    cut into texts of so many characters."""
+    if len(split_paths(name_or_path)) > 1:
+        raise UsageError(f"{file_names(str(name_or_path))}: name one file: sources are not read here.")
     path = corpus_path(name_or_path, root, split)
     if chunk:
         return read_chunks(path, chunk)
@@ -58,21 +78,37 @@ def corpus(
     return known.read(path) if known else read_texts(path, column)
 
 
+def corpus_examples(
+    name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None
+) -> Iterator[Example]:
+    """Yield the texts of a split with their sources."""
+    paths = corpus_paths(name_or_path, root, split)
+    known = KNOWN.get(name_or_path)
+    if known and not known.examples:
+        raise UsageError(f"the texts of {name_or_path} have no sources. Give data=e2e, or pairs of your own.")
+    return known.examples(paths[0]) if known and known.examples else read_examples(paths, column)
+
+
 def counted_texts(
     name_or_path: str | Path, root: Path | None, column: str | None = None, chunk: int = 0
 ) -> Iterator[str]:
-    """The training texts whose words make a vocabulary: a corpus that tells its texts in several forms counts once."""
+    """Yield the training texts whose words make a vocabulary. Of a corpus that has each text in several forms, one."""
     known = KNOWN.get(str(name_or_path))
     if known and known.words:
         return known.words(known.path(root, "train"))
     return corpus(name_or_path, root, "train", column, chunk)
 
 
+def corpus_paths(name_or_path: str, root: Path | None, split: Split = "train") -> list[Path]:
+    """The file of a corpus, or its two parallel files."""
+    return [corpus_path(part, root, split) for part in split_paths(name_or_path)]
+
+
 def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "train") -> Path:
     """The file that `corpus` reads."""
     if str(name_or_path) in KNOWN:
         return KNOWN[str(name_or_path)].path(root, split)
-    path = _found(Path(name_or_path), root)
+    path = _find_file(Path(name_or_path), root)
     if path.suffix or path.exists():
         if root and not path.exists():
             raise UsageError(f"{path} does not exist, nor is {path.name} in {root}.")
@@ -83,12 +119,14 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
     raise UsageError(f"no corpus {str(name_or_path)!r}. {hint}Known: {', '.join(NAMES)}; or the path of a {FORMATS}.")
 
 
-def located(name_or_path: str, root: Path | None) -> str:
-    """A name for the same texts from any folder; what is not there keeps the name it was given."""
-    path = _found(Path(name_or_path), root)
-    return str(path.resolve()) if name_or_path not in NAMES and path.is_file() else name_or_path
+def resolve_data(name_or_path: str, root: Path | None) -> str:
+    """A name for the same texts from any folder; what does not exist keeps its name."""
+    paths = [_find_file(Path(part), root) for part in split_paths(name_or_path)]
+    if name_or_path in NAMES or not all(path.is_file() for path in paths):
+        return name_or_path
+    return ",".join(str(path.resolve()) for path in paths)
 
 
-def _found(path: Path, root: Path | None) -> Path:
-    """The path itself, or the file of its name under `root`: texts are moved, and runs go to other machines."""
+def _find_file(path: Path, root: Path | None) -> Path:
+    """The path itself, or the file of its name under `root`: texts are moved, and runs are copied to other machines."""
     return root / path.name if root and not path.exists() and (root / path.name).is_file() else path

@@ -1,4 +1,4 @@
-"""The E2E restaurant corpus in the layout of Diffusion-LM: `field : value | field : value||reference` a line."""
+"""The E2E restaurant corpus in the format of Diffusion-LM: one `field : value | field : value||reference` per line."""
 
 import os
 from collections.abc import Iterator
@@ -15,33 +15,39 @@ Split = Literal["train", "valid"]
 @dataclass(frozen=True)
 class E2EPair:
     fields: dict[str, str]
-    text: str  # as in the file: words apart, "£ 30 ."
+    text: str  # as in the file, with spaces between words: "£ 30 ."
+
+    @property
+    def source(self) -> str:
+        """The fields as the file has them."""
+        return " | ".join(f"{name} : {value}" for name, value in self.fields.items())
 
 
 def read_e2e(path: Path) -> Iterator[E2EPair]:
     check_readable(path)
-    return _pairs(path)
+    return _read_pairs(path)
 
 
 def e2e_path(root: Path | None, split: Split) -> Path:
-    """The file of a split under `root` ($DIFFLM_DATA where None), under one of the names it is known by."""
+    """Find the file of a split under `root` ($DIFFLM_DATA where None); releases name it differently."""
     if split not in ("train", "valid"):
         raise UsageError(f"E2E has no split {split!r} here: train or valid.")
+    stems = (f"e2e/{split}.txt", f"e2e/src1_{split}.txt", f"e2e_data/src1_{split}.txt")
+    return find_corpus_file(root, "E2E", stems, f"e2e/{split}.txt[.gz], e2e_data/src1_{split}.txt")
+
+
+def find_corpus_file(root: Path | None, title: str, stems: tuple[str, ...], names: str) -> Path:
+    """Find the first of several files, plain or gzipped, under `root` or $DIFFLM_DATA."""
     if root is None and "DIFFLM_DATA" not in os.environ:
-        raise UsageError("where is E2E? Set DIFFLM_DATA, or give --data, to the directory that holds e2e/.")
+        raise UsageError(f"where is {title}? Set DIFFLM_DATA, or give --data, to the directory that holds {names}.")
     root = root or Path(os.environ["DIFFLM_DATA"])
-    stems = (f"e2e/{split}", f"e2e/src1_{split}", f"e2e_data/src1_{split}")
-    places = [root / f"{stem}.txt{packed}" for stem in stems for packed in (".gz", "")]
-    for place in places:
-        if place.is_file():
-            return place
-    raise UsageError(
-        f"no E2E in {root}: neither e2e/{split}.txt[.gz] nor e2e_data/src1_{split}.txt is there.\n"
-        "Point --data or DIFFLM_DATA at the directory that holds e2e/."
-    )
+    for path in (root / f"{stem}{packed}" for stem in stems for packed in (".gz", "")):
+        if path.is_file():
+            return path
+    raise UsageError(f"no {title} in {root}: none of {names} is there.\nPoint --data or DIFFLM_DATA at its folder.")
 
 
-def _pairs(path: Path) -> Iterator[E2EPair]:
+def _read_pairs(path: Path) -> Iterator[E2EPair]:
     empty = True
     for number, line in read_lines(path):
         if not line.strip():

@@ -1,8 +1,8 @@
-"""Labelled texts: a .jsonl file with a text and any number of labels a line.
+"""Labelled texts: a .jsonl file with a text and any number of labels per line.
 
-What a label is shows in the file: a word is a label of the whole text, a list of words is a tag for every token, a list
-of [first, last, label] are spans, both ends included. Null is no label: a text without one and a text without spans are
-learned as such, tags that are not there are not asked for.
+The kind of a label follows from its value: a string labels the whole text, a list of strings has a tag for every token,
+a list of [first, last, label] has spans, both ends included. Null is no label: a classifier learns that a text has no
+label or no spans, and leaves missing tags out of its loss.
 """
 
 import json
@@ -18,14 +18,14 @@ from difflm.data.texts import read_lines
 from difflm.errors import UsageError
 
 Kind = Literal["text", "tags", "spans"]
-NONE = "-"  # no label: a text without one, a pair of places that is no span
-NOTHING = -1  # filling behind the tags and spans of a text
-FEW = 10  # texts that may all bear labels of their own; of more, these are names or numbers
+NONE = "-"  # no label: a text without one, a pair of positions that is no span
+NOTHING = -1  # padding after the tags and spans of a text
+FEW = 10  # texts that may all have different labels; in more texts, these are names or numbers and no labels
 
 
 @dataclass(frozen=True)
 class Labelling:
-    """What a classifier tells apart under one name."""
+    """A named set of labels that a classifier predicts."""
 
     name: str
     kind: Kind
@@ -44,14 +44,14 @@ class Labels:
 
     @property
     def tells(self) -> bool:
-        """Whether there are two things to tell apart; where there are spans, the other places are none."""
+        """Whether there are two values to predict; where there are spans, all other pairs of positions are none."""
         if self.labelling.kind == "spans":
             return len(self.labelling.values) > 1
         found = set(self.rows) if self.labelling.kind == "text" else {label for row in self.rows for label in row}
         return len(found) > 1
 
     def batch(self, chosen: Sequence[int], width: int) -> NDArray[np.int64]:
-        """Labels of some texts: [B], [B, W] or [B, 2W, 3]."""
+        """Labels of some texts as an array: [B], [B, W] or [B, 2W, 3]."""
         rows = [self.rows[i] for i in chosen]
         if self.labelling.kind == "text":
             return np.array(rows, np.int64)
@@ -64,7 +64,7 @@ class Labels:
 
 
 def read_labels(path: Path, text_column: str) -> list[Labels]:
-    """Every labelling of a file; one whose lines do not agree on what it is, is refused."""
+    """Read every labelling of a file; one whose lines differ in kind is refused."""
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []
     for number, line in read_lines(path):
@@ -76,14 +76,14 @@ def read_labels(path: Path, text_column: str) -> list[Labels]:
         for name in (row.keys() | columns.keys()) - {text_column}:
             columns.setdefault(name, [None] * len(numbers)).append(row.get(name))
         numbers.append(number)
-    found = [labels_of(name, values, path, numbers) for name, values in sorted(columns.items())]
+    found = [encode_labels(name, values, path, numbers) for name, values in sorted(columns.items())]
     if not found:
         raise UsageError(f'{path} has no labels beside {text_column!r}. Add one to each line, such as "topic": "food".')
     return found
 
 
-def labels_of(name: str, values: list[Any], path: Path, numbers: list[int]) -> Labels:
-    kind = one_kind(name, values, path, numbers)
+def encode_labels(name: str, values: list[Any], path: Path, numbers: list[int]) -> Labels:
+    kind = common_kind(name, values, path, numbers)
     names = sorted({label for value in values for label in labels_in(value, kind)} - {NONE})
     if kind == "text" and len(names) == len(values) > FEW:
         raise UsageError(f"{name!r} in {path} is another one in each of {len(values):,} texts: no label. Leave it out.")
@@ -92,8 +92,8 @@ def labels_of(name: str, values: list[Any], path: Path, numbers: list[int]) -> L
     return Labels(Labelling(name, kind, (NONE, *names)), rows)
 
 
-def one_kind(name: str, values: list[Any], path: Path, numbers: list[int]) -> Kind:
-    """What all lines agree that a label is; an empty list fits tags and spans."""
+def common_kind(name: str, values: list[Any], path: Path, numbers: list[int]) -> Kind:
+    """The kind that a label has in all lines; an empty list may be tags or spans."""
     given = [(n, kind_of(value)) for n, value in zip(numbers, values, strict=True) if value not in (None, [])]
     if not given:
         raise UsageError(f"{name!r} in {path} is empty in every line: it labels nothing. Leave it out.")

@@ -1,4 +1,4 @@
-"""Texts and the noise they were made of, as `difflm generate --json` writes them."""
+"""Pairs of text and noise for reflow, as `difflm generate --json` writes them."""
 
 import json
 from collections import Counter
@@ -14,10 +14,10 @@ HOW = "Write texts that do: difflm generate MODEL -n 100000 --sampler ddim --jso
 
 
 def read_pairs(path: Path, text_column: str) -> tuple[Ints, Ints]:
-    """Seed and sample number of every text of a file: the k-th line of a seed, from 0 on, is its sample k.
+    """Read the seed and sample number of every text of a file: the k-th line of a seed, from 0 on, is its sample k.
 
-    Files of several seeds may stand one after the other; each begins with its first sample. That a sampler without
-    noise of its own wrote them, such as ddim, cannot be seen in the lines.
+    Outputs of several seeds may be concatenated; each begins with its first sample. The lines do not tell whether a
+    deterministic sampler such as ddim wrote them.
     """
     if ".jsonl" not in path.suffixes:
         raise UsageError(f"{path} holds no noise beside its texts. {HOW}")
@@ -32,7 +32,9 @@ def read_pairs(path: Path, text_column: str) -> tuple[Ints, Ints]:
             raise UsageError(f"line {number} of {path} does not say of which seed it is. {HOW}")
         if row.get("controls"):
             raise UsageError(f"line {number} of {path} was made under control, not of its noise alone. {HOW}")
-        if row.get("denoiser_calls") != row.get("steps"):  # of candidates, whose number is not that of the line
+        if row.get("denoiser_calls") != row.get(
+            "steps"
+        ):  # one of several candidates, whose sample number differs from the line's
             raise UsageError(f"line {number} of {path} did not take one call a step: write texts without candidates.")
         if str(row[text_column]).strip():
             seeds.append(seed)

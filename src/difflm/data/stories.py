@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import os
 import random
 import re
 import zlib
@@ -12,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from difflm.data.e2e import Split
+from difflm.data.e2e import Split, find_corpus_file
 from difflm.data.texts import check_readable, read_lines
 from difflm.errors import DifflmError, UsageError
 
 SENTENCES = 5
-MIDDLES = (1, 2, 3)  # the sentences that may be missing: of the second to the fourth, something stands on both sides
-BLANK, ANSWER = "␣", "→"  # marks of a rearranged story: here something is missing; what follows is what is missing
+MIDDLES = (1, 2, 3)  # the sentences that may be missing: the second to the fourth have context on both sides
+BLANK, ANSWER = "␣", "→"  # marks of a rearranged story: where a sentence is missing, and before that sentence
 _BETWEEN = re.compile(r"""(?<=[.!?])(?P<close>["”’')]*)\s+(?=["“‘'(]*[A-Z0-9$£])""")
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Something is missing between `left` and `right`; `references` is what people wrote there."""
+    """A gap between `left` and `right`, with the `references` that people wrote for it."""
 
     left: str
     right: str
@@ -32,48 +31,37 @@ class Gap:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text: one ends at . ! or ? (and what closes a quotation) before a capital or a digit."""
+    """Split a text into sentences: one ends at . ! or ? (and closing quotation marks) before a capital or a digit."""
     return _BETWEEN.sub(lambda end: f"{end['close']}\n", " ".join(text.split())).split("\n")
 
 
-# -- where they are ---------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def roc_path(root: Path | None, split: Split) -> Path:
-    """The file of a split under `root` ($DIFFLM_DATA where None), under one of the names it is known by."""
+    """Find the file of a split under `root` ($DIFFLM_DATA where None); releases name it differently."""
     if split not in ("train", "valid"):
         raise UsageError(f"ROCStories has no split {split!r} here: train or valid.")
     stems = (f"roc/{split}.json", f"roc/{split}.csv", f"ROCstory/roc_{split}.json")
-    return _found(root, "ROCStories", stems, f"roc/{split}.json[.gz], roc/{split}.csv")
+    return find_corpus_file(root, "ROCStories", stems, f"roc/{split}.json[.gz], roc/{split}.csv")
 
 
 def anlg_path(root: Path | None) -> Path:
     stems = ("anlg/dev.json", "anlg/dev.jsonl", "anlg/dev-w-comet-preds.jsonl")
-    return _found(root, "aNLG", stems, "anlg/dev.json[.gz], anlg/dev.jsonl[.gz]")
-
-
-def _found(root: Path | None, title: str, stems: tuple[str, ...], said: str) -> Path:
-    if root is None and "DIFFLM_DATA" not in os.environ:
-        raise UsageError(f"where is {title}? Set DIFFLM_DATA, or give --data, to the directory that holds {said}.")
-    root = root or Path(os.environ["DIFFLM_DATA"])
-    places = [root / f"{stem}{packed}" for stem in stems for packed in (".gz", "")]
-    for place in places:
-        if place.is_file():
-            return place
-    raise UsageError(f"no {title} in {root}: none of {said} is there.\nPoint --data or DIFFLM_DATA at its folder.")
+    return find_corpus_file(root, "aNLG", stems, "anlg/dev.json[.gz], anlg/dev.jsonl[.gz]")
 
 
 # -- stories ----------------------------------------------------------------------------------------------------------
 
 
 def read_stories(path: Path) -> Iterator[str]:
-    """A story a line: a JSON list that holds it (Li et al., 2022), or the authors' table with sentence1 … sentence5."""
+    """Yield stories, one per line: JSON lists (Li et al., 2022), or the authors' table with sentence1 … sentence5."""
     check_readable(path)
     table = path.name.removesuffix(".gz").endswith(".csv")
-    return _some(_table_stories(path) if table else _json_stories(path), path)
+    return _check_any(_table_stories(path) if table else _json_stories(path), path)
 
 
-def _some(stories: Iterator[str], path: Path) -> Iterator[str]:
+def _check_any(stories: Iterator[str], path: Path) -> Iterator[str]:
     empty = True
     for story in stories:
         empty = False
@@ -110,12 +98,12 @@ def _table_stories(path: Path) -> Iterator[str]:
 
 
 def whole(stories: Iterator[str]) -> Iterator[list[str]]:
-    """The sentences of the stories that have five; a few have other numbers of them."""
+    """Yield the sentences of the stories that have five; a few have more or fewer."""
     return (found for story in stories if len(found := sentences(story)) == SENTENCES)
 
 
 def with_excerpts(stories: Iterator[str]) -> Iterator[str]:
-    """Each story, and its first sentence, one of its middle and its last: the form of aNLG's texts."""
+    """Yield each story, and its first sentence with one of its middle and its last: the form of aNLG's texts."""
     for story in stories:
         yield story
         if len(found := sentences(story)) == SENTENCES:
@@ -123,8 +111,8 @@ def with_excerpts(stories: Iterator[str]) -> Iterator[str]:
 
 
 def rearranged(stories: Iterator[str]) -> Iterator[str]:
-    """The same stories and excerpts with one middle sentence moved to the end: what is left and right of it comes
-    first, so that a left-to-right model learns to fill gaps (Donahue et al., 2020)."""
+    """Yield stories and excerpts with one middle sentence moved to the end, after its left and right context, so that a
+    left-to-right model learns to fill gaps (Donahue et al., 2020)."""
     for found in whole(stories):
         for k in MIDDLES:
             for left, right in ((found[:k], found[k + 1 :]), (found[:1], found[-1:])):
@@ -132,12 +120,12 @@ def rearranged(stories: Iterator[str]) -> Iterator[str]:
 
 
 def asked(left: str, right: str) -> str:
-    """A rearranged text up to its answer."""
+    """A rearranged text up to its missing sentence."""
     return f"{left} {BLANK} {right} {ANSWER}"
 
 
 def marked(stories: Iterator[str]) -> Iterator[str]:
-    """Stories with the marks that rearranged ones have: their words are the vocabulary."""
+    """Stories with the marks of rearranged ones, for the vocabulary."""
     return (f"{story} {BLANK} {ANSWER}" for story in stories)
 
 
@@ -145,17 +133,17 @@ def marked(stories: Iterator[str]) -> Iterator[str]:
 
 
 def story_gaps(stories: Iterator[str], seed: int) -> Iterator[Gap]:
-    """Each story without its second, third or fourth sentence. Which one is a matter of the seed and the story."""
+    """Yield each story without its second, third or fourth sentence; which one depends on the seed and the story."""
     for found in whole(stories):
         k = random.Random(zlib.crc32(f"{seed} {found}".encode())).choice(MIDDLES)
         yield Gap(" ".join(found[:k]), " ".join(found[k + 1 :]), (found[k],))
 
 
 def read_anlg(path: Path) -> list[Gap]:
-    """Pairs of observations, each once, with everything that people wrote between them.
+    """Read pairs of observations, each once, with everything that people wrote between them.
 
-    Either one object of all, id → `obs1`, `obs2`, `gold_labels`, or a line for each two answers of which `label` says
-    the better one, as aNLI has them: `obs1`, `obs2`, `hyp1`, `hyp2`."""
+    The file is one object, id → `obs1`, `obs2`, `gold_labels`; or, as in aNLI, it has lines with `obs1`, `obs2`, two
+    answers `hyp1`, `hyp2`, and a `label` that names the better one."""
     check_readable(path)
     lines = path.name.removesuffix(".gz").endswith(".jsonl")
     gaps: dict[tuple[str, str], dict[str, None]] = {}

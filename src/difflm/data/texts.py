@@ -1,53 +1,89 @@
-"""Texts out of .txt, .csv and .jsonl files, one at a time, plain or gzipped."""
+"""Readers of texts, and of pairs of source and target, from .txt, .csv and .jsonl files, plain or gzipped."""
 
 import csv
 import difflib
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from difflm.errors import DifflmError, UsageError
 
 MOST_TOKENS = 512  # of one text: no model here is made for longer ones
 FORMATS = ".txt, .csv or .jsonl, each also with .gz"
+PAIR_COLUMNS = (("src", "trg"), ("source", "target"))  # names of source and target where a recipe gives none
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text to learn, and the source that it is written from, where there is one."""
+
+    target: str
+    source: str | None = None
 
 
 def read_texts(path: Path, column: str | None = None) -> Iterator[str]:
-    """The texts of a file without surrounding white space; blank ones are skipped.
+    """Yield the texts of a file without surrounding white space; blank ones are skipped.
 
-    A .txt file has a text a line; .csv and .jsonl files name their texts by `column` ("text" where none is given).
+    A .txt file has one text per line; .csv and .jsonl files have theirs in `column` ("text" where none is given).
     """
-    kind = (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+    kind = file_kind(path)
     check_readable(path)
     if kind == ".txt" and column is not None:
         raise UsageError(f"{path} has a text a line and no columns: leave the column {column!r} out.")
     if kind == ".txt":
-        return _some((line for _, line in read_lines(path)), path)
-    if kind == ".csv":
-        return _some(_csv_texts(path, column or "text"), path)
-    if kind == ".jsonl":
-        return _some(_jsonl_texts(path, column or "text"), path)
-    raise UsageError(f"{path} is not a file of texts: they are read from {FORMATS}.")
+        return _skip_blank((line for _, line in read_lines(path)), path)
+    if kind not in ROWS:
+        raise UsageError(f"{path} is not a file of texts: they are read from {FORMATS}.")
+    return _skip_blank((text for _, (text,) in ROWS[kind](path, (column or "text",))), path)
+
+
+def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[Example]:
+    """Yield sources and targets: two columns of a .csv or .jsonl file, named by `column` as SOURCE,TARGET; or two
+    parallel files, in which line k of the first is the source of line k of the second."""
+    for path in paths:
+        check_readable(path)
+    if len(paths) == 2:
+        if column is not None:
+            raise UsageError(f"{paths[0]} and {paths[1]} have a text a line and no columns: leave column={column} out.")
+        return _check_pairs(_parallel_rows(*paths), str(paths[1]))
+    (path,), kind = paths, file_kind(paths[0])
+    if kind not in ROWS:
+        raise UsageError(
+            f"{path} has no sources beside its texts. Give a .csv or .jsonl file with the columns src and trg, "
+            "or two parallel files as data=SOURCES,TARGETS."
+        )
+    names = tuple(name.strip() for name in column.split(",")) if column else _pair_columns(path, kind)
+    if len(names) != 2 or not all(names):
+        raise UsageError(f"column={column} does not name two columns. Give column=SOURCE,TARGET.")
+    return _check_pairs(ROWS[kind](path, names), str(path))
+
+
+def file_kind(path: Path) -> str:
+    """The suffix of a file before .gz."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
 
 
 def read_chunks(path: Path, size: int) -> Iterator[str]:
-    """A .txt file cut into texts of `size` characters, line ends and all; the last may be shorter."""
-    if (path.with_suffix("") if path.suffix == ".gz" else path).suffix != ".txt":
+    """Cut a .txt file into texts of `size` characters, line ends included; the last may be shorter."""
+    if file_kind(path) != ".txt":
         raise UsageError(f"{path}: only a .txt file can be cut into pieces of {size} characters.")
-    waiting = ""
+    rest = ""
     for _, line in read_lines(path):
-        waiting += line
-        while len(waiting) >= size:
-            yield waiting[:size]
-            waiting = waiting[size:]
-    if waiting:
-        yield waiting
+        rest += line
+        while len(rest) >= size:
+            yield rest[:size]
+            rest = rest[size:]
+    if rest:
+        yield rest
 
 
 def check_readable(path: Path) -> None:
-    """Say at once, not at the first text, that a file cannot be read."""
+    """Raise at once, not at the first text, where a file cannot be read."""
     try:
         if path.is_dir():
             raise UsageError(f"{path} is a directory. Name a file that ends in {FORMATS}.")
@@ -59,7 +95,7 @@ def check_readable(path: Path) -> None:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines from 1, with their line ends."""
+    """Yield line numbers from 1 and lines with their line ends."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -74,7 +110,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DifflmError(f"cannot read {path}: {error.strerror or error}.") from None
 
 
-def _some(texts: Iterable[str], path: Path) -> Iterator[str]:
+def _skip_blank(texts: Iterable[str], path: Path) -> Iterator[str]:
     empty = True
     for text in map(str.strip, texts):
         if text:
@@ -84,26 +120,71 @@ def _some(texts: Iterable[str], path: Path) -> Iterator[str]:
         raise DifflmError(f"there is no text in {path}.")
 
 
-def _csv_texts(path: Path, column: str) -> Iterator[str]:
+Row = tuple[int, tuple[str, ...]]  # a line's number, and its texts of the columns that were asked for
+
+
+def _check_pairs(rows: Iterable[Row], where: str) -> Iterator[Example]:
+    """Skip lines without source and target; half a pair is an error."""
+    empty = True
+    for number, pair in rows:
+        source, target = map(str.strip, pair)
+        if bool(source) != bool(target):
+            missing, other = ("source", "target") if target else ("target", "source")
+            raise DifflmError(f"line {number} of {where}: the {missing} is empty. Give one, or remove its {other} too.")
+        if source:
+            empty = False
+            yield Example(target, source)
+    if empty:
+        raise DifflmError(f"there is no text in {where}.")
+
+
+def _parallel_rows(sources: Path, targets: Path) -> Iterator[Row]:
+    lines = zip_longest(read_lines(sources), read_lines(targets), fillvalue=None)
+    for source, target in lines:
+        if source is None or target is None:
+            first, second = (sum(1 for _ in read_lines(path)) for path in (sources, targets))
+            raise DifflmError(f"{sources} has {first:,} lines and {targets} has {second:,}: they are not parallel.")
+        yield source[0], (source[1], target[1])
+
+
+def _pair_columns(path: Path, kind: str) -> tuple[str, ...]:
+    """The columns of source and target in a file, by the names of its first line."""
+    first: Iterator[tuple[int, Iterable[str]]] = _csv_lines(path) if kind == ".csv" else _jsonl_objects(path, "src")
+    number, names = next(first, (1, PAIR_COLUMNS[0]))  # reading an empty file says that it is empty
+    known = next((pair for pair in PAIR_COLUMNS if {*pair} & {*names}), PAIR_COLUMNS[0])
+    for name in known:
+        if name not in names:
+            raise _no_column(path, name, list(names), number)
+    return known
+
+
+def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(2**31 - 1)  # the module's own limit of 128 KiB is shorter than some texts
     rows = csv.reader((line for _, line in read_lines(path)), strict=True)
     try:
-        names = [name.strip() for name in next(rows, [])]
-        if not names:
-            return
-        place = names.index(column) if column in names else -1
-        if place < 0:
-            raise _no_column(path, column, names, 1)
-        for row in rows:
-            if row and place >= len(row):
-                raise DifflmError(f"line {rows.line_num} of {path} has {len(row)} of {len(names)} columns.")
-            if row:
-                yield row[place]
+        for number, row in enumerate(rows):
+            yield rows.line_num, row if number else [name.strip() for name in row]
     except csv.Error as error:
         raise DifflmError(f"line {rows.line_num} of {path} is not CSV: {error}.") from None
 
 
-def _jsonl_texts(path: Path, column: str) -> Iterator[str]:
+def _csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    rows = _csv_lines(path)
+    _, names = next(rows, (1, []))
+    if not names:
+        return
+    for column in columns:
+        if column not in names:
+            raise _no_column(path, column, names, 1)
+    indices = [names.index(column) for column in columns]
+    for number, row in rows:
+        if row and max(indices) >= len(row):
+            raise DifflmError(f"line {number} of {path} has {len(row)} of {len(names)} columns.")
+        if row:
+            yield number, tuple(row[index] for index in indices)
+
+
+def _jsonl_objects(path: Path, column: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in read_lines(path):
         if not line.strip():
             continue
@@ -113,12 +194,20 @@ def _jsonl_texts(path: Path, column: str) -> Iterator[str]:
             raise DifflmError(f"line {number} of {path} is not JSON. Each line is one object.") from None
         if not isinstance(row, dict):
             raise DifflmError(f'line {number} of {path} is not an object such as {{"{column}": "..."}}.')
-        if column not in row:
-            raise _no_column(path, column, list(row), number)
-        text = row[column]
-        if not isinstance(text, str) or not _is_unicode(text):
-            raise DifflmError(f"{column!r} in line {number} of {path} is not a text.")
-        yield text
+        yield number, row
+
+
+def _jsonl_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    for number, row in _jsonl_objects(path, columns[0]):
+        for column in columns:
+            if column not in row:
+                raise _no_column(path, column, list(row), number)
+            if not isinstance(row[column], str) or not _is_unicode(row[column]):
+                raise DifflmError(f"{column!r} in line {number} of {path} is not a text.")
+        yield number, tuple(row[column] for column in columns)
+
+
+ROWS: dict[str, Callable[[Path, tuple[str, ...]], Iterator[Row]]] = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
 
 
 def _no_column(path: Path, column: str, names: list[str], number: int) -> UsageError:
@@ -128,7 +217,7 @@ def _no_column(path: Path, column: str, names: list[str], number: int) -> UsageE
 
 
 def _is_unicode(text: str) -> bool:
-    """JSON can spell half of a surrogate pair, which no UTF-8 file can hold."""
+    """Whether a text can be encoded as UTF-8: JSON can spell half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

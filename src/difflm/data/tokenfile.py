@@ -1,4 +1,4 @@
-"""A corpus as ids on disk: made in one pass, read through the page cache, larger than memory if need be."""
+"""Token files: a corpus as ids on disk, written in one pass and memory-mapped, so that it may exceed memory."""
 
 import hashlib
 import json
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from difflm.data.texts import MOST_TOKENS
+from difflm.data.texts import MOST_TOKENS, Example
 from difflm.data.tokenizers import PAD, Tokenizer
 from difflm.errors import DifflmError
 from difflm.runtime.files import explain_os_error, read_json
@@ -27,7 +27,7 @@ HELD = 0.99  # share of the texts that `enough` tokens hold
 
 
 def source_fingerprint(path: Path) -> dict[str, Any]:
-    """Tells whether a file changed without reading all of it: size, time, and its two ends."""
+    """A fingerprint by which a changed file is noticed without reading all of it: size, time, and its two ends."""
     try:
         stat = path.stat()
         with path.open("rb") as file:
@@ -39,28 +39,77 @@ def source_fingerprint(path: Path) -> dict[str, Any]:
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "ends": hashlib.sha256(ends).hexdigest()}
 
 
+class Limits(NamedTuple):
+    """The most tokens of a text and of its source; None: texts have no source."""
+
+    target: int
+    source: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TokenColumn:
+    """Ids of many texts, end to end, and the offset at which each begins, with the end of the last."""
+
+    ids: NDArray[Any]
+    offsets: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def lengths(self) -> NDArray[np.uint32]:
+        return np.diff(self.offsets).astype(np.uint32)
+
+    def key(self, index: int) -> bytes:
+        """The tokens of a text as bytes: equal texts have equal keys."""
+        return bytes(self.ids[self.offsets[index] : self.offsets[index + 1]].tobytes())
+
+    def rows(self, indices: NDArray[Any], width: int) -> tuple[Ints, Ints]:
+        """The texts `indices` [B] as ids [B, width], padded with PAD, and their lengths [B]."""
+        begin = self.offsets[indices].astype(np.int64)
+        lengths = self.offsets[np.asarray(indices) + 1].astype(np.int64) - begin
+        if len(lengths) and lengths.max() > width:
+            raise ValueError(f"a text of {lengths.max()} tokens does not fit in {width}")
+        columns = np.arange(width)
+        positions = np.minimum(begin[:, None] + columns, len(self.ids) - 1)
+        ids = np.where(columns < lengths[:, None], self.ids[positions].astype(np.int64), PAD)
+        return ids, lengths
+
+
 class TokenFile:
-    """A directory: `ids.bin` (all texts, end to end), `offsets.bin` (where each begins, and the end), `left_out.bin`
-    (numbers in the file of the texts that were too long or repeated), `meta.json`."""
+    """A corpus as a directory: `ids.bin` and `offsets.bin` of its texts, `source_ids.bin` and `source_offsets.bin` of
+    their sources where they have some, `left_out.bin` (numbers in the corpus of examples that were too long or
+    repeated), and `meta.json`."""
 
     def __init__(
-        self, ids: NDArray[Any], offsets: NDArray[Any], meta: dict[str, Any], left_out: NDArray[Any] | None = None
+        self,
+        targets: TokenColumn,
+        meta: dict[str, Any],
+        left_out: NDArray[Any] | None = None,
+        sources: TokenColumn | None = None,
     ) -> None:
-        self._ids, self._offsets, self.meta = ids, offsets, meta
+        self.targets, self.sources, self.meta = targets, sources, meta
         self._left_out = np.zeros(0, np.int64) if left_out is None else left_out.astype(np.int64)  # rising
+        self.max_length = int(meta["max_length"])  # tokens of the longest text
+        self.too_long, self.repeated = int(meta.get("too_long", 0)), int(meta.get("repeated", 0))
+        self.source_too_long = int(meta.get("source_too_long", 0))  # those of the too long whose source alone is so
+        self.source_limit = int(meta.get("source_limit", 0))  # the most tokens of a source
+        self.enough = int(meta.get("enough", self.max_length))  # tokens that hold 99 % of all texts, left out or not
+        self.source_enough = int(meta.get("source_enough", 0))
+        self.distinct = bool(meta.get("distinct"))  # whether texts that repeat an earlier one were left out
 
     @classmethod
     def build(
         cls,
         directory: Path,
-        texts: Iterable[str],
+        examples: Iterable[Example],
         tokenizer: Tokenizer,
-        max_length: int,
+        limits: Limits,
         source: dict[str, Any],
         distinct: bool = False,
     ) -> "TokenFile":
-        """Write all texts of at most `max_length` tokens; longer ones are left out and counted, never cut. `distinct`
-        keeps the first of equal texts (it remembers a number for each).
+        """Write all examples whose tokens are within the limits; longer ones are left out and counted, never cut.
+        `distinct` keeps the first of equal examples (and holds a digest of each in memory).
 
         The directory appears whole or not at all.
         """
@@ -72,9 +121,8 @@ class TokenFile:
         try:
             fresh = temporary / "new"
             fresh.mkdir()
-            meta = _write(fresh, texts, tokenizer, max_length, set() if distinct else None)
-            meta |= {"limit": max_length, "tokenizer": tokenizer.fingerprint(), "source": source}
-            meta |= {"distinct": distinct}
+            meta = _write(fresh, examples, tokenizer, limits, set() if distinct else None)
+            meta |= _origin(tokenizer, limits, source, distinct)
             (fresh / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
             if directory.exists():
                 directory.rename(temporary / "old")
@@ -88,81 +136,69 @@ class TokenFile:
     @classmethod
     def open(cls, directory: Path) -> "TokenFile":
         meta = read_json(directory / "meta.json")
+        sources: TokenColumn | None = None
         try:
-            dtype, total, count = np.dtype(meta["dtype"]), meta["tokens"], meta["count"]
-            ids, offsets = _mapped(directory / "ids.bin", dtype), _mapped(directory / "offsets.bin", _OFFSET)
+            targets = _open_column(directory, meta, "")
+            if "source_tokens" in meta:
+                sources = _open_column(directory, meta, "source_")
             left_out = np.fromfile(directory / "left_out.bin", _OFFSET)
-            whole = len(ids) == total and len(offsets) == count + 1 and int(offsets[-1]) == total
-            whole = whole and len(left_out) == meta["too_long"] + meta["repeated"]
+            whole = len(left_out) == meta["too_long"] + meta["repeated"]
         except (KeyError, TypeError, ValueError, OSError):
             whole = False
         if not whole:
             raise DifflmError(f"the tokens in {directory} are damaged. Delete the directory; it will be made again.")
-        return cls(ids, offsets, meta, left_out)
+        return cls(targets, meta, left_out, sources)
 
-    def matches(self, tokenizer: Tokenizer, max_length: int, source: dict[str, Any], distinct: bool = False) -> bool:
+    def matches(self, tokenizer: Tokenizer, limits: Limits, source: dict[str, Any], distinct: bool = False) -> bool:
         """Whether building again would give the same."""
-        made_from = tuple(self.meta.get(key) for key in ("tokenizer", "limit", "source", "distinct"))
-        return made_from == (tokenizer.fingerprint(), max_length, source, distinct)
+        expected = _origin(tokenizer, limits, source, distinct)
+        return {key: self.meta.get(key) for key in expected} == expected
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.targets)
 
     def key(self, index: int) -> bytes:
-        """The same for two texts of the same tokens, and for no others."""
-        return bytes(self._ids[self._offsets[index] : self._offsets[index + 1]].tobytes())
-
-    @property
-    def too_long(self) -> int:
-        return int(self.meta["too_long"])
-
-    @property
-    def repeated(self) -> int:
-        return int(self.meta["repeated"])
-
-    @property
-    def enough(self) -> int:
-        """Tokens that hold 99 % of the texts of the file, those that were left out too."""
-        return int(self.meta.get("enough", self.max_length))
-
-    @property
-    def distinct(self) -> bool:
-        """Whether texts that repeat an earlier one were left out."""
-        return bool(self.meta["distinct"])
+        """The tokens of an example as bytes: equal examples have equal keys, and no others."""
+        if self.sources is None:
+            return self.targets.key(index)
+        return self.sources.lengths[index].tobytes() + self.sources.key(index) + self.targets.key(index)
 
     @property
     def read(self) -> int:
-        """Texts of the file, those that were left out too."""
+        """How many texts the corpus has, left out or not."""
         return len(self) + len(self._left_out)
 
-    def places(self, numbers: NDArray[Any]) -> Ints:
-        """Where the texts of these numbers in the file stand here, rising; one that was left out stands nowhere."""
+    def indices_of(self, numbers: NDArray[Any]) -> Ints:
+        """Indices here, rising, of the texts with these numbers in the corpus; one that was left out has none."""
         kept = np.setdiff1d(np.asarray(numbers, np.int64), self._left_out)
         return kept - np.searchsorted(self._left_out, kept)
 
     def numbers(self) -> Ints:
-        """Which text of the file each one here is, rising."""
+        """The number in the corpus of each text here, rising."""
         return np.setdiff1d(np.arange(self.read), self._left_out)
 
     @property
-    def max_length(self) -> int:
-        """Tokens of the longest text."""
-        return int(self.meta["max_length"])
-
-    @cached_property
     def lengths(self) -> NDArray[np.uint32]:
-        return np.diff(self._offsets).astype(np.uint32)
+        return self.targets.lengths
 
     def rows(self, indices: NDArray[Any], width: int) -> tuple[Ints, Ints]:
-        """The texts `indices` [B] as ids [B, width], padded with PAD, and their lengths [B]."""
-        begin = self._offsets[indices].astype(np.int64)
-        lengths = self._offsets[np.asarray(indices) + 1].astype(np.int64) - begin
-        if len(lengths) and lengths.max() > width:
-            raise ValueError(f"a text of {lengths.max()} tokens does not fit in {width}")
-        columns = np.arange(width)
-        places = np.minimum(begin[:, None] + columns, len(self._ids) - 1)
-        ids = np.where(columns < lengths[:, None], self._ids[places].astype(np.int64), PAD)
-        return ids, lengths
+        return self.targets.rows(indices, width)
+
+
+def _origin(tokenizer: Tokenizer, limits: Limits, source: dict[str, Any], distinct: bool) -> dict[str, Any]:
+    """What the tokens of a corpus depend on."""
+    made_of: dict[str, Any] = {"tokenizer": tokenizer.fingerprint(), "limit": limits.target, "source": source}
+    made_of |= {"distinct": distinct}
+    return made_of if limits.source is None else {**made_of, "source_limit": limits.source}
+
+
+def _open_column(directory: Path, meta: dict[str, Any], prefix: str) -> TokenColumn:
+    ids = _mapped(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]))
+    offsets = _mapped(directory / f"{prefix}offsets.bin", _OFFSET)
+    total = meta[f"{prefix}tokens"]
+    if len(ids) != total or len(offsets) != meta["count"] + 1 or int(offsets[-1]) != total:
+        raise ValueError
+    return TokenColumn(ids, offsets)
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -185,62 +221,106 @@ class Lengths:
         """The fewest tokens that hold 99 % of the texts."""
         return int(np.searchsorted(self.counts.cumsum(), HELD * self.counts.sum()))
 
+    @property
+    def shortest(self) -> int:
+        return int(np.flatnonzero(self.counts)[0])
 
-def count_lengths(texts: Iterable[str], tokenizer: Tokenizer) -> Lengths:
-    found = Lengths()
-    for encoded in encode_all(texts, tokenizer):
-        found.add(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+
+def count_lengths(examples: Iterable[Example], tokenizer: Tokenizer) -> tuple[Lengths, Lengths]:
+    """The lengths of texts and of their sources."""
+    found = Lengths(), Lengths()
+    for encoded in encode_examples(examples, tokenizer):
+        for lengths, column in zip(found, encoded, strict=True):
+            lengths.add(_lengths(column or []))
     return found
 
 
+def _lengths(encoded: list[list[int]]) -> Ints:
+    return np.fromiter(map(len, encoded), np.int64, len(encoded))
+
+
+class _ColumnWriter:
+    """Writes one column of a token file, and counts."""
+
+    def __init__(self, stack: ExitStack, directory: Path, prefix: str, limit: int, dtype: np.dtype[Any]) -> None:
+        self.prefix, self.limit, self.dtype = prefix, limit, dtype
+        self.ids, self.offsets = (
+            stack.enter_context((directory / f"{prefix}{name}.bin").open("wb")) for name in ("ids", "offsets")
+        )
+        self.offsets.write(np.zeros(1, _OFFSET).tobytes())
+        self.total = self.longest = 0
+        self.lengths = Lengths()  # of all texts, those that are left out too
+
+    def measure(self, encoded: list[list[int]]) -> NDArray[np.bool_]:
+        """Count the lengths of some texts; which of them fit?"""
+        lengths = _lengths(encoded)
+        self.lengths.add(lengths)
+        return (lengths > 0) & (lengths <= self.limit)
+
+    def write(self, kept: list[list[int]]) -> None:
+        lengths = _lengths(kept)
+        flat = np.fromiter((i for one in kept for i in one), self.dtype, int(lengths.sum()))
+        self.ids.write(flat.tobytes())
+        self.offsets.write((self.total + lengths.cumsum()).astype(_OFFSET).tobytes())
+        self.total, self.longest = self.total + len(flat), max(self.longest, int(lengths.max()))
+
+    def meta(self) -> dict[str, Any]:
+        found = {"tokens": self.total, "max_length": self.longest, "enough": self.lengths.enough}
+        return {f"{self.prefix}{key}": value for key, value in found.items()}
+
+
 def _write(
-    directory: Path, texts: Iterable[str], tokenizer: Tokenizer, max_length: int, seen: set[int] | None
+    directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, limits: Limits, seen: set[int] | None
 ) -> dict[str, Any]:
     dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
-    read = count = total = longest = repeated = 0
-    shortest, all_lengths = 1 << 62, Lengths()
+    read = count = repeated = source_too_long = 0
     with ExitStack() as stack:
-        ids, offsets, left_out = (
-            stack.enter_context((directory / f"{name}.bin").open("wb")) for name in ("ids", "offsets", "left_out")
-        )
-        offsets.write(np.zeros(1, _OFFSET).tobytes())
-        for encoded in encode_all(texts, tokenizer):
-            lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-            all_lengths.add(lengths)
-            fits = (lengths > 0) & (lengths <= max_length)
+        columns = [_ColumnWriter(stack, directory, "", limits.target, dtype)]
+        if limits.source is not None:
+            columns.append(_ColumnWriter(stack, directory, "source_", limits.source, dtype))
+        left_out = stack.enter_context((directory / "left_out.bin").open("wb"))
+        for targets, sources in encode_examples(examples, tokenizer):
+            fits = columns[0].measure(targets)
+            if sources is not None:
+                source_fits = columns[1].measure(sources)
+                source_too_long += int((fits & ~source_fits).sum())
+                fits &= source_fits
             if seen is not None:
-                new = np.fromiter((is_new(one, seen) for one in encoded), bool, len(encoded))
+                both = targets if sources is None else [[*s, PAD, *t] for s, t in zip(sources, targets, strict=True)]
+                new = np.fromiter((is_new(one, seen) for one in both), bool, len(both))
                 repeated += int((fits & ~new).sum())
                 fits &= new
             left_out.write((read + np.flatnonzero(~fits)).astype(_OFFSET).tobytes())
-            kept = [one for one, fit in zip(encoded, fits, strict=True) if fit]
-            read, shortest = read + len(encoded), min(shortest, int(lengths.min()))
-            if kept:
-                lengths = lengths[fits]
-                flat = np.fromiter((i for one in kept for i in one), dtype, int(lengths.sum()))
-                ids.write(flat.tobytes())
-                offsets.write((total + lengths.cumsum()).astype(_OFFSET).tobytes())
-                count, total, longest = count + len(kept), total + len(flat), max(longest, int(lengths.max()))
-        for file in (ids, offsets, left_out):
+            read, count = read + len(targets), count + int(fits.sum())
+            if fits.any():
+                for column, encoded in zip(columns, (targets, sources or []), strict=False):
+                    column.write([one for one, fit in zip(encoded, fits, strict=True) if fit])
+        for file in (left_out, *(file for column in columns for file in (column.ids, column.offsets))):
             file.flush()
             os.fsync(file.fileno())
     if not read:
         raise DifflmError("there are no texts to train on.")
     if not count:
-        # By how much, not to what: some models need room for more than the words.
-        said = f"all {read:,} texts have more than {max_length} tokens, the shortest {shortest}."
-        if shortest > MOST_TOKENS:
-            raise DifflmError(f"{said} Split them into shorter texts.")
-        raise DifflmError(f"{said} Raise longest by {shortest - max_length} or more, or split the texts.")
-    return {
-        "count": count,
-        "tokens": total,
-        "dtype": dtype.str,
-        "max_length": longest,
-        "too_long": read - count - repeated,
-        "repeated": repeated,
-        "enough": all_lengths.enough,
-    }
+        raise _all_too_long(read, columns)
+    meta = {"count": count, "dtype": dtype.str, "too_long": read - count - repeated, "repeated": repeated}
+    for column in columns:
+        meta |= column.meta()
+    return meta if limits.source is None else {**meta, "source_too_long": source_too_long}
+
+
+def _all_too_long(read: int, columns: list[_ColumnWriter]) -> DifflmError:
+    for column, what, key in zip(columns, ("texts", "sources"), ("longest", "source_longest"), strict=False):
+        shortest, limit = column.lengths.shortest, column.limit
+        if shortest > limit:
+            # By how much, not to what: some models need positions for more than the words.
+            said = f"all {read:,} {what} have more than {limit} tokens, the shortest {shortest}."
+            if shortest > MOST_TOKENS:
+                return DifflmError(f"{said} Split them into shorter texts.")
+            return DifflmError(f"{said} Raise {key} by {shortest - limit} or more, or split the texts.")
+    limits = " and ".join(f"{column.limit} tokens" for column in columns)
+    return DifflmError(
+        f"none of {read:,} texts fits beside its source: at most {limits}. Raise longest, source_longest."
+    )
 
 
 def is_new(ids: list[int], seen: set[int]) -> bool:
@@ -251,7 +331,12 @@ def is_new(ids: list[int], seen: set[int]) -> bool:
     return len(seen) > before
 
 
-def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
-    texts = iter(texts)
-    while some := list(islice(texts, 1024)):
-        yield tokenizer.encode_batch(some)
+def encode_examples(
+    examples: Iterable[Example], tokenizer: Tokenizer
+) -> Iterator[tuple[list[list[int]], list[list[int]] | None]]:
+    """Yield the ids of the targets and, where they have some, of the sources of 1024 examples at a time."""
+    examples = iter(examples)
+    while some := list(islice(examples, 1024)):
+        sources = [one.source for one in some if one.source is not None]
+        targets = tokenizer.encode_batch([one.target for one in some])
+        yield targets, tokenizer.encode_batch(sources) if sources else None

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.processes.base import Levels, expand_levels
+from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     from difflm.diffusion.denoiser import Denoiser
@@ -52,20 +54,29 @@ class CleanGiven(Conditioning):
 
 
 class PartialNoising(Conditioning):
-    """Source and text stand on one canvas, and only the text is noised (Gong et al., 2023, section 3.1)."""
+    """Source and text share one canvas, and only the text is noised (Gong et al., 2023, section 3.1). The text begins
+    at position `source_longest`, so that it does not depend on the sources that share its batch."""
+
+    def __init__(self, source_longest: int) -> None:
+        super().__init__()
+        self.source_longest = source_longest
 
     def place(
         self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
     ) -> Canvas:
-        source, there = condition.source, condition.source_mask
-        assert source is not None and there is not None, "this model needs a source"
+        if condition.source is None or condition.source_mask is None:
+            raise UsageError("this model writes each text from a source, and none is given.")
+        missing = self.source_longest - condition.source.shape[1]
+        if missing < 0:
+            raise UsageError(f"the sources have {condition.source.shape[1]} tokens; at most {self.source_longest} fit.")
+        source, there = (F.pad(part, (0, missing)) for part in (condition.source, condition.source_mask))
         t = level.t.unsqueeze(1).expand(x.shape[:2]) if level.t.dim() == 1 else level.t
         own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         return Canvas(
             torch.cat([clean_state(denoiser, source), x], 1),
             denoiser.process.at(torch.cat([torch.zeros_like(source, dtype=t.dtype), t], 1)),
             torch.cat([there, own], 1),
-            first=source.shape[1],
+            first=self.source_longest,
         )
 
 

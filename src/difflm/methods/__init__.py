@@ -4,12 +4,13 @@ Methods of other packages join through the entry points `difflm.methods`, or by 
 """
 
 from difflm.methods.autoregressive import AutoregressiveTwin
-from difflm.methods.base import Method
+from difflm.methods.base import Method, TextSpec
 from difflm.methods.bert_mouth import BertMouth
 from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.classifier import GuidingClassifier
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
+from difflm.methods.diffuseq import DiffuSeq
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusionbert import DiffusionBert
 from difflm.methods.gidd import Gidd
@@ -21,6 +22,7 @@ from difflm.runtime.registry import Registry
 LISTED: tuple[type[Method], ...] = (
     DiffusionLM,
     DiffLM,
+    DiffuSeq,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
@@ -46,6 +48,7 @@ __all__ = [
     "D3pmNearest",
     "D3pmUniform",
     "DiffLM",
+    "DiffuSeq",
     "DiffusionBert",
     "DiffusionLM",
     "Gidd",
@@ -53,6 +56,7 @@ __all__ = [
     "Mdlm",
     "Method",
     "Sedd",
+    "TextSpec",
     "Udlm",
     "register",
 ]

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from difflm.methods.base import Method
+from difflm.methods.base import Method, TextSpec
 
 if TYPE_CHECKING:
     from difflm.models.base import LanguageModel
@@ -17,16 +17,16 @@ class AutoregressiveTwin(Method):
     heads: int = 6
     dropout: float = 0.1
 
-    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.models.autoregressive import Autoregressive
         from difflm.models.base import Sampling
 
         return Autoregressive(
-            vocabulary,
-            longest,
+            texts.vocabulary,
+            texts.longest,
             self.hidden,
             self.layers,
             self.heads,
             self.dropout,
-            Sampling("autoregressive", steps=longest),
+            Sampling("autoregressive", steps=texts.longest),
         )

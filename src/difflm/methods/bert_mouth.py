@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import CONTINUOUS, TokenMethod
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ class BertMouth(TokenMethod):
 
     masked: float = Field(0.15, gt=0, le=1)
 
-    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.processes import Absorbing
         from difflm.diffusion.timesteps import MostlyAt
         from difflm.models.base import Sampling
 
         return self.compose(
-            Absorbing(vocabulary),
-            longest,
+            Absorbing(texts.vocabulary),
+            texts.longest,
             {"ce": 1.0},
             Sampling("gibbs", steps=100),
             MostlyAt(self.masked, limits=CONTINUOUS),

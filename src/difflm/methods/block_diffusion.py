@@ -6,7 +6,7 @@ Training masks shares of which losses vary least, as the paper found for small b
 
 from typing import TYPE_CHECKING, Literal
 
-from difflm.methods.base import Method
+from difflm.methods.base import Method, TextSpec
 
 if TYPE_CHECKING:
     from difflm.models.base import LanguageModel
@@ -23,7 +23,7 @@ class BlockDiffusionMethod(Method):
     dropout: float = 0.1
     block: Literal[1, 2, 4, 8, 16] = 4
 
-    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.codecs import Tokens
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes import Absorbing
@@ -32,14 +32,14 @@ class BlockDiffusionMethod(Method):
         from difflm.models.block_diffusion import BlockDiffusion, BlockLengths
         from difflm.networks import Transformer
 
-        process = Absorbing(vocabulary)
-        sizes = (self.hidden, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+        process = Absorbing(texts.vocabulary)
+        sizes = (self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
         return BlockDiffusion(
-            codec=Tokens(vocabulary, self.hidden, process.states),
+            codec=Tokens(texts.vocabulary, self.hidden, process.states),
             process=process,
             network=Transformer(*sizes, time="none"),
             objective=Objective({"elbo": 1.0}),
             times=BlockTimes(self.block, *CLIPS[self.block]),
-            lengths=BlockLengths(longest, self.block),
+            lengths=BlockLengths(texts.longest, self.block),
             sampling=Sampling("first-hitting", steps=self.block),
         )

@@ -7,6 +7,7 @@ bound's own (docs/tokens.md). The last step draws, as the bound assumes; the rel
 
 from typing import TYPE_CHECKING
 
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
@@ -24,13 +25,18 @@ class D3pm(TokenMethod):
     def noise(self, vocabulary: int) -> "DiscreteProcess":
         raise NotImplementedError
 
-    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.timesteps import LowDiscrepancy
         from difflm.models.base import Sampling
 
         terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
         return self.compose(
-            self.noise(vocabulary), longest, terms, Sampling(steps=50), LowDiscrepancy(self.chain), time="addition"
+            self.noise(texts.vocabulary),
+            texts.longest,
+            terms,
+            Sampling(steps=50),
+            LowDiscrepancy(self.chain),
+            time="addition",
         )
 
 

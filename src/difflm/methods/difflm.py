@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from difflm.methods.base import Method
+from difflm.methods.base import Method, TextSpec
 
 if TYPE_CHECKING:
     from difflm.models.base import LanguageModel
@@ -35,7 +35,7 @@ class DiffLM(Method):
     def has_bound(self) -> bool:
         return not self.coupled  # a bound wants noise that is independent of the text
 
-    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.bounds import GaussianBound
         from difflm.diffusion.codecs import LearnedEmbedding
         from difflm.diffusion.conditioning import CleanGiven
@@ -52,16 +52,16 @@ class DiffLM(Method):
 
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
         prediction, dim = Logits(self.evidence), self.embedding_dim
-        codec = LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
+        codec = LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
         read = 3 if self.evidence else 2  # the state, the last estimate, and the mean word of the evidence
-        sizes = (read * dim, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+        sizes = (read * dim, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
         return DiffusionModel(
             codec=codec,
             process=Gaussian(LogSnrShift(Cosine(), self.log_snr_shift)),
-            network=Transformer(*sizes, positions=longest if self.positions else 0),
+            network=Transformer(*sizes, positions=texts.longest if self.positions else 0),
             objective=Objective({"ce": 1.0}),
             times=LearnedWarp() if self.warp else LowDiscrepancy(),
-            lengths=DrawnLength(longest),
+            lengths=DrawnLength(texts.longest),
             sampling=Sampling("ddim", steps=10) if self.coupled else Sampling("ancestral", steps=50),
             conditioning=CleanGiven() if self.context else None,
             self_conditioning=SelfConditioning("half", lag=self.behind),

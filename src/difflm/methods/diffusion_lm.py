@@ -5,7 +5,7 @@ Where the paper and the released code differ we choose on purpose and say so: do
 
 from typing import TYPE_CHECKING
 
-from difflm.methods.base import Method
+from difflm.methods.base import Method, TextSpec
 
 if TYPE_CHECKING:
     from difflm.models.base import LanguageModel
@@ -25,7 +25,7 @@ class DiffusionLM(Method):
     heads: int = 12
     dropout: float = 0.1
 
-    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.bounds import GaussianBound
         from difflm.diffusion.codecs import LearnedEmbedding
         from difflm.diffusion.objectives import Objective
@@ -40,12 +40,12 @@ class DiffusionLM(Method):
 
         schedule, dim = Sqrt(), self.embedding_dim
         return DiffusionModel(
-            codec=LearnedEmbedding(vocabulary, dim, x0_std=first_level_std(schedule, CHAIN), prediction=X0()),
+            codec=LearnedEmbedding(texts.vocabulary, dim, x0_std=first_level_std(schedule, CHAIN), prediction=X0()),
             process=Gaussian(schedule),
             network=BertLayout(dim, dim, self.hidden, self.layers, self.heads, self.dropout),
             objective=Objective({"mse": 1.0, "rounding_ce": 1.0, "terminal_norm": 1.0}),
             times=Uniform(steps=CHAIN),
-            lengths=PadTokens(longest),
+            lengths=PadTokens(texts.longest),
             sampling=Sampling("ancestral", steps=200, clamp=True),
             bound=GaussianBound(certain_below=CERTAIN),
         )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
@@ -16,9 +17,9 @@ class Gidd(TokenMethod):
 
     random_words: float = Field(0.1, ge=0, lt=1)
 
-    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.processes import Hybrid
         from difflm.models.base import Sampling
 
-        process = Hybrid(vocabulary, self.random_words)
-        return self.compose(process, longest, {"calmed_elbo": 1.0}, Sampling(steps=50))
+        process = Hybrid(texts.vocabulary, self.random_words)
+        return self.compose(process, texts.longest, {"calmed_elbo": 1.0}, Sampling(steps=50))

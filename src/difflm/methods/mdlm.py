@@ -5,6 +5,7 @@ The loss is the bound in continuous time; since a mask shows nothing, the networ
 
 from typing import TYPE_CHECKING
 
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 class Mdlm(TokenMethod):
     name, paper, family = "mdlm", "Sahoo et al. 2024", "masked"
 
-    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.processes import Absorbing
         from difflm.models.base import Sampling
 
-        return self.compose(Absorbing(vocabulary), longest, {"elbo": 1.0}, Sampling(steps=50), time="none")
+        return self.compose(Absorbing(texts.vocabulary), texts.longest, {"elbo": 1.0}, Sampling(steps=50), time="none")

@@ -7,6 +7,7 @@ they are ratios of one distribution, and score entropy is the bound of `udlm` in
 
 from typing import TYPE_CHECKING, Literal
 
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
@@ -18,9 +19,9 @@ class Sedd(TokenMethod):
 
     noise: Literal["masks", "uniform"] = "masks"
 
-    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.processes import Absorbing, Uniform
         from difflm.models.base import Sampling
 
-        process = Absorbing(vocabulary) if self.noise == "masks" else Uniform(vocabulary)
-        return self.compose(process, longest, {"score_entropy": 1.0}, Sampling(steps=50))
+        process = Absorbing(texts.vocabulary) if self.noise == "masks" else Uniform(texts.vocabulary)
+        return self.compose(process, texts.longest, {"score_entropy": 1.0}, Sampling(steps=50))

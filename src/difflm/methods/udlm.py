@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
@@ -11,8 +12,8 @@ if TYPE_CHECKING:
 class Udlm(TokenMethod):
     name, paper, family = "udlm", "Schiff et al. 2024", "uniform"
 
-    def build(self, vocabulary: int, longest: int) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.processes import Uniform
         from difflm.models.base import Sampling
 
-        return self.compose(Uniform(vocabulary), longest, {"elbo": 1.0}, Sampling(steps=50))
+        return self.compose(Uniform(texts.vocabulary), texts.longest, {"elbo": 1.0}, Sampling(steps=50))

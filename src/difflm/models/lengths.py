@@ -1,4 +1,4 @@
-"""How long a text is: drawn beforehand, so that only its own positions are denoised, or left to pads as words."""
+"""Length policies: the length is drawn before denoising, or the model writes padding as tokens."""
 
 from abc import abstractmethod
 
@@ -11,10 +11,10 @@ FEW = 8
 
 
 class LengthPolicy(nn.Module):
-    """Turns word ids into the canvas that diffuses, and back."""
+    """Maps a text to the canvas that is denoised, and back."""
 
     first = 0  # canvas position of a text's first word
-    forbidden: tuple[int, ...]  # ids that no position may become
+    forbidden: tuple[int, ...]  # ids that no position may have
 
     def __init__(self, longest: int) -> None:
         super().__init__()
@@ -27,15 +27,15 @@ class LengthPolicy(nn.Module):
 
     @abstractmethod
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids of every position [B, L] and the mask of those that exist."""
+        """Ids of every position [B, L], and the mask of those that are not padding."""
 
     @abstractmethod
     def draw(self, u: Tensor) -> Tensor:
-        """A number of positions for each uniform number in [B]."""
+        """Draw numbers of positions, [B], by uniform numbers [B]."""
 
     @abstractmethod
     def nats(self, lengths: Tensor) -> Tensor:
-        """−log p(length) where the model has such a thing, [B]."""
+        """−log p(length), [B]; 0 where the length is a part of the text."""
 
     @abstractmethod
     def words(self, row: list[int]) -> list[int]:
@@ -43,10 +43,10 @@ class LengthPolicy(nn.Module):
 
     @abstractmethod
     def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
-        """A number of words from `low` to `high` for each uniform number in [B]."""
+        """Draw numbers of words from `low` to `high`, [B], by uniform numbers [B]."""
 
     def settled(self, words: int) -> tuple[int, dict[int, int]]:
-        """Positions of the canvas of a text of so many words, and the ids that this alone settles on it."""
+        """The width of the canvas of a text of so many words, and the ids that the length alone determines."""
         return words, {}
 
     def observe(self, counts: Tensor) -> None:
@@ -54,8 +54,8 @@ class LengthPolicy(nn.Module):
 
 
 class DrawnLength(LengthPolicy):
-    """p(length) is the training histogram. For likelihoods each length counts once more, so that none is impossible;
-    texts are drawn with lengths that were seen, where there are such: a small model writes nonsense at others."""
+    """p(length) is the histogram of the training texts. Likelihoods add one to each count, so that no length is
+    impossible; generation draws only observed lengths, if there are any: a small model writes nonsense at others."""
 
     forbidden: tuple[int, ...] = (START, END, UNK, PAD)
     counts: Tensor
@@ -86,13 +86,13 @@ class DrawnLength(LengthPolicy):
 
 
 def observed_counts(smoothed: Tensor) -> Tensor:
-    """Counts of lengths without the one that each has more; all alike where none was seen."""
-    seen = smoothed - 1
-    return torch.where(seen.sum() > 0, seen, smoothed)
+    """Counts without the one that smoothing added; all equal where no text was observed."""
+    counts = smoothed - 1
+    return torch.where(counts.sum() > 0, counts, smoothed)
 
 
 class PadTokens(LengthPolicy):
-    """START words END PAD PAD …: a fixed canvas on which the model itself writes where the text ends."""
+    """START words END PAD PAD …: a canvas of fixed width, on which the model itself decides where the text ends."""
 
     first = 1
     forbidden = (UNK,)
@@ -116,7 +116,7 @@ class PadTokens(LengthPolicy):
         return torch.full(u.shape, self.longest, device=u.device, dtype=torch.int64)
 
     def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
-        """Evenly, up to FEW words more than `low`: where a text ends, this model never counted."""
+        """Uniform over up to FEW words more than `low`: this policy has no counts of lengths."""
         return (low + (u * (min(high, low + FEW) - low + 1)).long()).clamp(max=high)
 
     def settled(self, words: int) -> tuple[int, dict[int, int]]:

@@ -1,4 +1,4 @@
-"""How long and how hard to train."""
+"""The training budget and its learning rates."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Budget:
-    """How long and how hard to train."""
+    """Number and size of steps, the optimiser's settings, and how often to report."""
 
     steps: int
     batch_size: int
@@ -17,10 +17,10 @@ class Budget:
     weight_decay: float = 0.0
     clip: float = 1.0
     accumulate: int = 1
-    recompute: bool = False  # what blocks compute, once more on the way back, instead of keeping it
+    recompute: bool = False  # activation checkpointing: recompute the blocks in the backward pass
     ema: float = 0.999
     precision: Literal["bf16", "fp32"] = "fp32"
-    graphs: bool = False  # a step recorded once and replayed: on a GPU alone
+    graphs: bool = False  # capture steps as CUDA graphs
     compile: bool = False
     seed: int = 0
     log_every: int = 100
@@ -31,11 +31,11 @@ class Budget:
 
     @property
     def narrows(self) -> bool:
-        """Whether gradients may be in bfloat16: not where several of them are added up."""
+        """Whether gradients may be in bfloat16: not where those of several micro-batches are summed."""
         return self.precision == "bf16" and self.accumulate == 1
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step: linear warm-up, then decay to zero at the last step."""
+        """The learning rate of a step: linear warm-up, then decay to zero at the last step."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         left = 1 - (step - self.warmup) / max(1, self.steps - self.warmup)

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors beside JSON, whole or not at all."""
+"""Checkpoints: safetensors and JSON, written atomically."""
 
 import json
 import os
@@ -12,17 +12,11 @@ from torch import Tensor
 from difflm.runtime.files import explain_os_error, read_json, write_atomic
 from difflm.runtime.tensors import load_tensors, save_tensors
 
-KEEP = 2  # checkpoints of a run that stay on disk
-
-
-def advise_resume(run: Path) -> str:
-    """The newest whole checkpoint of the same run, if there is one."""
-    newest = newest_checkpoint(run)
-    return f"Resume from {newest} with --resume." if newest else "Copy or train it again."
+KEEP = 2  # checkpoints of a run that are kept on disk
 
 
 def checkpoint_steps(run: Path) -> list[int]:
-    """Steps of the whole checkpoints of a run, rising. Temporary names begin with a dot and do not count."""
+    """Steps of the complete checkpoints of a run, rising. Temporary names begin with a dot and do not count."""
     found = run.glob("checkpoints/step-*/state.json")
     return sorted(int(p.parent.name.removeprefix("step-")) for p in found)
 
@@ -33,7 +27,7 @@ def newest_checkpoint(run: Path) -> Path | None:
 
 
 def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
-    """A directory that appears whole, then the oldest ones go."""
+    """Write a checkpoint directory atomically, then delete the oldest ones."""
     target = run / "checkpoints" / f"step-{step}"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     for left in run.glob("checkpoints/.step-*"):  # by a process that was killed while it saved

@@ -1,4 +1,4 @@
-"""From labelled texts to a classifier that guides a model, and back from its directory."""
+"""Training and loading of classifiers that guide a model."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from difflm.controls.classifier import Classifier, labels_on_canvas, matches_model, model_signature
 from difflm.data.batches import Batch, Batches, LabelBatch, split
-from difflm.data.corpora import corpus_path, located
+from difflm.data.corpora import corpus_path, resolve_data
 from difflm.data.labels import NOTHING, Labelling, Labels, read_labels
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import Tokenizer
@@ -22,17 +22,17 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import locked, read_json, write_atomic
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training.fit import (
+    INFO,
     Note,
     budget_of,
     check_free,
     check_same_recipe,
     count_left_out,
     default_widths,
-    locate_data,
     read_tokens,
     remove_on_failure,
     report_left_out,
-    run_trainer,
+    resolve_init,
     validation_batches,
 )
 from difflm.training.recipe import Recipe
@@ -42,11 +42,11 @@ from difflm.training.trainer import Outcome, Trainer, Watcher
 FORMAT = 1
 SIZES = ("hidden", "layers", "heads", "dropout")
 TIMES = 5  # the stream of random numbers that times are drawn from
-AT_ONCE = 10_000  # texts whose words are counted together
+COUNT_BATCH = 10_000  # texts whose words are counted together
 
 
 class Frozen:
-    """The model that is to be guided. Copies of whoever holds it share it: it is neither trained nor averaged."""
+    """Holds the guided model. Copies share it, since it is neither trained nor averaged."""
 
     def __init__(self, model: DiffusionModel) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -56,16 +56,16 @@ class Frozen:
 
 
 class Learner(Trainable):
-    """A classifier while it learns, beside the frozen model that it is to guide."""
+    """A classifier in training, with the frozen model that it will guide."""
 
     def __init__(self, classifier: Classifier, guided: DiffusionModel) -> None:
         super().__init__()
         self.classifier = classifier
-        self.frozen = Frozen(guided)  # no module of this one: it is not saved
+        self.frozen = Frozen(guided)  # not a submodule, so that it is not saved
 
     def forward(self, batch: Batch) -> Losses:
         guided, noise = self.frozen.model.to(batch.ids.device), training_noise(batch)
-        # Half of the texts on the last quarter of the way: where it is decided which words stand there in the end.
+        # Half of the texts at the last quarter of the times, where the final words are decided.
         t = guided.times.time_of(noise.uniform(0, stream=TIMES) ** 2)
         found = self.label_nats(batch, t, noise)
         terms = {f"{name}_nats": nats.sum() for name, nats in found.items()}  # a label may be called "loss" or "step"
@@ -79,8 +79,8 @@ class Learner(Trainable):
         return torch.stack(list(self.label_nats(batch, t, noise).values())).sum(0)
 
     def label_nats(self, batch: Batch, t: Tensor, noise: Noise) -> dict[str, Tensor]:
-        """−log p(labels | x_t) of each text, [B]; of tags and spans a mean over its words, so that every labelling
-        counts alike, however many places it labels."""
+        """−log p(labels | x_t) of each text, [B]; for tags and spans the mean over its words, so that every labelling
+        counts equally, however many positions it labels."""
         guided = self.frozen.model
         codec, process = guided.denoiser.codec, guided.process
         canvas, mask = guided.lengths.canvas(batch.ids, batch.lengths)
@@ -103,25 +103,19 @@ def label_positions(labelling: Labelling, lengths: Tensor) -> Tensor:
 def train_guide(
     recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
 ) -> Outcome:
-    """Train the classifier of a recipe in `out`: words and vectors are those of the model that it guides."""
+    """Train the classifier of a recipe in `out`, with the tokenizer and codec of the model that it guides."""
     check_recipe(recipe)
     method = recipe.build_method().model_dump()
-    method["guides"] = locate_data(method["guides"])
-    recipe = recipe.model_copy(update={"data": located(recipe.data, root), "model": method})
+    method["guides"] = resolve_init(method["guides"])
+    recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "model": method})
     with locked(out):
-        return _train_locked(recipe, method, out, device, watcher, note, root, resume)
+        return _train_locked(recipe, out, device, watcher, note, root, resume)
 
 
 def _train_locked(
-    recipe: Recipe,
-    method: dict[str, Any],
-    out: Path,
-    device: torch.device,
-    watcher: Watcher,
-    note: Note,
-    root: Path | None,
-    resume: bool,
+    recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
 ) -> Outcome:
+    method = recipe.model
     if resume:
         check_same_recipe(recipe, out)
     else:
@@ -130,14 +124,14 @@ def _train_locked(
     if not isinstance(guided, DiffusionModel):
         raise UsageError(f"{method['guides']} is no diffusion model: a classifier has nothing to guide there.")
     with remove_on_failure(out, keep=resume):
-        room = min(guided.max_words, guided.longest)  # blocks may write more than they learned from
-        tokens, labels = labelled_texts(recipe, tokenizer, room, out, root, note)
+        max_words = min(guided.max_words, guided.longest)  # blocks may generate more than they were trained on
+        tokens, labels = read_labelled(recipe, tokenizer, max_words, out, root, note)
         kept, held = split(tokens, recipe.seed)
         about = {"model": method, "tokenizer": tokenizer.fingerprint(), "texts": len(kept), **count_left_out(tokens)}
         if resume:
             check_same_model(out, guided)
         else:
-            report_left_out(tokens, held, room, note)
+            report_left_out(tokens, held, max_words, note)
         torch.manual_seed(recipe.seed)
         classifier = new_classifier(method, guided, labels)
         count_words(classifier, tokens, labels)
@@ -150,14 +144,14 @@ def _train_locked(
     budget = budget_of(recipe, device)
     trainer = Trainer(Learner(classifier, guided), budget, out, device, "label_nats")
     if resume and not trainer.resume():
-        note("no checkpoint yet, starting anew", 0)
+        note("no checkpoint yet, starting anew", INFO)
     outcome = trainer.fit(batches, validation, watcher)
-    write_guide_config(out, classifier, guided, {**about, **run_trainer(outcome)})
+    write_guide_config(out, classifier, guided, {**about, **outcome.summary()})
     return outcome
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """What would have no effect is refused, and data that can hold no labels."""
+    """Refuse settings that would have no effect, and data that cannot hold labels."""
     for key in ("init", "tokenizer", "vocabulary", "more_than", "longest"):
         if getattr(recipe, key) != Recipe.model_fields[key].default:
             raise UsageError(f"a classifier has words and sizes of the model that it guides: leave {key} out.")
@@ -174,12 +168,12 @@ def check_same_model(out: Path, guided: DiffusionModel) -> None:
         raise DifflmError(f"the model that {out} guides changed since it was begun: train the classifier anew.")
 
 
-def labelled_texts(
-    recipe: Recipe, tokenizer: Tokenizer, room: int, out: Path, root: Path | None, note: Note
+def read_labelled(
+    recipe: Recipe, tokenizer: Tokenizer, max_words: int, out: Path, root: Path | None, note: Note
 ) -> tuple[TokenFile, list[Labels]]:
-    """The texts of the recipe's file and all their labellings, of which one at least has something to tell apart."""
+    """Read the texts of the recipe's file and all their labellings, of which at least one must have two values."""
     path = corpus_path(recipe.data, root)
-    tokens = read_tokens(recipe, tokenizer, room, out, "train", root, note)
+    tokens = read_tokens(recipe, tokenizer, max_words, out, "train", root, note)
     found = read_labels(path, recipe.column or "text")
     for one in found:
         check_label_positions(one, tokens, path)
@@ -187,12 +181,12 @@ def labelled_texts(
     if len(same) == len(found):
         raise UsageError(f"each label of {path} has one value: there is nothing to tell apart. Label some otherwise.")
     for name in same:
-        note(f"{name!r} is the same in every text: asking for it will change nothing", 0)
+        note(f"{name!r} is the same in every text: asking for it will change nothing", INFO)
     return tokens, found
 
 
 def check_label_positions(labels: Labels, tokens: TokenFile, path: Path) -> None:
-    """Tags are as many as the tokens of their text, spans lie inside it."""
+    """Check that a text has as many tags as tokens, and no span beyond its end."""
     name, kind = labels.labelling.name, labels.labelling.kind
     if kind == "text":
         return
@@ -213,26 +207,26 @@ def new_classifier(method: dict[str, Any], guided: DiffusionModel, labels: list[
     labellings = [one.labelling for one in labels]
     made = Classifier(labellings, guided.denoiser.codec.view_dim, guided.longest, guided.vocabulary, **sizes)
     if guided.denoiser.codec.holds_tokens:
-        # A one-hot vector picks a column, which by default is a thirtieth of a place's vector and learned late: after
-        # 400 steps on E2E, 14.0 instead of 6.7 nats of labels a text.
+        # A one-hot input selects a column of the weight. PyTorch's default scale makes it a thirtieth of a position's
+        # vector, which is learned late: after 400 steps on E2E, 14.0 instead of 6.7 nats of labels per text.
         torch.nn.init.normal_(made.trunk.input.weight)
     return made
 
 
 def count_words(classifier: Classifier, tokens: TokenFile, found: list[Labels]) -> None:
-    """How often each word bears each tag in the labelled texts."""
+    """Count how often each word has each tag in the labelled texts."""
     for number, one in enumerate(found):
         if one.labelling.kind == "tags":
             counts, batch = classifier.word_counts[str(number)].numpy(), batches_of(one, tokens)
-            for start in range(0, len(tokens), AT_ONCE):
-                chosen = np.arange(start, min(start + AT_ONCE, len(tokens)))
+            for start in range(0, len(tokens), COUNT_BATCH):
+                chosen = np.arange(start, min(start + COUNT_BATCH, len(tokens)))
                 ids, labels = tokens.rows(chosen, tokens.max_length)[0], batch(chosen, tokens.max_length)
-                there = labels != NOTHING
-                np.add.at(counts, (ids[there], labels[there]), 1)
+                labelled = labels != NOTHING
+                np.add.at(counts, (ids[labelled], labels[labelled]), 1)
 
 
 def batches_of(labels: Labels, tokens: TokenFile) -> LabelBatch:
-    """Labels by number in the token file, which leaves some texts of its source out."""
+    """Labels by index in the token file, which leaves some texts of the corpus out."""
     numbers = tokens.numbers()
     return lambda chosen, width: labels.batch(numbers[chosen].tolist(), width)
 
@@ -251,7 +245,8 @@ def write_guide_config(out: Path, classifier: Classifier, model: DiffusionModel,
 
 
 def heads_of(folder: Path) -> set[str] | None:
-    """What the classifier of a directory tells apart; None: it cannot be read, and loading it will say why."""
+    """Names of the labels that the classifier of a directory knows; None where it cannot be read: loading it will say
+    why."""
     try:
         return {one["name"] for one in json.loads((folder / "config.json").read_text(encoding="utf-8"))["labels"]}
     except (OSError, ValueError, KeyError, TypeError):
@@ -259,7 +254,7 @@ def heads_of(folder: Path) -> set[str] | None:
 
 
 def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classifier:
-    """The classifier of a directory; one that was made for another model is refused."""
+    """Load the classifier of a directory; one that was trained for another model is refused."""
     if not (folder / "config.json").is_file():
         what = "holds no classifier" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {what}. Give the directory that `difflm train classifier` wrote.")

@@ -1,4 +1,4 @@
-"""A moving average of the weights: what is evaluated and shipped."""
+"""A moving average of the weights, which is validated and saved as the model."""
 
 import copy
 
@@ -11,7 +11,7 @@ from difflm.models.base import Trainable
 class Ema:
     """θ̄ ← d θ̄ + (1 − d) θ after every step.
 
-    Early on d is (1 + step)/(10 + step), so that a short run is not the memory of its first weights.
+    Early on d is (1 + step)/(10 + step), so that a short run does not average in its initial weights.
     """
 
     def __init__(self, model: Trainable, decay: float) -> None:
@@ -29,9 +29,9 @@ class Ema:
     @torch.no_grad()
     def update(self, step: int) -> None:
         torch._foreach_lerp_(self._mine, self._theirs, self.ema_weight(step))
-        self.follow_buffers()
+        self.copy_buffers()
 
     @torch.no_grad()
-    def follow_buffers(self) -> None:
+    def copy_buffers(self) -> None:
         if self._buffers[0]:
             torch._foreach_copy_(*self._buffers)

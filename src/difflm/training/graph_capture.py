@@ -1,4 +1,4 @@
-"""Forward and backward of one batch shape as a CUDA graph: a thousand small launches become one."""
+"""Forward and backward passes of one batch shape as a CUDA graph: one launch instead of a thousand."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,8 +16,9 @@ Gradients = Callable[[Batch], Losses]  # gradients are left in .grad
 class CapturedGradients:
     """Replays `gradients` on new inputs of the shapes it was captured with.
 
-    Random numbers come from the default generator, whose seed a graph reads anew at every replay. Gradients are left in
-    memory of the graph's own, written over at every replay; or, given `sums` of the weights' shapes, added to these.
+    Random numbers come from the default generator, whose seed a graph reads again at every replay. Gradients are
+    written to the graph's own memory, which every replay overwrites; given `sums` of the weights' shapes, they are
+    added to these instead.
     """
 
     def __init__(
@@ -28,18 +29,18 @@ class CapturedGradients:
         sums: Sequence[Tensor] | None = None,
     ) -> None:
         self.batch, self.weights = batch.map(lambda tensor: tensor.clone()), weights
-        learning = [False] * len(weights)  # a weight that a loss does not reach has no gradient, not one of zero
+        has_grad = [False] * len(weights)  # a weight that the loss does not depend on has no gradient, not one of zero
         self._clear()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # compiling and lazy set-up must not happen while capturing
+        with torch.cuda.stream(side):  # compilation and lazy initialisation must not happen during capture
             for _ in range(3):
                 gradients(self.batch)
-                learning = [weight.grad is not None for weight in weights]
+                has_grad = [weight.grad is not None for weight in weights]
                 self._clear()
         torch.cuda.current_stream().wait_stream(side)
-        for weight, total, learns in zip(weights, sums or (), learning, strict=bool(sums)):
-            weight.grad = total if learns else None
+        for weight, total, has in zip(weights, sums or (), has_grad, strict=bool(sums)):
+            weight.grad = total if has else None
         self.graph = torch.cuda.CUDAGraph()
         with exclusive_capture(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             losses = gradients(self.batch)

@@ -1,4 +1,5 @@
-"""The copy of a model that learns: its linear layers are as wide as it computes, so that no step turns them."""
+"""A bf16 copy of the linear layers, with fp32 master weights: gradients are taken of the copy, so that autocast casts
+nothing."""
 
 import copy
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from difflm.models.base import Trainable
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A weight in full width, which is what is saved, and the one that gradients are taken of. Both may be one."""
+    """A master weight (`whole`), which is updated and saved, and the weight that the model computes with (`used`). They
+    may be the same tensor."""
 
     whole: Parameter
     used: Parameter
@@ -25,13 +27,13 @@ class Weight:
 
 
 class MasterWeights:
-    """`model` itself where `dtype` is None. Else a copy whose linear layers are apart; all other weights and all
-    buffers are the model's own."""
+    """`self.model` is `model` itself where `dtype` is None. Else it is a copy whose linear layers have weights of their
+    own in `dtype`; it shares all other weights and all buffers with `model`."""
 
     def __init__(self, model: Trainable, dtype: torch.dtype | None) -> None:
         own = {id(weight) for part in model.modules() if isinstance(part, nn.Linear) for weight in part.parameters()}
         tensors = [*model.parameters(), *model.buffers()]
-        # What a copy finds in its memory it takes as copied already.
+        # deepcopy shares whatever is in its memo.
         shared = {id(tensor): tensor for tensor in tensors if id(tensor) not in own}
         self.model = model if dtype is None else cast(Trainable, cast_linears(copy.deepcopy(model, shared), dtype))
         used = dict(self.model.named_parameters())
@@ -43,20 +45,19 @@ class MasterWeights:
         return [weight.used for weight in self.weights.values()]
 
     def copy_grads(self) -> None:
-        """Gradients to the weights in full width."""
+        """Copy the gradients to the master weights."""
         for weight in self._apart:
             grad = weight.used.grad
             weight.whole.grad = None if grad is None else grad.to(weight.whole.dtype)
 
     @torch.no_grad()
-    def follow(self) -> None:
-        """Take over what the weights in full width have become."""
+    def copy_weights(self) -> None:
+        """Copy the master weights, after an update, to the weights that the model computes with."""
         if self._apart:
             torch._foreach_copy_(
                 [cast(Tensor, weight.used) for weight in self._apart], [weight.whole for weight in self._apart]
             )
 
-    def forget(self) -> None:
-        """Gradients that were used."""
+    def clear_grads(self) -> None:
         for weight in self.weights.values():
             weight.used.grad = weight.whole.grad = None

@@ -1,11 +1,11 @@
-"""The model card of a run: what it is, how it came about, what was measured. A function of the run's own files."""
+"""The model card of a run: method, sizes, data, training and measured figures, from the run's own files."""
 
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from difflm.data.corpora import NAMES
+from difflm.data.corpora import file_names
 from difflm.methods import METHODS
 from difflm.runtime.files import locked, read_json, write_atomic
 
@@ -13,7 +13,7 @@ DATASETS = {"e2e": "e2e_nlg"}  # names by which the Hub knows a corpus
 
 
 def finish_run(run: Path, command: str) -> None:
-    """Note the command in the config of a trained run and write its card."""
+    """Add the command to the config of a trained run and write its card."""
     with locked(run):
         config = {**read_json(run / "config.json"), "command": command}
         write_atomic(run / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
@@ -25,7 +25,7 @@ def write_card(run: Path) -> None:
 
 
 def measured(run: Path) -> list[dict[str, Any]]:
-    """The last record of every figure in a run's metrics.jsonl; a line that a crash cut off is passed over."""
+    """The last record of every figure in a run's metrics.jsonl; a line that a crash truncated is skipped."""
     path = run / "metrics.jsonl"
     last: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
@@ -35,13 +35,13 @@ def measured(run: Path) -> list[dict[str, Any]]:
             continue
         if isinstance(record, dict) and record.get("kind") == "metric":
             key = tuple(record.get(k) for k in ("task", "model", "name", "split", "sampling"))
-            last.pop(key, None)  # the newest measurement stands last
+            last.pop(key, None)  # so that the newest measurement is last
             last[key] = record
     return list(last.values())
 
 
 def figure(record: dict[str, Any]) -> str:
-    """One measured figure in words: "≤" before a bound, its standard error behind it."""
+    """Format a measured figure: "≤" before a bound, its standard error after it."""
     value, error = record.get("value"), record.get("standard_error")
     shown = f"{value:,.4g}" if isinstance(value, int | float) else "not measured"
     shown = f"≤ {shown}" if record.get("likelihood") == "bound" else shown
@@ -79,15 +79,13 @@ def token_summary(config: dict[str, Any]) -> str:
 
 def data_summary(config: dict[str, Any]) -> str:
     recipe = config["recipe"]
-    # A path says more about somebody's machine than about the data.
-    name = recipe["data"] if recipe["data"] in NAMES else Path(recipe["data"]).name
     absent = [(config.get("left_out"), "longer ones"), (config.get("repeated"), "that repeat others")]
-    told = " and ".join(f"{count:,} {which}" for count, which in absent if count)
-    left_out = f"; {told} were left out" if told else ""
+    parts = " and ".join(f"{count:,} {which}" for count, which in absent if count)
+    left_out = f"; {parts} were left out" if parts else ""
     seen = config.get("held_out_seen")
     overlap = f"; {seen:,} of {config['held_out']:,} held-out texts also occur in training" if seen else ""
     texts = f"{config.get('texts', 0):,} training texts{left_out}{overlap}"
-    return f"{name} ({recipe['licence'] or 'licence not stated'}), {texts}"
+    return f"{file_names(recipe['data'])} ({recipe['licence'] or 'licence not stated'}), {texts}"
 
 
 def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> str:

@@ -9,27 +9,28 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
+from difflm.data.corpora import split_paths
 from difflm.data.texts import MOST_TOKENS
 from difflm.errors import UsageError
 from difflm.methods import METHODS, Method
 
-UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # ways to learn, which no weight depends on
+UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
 
 
 class Recipe(BaseModel):
-    """Everything that decides a training run. Sizes of the model stand under `model`."""
+    """Everything that determines a training run. The model's sizes are under `model`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     method: str
     model: dict[str, Any] = Field(default_factory=dict)
     init: str | None = None
-    "A bundled model or the directory of a run whose words and weights this one begins with."
+    "A bundled model or the directory of a run whose tokenizer and weights this one begins with."
 
     data: str
-    "`e2e`, `roc`, `roc-excerpts`, `roc-rearranged`, or the path of a .txt, .csv or .jsonl file."
+    "`e2e`, `roc`, `roc-excerpts`, `roc-rearranged`, the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS."
     column: str | None = None
-    "The column of a .csv or .jsonl file that holds the text."
+    "The column of a .csv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
     chunk: int = Field(default=0, ge=0, le=512)
     "Cut a .txt file into texts of so many characters, instead of taking each line as one."
     tokenizer: Literal["words", "bpe", "characters"] = "bpe"
@@ -39,13 +40,15 @@ class Recipe(BaseModel):
     "A word, or a character, of the vocabulary was seen more often than this."
     longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
     "Tokens of a canvas; longer texts are left out, and counted. 0: enough for 99 % of the texts."
+    source_longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    "Tokens of the longest source, where texts have one. 0: enough for 99 % of the sources."
     distinct: bool = False
-    "Train on each text once, however often it stands in the file."
+    "Train on each text once, however often the file repeats it."
     licence: str = ""
     "Of the data, for the model card."
 
     temperature: PositiveFloat | None = None
-    "At which the trained model writes where nobody names another; the method's own where it is left out."
+    "The trained model's default for generation; without it, the method's own."
 
     steps: PositiveInt
     batch_size: int = Field(default=64, ge=2)
@@ -56,14 +59,14 @@ class Recipe(BaseModel):
     clip: float = Field(default=1.0, ge=0)
     accumulate: PositiveInt = 1
     recompute: bool = False
-    "Keep no activations inside blocks: far less memory for a third more work."
+    "Activation checkpointing of the blocks: far less memory for a third more compute."
     ema: float = Field(default=0.999, ge=0, lt=1)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     "`auto`: bf16 on a GPU, fp32 elsewhere."
     compile: bool = True
     "On a GPU, compile the network: faster steps for a minute at the start."
     widths: tuple[PositiveInt, ...] = ()
-    "Canvas widths of batches of like length; empty: multiples of 8 on a CPU, the longest alone on a GPU."
+    "Canvas widths of batches of similar lengths; empty: multiples of 8 on a CPU, the longest alone on a GPU."
     seed: int = Field(default=0, ge=0, lt=2**31)
     log_every: PositiveInt = 100
     save_every: PositiveInt = 1000
@@ -73,6 +76,11 @@ class Recipe(BaseModel):
 
     def build_method(self) -> Method:
         return METHODS[self.method](**self.model)
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether texts are written from a source."""
+        return METHODS[self.method].task == "seq2seq"
 
 
 def known_recipes() -> dict[str, Path]:
@@ -84,13 +92,13 @@ def known_recipes() -> dict[str, Path]:
 def load_recipe(
     name_or_path: str, changes: Sequence[str] = (), note: Callable[[str], None] = lambda text: None
 ) -> Recipe:
-    """A bundled recipe or a file, with `key=value` changes; all faults are told at once. `note` hears which lines of
-    the recipe do not apply to the method or the data that the changes name."""
+    """Load a bundled recipe or a file, with `key=value` changes; all errors are reported at once. `note` is called for
+    lines of the recipe that do not apply to the method or the data that the changes name."""
     values = _read(name_or_path)
-    given = dict(_parted(change) for change in changes)
-    _drop_foreign(values, given, note)
+    given = dict(_split_change(change) for change in changes)
+    dropped = _drop_foreign(values, given)
     sizes = values.get("model") or {}
-    if given.get("init"):  # the recipe's own sizes were for another start; those among the changes somebody asked for
+    if given.get("init"):  # the recipe's sizes were for another initial run; sizes among the changes still count
         theirs = _sizes_of(given["init"], given.get("method", values.get("method")))
         kept = {key: sizes[key] for key in UNWEIGHTED if isinstance(sizes, dict) and key in sizes}
         values = {**values, **theirs, "model": {**theirs["model"], **kept}}
@@ -102,23 +110,28 @@ def load_recipe(
     recipe = check(values)
     if recipe.init is not None:
         check_init(recipe)
+    for message in dropped:  # last, so that an error is one line
+        note(message)
     return recipe
 
 
-def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any], note: Callable[[str], None]) -> None:
+def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Drop from a recipe the sizes that another method does not have, and the licence of data that are not used."""
+    messages = []
     method, sizes = METHODS.get(str(given.get("method"))), values.get("model")
     if method and isinstance(sizes, dict):
         foreign = [key for key in sizes if key not in method.model_fields]
         values["model"] = {key: value for key, value in sizes.items() if key not in foreign}
         if foreign:
-            note(f"{method.name} has no {', '.join(foreign)}: that part of the recipe is ignored.")
+            messages.append(f"{method.name} has no {', '.join(foreign)}: that part of the recipe is ignored.")
     replaced = any(values.get(key) and given.get(key, values[key]) != values[key] for key in ("data", "init"))
     if replaced and values.get("licence") and "licence" not in given:
-        note(f"{values.pop('licence')} is the licence of the recipe's own data. Give licence=NAME for yours.")
+        licence = values.pop("licence")
+        messages.append(f"{licence} is the licence of the recipe's own data. Give licence=NAME for yours.")
+    return messages
 
 
-def _parted(change: str) -> tuple[str, Any]:
+def _split_change(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
         raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
@@ -126,8 +139,8 @@ def _parted(change: str) -> tuple[str, Any]:
 
 
 def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
-    """The sizes of the run that a recipe is to begin with."""
-    from difflm.training.run import initial_run
+    """The sizes of the run that a recipe begins with."""
+    from difflm.training.run import initial_run  # imports torch, which listing recipes does not need
 
     theirs = initial_run(str(init))
     if theirs["method"] != method:
@@ -136,7 +149,7 @@ def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
 
 
 def check_init(recipe: Recipe) -> None:
-    """Weights and words of a run fit a model of the same method and sizes."""
+    """Refuse an initial run of another method or of other sizes."""
     from difflm.training.run import initial_run
 
     theirs = initial_run(str(recipe.init))
@@ -162,6 +175,7 @@ def check(values: Mapping[str, Any]) -> Recipe:
         if recipe.longest == 1:
             raise UsageError("recipe: longest: should be at least 2, or 0 to choose it from the texts.")
         _check_sizes(recipe.build_method())
+        _check_sources(recipe)
         return recipe
     except ValidationError as error:
         raise UsageError(_explain(error, values)) from None
@@ -218,6 +232,17 @@ def _check_sizes(method: Method) -> None:
         raise UsageError(f"recipe: model.hidden={hidden} does not divide into model.heads={heads} heads of even size.")
 
 
+def _check_sources(recipe: Recipe) -> None:
+    if recipe.has_sources and recipe.chunk:
+        raise UsageError(f"recipe: chunk: pieces of a file have no source, and {recipe.method} needs one.")
+    if recipe.has_sources and recipe.longest + recipe.source_longest > MOST_TOKENS:
+        raise UsageError(f"recipe: longest and source_longest: at most {MOST_TOKENS} together.")
+    if not recipe.has_sources and recipe.source_longest:
+        raise UsageError(f"recipe: source_longest: {recipe.method} reads no sources. Leave it out.")
+    if not recipe.has_sources and len(split_paths(recipe.data)) > 1:
+        raise UsageError(f"recipe: data: {recipe.method} reads no sources. Name one file, not {recipe.data}.")
+
+
 def _known_method(name: str) -> None:
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=1)
@@ -226,7 +251,7 @@ def _known_method(name: str) -> None:
 
 
 def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
-    """Every fault in one line each, unknown keys with their nearest spelling."""
+    """Describe every error of a recipe, unknown keys with their nearest spelling."""
     method = METHODS.get(str(values.get("method")))
     keys = list(Recipe.model_fields) + [f"model.{k}" for k in (method.model_fields if method else {})]
     lines = []

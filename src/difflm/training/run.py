@@ -1,7 +1,6 @@
 """A run: the directory that holds everything about one trained model."""
 
 import json
-from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,13 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from difflm.data.corpora import file_names
 from difflm.data.tokenizers import Tokenizer
 from difflm.errors import DifflmError, UsageError
-from difflm.methods import METHODS
+from difflm.methods import METHODS, TextSpec
 from difflm.models.base import LanguageModel, Sampling
 from difflm.runtime.files import read_json, write_atomic
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors, save_tensors
-from difflm.training.recipe import Recipe
 
 FORMAT = 1
 KEYS = ("model", "vocabulary", "tokenizer", "longest", "parameters", "sampling", "recipe")  # that every config has
@@ -28,7 +27,7 @@ def bundled_runs() -> dict[str, Path]:
 
 
 def find_run(name_or_path: str | Path) -> Path:
-    """The directory of a bundled model or of a run."""
+    """Find the directory of a bundled model or of a run."""
     bundled = bundled_runs()
     if str(name_or_path) in bundled:
         return bundled[str(name_or_path)]
@@ -37,22 +36,6 @@ def find_run(name_or_path: str | Path) -> Path:
         return path
     what = "holds no config.json, so it is not a run" if path.exists() else "is neither a bundled model nor a directory"
     raise UsageError(f"{name_or_path} {what}. Bundled: {', '.join(bundled) or 'none'}; or give the directory of a run.")
-
-
-def write_config(run: Path, recipe: Recipe, tokenizer: Tokenizer, model: LanguageModel, extra: dict[str, Any]) -> None:
-    config = {
-        "format": FORMAT,
-        "method": recipe.method,
-        "model": recipe.build_method().model_dump(),
-        "vocabulary": tokenizer.size,
-        "tokenizer": tokenizer.fingerprint(),
-        "longest": recipe.longest,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "sampling": asdict(model.sampling),
-        "recipe": recipe.model_dump(),
-        **extra,
-    }
-    write_atomic(run / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -72,17 +55,18 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def initial_run(name_or_path: str | Path) -> dict[str, Any]:
-    """What a recipe must say to begin with the weights and words of a run."""
+    """The keys that a recipe must share with a run to begin with its weights and tokenizer."""
     config = read_config(find_run(name_or_path))
     words = {key: config["recipe"][key] for key in ("tokenizer", "vocabulary", "more_than")}
-    return {"method": config["method"], "model": config["model"], "longest": config["longest"], **words}
+    sizes = {"longest": config["longest"], "source_longest": config["recipe"].get("source_longest", 0)}
+    return {"method": config["method"], "model": config["model"], **sizes, **words}
 
 
 Loaded = tuple[LanguageModel, Tokenizer, dict[str, Any]]
 
 
 def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Loaded:
-    """Model, tokenizer and config of a run; files that do not belong together are refused."""
+    """Load the model, tokenizer and config of a run; files that do not belong together are refused."""
     run = find_run(name_or_path)
     config = read_config(run)
     tokenizer = Tokenizer.load(run / "tokenizer.json")
@@ -91,7 +75,8 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
     try:
         method = METHODS[config["method"]](**config["model"])
         with SkipInit():
-            model = method.build(config["vocabulary"], config["longest"])
+            sources = config["recipe"].get("source_longest", 0)
+            model = method.build(TextSpec(config["vocabulary"], config["longest"], sources))
         model.sampling = Sampling(**config["sampling"])
     except ValidationError as error:
         wrong = ".".join(str(part) for part in error.errors()[0]["loc"])
@@ -105,15 +90,15 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
 
 
 def export_run(run: Path, target: Path) -> None:
-    """A run as the package holds it: half-precision weights, no optimiser, no data."""
+    """Copy a run as the package holds it: half-precision weights, no optimiser, no data."""
     config = read_config(run)
     tensors = load_tensors(run / "model.safetensors")
-    # Tables in float64 are curves and rates, which half precision would bend.
+    # Tables in float64 are schedules and rates, which half precision would distort.
     halves = {name: t.half() if t.dtype is torch.float32 else t for name, t in tensors.items()}
     save_tensors(target / "model.safetensors", halves)
     if config["recipe"].get("init"):
         config["recipe"]["init"] = Path(config["recipe"]["init"]).name
-    config["recipe"]["data"] = Path(config["recipe"]["data"]).name  # not where it lay on somebody's machine
+    config["recipe"]["data"] = file_names(config["recipe"]["data"])  # without the directories of somebody's machine
     write_atomic(target / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
     for name in ("tokenizer.json", "metrics.jsonl", "README.md"):
         if (run / name).exists():

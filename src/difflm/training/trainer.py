@@ -1,4 +1,4 @@
-"""The training loop. What happens at a step is a function of (seed, step) alone, so a resumed run repeats it."""
+"""The training loop. A step is a function of (seed, step) alone, so a resumed run repeats it."""
 
 import json
 import math
@@ -29,15 +29,15 @@ from difflm.training.graph_capture import CapturedGradients, Gradients
 from difflm.training.master_weights import MasterWeights
 from difflm.training.update import Update
 
-VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one each of a few texts would be mostly noise
-MOST_IN_TURN = 16
-# Random numbers as eager code draws them: the compiler's own take a kernel longer than the memory that it moves.
+VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one level per text would leave mostly variance
+MOST_SEQUENTIAL = 16  # draws of one text that are computed one after the other
+# Random numbers as in eager mode: the compiler's own cost a kernel more time than its memory traffic.
 COMPILED: dict[str, Any] = {"fallback_random": True}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a line of the log says."""
+    """One line of the log."""
 
     step: int
     steps: int
@@ -70,7 +70,7 @@ UNITS: dict[Figure, str] = {
 
 @dataclass(frozen=True)
 class Validation:
-    """The averaged weights of one step on held-out texts."""
+    """What the averaged weights of one step score on held-out texts."""
 
     step: int
     value: float
@@ -94,14 +94,14 @@ class Validation:
 
 
 class Watcher(Protocol):
-    """Whoever shows the run to a person."""
+    """Displays a run while it trains."""
 
     def progress(self, now: Progress) -> None: ...
     def validated(self, now: Validation) -> None: ...
     def samples(self, step: int, model: LanguageModel) -> None: ...
 
 
-UNIT = 1024.0  # what sums of several micro-batches are divided by on the way, so that half widths hold them
+UNIT = 1024.0  # divisor of losses that are summed over micro-batches, so that gradients stay in the range of bf16
 Stopped = Literal["done", "early", "interrupted"]
 
 
@@ -110,11 +110,16 @@ class Outcome:
     step: int
     stopped: Stopped
     seconds: float
-    validation: dict[str, Any] = field(default_factory=dict)  # of the weights that are shipped
+    validation: dict[str, Any] = field(default_factory=dict)  # of the weights that are saved as the model
+
+    def summary(self) -> dict[str, object]:
+        """The entry of a run's config."""
+        about = {"steps": self.step, "stopped": self.stopped, "minutes": round(self.seconds / 60, 2)}
+        return {"trained": {**about, "validation": self.validation}}
 
 
 class Trainer:
-    """A model, its optimiser and its average, moved through a budget."""
+    """Trains a model, with its optimiser and its averaged weights, for a budget."""
 
     def __init__(
         self,
@@ -127,33 +132,33 @@ class Trainer:
         self.model, self.budget, self.run, self.device = model.to(device), budget, run, device
         self.figure = figure  # what validation measures
         self.ema = Ema(model, budget.ema)
-        self.working = MasterWeights(model, torch.bfloat16 if self.recording and budget.narrows else None)
-        self.update = Update(self.working, self.ema, budget, device, self.recording)
+        self.masters = MasterWeights(model, torch.bfloat16 if self.recording and budget.narrows else None)
+        self.update = Update(self.masters, self.ema, budget, device, self.recording)
         self.step = 0
         self.seconds = 0.0
         self.validation: dict[str, Any] = {}  # the best with patience, else the last
         self.best_weights: dict[str, Tensor] | None = None
         self._graphs: dict[Hashable, CapturedGradients] = {}
-        self._sums: list[Tensor] = []  # gradients of several recorded batches
-        for network in [part for part in self.working.model.modules() if hasattr(part, "blocks")][:1]:
-            self._fit_out(network)
+        self._sums: list[Tensor] = []  # gradients, summed over several captured batches
+        for network in [part for part in self.masters.model.modules() if hasattr(part, "blocks")][:1]:
+            self._prepare_blocks(network)
 
-    def _fit_out(self, network: Any) -> None:
-        """Blocks that compute again, or are compiled; with them what stands before them, where that is much."""
+    def _prepare_blocks(self, network: Any) -> None:
+        """Checkpoint or compile the blocks of the network; compile its input layers too, where they are costly."""
         for block in network.blocks:
             if self.budget.recompute:
                 block.forward = partial(recomputed, block.forward, use_reentrant=False)
-            if self.budget.compile:  # one block's code serves all: minutes of compiling saved
+            if self.budget.compile:  # block by block: equal blocks share their code, which saves minutes
                 block.compile(dynamic=False, options=COMPILED)
         if self.budget.compile and hasattr(network, "entry"):
             network.entry = torch.compile(network.entry, dynamic=False, options=COMPILED)
 
     @property
     def recording(self) -> bool:
-        """Whether steps are recorded: not on a CPU; some networks look at their inputs; and who computes blocks again
-        sets the generator back to where it was, which no recording can."""
-        looks = any(not getattr(part, "capturable", True) for part in self.model.modules())
-        return self.budget.graphs and not self.budget.recompute and not looks
+        """Whether steps are captured as CUDA graphs. Some networks cannot be; nor can activation checkpointing, which
+        resets the random generator."""
+        capturable = all(getattr(part, "capturable", True) for part in self.model.modules())
+        return self.budget.graphs and not self.budget.recompute and capturable
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -168,9 +173,9 @@ class Trainer:
         return batch.map(lambda array: torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True))
 
     def train_step(self, batches: list[Batch]) -> dict[str, Tensor]:
-        """Gradients of all micro-batches, one clipped update, one move of the average. Nothing is read back; what comes
-        back holds until the next step."""
-        self.working.model.train()
+        """Take one step: gradients of all micro-batches, one clipped update, one update of the average. It does not
+        synchronise; the losses it returns are valid until the next step."""
+        self.masters.model.train()
         if self._sums:
             torch._foreach_zero_(self._sums)
         found: list[Losses] = []
@@ -181,24 +186,24 @@ class Trainer:
             losses = gradients(moved)
             found.append(losses.detached())
         whole = sum_losses(found)
-        if len(batches) > 1:  # micro-batches may count unequally much: their sums are divided once
-            grads = [weight.grad for weight in self.working.used if weight.grad is not None]
+        if len(batches) > 1:  # micro-batches may differ in their token counts: sums are divided once
+            grads = [weight.grad for weight in self.masters.used if weight.grad is not None]
             torch._foreach_mul_(grads, UNIT / whole.count)
         self.update(self.step, 0 if self._sums else batches[-1].key)
         self.step += 1
         return whole.means()
 
     def gradients(self, batch: Batch) -> Losses:
-        """Losses of a micro-batch; its gradient is added to what the weights hold: of the mean, or of several
-        micro-batches of the sum."""
+        """Compute the losses of a micro-batch and add its gradient to the weights': of the mean, or of the sum where
+        there are several micro-batches."""
         with self.autocast():
-            losses: Losses = self.working.model(batch)
+            losses: Losses = self.masters.model(batch)
         (losses.total / (losses.count if self.budget.accumulate == 1 else UNIT)).backward()
         return losses
 
     def captured(self, batch: Batch) -> Gradients:
-        """The same as a CUDA graph, one for each shape of a batch."""
-        weights = self.working.used
+        """`gradients` as a CUDA graph, one for each shape of a batch."""
+        weights = self.masters.used
         if self.budget.accumulate > 1 and not self._sums:
             self._sums = [torch.zeros_like(weight) for weight in weights]
         if batch.key not in self._graphs:
@@ -206,10 +211,10 @@ class Trainer:
         return self._graphs[batch.key]
 
     def validate(self, batches: list[Batch]) -> tuple[float, float | None]:
-        """Nats of the averaged weights on held-out texts, exact or a bound, always with the same noise: a token, or of
-        labels a text; of a bound also the standard error, over texts and draws."""
+        """Measure the averaged weights on held-out texts, always with the same noise: nats per token, exact or a bound,
+        or nats of the labels per text; of a bound also the standard error over texts and draws."""
         found: list[Tensor] = []  # nats of each text, the mean of its copies
-        counts: list[Tensor] = []  # what they are divided by
+        counts: list[Tensor] = []  # their denominators
         texts = sum(len(batch.lengths) for batch in batches)
         draws, copies = validation_draws(texts) if self.model.likelihood == "bound" else (1, 1)
         for number, batch in enumerate(batches):
@@ -219,7 +224,7 @@ class Trainer:
             with self.autocast():
                 nats = self.ema.model.nats(repeated, noise, draws)
             found.append(nats.double().view(-1, copies).mean(1))
-            # Words and END, or texts; paths have no END.
+            # The denominator is words and END, or texts; a reflow path has no END.
             words = repeated.lengths[::copies] * (self.figure != "label_nats")
             counts.append((words + (self.figure != "pair_nats")).double())
         nats, count = torch.cat(found), torch.cat(counts)
@@ -268,7 +273,9 @@ class Trainer:
     def fit(self, batches: Batches, held_out: list[Batch], watcher: Watcher) -> Outcome:
         budget = self.budget
         stop: Stopped = "done"
-        if self.step >= budget.steps or self.out_of_patience():  # resumed after its end: only the result may be missing
+        if (
+            self.step >= budget.steps or self.out_of_patience()
+        ):  # resumed after the end: only model.safetensors may be missing
             save_tensors(self.run / "model.safetensors", self.final_weights())
             return self.outcome("done" if self.step >= budget.steps else "early")
         accumulated: dict[str, Tensor] = {}
@@ -281,7 +288,7 @@ class Trainer:
                     accumulated[name] = accumulated[name] + value if name in accumulated else value
                 last = self.step == budget.steps
                 stopping = asked_to_stop()
-                # Whatever is kept was found finite first.
+                # Losses are checked before anything is saved.
                 due = (budget.log_every, budget.save_every, budget.validate_every)
                 if last or stopping or any(self.step % every == 0 for every in due):
                     now, count = time.perf_counter(), self.step - since_step
@@ -298,7 +305,7 @@ class Trainer:
                 if validating and self.note_validation(*self.validate(held_out), watcher):
                     stop = "early"
                 showing = budget.sample_every and self.step % budget.sample_every == 0 and not last
-                if showing and isinstance(self.ema.model, LanguageModel):  # a classifier has nothing to show
+                if showing and isinstance(self.ema.model, LanguageModel):  # a classifier generates no samples
                     watcher.samples(self.step, self.ema.model)
                 since += time.perf_counter() - pause
                 if stopping and not last and stop == "done":
@@ -315,7 +322,7 @@ class Trainer:
 
     @torch.no_grad()
     def check_finite(self, losses: dict[str, float]) -> None:
-        """Losses, and the weights that the last update left: a finite loss can be followed by an infinite update."""
+        """Check losses, and weights after the last update: a finite loss can be followed by an infinite update."""
         size = float(torch.stack(torch._foreach_norm(list[Tensor](self.update.weights))).sum())
         broken = [(name, value) for name, value in losses.items() if not math.isfinite(value)]
         if not math.isfinite(size):
@@ -330,7 +337,7 @@ class Trainer:
             )
 
     def note_validation(self, nats: float, error: float | None, watcher: Watcher) -> bool:
-        """Write the figure down, keep the best weights where patience asks for it; True when patience is at its end."""
+        """Record a validation, and keep the best weights where the budget has a patience; True when it has run out."""
         best = bool(self.budget.patience) and nats < self.validation.get(self.figure, math.inf)
         now = Validation(self.step, nats, self.model.likelihood, best, self.figure, error)
         if best or not self.budget.patience:
@@ -347,15 +354,15 @@ class Trainer:
 
 
 def validation_draws(texts: int) -> tuple[int, int]:
-    """Noise levels a text, and copies of it: many levels of few texts are faster side by side than in turn."""
-    draws = min(MOST_IN_TURN, math.ceil(VALIDATION_DRAWS / texts))
+    """Noise levels per text, and copies of it in a batch: many levels of few texts are faster in one batch."""
+    draws = min(MOST_SEQUENTIAL, math.ceil(VALIDATION_DRAWS / texts))
     return draws, math.ceil(VALIDATION_DRAWS / (texts * draws))
 
 
 def drop_records_after(metrics: Path, step: int) -> None:
-    """Drop what a killed run wrote about steps that a resumed one will repeat, and a line that it left half-written."""
+    """Drop the records of steps that a resumed run will repeat, and a half-written line of a killed one."""
 
-    def stays(line: str) -> bool:
+    def is_kept(line: str) -> bool:
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
@@ -366,7 +373,7 @@ def drop_records_after(metrics: Path, step: int) -> None:
 
     if metrics.exists():
         lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
-        write_atomic(metrics, "".join(f"{line}\n" for line in lines if stays(line)))
+        write_atomic(metrics, "".join(f"{line}\n" for line in lines if is_kept(line)))
 
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -384,7 +391,7 @@ def _batches_from(batches: Batches, first: int) -> Iterator[Iterator[Batch]]:
 
 @contextmanager
 def catch_stop_signals() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask; the loop finishes its step, saves and leaves. A second Ctrl-C is the usual one."""
+    """Turn Ctrl-C and SIGTERM into a request: the loop finishes its step, saves and returns. A second Ctrl-C raises."""
     asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -393,7 +400,7 @@ def catch_stop_signals() -> Iterator[Callable[[], bool]]:
 
     try:
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever started it handles signals
+    except ValueError:  # not the main thread, which alone may handle signals
         before = {}
     try:
         yield lambda: bool(asked)

@@ -1,4 +1,4 @@
-"""What a step does with its gradients: they are clipped, AdamW moves the weights, and the average follows."""
+"""The update of a step: clip gradients, AdamW, averaged weights."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -13,47 +13,48 @@ from difflm.training.budget import Budget
 from difflm.training.ema import Ema
 from difflm.training.master_weights import MasterWeights, Weight
 
-WARP_LR = 1e-2  # of a learned time warp: a hundred numbers that must follow the loss as it falls
+WARP_LR = 1e-2  # of a learned time warp: a hundred parameters that must keep up with the falling loss
 
 
 class Update:
-    """One thing after the other; or, where steps are recorded, in one pass over memory (`one_pass`). The optimiser
-    holds the moments in either case."""
+    """Clipping, AdamW and the average one after the other; or, where steps are captured, as one fused kernel. The
+    optimiser holds the moments in either case."""
 
-    def __init__(self, working: MasterWeights, ema: Ema, budget: Budget, device: torch.device, recorded: bool) -> None:
-        self.working, self.ema, self.budget = working, ema, budget
-        named = working.weights.items()
+    def __init__(self, masters: MasterWeights, ema: Ema, budget: Budget, device: torch.device, recorded: bool) -> None:
+        self.masters, self.ema, self.budget = masters, ema, budget
+        named = masters.weights.items()
         self.groups = [[name for name, _ in named if name.startswith("times.") == warp] for warp in (False, True)]
-        self.weights = [working.weights[name].whole for name in self.groups[0]]
-        warp = [working.weights[name].whole for name in self.groups[1]]
+        self.weights = [masters.weights[name].whole for name in self.groups[0]]
+        warp = [masters.weights[name].whole for name in self.groups[1]]
         groups: list[dict[str, Any]] = [{"params": self.weights}]
         groups += [{"params": warp, "lr": WARP_LR, "weight_decay": 0.0}] * bool(warp)
         on_gpu = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(groups, lr=budget.lr, weight_decay=budget.weight_decay, fused=on_gpu)
         self.at_once = recorded and has_kernel(device)
         self._numbers = torch.zeros(len(groups), 5, device=device)
-        self._passes: dict[Hashable, CapturedFunction] = {}
+        self._captured: dict[Hashable, CapturedFunction] = {}
 
-    def __call__(self, step: int, place: Hashable) -> None:
-        """Of a step counted from 0, whose gradients lie in a place of that name."""
+    def __call__(self, step: int, buffers: Hashable) -> None:
+        """Apply the gradients of a step counted from 0. `buffers` names the memory that holds them, since a captured
+        update reads fixed addresses."""
         self.optimizer.param_groups[0]["lr"] = self.budget.rate(step)
         if self.at_once:
-            self._move_at_once(step, place)
+            self._apply_fused(step, buffers)
         else:
-            self._move(step)
-        self.working.forget()
+            self._apply(step)
+        self.masters.clear_grads()
 
-    def _move(self, step: int) -> None:
-        self.working.copy_grads()
+    def _apply(self, step: int) -> None:
+        self.masters.copy_grads()
         if self.budget.clip:
             clip_grad_norm_(self.weights, self.budget.clip)
         self.optimizer.step()
-        self.working.follow()
+        self.masters.copy_weights()
         self.ema.update(step)
 
-    # -- at once ------------------------------------------------------------------------------------------------------
+    # -- fused --------------------------------------------------------------------------------------------------------
 
-    def _move_at_once(self, step: int, place: Hashable) -> None:
+    def _apply_fused(self, step: int, buffers: Hashable) -> None:
         from difflm.runtime.kernels.fused_adamw import StepCoefficients
 
         ema_weight = self.ema.ema_weight(step)
@@ -62,31 +63,31 @@ class Update:
             for group in self.optimizer.param_groups
         ]
         self._numbers.copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
-        if place not in self._passes:
-            self._passes[place] = self._recorded()
-        self._passes[place]()
-        self.ema.follow_buffers()
+        if buffers not in self._captured:
+            self._captured[buffers] = self._capture()
+        self._captured[buffers]()
+        self.ema.copy_buffers()
 
-    def _recorded(self) -> CapturedFunction:
-        """The pass over weights whose gradients lie where they lie now."""
+    def _capture(self) -> CapturedFunction:
+        """Capture the fused update for the gradients' current memory."""
         from difflm.runtime.kernels.fused_adamw import FusedAdamWEma, WeightState
 
         averages = dict(self.ema.model.named_parameters())
-        passes = []
+        updates = []
         for number, group in enumerate(self.optimizer.param_groups):
             states = []
             for name in self.groups[number]:
-                weight = self.working.weights[name]
+                weight = self.masters.weights[name]
                 if weight.used.grad is not None:
                     used = weight.used.detach() if weight.apart else None
                     average = averages[name].detach()
                     whole, moments = weight.whole.detach(), self._moments(weight)
                     states.append(WeightState(weight.used.grad, whole, *moments, average, used))
-            passes.append(FusedAdamWEma(states, self._numbers[number], group["betas"], group["eps"]))
+            updates.append(FusedAdamWEma(states, self._numbers[number], group["betas"], group["eps"]))
         ones = torch.ones((), device=self._numbers.device)
 
         def work() -> None:
-            for number, one in enumerate(passes):
+            for number, one in enumerate(updates):
                 one(self._scale(one.grads) if number == 0 and self.budget.clip else ones)
 
         return CapturedFunction(work, self._numbers.device)
@@ -99,7 +100,7 @@ class Update:
         return state["exp_avg"], state["exp_avg_sq"]
 
     def _scale(self, grads: list[Tensor]) -> Tensor:
-        """What clipping multiplies gradients by."""
+        """The factor by which clipping scales the gradients."""
         kinds = [[g for g in grads if g.dtype is dtype] for dtype in {grad.dtype for grad in grads}]
         norms = [norm for kind in kinds for norm in torch._foreach_norm(kind, 2, torch.float32)]
         return (self.budget.clip / (torch.stack(norms).norm() + 1e-6)).clamp(max=1.0)
@@ -107,9 +108,9 @@ class Update:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self, step: int) -> dict[str, Tensor]:
-        """Of the optimiser after so many steps, by the weight's number and the name of the figure."""
+        """The optimiser's state after so many steps, by the weight's number and the name of the entry."""
         found = self.optimizer.state_dict()["state"]
-        if self.at_once:  # the pass is told the step, and does not count
+        if self.at_once:  # the fused kernel is given the step and does not count
             found = {index: {**own, "step": torch.tensor(float(step))} for index, own in found.items()}
         return {f"{index}.{k}": torch.as_tensor(v) for index, own in found.items() for k, v in own.items()}
 
@@ -119,5 +120,5 @@ class Update:
             index, key = name.split(".", 1)
             found.setdefault(int(index), {})[key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": found})
-        self.working.follow()
-        self._passes.clear()
+        self.masters.copy_weights()
+        self._captured.clear()

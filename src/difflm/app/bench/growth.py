@@ -10,6 +10,7 @@ import torch
 
 from difflm.app.bench.clock import Row as Measured
 from difflm.app.bench.clock import Timed, rounded, timed
+from difflm.methods.base import TextSpec
 from difflm.models.base import Sampling
 from difflm.models.batching import Layout, Row, SampleBatch, denoise_batch, pad_batch
 from difflm.models.inference import Inference
@@ -32,7 +33,7 @@ def growth(recipe: Recipe, along: str, size: int, device: torch.device, dtype: s
     usual = USUAL if device.type == "cuda" else LAPTOP_USUAL
     sizes = {**usual, along: size}
     torch.manual_seed(0)
-    model = recipe.build_method().build(sizes["vocabulary"], sizes["length"]).to(device)
+    model = recipe.build_method().build(TextSpec(sizes["vocabulary"], sizes["length"])).to(device)
     inference = Inference(model, None if dtype == "float32" else getattr(torch, dtype))
     found = tile_seconds(inference, sizes["batch"], sizes["length"], STEPS, device)
     about: dict[str, Any] = {"along": along, "size": size, "steps": STEPS}

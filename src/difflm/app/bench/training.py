@@ -12,6 +12,7 @@ import torch
 from difflm.app.bench.clock import Operations, Row, rounded, timed
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import SPECIALS
+from difflm.methods.base import TextSpec
 from difflm.models.base import LanguageModel
 from difflm.models.diffusion import DiffusionModel
 from difflm.training.fit import budget_of
@@ -63,7 +64,7 @@ def stepping(recipe: Recipe, vocabulary: int, device: torch.device, texts: int, 
     from difflm.training.trainer import Trainer
 
     torch.manual_seed(0)
-    model = recipe.build_method().build(vocabulary, recipe.longest)
+    model = recipe.build_method().build(TextSpec(vocabulary, recipe.longest))
     words = min(words, model.max_words)
     ids = np.random.default_rng(0).integers(len(SPECIALS), vocabulary, (texts, words))
     batch = Batch(ids.astype(np.int64), np.full(texts, words, dtype=np.int64))
