@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from difflm import __version__
 from difflm.app.cli import main
 from difflm.app.commands.generate import in_order
 from difflm.app.console import TrainingView, training_line
+from difflm.data.batches import Batch
 from difflm.methods import METHODS, TextSpec
 from difflm.training.checkpoints import checkpoint_steps
 from difflm.training.recipe import known_recipes, load_recipe
@@ -125,7 +127,7 @@ def test_every_recipe_loads_and_builds(name):
     assert 3e5 < sum(p.numel() for p in method.build(TextSpec(821, recipe.longest)).parameters()) < 1e8
     small = type(method)(**{**method.model_dump(), "hidden": 16, "layers": 1, "heads": 2})
     batch = Batch(torch.randint(4, 50, (4, 8)), torch.tensor([8, 5, 3, 1]))
-    if method.needs_source:
+    if method.task == "seq2seq":
         batch = replace(batch, source=batch.ids, source_lengths=batch.lengths)
     losses = small.build(TextSpec(50, 12))(batch).means()
     assert all(torch.isfinite(value) for value in losses.values())

@@ -1,1 +1,1 @@
-"""The mathematics of diffusion: schedules, processes, codecs, objectives, bounds, samplers. It imports nothing but errors."""
+"""The mathematics of diffusion: schedules, processes, codecs, objectives, bounds, samplers. Imports errors alone."""

@@ -134,7 +134,7 @@ class Denoiser(nn.Module):
             return self.codec.belief(answer, canvas.x, canvas.level, evidence, self.process)
 
     def inputs(self, canvas: Canvas, evidence: Tensor | None, previous: Tensor | None) -> Tensor:
-        """The state, beside the last estimate of the clean state (zeros where there is none) and the codec's features."""
+        """The state, the last estimate of the clean state (zeros where there is none), and the codec's features."""
         state, *features = self.codec.inputs(canvas.x, canvas.level, evidence)
         if self.self_conditioning.on:
             known = canvas.x[:, : canvas.first]  # a source is clean: its own estimate
