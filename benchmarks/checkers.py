@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.train_tagger import treebank
+from benchmarks.train_tagger import accuracy, read_conllu, treebank_path
 from difflm.annotators.e2e_fields import FIELDS, expresses, verbatim
-from difflm.annotators.tagger import Tagger, accuracy, own_tagger, read_conllu, spacy_tagger
+from difflm.annotators.tagger import Tagger, own_tagger, spacy_tagger
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
 from difflm.data.words import split_words
 from difflm.errors import UsageError
@@ -88,7 +88,7 @@ def agreement(one: Tagger, other: Tagger, texts: Sequence[list[str]]) -> tuple[f
 
 
 def print_tags(data: Path) -> None:
-    own, dev = own_tagger(), read_conllu(treebank(data, "dev"))
+    own, dev = own_tagger(), read_conllu(treebank_path(data, "dev"))
     print(f"{own.name}: {accuracy(own, dev):.4f} of the words of EWT dev")
     try:
         theirs = spacy_tagger()

@@ -228,7 +228,7 @@ def make(name: str, asked: Asked) -> None:
     trained = train(name, asked, turn)
     begun = time.time()
     row = measure(name, asked, turn)
-    record = {"name": name, "method": row.method, **row.figures, "trained": trained, "errors": row.errors}
+    record = {"name": name, "method": row.about["method"], **row.figures, "trained": trained, "errors": row.errors}
     record |= {"texts": row.texts, "notes": row.notes, "whole_seconds": 60 * trained["minutes"] + time.time() - begun}
     append_line(asked.results, json.dumps(record, ensure_ascii=False))
 

@@ -4,9 +4,9 @@
     python -m benchmarks.distil_parser --data DATA --treebank ptb --encoder MINILM --device cuda --out OUT/ptb
     python -m benchmarks.distil_parser --data DATA --compare OUT/gum OUT/ptb --out OUT
 
-The first two may run side by side. Each writes the student (parser.json, model.safetensors) and the teacher's trees of
-E2E's validation texts (valid.jsonl.gz), the one on GUM also those of its training texts (train.jsonl.gz). The third
-says how far the two agree and writes compare.json.
+The first two may run in parallel. Each writes the student (parser.json, model.safetensors) and the teacher's trees of
+E2E's validation texts (valid.jsonl.gz), with GUM also those of its training texts (train.jsonl.gz). The third command
+measures how far the two agree and writes compare.json.
 """
 
 import argparse
@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.train_parser import learn, measured, options
+from benchmarks.train_parser import make_options, measure, save_parser, train_new
 from benchmarks.treebanks import E2E_SPLITS, e2e_texts, read_trees, treebank, write_trees
 from difflm.annotators.parser import Parser, SpanParser, load_parser, parse_texts
-from difflm.annotators.trees import CHAIN, Agreement, Span, Tree, agreements, join_sentences, split_sentences
+from difflm.annotators.trees import Agreement, Tree, agreements, join_sentences, phrases, split_sentences
 from difflm.runtime.files import write_atomic
 
 STUDENT_EPOCHS, STUDENT_BATCH = 12, 128
@@ -28,50 +28,51 @@ Sentence = tuple[str, ...]
 def distil(given: argparse.Namespace) -> None:
     bank, began = given.treebank, time.monotonic()
 
-    def tell(what: object) -> None:
+    def log(what: object) -> None:
         print(f"{bank}, {time.monotonic() - began:.0f} s: {what}", flush=True)
 
     kept, held = (trees[: given.limit] for trees in treebank(bank, given.data))
     texts = {split: e2e_texts(given.data, split)[: given.limit] for split in E2E_SPLITS}
     sentences = {split: sentences_of(texts[split]) for split in E2E_SPLITS}
-    tell(f"{len(kept)} trees, {len(sentences['train'])} E2E sentences")
+    log(f"{len(kept)} trees, {len(sentences['train'])} E2E sentences")
 
-    teacher = learn(f"{bank}, teacher", kept, given.encoder, given.device, given.epochs, given.minutes, seed=given.seed)
+    plan = {"epochs": given.epochs, "minutes": given.minutes}
+    teacher = train_new(f"{bank}, teacher", kept, given.encoder, given.device, given.seed, **plan)
     result = teacher_figures(teacher, held, given)
-    tell(json.dumps(result))
+    log(json.dumps(result))
 
     every = list(dict.fromkeys(sentences["train"] + sentences["valid"]))
     trees = dict(zip(every, teacher.parse(every), strict=True))
     for split in ("valid",) if bank == "ptb" else E2E_SPLITS:
         write_trees(given.out / f"{split}.jsonl.gz", text_trees(texts[split], trees))
-    tell("E2E parsed")
+    log("E2E parsed")
 
-    lessons, plan = [trees[s] for s in sentences["train"]], (STUDENT_EPOCHS, given.minutes, STUDENT_BATCH)
-    student = learn(f"e2e-{bank}", lessons, None, given.device, *plan, seed=given.seed)
-    student.save(given.out)
-    student = load_parser(given.out, given.device)  # what is measured is what was saved
+    plan = {"epochs": STUDENT_EPOCHS, "minutes": given.minutes, "batch_size": STUDENT_BATCH}
+    lessons = [trees[s] for s in sentences["train"]]
+    save_parser(train_new(f"e2e-{bank}", lessons, None, given.device, given.seed, **plan), given.out)
+    student = load_parser(given.out, given.device)  # measure what was saved
     found = parse_texts(student, texts["valid"])
     result["student = teacher, E2E valid"] = shares(agreements(text_trees(texts["valid"], trees), found))
     unseen = [trees[s] for s in dict.fromkeys(sentences["valid"]) if s not in set(sentences["train"])]
-    result["student = teacher, E2E valid sentences not in train"] = measured(student, unseen)
+    result["student = teacher, E2E valid sentences not in train"] = measure(student, unseen)
     result["student, released spans"] = released_spans(student, given.data)
     about = {"trained_on": f"E2E train as parsed by a parser trained on {bank}", "seed": given.seed}
-    student.save(given.out, {**about, "measured": result})
-    tell(json.dumps(result, indent=1))
+    save_parser(student, given.out, {**about, "measured": result})
+    log(json.dumps(result, indent=1))
 
 
 def teacher_figures(teacher: SpanParser, held: list[Tree], given: argparse.Namespace) -> dict[str, object]:
-    """On its own treebank's held-out trees, on the other's, and against the spans that another parser found."""
+    """Measure a teacher on the held-out trees of both treebanks and against the spans that another parser found."""
     other = "gum" if given.treebank == "ptb" else "ptb"
     return {
-        "teacher, held out": measured(teacher, held),
-        f"teacher, {other} held out": measured(teacher, treebank(other, given.data)[1][: given.limit]),
+        "teacher, held out": measure(teacher, held),
+        f"teacher, {other} held out": measure(teacher, treebank(other, given.data)[1][: given.limit]),
         "teacher, released spans": released_spans(teacher, given.data),
     }
 
 
 def sentences_of(texts: list[list[str]]) -> list[Sentence]:
-    """The distinct sentences of the texts."""
+    """Return the distinct sentences of the texts."""
     return list(dict.fromkeys(tuple(sentence) for words in texts for sentence in split_sentences(words)))
 
 
@@ -84,23 +85,15 @@ def shares(counts: Agreement) -> dict[str, float]:
 
 
 def released_spans(parser: Parser, data: Path) -> float | None:
-    """The share of Diffusion-LM's released span targets (made with benepar) that the parser finds in their texts."""
+    """Return the share of Diffusion-LM's released span targets (made with benepar) that the parser finds."""
     path = data / "control_targets" / "target_spans.json"
     if not path.exists():
         return None
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     texts = [[word for word in row["words_"] if word not in ("START", "END", "\n")] for row in rows]
-    found = [_with_chains(tree) for tree in parse_texts(parser, texts)]
+    found = [{*tree.spans(), *phrases(tree)} for tree in parse_texts(parser, texts)]  # the targets have both
     hits = [tuple(span) in spans for row, spans in zip(rows, found, strict=True) for span in row["spans"]]
     return round(100 * sum(hits) / len(hits), 1)
-
-
-def _with_chains(tree: Tree) -> set[Span]:
-    """Every label by itself, and labels over the same words joined: the targets have both."""
-    labels: dict[tuple[int, int], list[str]] = {}
-    for first, last, label in tree.spans():
-        labels.setdefault((first, last), []).append(label)
-    return {*tree.spans(), *(Span(*place, CHAIN.join(names)) for place, names in labels.items())}
 
 
 def compare(data: Path, first: Path, second: Path, limit: int | None, out: Path) -> None:
@@ -117,7 +110,7 @@ def compare(data: Path, first: Path, second: Path, limit: int | None, out: Path)
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = make_options(__doc__)
     parser.add_argument("--compare", nargs=2, type=Path, metavar="DIR")
     given = parser.parse_args()
     if given.compare:

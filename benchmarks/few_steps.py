@@ -168,7 +168,7 @@ def measured(lm: TextDiffusion, way: StepSpan, judge: Judge, training: Sequence[
         "copied": copied_share(made.texts, copied),
         "unique": unique_share(made.texts),
     }
-    row = Row("", made.method, figures | made.figures, {})
+    row = Row("", figures | made.figures)
     Measure(judge, copied, [], samples, 0).add_judgement(row, made, lambda *_: None)
     return {**row.figures, "judge_error": row.errors.get("judge_nats_per_token")}
 

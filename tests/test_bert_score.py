@@ -8,8 +8,8 @@ from test_pretrained import hf, make_encoder  # noqa: F401
 
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore, f_measure
-from difflm.evaluation.infill import Measure
-from difflm.evaluation.infill_records import FIGURES
+from difflm.evaluation.infill import GapMetrics
+from difflm.evaluation.reports import INFILL
 
 CPU = torch.device("cpu")
 
@@ -40,9 +40,9 @@ def test_the_figure_stands_beside_the_others(tmp_path: Path) -> None:
     from test_evaluation_infill import SET
 
     score = BertScore(str(make_encoder(tmp_path / "bert", "bert", masked_lm=False)), CPU)
-    drawn = Measure(SET, 0, [], score).drawn([gap.references[0].split() for gap in SET.gaps])
+    drawn = GapMetrics(SET, 0, [], score).overlap([gap.references[0].split() for gap in SET.gaps])
     assert drawn["bert_score"].value == pytest.approx(100, abs=0.5)
-    assert "bert_score" in FIGURES
+    assert "bert_score" in INFILL
 
 
 @pytest.mark.parametrize("content", [None, "{}"])

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes.matrix import Axes, Matrix, Powers
+from difflm.diffusion.processes.matrix import Axes, Matrix
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import LanguageModel
 from difflm.models.diffusion import DiffusionModel
@@ -82,11 +82,3 @@ def test_a_step_never_looks_at_the_device(method, sampler, monkeypatch):
         with OnDevice():
             frames = list(islice(stream, 5))
     assert len(frames) == 5 and all(frame.tokens.is_meta for frame in frames)
-
-
-def test_jumps_that_are_not_symmetric_never_look_at_the_device():
-    found = Matrix(torch.tensor([[-1.0, 1, 0], [0, -1, 1], [0, 0, 0]])).flow(torch.float32)
-    powers = Powers(found.pace, found.jump.to("meta"), found.powers.to("meta"))
-    ids, sigma = torch.zeros(BATCH, LONGEST, dtype=torch.long, device="meta"), torch.zeros(BATCH, device="meta")
-    with OnDevice():
-        powers.spread(powers.rows(ids, sigma), sigma) * powers.columns(ids, sigma)

@@ -21,20 +21,20 @@ from difflm.data.tokenizers import UNK, Bpe, Words
 from difflm.diffusion.samplers import Frame
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.language import Corpus, corpus_for, evaluate_language, ratio, score
-from difflm.evaluation.records import FIGURES
+from difflm.evaluation.reports import LANGUAGE
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import LanguageModel, Sampling
 
 REAL = "real text (valid)"
 
 
-class CapturedFunction(LanguageModel):
+class FixedTexts(LanguageModel):
     """Writes given ids, sample k the k-th of them; its likelihood is whatever a test says."""
 
     def __init__(self, rows, longest=32, likelihood=None, cost=lambda ids, lengths: lengths.float()):
         super().__init__()
         self.rows, self.longest, self.likelihood, self.cost = rows, longest, likelihood, cost
-        self.sampling = Sampling(steps=7)
+        self.sampling, self.vocabulary = Sampling(steps=7), 100
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
     def draw_lengths(self, noise):
@@ -55,7 +55,7 @@ class CapturedFunction(LanguageModel):
 
 def recorded(texts, tokenizer, **how):
     rows = [tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
-    return TextDiffusion(CapturedFunction(rows, **how), tokenizer, {"method": "difflm"})
+    return TextDiffusion(FixedTexts(rows, **how), tokenizer, {"method": "difflm"})
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_samples_that_are_real_text_measure_as_real_text(grammar, judge):
     model = recorded(random.Random(1).sample(texts, 60), judge.tokenizer)
     report = evaluate_language({"m": model}, held_out(texts, texts[:6]), judge, samples=60)
     real, made = report.row(REAL), report.row("m")
-    for figure in FIGURES.keys() - {"nats_per_token", "denoiser_calls", "seconds"}:
+    for figure in LANGUAGE.keys() - {"nats_per_token", "denoiser_calls", "seconds"}:
         assert made.figures[figure] == pytest.approx(real.figures[figure], rel=1e-5), figure
     assert made.figures["length_distance"] == 0
     assert made.figures["copied"] == pytest.approx(0.1)
@@ -100,7 +100,7 @@ def test_judge_nats_are_summed_over_texts_and_divided_by_words_and_end(grammar, 
     nats, tokens = judge.score(texts), [len(judge.tokenizer.encode(text)) + 1 for text in texts]
     assert report.row("m").figures["judge_nats_per_token"] == pytest.approx(sum(nats) / sum(tokens), rel=1e-5)
     each = np.array(nats) / np.array(tokens)
-    assert report.judge_p99 == pytest.approx(np.quantile(each, 0.99), rel=1e-5)
+    assert report.about["judge_p99"] == pytest.approx(np.quantile(each, 0.99), rel=1e-5)
 
 
 def test_nats_per_token_of_a_known_likelihood(grammar):
@@ -164,7 +164,7 @@ def test_without_judge_and_twin_there_is_real_text_and_the_model(grammar):
     model = recorded(grammar, Words.build(grammar, more_than=0))
     report = evaluate_language({"m": model}, held_out(grammar[:20]), None, samples=20)
     assert [row.name for row in report.rows] == [REAL, "m"]
-    assert report.judge is report.judge_p99 is None
+    assert report.about["judge"] is report.about["judge_p99"] is None
     assert report.row("m").figures["judge_nats_per_token"] is None and "judge" in str(report.row("m").notes)
 
 
@@ -203,10 +203,10 @@ def test_records_say_what_was_measured(grammar, judge):
     records = report.records("m")
     for record in records:
         assert record["kind"] == "metric" and record["task"] == "language"
-        assert record["unit"] == FIGURES[record["name"]].unit
+        assert record["unit"] == LANGUAGE[record["name"]].unit
         assert judge.tokenizer.fingerprint() in record["tokenizer"]
         assert (record["corpus"], record["split"], record["samples"], record["seed"]) == ("grammar", "valid", 50, 3)
-        assert (record["model"], record["judge"]) == ("m", report.judge)
+        assert (record["model"], record["judge"]) == ("m", report.about["judge"])
         assert record["sampling"] == "sampler=ancestral steps=7"
     assert {r["name"] for r in records} == {k for k, v in report.row("m").figures.items() if v is not None}
     assert json.loads(json.dumps(records)) == records
@@ -215,7 +215,7 @@ def test_records_say_what_was_measured(grammar, judge):
 def test_the_judge_is_named_by_its_weights(grammar, judge, tmp_path):
     other = TextDiffusion.from_pretrained(tiny_run(tmp_path, "autoregressive", steps=2))
     made = recorded(grammar, judge.tokenizer)
-    names = [evaluate_language({"m": made}, held_out(grammar[:5]), j, 5).judge for j in (judge, judge, other)]
+    names = [evaluate_language({"m": made}, held_out(grammar[:5]), j, 5).about["judge"] for j in (judge, judge, other)]
     assert names[0] == names[1] != names[2]
 
 
@@ -350,7 +350,7 @@ def test_real_e2e_text_holds_a_few_training_sentences():
     if not root or not (Path(root) / "e2e" / "valid.txt.gz").exists():
         pytest.skip("DIFFLM_DATA does not name a directory with e2e/valid.txt.gz")
     config = {"recipe": {"data": "e2e", "column": None}}
-    found = corpus_for(TextDiffusion(CapturedFunction([]), None, config), Path(root), "valid")
+    found = corpus_for(TextDiffusion(FixedTexts([]), None, config), Path(root), "valid")
     assert (found.name, len(found.texts)) == ("e2e", 4672)
     printed = Words.build(corpus("e2e", Path(root), "train"))
     natural = [printed.decode(ids) for ids in printed.encode_batch(found.texts)]

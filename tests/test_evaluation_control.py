@@ -21,6 +21,7 @@ from difflm.data.e2e import E2EPair, read_e2e
 from difflm.data.tokenizers import UNK
 from difflm.data.words import split_words
 from difflm.errors import UsageError
+from difflm.evaluation.checkers import Checkers, equal_tags
 from difflm.evaluation.control import (
     Made,
     Protocol,
@@ -33,15 +34,14 @@ from difflm.evaluation.control import (
     target_means,
     wilson,
 )
-from difflm.evaluation.control_records import SENTENCES
-from difflm.evaluation.opinions import Checkers, equal_tags
+from difflm.evaluation.reports import SENTENCES
 from difflm.evaluation.targets import (
     CONTROLS,
     Target,
     draw_targets,
     fit_for,
+    parse_target,
     read_targets,
-    target_of,
     write_targets,
 )
 from difflm.generation.jobs import Generation
@@ -187,21 +187,21 @@ def test_success_of_tags_and_of_both_at_once():
 def test_a_row_is_the_mean_over_targets_and_its_interval_counts_targets():
     one = said(Target("length", Request(length=2)), "A pub", "A pub", "A pub")
     other = said(Target("length", Request(length=2)), "A pub", "A big pub", "A big old cheap pub")
-    row = model_row("m", "length", [one, other], None, Checkers.there(None), 1.5)
+    row = model_row("m", "length", [one, other], None, Checkers.load(None), 1.5)
     assert row.figures["length_exact"] == pytest.approx(2 / 3)
     assert row.intervals["length_exact"] == pytest.approx(wilson(2 / 3, 2))
     assert row.figures["length_within_2"] == pytest.approx(5 / 6)
-    assert (row.targets, row.texts["length_exact"], row.texts["distinct_4"]) == (2, 6, 2)
+    assert (row.count, row.texts["length_exact"], row.texts["distinct_4"]) == (2, 6, 2)
     assert 0.5 < row.figures["self_bleu"] < 1 and row.figures["seconds"] == 1.5
 
 
 def test_without_spacy_the_bundled_tagger_is_alone(monkeypatch):
-    monkeypatch.setattr("difflm.evaluation.opinions.checking_tagger", own_tagger)
-    alone = Checkers.there(None)
+    monkeypatch.setattr("difflm.evaluation.checkers.checking_tagger", own_tagger)
+    alone = Checkers.load(None)
     assert alone.tagger is own_tagger() and alone.second_tagger is None
     target = Target("pos", Request(pos="DET NOUN"), "A pub")
     row = model_row("m", "pos", [said(target, "A pub", "A pub")], None, alone, 1.0)
-    assert row.checkers == [own_tagger().name] and "tagger_agreement" not in row.figures
+    assert row.about["checkers"] == [own_tagger().name] and "tagger_agreement" not in row.figures
 
 
 def test_a_second_tagger_compares_its_own_tags_of_both():
@@ -283,13 +283,13 @@ def test_targets_survive_their_file(pairs, lm, tmp_path):
 
 
 def test_released_targets_are_read():
-    field = target_of('["customer", "rating", ":", "5", "out", "of", "5"]', "here")
+    field = parse_target('["customer", "rating", ":", "5", "out", "of", "5"]', "here")
     assert field == Target("field", Request(field={"customer rating": "5 out of 5"}))
     line = {
         "pos": ["START", "PROPN", "AUX", "ADJ", "PROPN", "END"],
         "words_": ["START", "Cotto", "is", "cheap", "\n", "END"],
     }
-    assert target_of(json.dumps(line), "here") == Target("pos", Request(pos="PROPN AUX ADJ"), "Cotto is cheap")
+    assert parse_target(json.dumps(line), "here") == Target("pos", Request(pos="PROPN AUX ADJ"), "Cotto is cheap")
 
 
 def test_targets_of_a_file_are_made_fit(lm):
@@ -347,7 +347,7 @@ def report(pairs, lm, judge):
 
 
 def rows_of(report):
-    return {(row.control, row.name): row for row in report.rows}
+    return {(row.group, row.name): row for row in report.rows}
 
 
 def test_every_control_is_measured_beside_its_sentences(report, pairs, judge):
@@ -385,7 +385,7 @@ def test_the_judges_figure_of_the_sentences_is_their_likelihood(pairs, lm, judge
 
 
 def test_all_candidates_are_counted_where_there_is_something_to_choose_by(report):
-    calls = {row.control: row.figures["denoiser_calls"] for row in report.rows if row.name == "tiny"}
+    calls = {row.group: row.figures["denoiser_calls"] for row in report.rows if row.name == "tiny"}
     assert calls == {control: 3 if control in ("length", "infill") else 6 for control in CONTROLS}
 
 
@@ -476,11 +476,11 @@ def test_the_rules_of_the_fields_hold_in_this_corpus(pairs):
 
 def test_released_spans_and_compositions_are_read():
     words = ["START", "It", "is", "cheap", ".", "\n", "END"]
-    span = target_of(json.dumps({"words_": words, "spans": [[1, 2, "VP"]]}), "x")
+    span = parse_target(json.dumps({"words_": words, "spans": [[1, 2, "VP"]]}), "x")
     assert (span.control, span.asked.span, span.sentence) == ("span", ["1,2,VP"], "It is cheap.")
     both = {"words_": words, "pos": ["START", "PRON", "AUX", "ADJ", "PUNCT", "SPACE", "END"]}
     both["attr"] = ["price", ":", "cheap"]
-    target = target_of(json.dumps(both), "x")
+    target = parse_target(json.dumps(both), "x")
     assert target.control == "field+pos" and target.asked.field == {"price": "cheap"}
     assert target.asked.pos == "PRON AUX ADJ PUNCT"
     for wrong in (
@@ -489,7 +489,7 @@ def test_released_spans_and_compositions_are_read():
         {**both, "attr": ["price"]},
     ):
         with pytest.raises(UsageError, match=r"^x"):
-            target_of(json.dumps(wrong), "x")
+            parse_target(json.dumps(wrong), "x")
 
 
 def test_targets_that_ask_the_same_have_texts_of_their_own(tmp_path):

@@ -12,14 +12,14 @@ import pytest
 from tiny import MODEL, THINGS, tiny_run, write_stories
 
 from difflm.app.cli import main
-from difflm.app.commands.evaluate import Measuring
-from difflm.app.measuring import gaps_of
+from difflm.app.commands.evaluate_options import MeasureOptions
+from difflm.app.measuring import load_gaps
 from difflm.data.stories import Gap
 from difflm.data.words import split_words
 from difflm.errors import UsageError
-from difflm.evaluation.infill import Measure, evaluate_infill, readable, that_fit
-from difflm.evaluation.infill_records import PEOPLE, InfillReport
+from difflm.evaluation.infill import GapMetrics, evaluate_infill, format_middles, keep_fitting
 from difflm.evaluation.infill_writers import Asked, Lengths, Set, Writer, Written, between, writer_for
+from difflm.evaluation.reports import PEOPLE, InfillReport
 from difflm.generation.pipeline import TextDiffusion
 
 STORIES = [["A b.", "A b c.", "A b c d.", "A b c d e.", "No."]] * 10 + [["A b c d e f."] * 5] * 10
@@ -80,7 +80,7 @@ class Canned(Writer):
 
 
 def test_the_most_central_and_the_likeliest_are_chosen(monkeypatch):
-    monkeypatch.setattr("difflm.evaluation.infill_writers.described", lambda sampling: "")
+    monkeypatch.setattr("difflm.evaluation.infill_writers.describe_sampling", lambda sampling: "")
     made = [["a b c d", "x y z w", "a b c e"]] * 3
     writer = Canned(made, [[3, 2, 1], [1, 2, 3], [2, 1, 3]])
     one, mbr, likeliest = writer.write("m", lambda *_: None)
@@ -94,19 +94,19 @@ def test_the_most_central_and_the_likeliest_are_chosen(monkeypatch):
 
 
 def test_a_reference_itself_scores_a_hundred_whatever_its_case():
-    measure = Measure(SET, 0, ["The dog ran home."])
+    metrics = GapMetrics(SET, 0, ["The dog ran home."])
     copies = [split_words(gap.references[0].upper()) for gap in GAPS]
-    drawn = measure.drawn(copies)
+    drawn = metrics.overlap(copies)
     assert drawn["bleu_4"].value == pytest.approx(100)
     assert drawn["rouge_l"].value == pytest.approx(100)
     assert drawn["bleu_4"].interval() == pytest.approx((100, 100))
 
 
 def test_intervals_hold_the_value_and_differences_are_paired():
-    measure = Measure(Set("roc", GAPS * 20, LENGTHS), 0, ["The dog ran home."])
+    metrics = GapMetrics(Set("roc", GAPS * 20, LENGTHS), 0, ["The dog ran home."])
     mixed = [split_words(gap.references[0] if k % 2 else "the dog ran away .") for k, gap in enumerate(GAPS * 20)]
     worse = [[*words[:-1], "!"] for words in mixed]
-    one, other = measure.drawn(mixed), measure.drawn(worse)
+    one, other = metrics.overlap(mixed), metrics.overlap(worse)
     low, high = one["rouge_l"].interval()
     assert low < one["rouge_l"].value < high
     gap = one["rouge_l"].minus(other["rouge_l"])
@@ -116,16 +116,16 @@ def test_intervals_hold_the_value_and_differences_are_paired():
 
 
 def test_people_are_held_against_each_other_where_there_are_several():
-    (row,) = Measure(SET, 0, []).people()
-    assert (row.name, row.tasks) == (PEOPLE, 2)
-    rows = [row, replace(row, name="m", tasks=3)]
+    (row,) = GapMetrics(SET, 0, []).people()
+    assert (row.name, row.count) == (PEOPLE, 2)
+    rows = [row, replace(row, name="m", count=3)]
     assert str(InfillReport(rows, {"seed": 0}, []).table().title) == "anlg: 3 gaps; seed 0"
-    assert Measure(Set("roc", GAPS[1:2] * 2, LENGTHS), 0, []).people() == []
+    assert GapMetrics(Set("roc", GAPS[1:2] * 2, LENGTHS), 0, []).people() == []
 
 
 def test_what_was_written_can_be_read():
     ways = {"m": [Written("greedy", [["The", "dog", "ran", "."], ["A", "."], ["B", "."]], 0.0, 1.0)]}
-    text = readable(GAPS, ways)
+    text = format_middles(GAPS, ways)
     assert "1. A b. [ … ] C d.\n" in text
     assert "     people: it was gone .\n     m, greedy: The dog ran.\n" in text
 
@@ -242,13 +242,13 @@ def test_nonsense_is_refused_before_anything_is_loaded(given, said, data, capsys
 @pytest.mark.parametrize("name", ["anlg", "roc"])
 def test_gaps_behind_those_that_are_reported_are_others(name, data):
     """The order is the seed's whatever is skipped and however many are asked for."""
-    asked = Measuring(data=data, seed=2)
-    order = [(gap.left, gap.right) for gap in gaps_of(name, STORIES, 10**6, asked).gaps]
-    reported = [(gap.left, gap.right) for gap in gaps_of(name, STORIES, 6, asked).gaps]
-    choosing = [(gap.left, gap.right) for gap in gaps_of(name, STORIES, 5, asked, skip=6).gaps]
+    asked = MeasureOptions(data=data, seed=2)
+    order = [(gap.left, gap.right) for gap in load_gaps(name, STORIES, 10**6, asked).gaps]
+    reported = [(gap.left, gap.right) for gap in load_gaps(name, STORIES, 6, asked).gaps]
+    choosing = [(gap.left, gap.right) for gap in load_gaps(name, STORIES, 5, asked, skip=6).gaps]
     assert reported == order[:6] and choosing == order[6:11]
     with pytest.raises(UsageError, match=r"--skip 1000000 leaves 0"):
-        gaps_of(name, STORIES, 5, asked, skip=10**6)
+        load_gaps(name, STORIES, 5, asked, skip=10**6)
 
 
 def test_options_of_this_task_belong_to_it(capsys):
@@ -262,9 +262,9 @@ def test_gaps_that_do_not_fit_are_left_out_and_told(runs, data):
     room = lm.model.max_words
     assert room == 88
     sets = Set("roc", [*GAPS, long], LENGTHS)
-    assert len(that_fit(sets, [lm]).gaps) == 4
+    assert len(keep_fitting(sets, [lm]).gaps) == 4
     small: Any = SimpleNamespace(model=SimpleNamespace(max_words=30), tokenizer=lm.tokenizer)
-    assert that_fit(sets, [lm, small]).gaps == GAPS
+    assert keep_fitting(sets, [lm, small]).gaps == GAPS
     with pytest.raises(UsageError, match="no gap fits"):
         evaluate_infill(
             {"m": SimpleNamespace(model=SimpleNamespace(max_words=9), tokenizer=lm.tokenizer, device=lm.device)},
@@ -282,7 +282,7 @@ def test_a_model_of_any_diffusion_method_can_be_asked(tmp_path, data):
     (report, _) = evaluate_infill(
         {"m": lm}, [Set("roc", [gap, gap], LENGTHS)], Asked(mbr=2, draws=0, settings={"steps": 2}), ["x"]
     )
-    assert {row.how for row in report.rows} == {"one sample", "MBR of 2"}
+    assert {row.about["how"] for row in report.rows} == {"one sample", "MBR of 2"}
     assert [row.figures["kept"] for row in report.rows] == [1.0, 1.0]
 
 

@@ -2,30 +2,19 @@
 
 import json
 import random
-from collections import Counter
 from itertools import combinations
 
 import pytest
 import torch
+from test_pretrained import make_encoder
 
-from difflm.annotators.parser import SpanParser, Training, labels_of, load_parser, parse_texts, train_parser
-from difflm.annotators.span_scorer import (
-    CLS,
-    SEP,
-    UNKNOWN,
-    HashedShape,
-    PiecesShape,
-    SpanScorer,
-    best_trees,
-    margin_loss,
-    wordpieces,
-)
+from benchmarks.train_parser import count_labels, margin_loss, save_parser, train
+from difflm.annotators.parser import SpanParser, load_parser, parse_texts
+from difflm.annotators.span_scorer import HashedShape, HashedWords, SpanScorer, best_trees
 from difflm.annotators.trees import Agreement, Span, Tree, agreements, parse_tree, tree_of
 from difflm.errors import DifflmError, UsageError
-from difflm.runtime.tensors import save_tensors
 
 TINY = HashedShape(rows=256, embedding=32, hidden=48, layers=2, heads=4, dropout=0.0, positions=16)
-PIECES = PiecesShape((UNKNOWN, CLS, SEP, "the", "mill", "##s", "is", "'"), 32, 2, 4, positions=16, dropout=0.0)
 
 
 def trees_over(n):
@@ -111,23 +100,17 @@ def test_a_tree_that_wins_by_far_costs_nothing_whatever_is_padded():
     assert margin_loss(scores, targets, torch.tensor([4])).item() == 0
 
 
-@pytest.mark.parametrize("shape", [TINY, PIECES])
-def test_padding_does_not_change_scores(shape):
-    network = SpanScorer(shape.build(), 4).eval()
-    short, long = ["the", "mill"], ["the", "mills", "is", "the", "'s", "x"]
+@pytest.mark.parametrize("kind", ["hashed", "pretrained"])
+def test_padding_does_not_change_scores(kind, tmp_path):
+    if kind == "pretrained":
+        encoders = pytest.importorskip("benchmarks.encoders", reason="needs transformers")
+        encoder = encoders.PretrainedWords(make_encoder(tmp_path, "bert", masked_lm=False))
+    network = SpanScorer(encoder if kind == "pretrained" else HashedWords(TINY), 4).eval()
+    short, long = ["the", "food"], ["the", "restaurant", "food", "\x00", ".", "é"]  # \x00 has no pieces, é no letters
     alone = network(network.encoder.read([short]))
     together = network(network.encoder.read([short, long]))
     assert alone.shape == (1, 3, 3, 4) and together.shape == (2, 7, 7, 4)
     torch.testing.assert_close(together[:1, :3, :3], alone, atol=1e-5, rtol=1e-4)
-
-
-def test_wordpieces_take_the_longest_known_beginning():
-    index = {p: i for i, p in enumerate([UNKNOWN, "caf", "##e", "##es", "'", "s", "family", "-", "ß"])}
-    assert wordpieces("Cafés", index) == [1, 3]
-    assert wordpieces("Café", index) == [1, 2]
-    assert wordpieces("'s", index) == [4, 5]
-    assert wordpieces("family-x", index) == [6, 7, 0]
-    assert wordpieces("", index) == [0]
 
 
 def toy_tree(draw):
@@ -155,8 +138,8 @@ def toy():
 @pytest.fixture(scope="module")
 def trained(toy):
     torch.manual_seed(0)
-    parser = SpanParser("toy", TINY, labels_of(toy[0]))
-    train_parser(parser, toy[0], Training(epochs=8, lr=5e-3, encoder_lr=5e-3, batch=12))
+    parser = SpanParser("toy", HashedWords(TINY), count_labels(toy[0]))
+    train(parser, toy[0], epochs=8, lr=5e-3, encoder_lr=5e-3, batch_size=12)
     return parser
 
 
@@ -171,8 +154,8 @@ def test_a_toy_treebank_is_learned(trained, toy):
 def test_training_is_repeatable(toy):
     def weights():
         torch.manual_seed(1)
-        parser = SpanParser("toy", TINY, labels_of(toy[0]))
-        train_parser(parser, toy[0][:40], Training(epochs=2))
+        parser = SpanParser("toy", HashedWords(TINY), count_labels(toy[0]))
+        train(parser, toy[0][:40], epochs=2)
         return parser.network.state_dict()
 
     first, second = weights(), weights()
@@ -196,26 +179,20 @@ def test_texts_of_several_sentences_stand_under_one_node(trained):
 
 def test_a_saved_parser_parses_the_same(trained, toy, tmp_path):
     sentences = [tree.words() for tree in toy[1]]
-    trained.save(tmp_path, {"trained_on": "a toy"})
+    save_parser(trained, tmp_path, {"trained_on": "a toy"})
     loaded = load_parser(tmp_path)
     assert loaded.name == "toy" and loaded.labels == trained.labels
     same = agreements(trained.parse(sentences), loaded.parse(sentences))  # half precision may move a close call
     assert same.f1 > 0.99
-    loaded.save(tmp_path / "again")
+    save_parser(loaded, tmp_path / "again")
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
-
-
-def test_a_parser_of_pieces_is_saved_with_them(tmp_path):
-    parser = SpanParser("pieces", PIECES, ["NP", "S"])
-    parser.save(tmp_path)
-    assert load_parser(tmp_path).shape == PIECES
 
 
 @pytest.mark.parametrize(
     "change", [{"format": 9}, {"encoder": {"kind": "other"}}, {"labels": 3}, {"encoder": {"kind": "hashed", "x": 1}}]
 )
 def test_a_foreign_parser_file_is_refused(change, tmp_path):
-    SpanParser("a", TINY, ["S"]).save(tmp_path)
+    save_parser(SpanParser("a", HashedWords(TINY), ["S"]), tmp_path)
     config = json.loads((tmp_path / "parser.json").read_text())
     (tmp_path / "parser.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(DifflmError, match=r"parser\.json"):
@@ -223,8 +200,8 @@ def test_a_foreign_parser_file_is_refused(change, tmp_path):
 
 
 def test_weights_of_another_shape_are_refused(tmp_path):
-    SpanParser("a", TINY, ["S"]).save(tmp_path)
-    SpanParser("a", TINY, ["S", "NP"]).save(tmp_path / "b")
+    save_parser(SpanParser("a", HashedWords(TINY), ["S"]), tmp_path)
+    save_parser(SpanParser("a", HashedWords(TINY), ["S", "NP"]), tmp_path / "b")
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "b/model.safetensors").read_bytes())
     with pytest.raises(DifflmError, match="another shape"):
         load_parser(tmp_path)
@@ -232,48 +209,5 @@ def test_weights_of_another_shape_are_refused(tmp_path):
 
 def test_rare_chains_are_learned_as_their_outermost_label():
     trees = [parse_tree("(S (VP a))")] * 3 + [parse_tree("(NP (QP (X b)))"), parse_tree("(NP c)")]
-    assert labels_of(trees) == ["NP", "S::VP"]
+    assert count_labels(trees) == ["NP", "S::VP"]
     assert agreements([], []) == Agreement()
-
-
-def bert_directory(path, hidden=16, layers=2):
-    """An encoder with random weights, in the files and under the names of a pretrained BERT."""
-    pieces = ["[PAD]", UNKNOWN, CLS, SEP, "the", "mill", "##s", "m", "##i", "##l", "pub"]
-    shapes = {
-        "embeddings.word_embeddings.weight": (len(pieces), hidden),
-        "embeddings.position_embeddings.weight": (300, hidden),
-        "embeddings.token_type_embeddings.weight": (2, hidden),
-        "embeddings.LayerNorm.weight": (hidden,),
-        "embeddings.LayerNorm.bias": (hidden,),
-    }
-    for layer in range(layers):
-        for name, out, into in [
-            *((f"attention.self.{which}", hidden, hidden) for which in ("query", "key", "value")),
-            ("attention.output.dense", hidden, hidden),
-            ("intermediate.dense", 4 * hidden, hidden),
-            ("output.dense", hidden, 4 * hidden),
-            ("attention.output.LayerNorm", hidden, 0),
-            ("output.LayerNorm", hidden, 0),
-        ]:
-            shapes[f"encoder.layer.{layer}.{name}.weight"] = (out, into) if into else (out,)
-            shapes[f"encoder.layer.{layer}.{name}.bias"] = (out,)
-    save_tensors(path / "model.safetensors", {name: torch.randn(shape) for name, shape in shapes.items()})
-    config = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4}
-    (path / "config.json").write_text(json.dumps(config))
-    (path / "vocab.txt").write_text("\n".join(pieces) + "\n")
-
-
-def test_an_encoder_is_cut_to_its_words_and_eight_bits(tmp_path):
-    encoders = pytest.importorskip("benchmarks.encoders", reason="run from the repository's root")
-    bert_directory(tmp_path)
-    encoders.cut_encoder(tmp_path, Counter({"the": 9, "mills": 3, "pub": 1}), keep=9, out=tmp_path / "cut")
-    (whole, before), (cut, after) = encoders.load_encoder(tmp_path), encoders.load_encoder(tmp_path / "cut")
-    # The specials and the letters stay; of the words the most frequent ones. "pub" has no letters left to fall into.
-    assert set(cut.pieces) == set(whole.pieces) - {"[PAD]", "pub"}
-    before["table.weight"] = before["table.weight"][[whole.pieces.index(piece) for piece in cut.pieces]]
-    for name, weight in before.items():
-        step = weight.abs().amax(1, keepdim=True) / 127 if weight.dim() == 2 else torch.tensor(0.0)
-        assert ((weight - after[name]).abs() <= step / 2 + 1e-6).all()
-    encoder = cut.build()
-    encoder.load_state_dict(after)
-    assert encoder(encoder.read([["The", "mills"], ["pub"]])).shape == (2, 4, 16)

@@ -11,17 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.annotators.tagger import (
-    BUCKETS,
-    TAGS,
-    LinearTagger,
-    accuracy,
-    as_our_words,
-    own_tagger,
-    read_conllu,
-    spacy_tagger,
-    train,
-)
+from benchmarks.train_tagger import accuracy, read_conllu, save_tagger, split_contractions, train
+from difflm.annotators.tagger import BUCKETS, TAGS, LinearTagger, own_tagger, spacy_tagger
 from difflm.data.words import split_words
 from difflm.errors import DifflmError, UsageError
 
@@ -73,7 +64,7 @@ def test_training_is_repeatable():
 
 def test_eight_bits_keep_the_tags(tmp_path):
     tagger = train(TOY * 5, epochs=5)
-    tagger.save(tmp_path / "t.safetensors")
+    save_tagger(tagger, tmp_path / "t.safetensors")
     again = LinearTagger.load(tmp_path / "t.safetensors")
     words = [words for words, _ in TOY]
     assert again.weights.shape == (BUCKETS, len(TAGS))
@@ -83,7 +74,7 @@ def test_eight_bits_keep_the_tags(tmp_path):
 def test_other_weights_have_another_name(tmp_path):
     names = set()
     for number, sentences in enumerate((TOY, TOY[:2])):
-        train(sentences, epochs=2).save(tmp_path / f"{number}.safetensors")
+        save_tagger(train(sentences, epochs=2), tmp_path / f"{number}.safetensors")
         names.add(LinearTagger.load(tmp_path / f"{number}.safetensors").name)
     assert len(names) == 2
 
@@ -96,7 +87,7 @@ def test_a_broken_file_is_explained(tmp_path):
 
 def test_contractions_are_cut_as_our_words_are():
     for text, theirs in [("It isn't", ["It", "is", "n't"]), ("I've gone", ["I", "'ve", "gone"])]:
-        words, tags = as_our_words((theirs, ["X"] * len(theirs)))
+        words, tags = split_contractions((theirs, ["X"] * len(theirs)))
         assert words == split_words(text)
         assert len(tags) == len(words)
 

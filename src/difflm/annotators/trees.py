@@ -1,6 +1,6 @@
-"""Phrase-structure trees as values: brackets in and out, spans, and how well two trees agree.
+"""Phrase-structure trees: reading and writing brackets, spans, and labelled agreement of two trees.
 
-Leaves are words, or `*` for any word; nothing stands between a phrase and its words (part-of-speech nodes are dropped).
+Leaves are words, or `*` for any word. Trees have no part-of-speech nodes.
 """
 
 import re
@@ -11,23 +11,23 @@ from typing import NamedTuple, Union
 
 from difflm.errors import UsageError
 
-ANY = "*"  # a leaf that stands for any word
-TEXT = "TEXT"  # the node over the sentences of a text; not a constituent that anyone found
-CHAIN = "::"  # joins phrases over the same words, outermost first: S::VP
+ANY = "*"  # a leaf that matches any word
+TEXT = "TEXT"  # the node over the sentences of a text; not a phrase
+CHAIN = "::"  # joins the labels of phrases over the same words, outermost first: S::VP
 
 _TOPS = {"", "TOP", "ROOT"}
-# A tag that stands over one word is no phrase. Penn's, and those that later treebanks added.
+# A tag over one word is not a phrase. These are Penn's tags and those that later treebanks added.
 _TAGS = """CC CD DT EX FW IN JJ JJR JJS LS MD NN NNS NNP NNPS PDT POS PRP PRP$ RB RBR RBS RP SYM TO UH VB VBD VBG VBN
 VBP VBZ WDT WP WP$ WRB # $ '' `` , . : -LRB- -RRB- HYPH ADD AFX GW NFP XX"""
 TAGS = frozenset(_TAGS.split())
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-", "\n": "-NEWLINE-"}
 _WORDS = {written: word for word, written in _ESCAPES.items()}
 _PIECE = re.compile(r"[()]|[^\s()]+")
-DEEPEST = 200  # nested brackets; no sentence needs them, and Python's own stack ends not far behind
+DEEPEST = 200  # nested brackets; no sentence needs more, and recursion would soon exceed Python's stack
 
 
 class Span(NamedTuple):
-    """A phrase: words `first` to `last`, both counted, from 0."""
+    """A phrase over the words `first` to `last`, inclusive, counted from 0."""
 
     first: int
     last: int
@@ -47,23 +47,16 @@ class Tree:
         return [word for c in self.children for word in (c.words() if isinstance(c, Tree) else [c])]
 
     def bare(self) -> "Tree":
-        """The same phrases over any words."""
+        """Return the same phrases over any words."""
         return Tree(self.label, tuple(c.bare() if isinstance(c, Tree) else ANY for c in self.children))
 
     def spans(self) -> list[Span]:
-        """All phrases, from the outside in and from left to right; those over the same words one by one."""
+        """Return all phrases, outermost first and from left to right; those over the same words separately."""
         return _spans(self, 0)[0]
-
-    def chained(self) -> "Tree":
-        """Phrases over the same words become one: (S (VP go)) is (S::VP go)."""
-        label, node = self.label, self
-        while len(node.children) == 1 and isinstance(only := node.children[0], Tree):
-            label, node = f"{label}{CHAIN}{only.label}", only
-        return Tree(label, tuple(c.chained() if isinstance(c, Tree) else c for c in node.children))
 
 
 def phrases(tree: Tree) -> list[Span]:
-    """The phrases of a text, one for each stretch of words: those over the same words are joined, TEXT is none."""
+    """Return the phrases of a text, one per span of words: labels over the same words are joined, TEXT is left out."""
     labels: dict[tuple[int, int], list[str]] = {}
     for first, last, label in tree.spans():
         if label != TEXT:
@@ -72,8 +65,8 @@ def phrases(tree: Tree) -> list[Span]:
 
 
 def shapes(tree: Tree) -> list[str]:
-    """How each word stands in the smallest phrase that holds it: NP-first, NP-last, NP-only or NP-inner. Much of a tree
-    shows in these, and words differ in how they like to stand."""
+    """Return the position of each word in the smallest phrase around it: NP-first, NP-last, NP-only or NP-inner. They
+    determine much of a tree, and words differ in the positions they take."""
     spans = phrases(tree)
     found = []
     for word in range(len(tree.words())):
@@ -84,7 +77,7 @@ def shapes(tree: Tree) -> list[str]:
 
 
 def parse_tree(text: str) -> Tree:
-    """The one tree that `text` writes in brackets, such as "(S (NP * *) (VP * (PP * *)))"; tags may be there."""
+    """Parse the one tree that `text` writes in brackets, such as "(S (NP * *) (VP * (PP * *)))"; it may have tags."""
     found = list(read_brackets(text))
     if len(found) != 1:
         raise UsageError(f"one tree was asked for, not {len(found)}: write it as (S (NP * *) (VP *)).")
@@ -99,9 +92,9 @@ def parse_tree(text: str) -> Tree:
 
 
 def read_brackets(text: str) -> Iterator[Tree]:
-    """Every tree of `text` as it stands there: tags, traces and functions are kept, a missing label is ""."""
+    """Read every tree of `text` unchanged: tags, traces and functions are kept, a missing label is ""."""
     open_nodes: list[tuple[str, list[Tree | str]]] = []
-    labelled = True  # whether the innermost open bracket has had its chance of a label
+    labelled = True  # whether the label of the innermost open bracket has been read or is missing
     for match in _PIECE.finditer(text):
         piece = match.group()
         if piece == "(":
@@ -119,7 +112,7 @@ def read_brackets(text: str) -> Iterator[Tree]:
             else:
                 yield node
         elif not open_nodes:
-            raise UsageError(f"{piece!r} stands outside the brackets of the tree: write (S …).")
+            raise UsageError(f"{piece!r} is outside the brackets of the tree: write (S …).")
         elif not labelled:
             open_nodes[-1], labelled = (piece, []), True
         else:
@@ -129,11 +122,11 @@ def read_brackets(text: str) -> Iterator[Tree]:
 
 
 def clean(tree: Tree) -> Tree | None:
-    """The phrases and words alone: no tags, functions (NP-SBJ is NP), traces, TOP or ROOT. None where no word is left.
+    """Keep phrases and words only: no tags, functions (NP-SBJ is NP), traces, TOP or ROOT. None if no word is left.
 
-    Several phrases under a bare top stay together under TEXT.
+    Several phrases under an unlabelled root are joined under TEXT.
     """
-    children = _cleaned(tree)
+    children = _clean_node(tree)
     if not children:
         return None
     if len(children) == 1 and isinstance(only := children[0], Tree):
@@ -142,25 +135,25 @@ def clean(tree: Tree) -> Tree | None:
 
 
 def tree_of(words: Sequence[str], spans: Iterable[Span]) -> Tree:
-    """The tree whose phrases are `spans`, one of which covers all words. `S::VP` stands for S over VP."""
+    """Build the tree whose phrases are `spans`, one of which covers all words. `S::VP` means S over VP."""
     n, found = len(words), list(spans)
     if wrong := [s for s in found if not 0 <= s.first <= s.last < n]:
         raise UsageError(f"{wrong[0].first},{wrong[0].last},{wrong[0].label} is no phrase of {n} words.")
-    # Outermost first; those over the same words keep the order they are given in.
+    # Outermost first; spans over the same words keep their order.
     ordered = sorted(found, key=lambda s: (s.first, -s.last))
     if not ordered or ordered[0][:2] != (0, n - 1):
         raise UsageError("no phrase covers the whole text: a tree needs a root.")
-    for a, b in zip(ordered, _crossing(ordered), strict=True):
+    for a, b in zip(ordered, _find_crossings(ordered), strict=True):
         if b is not None:
             raise UsageError(f"{a.first},{a.last},{a.label} and {b.first},{b.last},{b.label} cross.")
-    tree, used = _built(words, ordered, 0)
+    tree, used = _build(words, ordered, 0)
     assert used == len(ordered)
     return tree
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Phrases found and phrases there, over any number of trees. Sums of agreements are agreements."""
+    """Counts of matched, expected and found phrases over any number of trees; agreements can be added."""
 
     matched: int = 0
     gold: int = 0
@@ -190,7 +183,7 @@ class Agreement:
 
 
 def agreement(gold: Tree, found: Tree) -> Agreement:
-    """Labelled brackets in common, as multisets of (first, last, label). TEXT does not count: it is always there."""
+    """Count labelled brackets in common, as multisets of (first, last, label), without TEXT."""
     theirs, ours = (Counter(s for s in tree.spans() if s.label != TEXT) for tree in (gold, found))
     matched, equal = (theirs & ours).total(), theirs == ours
     return Agreement(matched, theirs.total(), ours.total(), int(equal), 1)
@@ -201,7 +194,7 @@ def agreements(gold: Iterable[Tree], found: Iterable[Tree]) -> Agreement:
 
 
 def split_sentences(words: Sequence[str]) -> list[list[str]]:
-    """The sentences of a text: each ends with its . ! or ? and the marks that follow it at once."""
+    """Split a text into sentences; each ends with . ! or ? and the closing marks that follow."""
     sentences: list[list[str]] = []
     ended = True
     for word in words:
@@ -214,7 +207,7 @@ def split_sentences(words: Sequence[str]) -> list[list[str]]:
 
 
 def join_sentences(trees: Sequence[Tree]) -> Tree:
-    """The tree of a text: that of its only sentence, or TEXT over those of several."""
+    """Return the tree of a text: that of its only sentence, or TEXT over those of several."""
     return trees[0] if len(trees) == 1 else Tree(TEXT, tuple(trees))
 
 
@@ -223,7 +216,7 @@ _CLOSERS = frozenset((")", "''", "”", "’", "]"))
 
 
 def _spans(tree: Tree, start: int) -> tuple[list[Span], int]:
-    """The phrases of a tree that begins at word `start`, and the place after its last word."""
+    """Return the phrases of a tree that begins at word `start`, and the index after its last word."""
     inner: list[Span] = []
     end = start
     for child in tree.children:
@@ -236,19 +229,19 @@ def _spans(tree: Tree, start: int) -> tuple[list[Span], int]:
     return own + inner, end
 
 
-def _cleaned(tree: Tree) -> tuple[Tree | str, ...]:
-    """What is left of a node: itself, its word, its children where it is a top, or nothing."""
+def _clean_node(tree: Tree) -> tuple[Tree | str, ...]:
+    """Return what is left of a node: itself, its word, its children if it is a root, or nothing."""
     if tree.label == "-NONE-":
         return ()
     if tree.label in TAGS and len(tree.children) == 1 and isinstance(tree.children[0], str):
         return tree.children
-    children = tuple(kept for c in tree.children for kept in (_cleaned(c) if isinstance(c, Tree) else (c,)))
+    children = tuple(kept for c in tree.children for kept in (_clean_node(c) if isinstance(c, Tree) else (c,)))
     label = tree.label if tree.label.startswith("-") else re.split("[-=|]", tree.label)[0]
     return children if label in _TOPS or not children else (Tree(label, children),)
 
 
-def _crossing(ordered: Sequence[Span]) -> Iterator[Span | None]:
-    """For every span, in the order of `tree_of`, an earlier one that it crosses."""
+def _find_crossings(ordered: Sequence[Span]) -> Iterator[Span | None]:
+    """For every span, in the order of `tree_of`, yield an earlier one that it crosses, or None."""
     inside: list[Span] = []
     for span in ordered:
         while inside and inside[-1].last < span.first:
@@ -257,13 +250,13 @@ def _crossing(ordered: Sequence[Span]) -> Iterator[Span | None]:
         inside.append(span)
 
 
-def _built(words: Sequence[str], ordered: Sequence[Span], at: int) -> tuple[Tree, int]:
-    """The phrase that stands at place `at` of the order, and the place after its last part."""
+def _build(words: Sequence[str], ordered: Sequence[Span], at: int) -> tuple[Tree, int]:
+    """Build the phrase at index `at` of the order; return it and the index after its last part."""
     span, children, word = ordered[at], list[Tree | str](), ordered[at].first
     at += 1
     while word <= span.last:
         if at < len(ordered) and ordered[at].first == word:
-            child, after = _built(words, ordered, at)
+            child, after = _build(words, ordered, at)
             word, at = ordered[at].last + 1, after
             children.append(child)
         else:

@@ -1,11 +1,12 @@
-"""What the verbs that need a model share: loading runs, measuring them, keeping the figures. Imports torch."""
+"""Evaluation of runs: load them, measure them, print the report and keep its figures. Imports torch."""
 
 import json
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from difflm.app.commands.evaluate_options import ControlOptions, InfillOptions, MeasureOptions
 from difflm.app.commands.options import guidance_knobs, load_model
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.learned import checking_tagger
@@ -15,10 +16,9 @@ from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.control import Protocol, evaluate_control
-from difflm.evaluation.control_records import ControlReport
 from difflm.evaluation.infill import Asked, Lengths, Set, evaluate_infill
-from difflm.evaluation.infill_records import InfillReport
-from difflm.evaluation.language import Report, check_numbers, corpus_for, evaluate_language
+from difflm.evaluation.language import check_numbers, corpus_for, evaluate_language
+from difflm.evaluation.reports import Report
 from difflm.evaluation.targets import (
     CONTROLS,
     Target,
@@ -35,59 +35,56 @@ from difflm.runtime.files import append_line, write_atomic
 from difflm.training.model_card import write_card
 from difflm.training.run import bundled_runs, find_run, read_config
 
-if TYPE_CHECKING:
-    from difflm.app.commands.evaluate import Controlling, Infilling, Measuring
-
 SAMPLES, TARGETS = 1000, 200  # texts of the language task or gaps, targets a control
-AnyReport = Report | ControlReport | InfillReport
 
 
-def measure(runs: list[str], asked: "Measuring") -> Report:
-    """All runs on the corpus of the first, which must be that of every other."""
-    samples = SAMPLES if asked.samples is None else asked.samples
-    check_numbers(samples, asked.seed, asked.draws, asked.score_texts)  # before anything is loaded
-    models = dict(zip(run_names(runs), (load_model(run, asked.device) for run in runs), strict=True))
-    sources = {name: source_of(lm, asked.data) for name, lm in models.items()}
+def measure_language(runs: list[str], options: MeasureOptions) -> None:
+    """Measure all runs on their common corpus."""
+    samples = SAMPLES if options.samples is None else options.samples
+    check_numbers(samples, options.seed, options.draws, options.score_texts)  # before anything is loaded
+    models = dict(zip(run_names(runs), (load_model(run, options.device) for run in runs), strict=True))
+    sources = {name: source_of(lm, options.data) for name, lm in models.items()}
     if len(set(sources.values())) > 1:
         texts = ", ".join(f"{name}: {' '.join(source)}" for name, source in sources.items())
         raise UsageError(f"these runs were trained on different data ({texts}). Compare runs of the same.")
-    judge = load_judge(asked.judge, models.values(), asked.device)
-    twin = load_model(asked.twin, asked.device) if asked.twin else None
+    judge = load_judge(options.judge, models.values(), options.device)
+    twin = load_model(options.twin, options.device) if options.twin else None
     others = {"the judge": judge, "the twin": twin}
-    check_seeds({**models, **{name: lm for name, lm in others.items() if lm is not None}}, asked.data)
-    corpus = corpus_for(next(iter(models.values())), asked.data, asked.split)
+    check_seeds({**models, **{name: lm for name, lm in others.items() if lm is not None}}, options.data)
+    corpus = corpus_for(next(iter(models.values())), options.data, options.split)
     with Bar("measuring") as bar:
-        return evaluate_language(
+        report = evaluate_language(
             models,
             corpus,
             judge,
             samples=samples,
-            seed=asked.seed,
-            draws=asked.draws,
+            seed=options.seed,
+            draws=options.draws,
             twin=twin,
-            settings=asked.settings(),
+            settings=options.settings(),
             on_progress=bar.update,
-            score_texts=asked.score_texts,
+            score_texts=options.score_texts,
         )
+    publish(runs, report, options)
 
 
-def measure_control(run: str, asked: "Measuring", control: "Controlling") -> ControlReport:
-    """One run, asked for what the targets ask; they are drawn from E2E, or stand in a file."""
-    names, count = control.names(), TARGETS if asked.samples is None else asked.samples
+def measure_control(run: str, options: MeasureOptions, control: ControlOptions) -> None:
+    """Measure a run on targets that are drawn from E2E or read from a file."""
+    names, count = control.names(), TARGETS if options.samples is None else options.samples
     knobs = guidance_knobs(control.guidance)
-    protocol = Protocol(control.each, asked.seed, control.candidates, knobs, asked.settings())
+    protocol = Protocol(control.each, options.seed, control.candidates, knobs, options.settings())
     protocol.check()
     check_known(names or ())
     if count < 1:
         raise UsageError(f"the number of samples, which are targets a control here, must be at least 1, not {count}.")
     path = control.targets
     given = choose(read_targets(path), names, count, path) if path and path.exists() else None
-    pairs = e2e_pairs(asked, needed=given is None)
-    lm = load_model(run, asked.device)
+    pairs = load_e2e(options, required=given is None)
+    lm = load_model(run, options.device)
     for folder in control.guide or ():
         lm.guided_by(folder)
-    targets, about, notes = settle_targets(lm, given, pairs, asked, path, names or CONTROLS, count)
-    judge = load_judge(asked.judge, [lm], asked.device)
+    targets, about, notes = prepare_targets(lm, given, pairs, options, path, names or CONTROLS, count)
+    judge = load_judge(options.judge, [lm], options.device)
     with Bar("measuring") as bar:
         report = evaluate_control(
             lm,
@@ -104,78 +101,79 @@ def measure_control(run: str, asked: "Measuring", control: "Controlling") -> Con
         )
     if path and given is None:
         note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")
-    return report
+    publish([run], report, options)
 
 
-def e2e_pairs(asked: "Measuring", needed: bool) -> list[E2EPair]:
-    """The pairs of the split; with targets of a file they are only stood beside, and may be missing."""
+def load_e2e(options: MeasureOptions, required: bool) -> list[E2EPair]:
+    """Load the pairs of the split; with targets of a file they serve as a comparison only and may be missing."""
     try:
-        return list(read_e2e(e2e_path(asked.data, asked.split)))
+        return list(read_e2e(e2e_path(options.data, options.split)))
     except UsageError:
-        if needed:
+        if required:
             raise
         return []
 
 
-def settle_targets(
+def prepare_targets(
     lm: TextDiffusion,
     given: list[Target] | None,
     pairs: list[E2EPair],
-    asked: "Measuring",
+    options: MeasureOptions,
     path: Path | None,
     names: Sequence[str],
     count: int,
 ) -> tuple[list[Target], dict[str, Any], list[str]]:
-    """The targets, where they come from, and what a reader must know of them."""
+    """Return the targets, their origin for the records, and notes for the reader."""
     tagger = checking_tagger()
     if given is not None:
         targets, notes = fit_for(given, lm, tagger)
         return targets, {"corpus": Path(str(path)).name, "split": "targets of a file"}, notes
-    targets = draw_targets(names, pairs, lm, tagger, count, asked.seed)
+    targets = draw_targets(names, pairs, lm, tagger, count, options.seed)
     if path:
         write_targets(path, targets)
-    return targets, {"corpus": "e2e", "split": asked.split}, []
+    return targets, {"corpus": "e2e", "split": options.split}, []
 
 
-def measure_infill(run: str, asked: "Measuring", infill: "Infilling") -> tuple[InfillReport, dict[str, str]]:
-    """A run and its rivals on the same gaps; also some of what they wrote, for people."""
-    names, count = infill.names(), SAMPLES if asked.samples is None else asked.samples
-    how = Asked(asked.seed, infill.mbr, infill.beams, asked.draws, asked.settings())
+def measure_infill(run: str, options: MeasureOptions, infill: InfillOptions) -> None:
+    """Measure a run and its rivals on the same gaps; also keep some of their texts for people to read."""
+    names, count = infill.names(), SAMPLES if options.samples is None else options.samples
+    how = Asked(options.seed, infill.mbr, infill.beams, options.draws, options.settings())
     how.check()
     if count < 2:
         raise UsageError(f"the number of samples, which are gaps here, must be at least 2, not {count}.")
     if unknown := set(names) - {"anlg", "roc"}:
         raise UsageError(f"no gaps {min(unknown)!r}. Known: anlg, roc.")
-    similarity = BertScore(infill.encoder, check_device(asked.device)) if infill.encoder else None
-    stories = list(whole(corpus("roc", asked.data, "train")))
+    similarity = BertScore(infill.encoder, check_device(options.device)) if infill.encoder else None
+    stories = list(whole(corpus("roc", options.data, "train")))
     if infill.skip < 0:
         raise UsageError(f"--skip must be 0 or more gaps, not {infill.skip}.")
-    sets = [gaps_of(name, stories, count, asked, infill.skip) for name in names]
+    sets = [load_gaps(name, stories, count, options, infill.skip) for name in names]
     runs = [run, *(infill.rival or ())]
-    models = dict(zip(run_names(runs), (load_model(one, asked.device) for one in runs), strict=True))
+    models = dict(zip(run_names(runs), (load_model(one, options.device) for one in runs), strict=True))
     training = [sentence for story in stories for sentence in story]
     with Bar("measuring") as bar:
-        return evaluate_infill(models, sets, how, training, similarity, on_progress=bar.update)
+        report, middles = evaluate_infill(models, sets, how, training, similarity, on_progress=bar.update)
+    publish(runs, report, options)
+    keep_middles(run, middles, options.out)
 
 
-def gaps_of(name: str, stories: Sequence[Sequence[str]], count: int, asked: "Measuring", skip: int = 0) -> Set:
-    """`count` gaps in the seed's order behind the first `skip`: of aNLG's development set, or of the split's stories.
+def load_gaps(name: str, stories: Sequence[Sequence[str]], count: int, options: MeasureOptions, skip: int = 0) -> Set:
+    """Load `count` gaps after the first `skip` in the seed's order, of aNLG's dev set or of the split's stories.
 
-    The order does not depend on either number, so that settings chosen behind the gaps that are reported are chosen on
-    others."""
+    The order depends on neither number, so that settings can be chosen on other gaps than the reported ones."""
     ends_only = name == "anlg"
     if ends_only:
-        found = read_anlg(anlg_path(asked.data))
+        found = read_anlg(anlg_path(options.data))
     else:
-        found = list(story_gaps(corpus("roc", asked.data, asked.split), asked.seed))
-    chosen = random.Random(asked.seed).sample(found, len(found))[skip : skip + count]
+        found = list(story_gaps(corpus("roc", options.data, options.split), options.seed))
+    chosen = random.Random(options.seed).sample(found, len(found))[skip : skip + count]
     if len(chosen) < 2:
         raise UsageError(f"{name} has {len(found):,} gaps: --skip {skip} leaves {len(chosen)}, and 2 are the fewest.")
-    return Set(name, chosen, Lengths.of(stories, ends_only), "dev" if ends_only else asked.split)
+    return Set(name, chosen, Lengths.of(stories, ends_only), "dev" if ends_only else options.split)
 
 
 def keep_middles(run: str, middles: dict[str, str], out: Path | None) -> None:
-    """What was written goes beside the figures."""
+    """Write some gaps and their middles next to the figures."""
     if out is None and run in bundled_runs():
         return
     folder = out.parent if out else find_run(run)
@@ -186,14 +184,14 @@ def keep_middles(run: str, middles: dict[str, str], out: Path | None) -> None:
 
 
 def source_of(lm: TextDiffusion, root: Path | None) -> tuple[str, ...]:
-    """The corpus or the file, and the column, that a model was trained on."""
+    """Return the corpus or file, and the column, that a model was trained on."""
     recipe = lm.config["recipe"]
     more = (recipe["column"], recipe.get("chunk"))
     return (resolve_data(recipe["data"], root), *(str(one) for one in more if one))
 
 
 def check_seeds(models: dict[str, TextDiffusion], root: Path | None) -> None:
-    """The seed says which texts of a file are held out: with another one, a model may have learned them."""
+    """Refuse runs with different seeds on a file: the seed decides which texts are held out."""
     first = next(iter(models.values()))
     if first.config["recipe"]["data"] in NAMES:
         return
@@ -201,12 +199,12 @@ def check_seeds(models: dict[str, TextDiffusion], root: Path | None) -> None:
     for name, lm in models.items():
         other = lm.config["recipe"]["seed"]
         if source_of(lm, root) == source and other != seed:
-            told = f"{next(iter(models))}: seed {seed}, {name}: seed {other}"
-            raise UsageError(f"these runs held out different texts of their file ({told}). Compare runs of one seed.")
+            seeds = f"{next(iter(models))}: seed {seed}, {name}: seed {other}"
+            raise UsageError(f"these runs held out different texts of their file ({seeds}). Compare runs of one seed.")
 
 
 def run_names(runs: list[str]) -> list[str]:
-    """A short name for each run: its last folder, the whole path where two would be called the same."""
+    """Name each run by its last folder, or by its whole path if two names would be equal."""
     if doubled := [run for run in runs if runs.count(run) > 1]:
         raise UsageError(f"{doubled[0]} is named twice.")
     short = [Path(run).resolve().name if Path(run).is_dir() else run for run in runs]
@@ -214,7 +212,7 @@ def run_names(runs: list[str]) -> list[str]:
 
 
 def load_judge(name: str | None, models: Iterable[TextDiffusion], device: str) -> TextDiffusion | None:
-    """The judge that was asked for, or the bundled one where it reads the same words as one of the models."""
+    """Load the requested judge, or the bundled one if it shares a tokenizer with one of the models."""
     if name is not None:
         return load_model(name, device)
     tokenizer = read_config(find_run("judge"))["tokenizer"]
@@ -224,29 +222,20 @@ def load_judge(name: str | None, models: Iterable[TextDiffusion], device: str) -
     return None
 
 
-def show_report(report: AnyReport, as_json: bool) -> None:
-    if not as_json:
-        put_table(report.table())
-        return
-    if not isinstance(report, Report):
+def publish(runs: list[str], report: Report, options: MeasureOptions) -> None:
+    """Print the report and keep its figures.
+
+    All figures go to `--out`. Without it each run's metrics.jsonl and card get its own figures and those of rows that
+    belong to no run, such as real text and the twin; a bundled model is not changed."""
+    if options.as_json:
         for row_object in report.objects():
             put_json(row_object)
-        return
-    shared = {
-        key: getattr(report, key) for key in ("corpus", "split", "samples", "seed", "draws", "judge", "judge_p99")
-    }
-    for row in report.rows:
-        about = {"texts": row.texts, "errors": row.errors, "notes": row.notes}
-        put_json({"name": row.name, "method": row.method, **row.figures, **about, **shared})
-
-
-def keep_records(runs: list[str], report: AnyReport, out: Path | None) -> None:
-    """All figures go to `out`. Without it each run's metrics.jsonl and card get its own and those of the rows that are
-    no run's, real text and the twin; a bundled model is left as it was shipped."""
+    else:
+        put_table(report.table())
     names = run_names(runs)
     rows = list(dict.fromkeys(row.name for row in report.rows))
-    if out:
-        append_records(out, report, rows)
+    if options.out:
+        append_records(options.out, report, rows)
         return
     for run, name in zip(runs, names, strict=True):
         if run in bundled_runs():
@@ -257,7 +246,7 @@ def keep_records(runs: list[str], report: AnyReport, out: Path | None) -> None:
         write_card(folder)
 
 
-def append_records(path: Path, report: AnyReport, rows: list[str]) -> None:
+def append_records(path: Path, report: Report, rows: list[str]) -> None:
     for row in rows:
         for record in report.records(row):
             append_line(path, json.dumps(record, ensure_ascii=False))

@@ -1,6 +1,5 @@
-"""BERTScore (Zhang et al., 2020): each word piece is matched with the most similar one on the other side, similarity
-being the cosine of an encoder's last hidden states. No weights by rarity, no rescaling: figures of one encoder alone
-compare."""
+"""BERTScore (Zhang et al., 2020) matches each word piece with the most similar one of the other text, by the cosine of
+an encoder's last hidden states. It is neither weighted nor rescaled: only figures of the same encoder compare."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +11,11 @@ from torch.nn import functional as F
 from difflm.errors import UsageError
 from difflm.networks.hf_encoder import explained, read_encoder, transformers
 
-SINGLE_BATCH_POSITIONS = 256  # texts that are encoded at once
+BATCH_SIZE = 256
 
 
 class BertScore:
-    """F of candidates against their best reference, by the encoder of a local directory."""
+    """Scores candidates against their best reference, by the encoder of a local directory."""
 
     def __init__(self, folder: str, device: torch.device) -> None:
         read_encoder(folder)
@@ -26,7 +25,7 @@ class BertScore:
             self.pieces = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
             self.body = library.AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
         if self.pieces.pad_token is None:
-            raise UsageError(f"encoder={folder}: its tokenizer cannot fill texts up to one length. Give an encoder.")
+            raise UsageError(f"encoder={folder}: its tokenizer cannot pad texts to one length. Give an encoder.")
         self.body = self.body.to(device).eval()
         config = self.body.config
         self.name = (
@@ -34,18 +33,18 @@ class BertScore:
         )
 
     def __call__(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-        """0 to 1, one a text."""
+        """Return F between 0 and 1 for each text."""
         states = self.states([*texts, *(one for many in references for one in many)])
         own, others = states[: len(texts)], iter(states[len(texts) :])
         return [max(f_measure(x, next(others)) for _ in many) for x, many in zip(own, references, strict=True)]
 
     @torch.no_grad()
     def states(self, texts: Sequence[str]) -> list[Tensor]:
-        """Unit vectors of the pieces of each text, [N, H], the marks of beginning, end and filling left out."""
+        """Return unit vectors of the pieces of each text, [N, H], without special tokens."""
         found: list[Tensor] = []
-        for start in range(0, len(texts), SINGLE_BATCH_POSITIONS):
+        for start in range(0, len(texts), BATCH_SIZE):
             some = self.pieces(
-                list(texts[start : start + SINGLE_BATCH_POSITIONS]),
+                list(texts[start : start + BATCH_SIZE]),
                 padding=True,
                 truncation=True,
                 return_special_tokens_mask=True,
@@ -59,7 +58,7 @@ class BertScore:
 
 
 def f_measure(candidate: Tensor, reference: Tensor) -> float:
-    """Of the greedy matches between unit vectors [N, H] and [M, H]; 0 where a side is empty."""
+    """Return F of the greedy matches between unit vectors [N, H] and [M, H]; 0 if one side is empty."""
     if not len(candidate) or not len(reference):
         return 0.0
     similar = candidate @ reference.T

@@ -1,7 +1,7 @@
-"""`evaluate --task control`: does a text obey what was asked of it, and does it still read like one?
+"""`evaluate --task control` measures whether texts satisfy a request and still read like real text.
 
-Targets come from real sentences (`difflm.evaluation.targets`); of each the model writes a few texts; checkers that had
-no part in making them look at the printed words. What each figure means is said in `control_records`.
+Targets come from real sentences (`difflm.evaluation.targets`). The model generates a few texts for each; checkers that
+took no part in generation read the printed words. `difflm.evaluation.reports` defines the figures.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from difflm.annotators.e2e_fields import verbatim
-from difflm.controls import Control, Field, Infill, Length, Span, Tree
+from difflm.controls import Field, Infill, Length, Span, Tree
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.learned import POS
 from difflm.controls.plan import check_text
@@ -28,33 +28,40 @@ from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines
 from difflm.data.words import split_words
 from difflm.errors import UsageError
-from difflm.evaluation.control_records import FIGURES, SENTENCES, ControlReport, ControlRow
-from difflm.evaluation.language import OnProgress, described, device_name, model_name, ratio, score
-from difflm.evaluation.opinions import Checkers
-from difflm.evaluation.targets import Target
+from difflm.evaluation.checkers import Checkers
+from difflm.evaluation.language import (
+    OnProgress,
+    describe_sampling,
+    describe_tokenizer,
+    device_name,
+    model_name,
+    ratio,
+    score,
+)
+from difflm.evaluation.reports import CONTROL, SENTENCES, ControlReport, Row
+from difflm.evaluation.targets import Target, write_lines
 from difflm.generation.jobs import Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.generation.validation import check_request
-from difflm.runtime.files import write_atomic
 
-ALIKE = 5  # samples of a target whose self-BLEU is told: people wrote about eight sentences for a meaning
+COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences for one meaning
 Z95 = 1.959964
 Words = list[str]
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How the texts are asked for."""
+    """How texts are requested."""
 
     each: int = 5  # samples a target
     seed: int = 0
     candidates: int = 1
-    knobs: GuidanceSettings | None = None  # as the model would
+    knobs: GuidanceSettings | None = None  # None: the model's own
     settings: Mapping[str, Any] | None = None  # of `Sampling`
 
     def check(self) -> None:
-        """Refuse nonsense before anything is loaded."""
+        """Check the numbers before anything is loaded."""
         check_request(self.each, self.seed, 1)
         if not 1 <= self.candidates <= 1000:
             raise UsageError(f"--candidates must lie between 1 and 1,000, not {self.candidates}.")
@@ -62,35 +69,31 @@ class Protocol:
             raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.knobs.size}.")
 
     def work(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
-        """The samples of one target, with noise of their own."""
+        """Return the job that samples one target, with its own noise."""
         controls = target.asked.controls()
         return lm.work(
             self.each,
             zlib.crc32(f"{self.seed} {target.control} {number}".encode()) >> 1,
-            candidates=self.candidates if guided(controls) else 1,  # else there is nothing to choose by
+            candidates=self.candidates if any(control.head for control in controls) else 1,  # a classifier chooses
             controls=controls,
             knobs=self.knobs,
             **(self.settings or {}),
         )
 
     def warm_up(self, lm: TextDiffusion, target: Target) -> None:
-        """The first call of anything is no measure of the next ones."""
+        """Run a short job: the first call is slower than the next ones."""
         quick = replace(self, each=1, candidates=1, settings={**(self.settings or {}), "steps": 2})
         list(lm.together([quick.work(lm, target, 0)]))
 
-    def described(self, lm: TextDiffusion) -> str:
-        said = described(lm.sampling(**(self.settings or {})))
+    def describe(self, lm: TextDiffusion) -> str:
+        sampling = describe_sampling(lm.sampling(**(self.settings or {})))
         rule = "original" if self.knobs == ORIGINAL else f"{lm.knobs(self.knobs).size:g}"
-        return f"{said} guidance={rule} candidates={self.candidates}"
-
-
-def guided(controls: Sequence[Control]) -> bool:
-    return any(control.head for control in controls)
+        return f"{sampling} guidance={rule} candidates={self.candidates}"
 
 
 @dataclass(frozen=True)
 class Made:
-    """A target and the texts that were written for it."""
+    """A target and the texts that were generated for it."""
 
     target: Target
     texts: list[Generation]
@@ -113,21 +116,21 @@ def evaluate_control(
     texts: Path | None = None,
     second_parser: Path | None = None,
 ) -> ControlReport:
-    """Ask `lm` for every target and measure what it writes. `pairs` are those whose sentences of one meaning stand
-    beside the samples of one target; `about` says where the targets come from. What was written is kept in the file
-    `texts`; where that is there already, nothing is written anew and its texts are measured."""
+    """Generate texts for every target and measure them. Sentences of one meaning among `pairs` are compared with the
+    samples of one target; `about` says where the targets come from. The texts are kept in the file `texts`; if it
+    exists, its texts are measured instead."""
     protocol.check()
-    sampling = protocol.described(lm)
+    sampling = protocol.describe(lm)
     if judge and judge.model.likelihood != "exact":
         raise UsageError(f"a judge needs an exact likelihood, which {judge.config['method']} has not.")
     if lm.tokenizer.kind != "words" and any(target.asked.length is not None for target in targets):
         raise UsageError("lengths of targets are counted in words: measure them with a model of whole words.")
-    checkers = Checkers.there(second_parser)
+    checkers = Checkers.load(second_parser)
     kept = read_texts(texts, targets, protocol.each) if texts and texts.exists() else None
-    for target in targets if kept is None else ():  # all that is wrong, before the first text is made
+    for target in targets if kept is None else ():  # report every error before the first text is generated
         lm.brief(target.asked.controls(), knobs=protocol.knobs)
-    people = human_self_bleu(pairs, min(protocol.each, ALIKE), protocol.seed)
-    rows: list[ControlRow] = []
+    people = human_self_bleu(pairs, min(protocol.each, COMPARED), protocol.seed)
+    rows: list[Row] = []
     every: list[Made] = []
     for control, asked in by_control(targets).items():
         if kept is None:
@@ -145,7 +148,7 @@ def evaluate_control(
         write_texts(texts, every)
     shared = {
         "method": lm.config["method"],
-        "tokenizer": f"{lm.tokenizer.kind}, {lm.tokenizer.size} entries, {lm.tokenizer.fingerprint()}",
+        "tokenizer": describe_tokenizer(lm.tokenizer),
         **(about or {"corpus": "e2e", "split": "valid"}),
         "target_set": fingerprint(targets),
         "each": protocol.each,
@@ -153,8 +156,8 @@ def evaluate_control(
         "judge": model_name(judge) if judge else None,
         "sampling": sampling,
     }
-    said = [f"the texts stand in {texts.name}, made before"] if texts and kept is not None else []
-    return ControlReport(rows, shared, [*notes, *said, *remarks(rows, lm, judge, people, checkers)])
+    source = [f"the texts are those of {texts.name}, made before"] if texts and kept is not None else []
+    return ControlReport(rows, shared, [*notes, *source, *make_notes(rows, lm, judge, people, checkers)])
 
 
 def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:
@@ -167,7 +170,7 @@ def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:
 def written(
     lm: TextDiffusion, targets: Sequence[Target], protocol: Protocol, on_progress: Callable[[int, int], None]
 ) -> list[Made]:
-    """The texts of all targets, made together."""
+    """Generate the texts of all targets together."""
     found: list[dict[int, Generation]] = [{} for _ in targets]
     total = len(targets) * protocol.each
     for number, made in lm.together([protocol.work(lm, target, n) for n, target in enumerate(targets)]):
@@ -177,21 +180,16 @@ def written(
 
 
 def write_texts(path: Path, made: Sequence[Made]) -> None:
-    lines = [
-        {"control": one.target.control, "asked": one.target.to_json()["asked"], "text": text.text, **calls_of(text)}
-        for one in made
-        for text in one.texts
-    ]
-    write_atomic(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-
-
-def calls_of(text: Generation) -> dict[str, int]:
-    return {"steps": text.steps, "denoiser_calls": text.denoiser_calls}
+    lines = []
+    for target, text in ((one.target, text) for one in made for text in one.texts):
+        about = {"text": text.text, "steps": text.steps, "denoiser_calls": text.denoiser_calls}
+        lines.append({"control": target.control, "asked": target.to_json()["asked"], **about})
+    write_lines(path, lines)
 
 
 def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Made]:
-    """By target, texts that were made before, by this or any other system: each line says what it was made for. Targets
-    that ask the same get theirs in the order of the file. They are checked anew."""
+    """Read texts, of this or any other system, and check them again. Each line names what it was generated for;
+    targets with the same request take texts in the order of the file. Returned by the id of the target."""
     texts: dict[tuple[str, str], list[Generation]] = {}
     for number, line in read_lines(path):
         try:
@@ -199,7 +197,7 @@ def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Ma
             target = Target(one["control"], Request.model_validate(one["asked"]))
             calls = (int(one.get("steps", 0)), int(one.get("denoiser_calls", 0)))
             text = Generation(str(one["text"]), split_words(str(one["text"])), *calls, 0.0, 0)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # pydantic's own error is a ValueError
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # pydantic's error is a ValueError
             raise UsageError(f'{path}, line {number} is no text such as {{"control", "asked", "text"}}.') from None
         texts.setdefault((target.control, target.key), []).append(text)
     found = {}
@@ -207,13 +205,9 @@ def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Ma
         own = texts.get((target.control, target.key), [])
         if len(own) < each:
             raise UsageError(f"{path} holds too few texts for {target.key}: {each} for each target. Lower --each.")
-        controls = target.asked.controls()
-        found[id(target)] = Made(target, [seen(own.pop(0), controls) for _ in range(each)])
+        controls, some = target.asked.controls(), [own.pop(0) for _ in range(each)]
+        found[id(target)] = Made(target, [replace(text, controls=check_text(controls, text.text)) for text in some])
     return found
-
-
-def seen(text: Generation, controls: Sequence[Control]) -> Generation:
-    return replace(text, controls=check_text(controls, text.text))
 
 
 def fingerprint(targets: Sequence[Target]) -> str:
@@ -225,7 +219,7 @@ def fingerprint(targets: Sequence[Target]) -> str:
 
 
 def outcomes(target: Target, text: Generation) -> dict[str, float]:
-    """How well one printed text obeys, between 0 and 1."""
+    """Return how well one printed text satisfies its target, between 0 and 1."""
     words = split_words(text.text)
     found: dict[str, float] = {}
     for control, check in zip(target.asked.controls(), text.controls, strict=True):
@@ -249,22 +243,22 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
 
 
 def target_means(made: Made) -> dict[str, float]:
-    """Every outcome, meant over the samples of a target."""
+    """Average every outcome over the samples of a target."""
     each = [outcomes(made.target, text) for text in made.texts]
     return {figure: float(np.mean([found[figure] for found in each])) for figure in each[0]}
 
 
 def wilson(share: float, trials: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson, 1927)."""
+    """Return the 95 % interval of a share (Wilson, 1927)."""
     z2 = Z95**2 / trials
     centre, half = share + z2 / 2, Z95 * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials))
     return max(0.0, (centre - half) / (1 + z2)), min(1.0, (centre + half) / (1 + z2))
 
 
 def interval(figure: str, values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean of one value a target."""
+    """Return the 95 % interval of a mean over targets."""
     mean = float(np.mean(values))
-    if not FIGURES[figure].graded or len(set(values)) == 1:
+    if not CONTROL[figure].graded or len(set(values)) == 1:
         return wilson(mean, len(values))
     half = Z95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return max(0.0, mean - half), min(1.0, mean + half)
@@ -280,7 +274,7 @@ def model_row(
     judge: TextDiffusion | None,
     checkers: Checkers,
     seconds: float | None,
-) -> ControlRow:
+) -> Row:
     means = [target_means(one) for one in made]
     values = {figure: [found[figure] for found in means] for figure in means[0]}
     texts = [text for one in made for text in one.texts]
@@ -289,9 +283,9 @@ def model_row(
     values |= checkers.second_opinions(control, [(one.target, one.words) for one in made])
     for figure, found in values.items():
         row.figures[figure], row.intervals[figure] = float(np.mean(found)), interval(figure, found)
-        row.texts[figure] = len(found) * len(made[0].texts)  # a second opinion may be of fewer targets
-    judged(row, [[text.text for text in one.texts] for one in made], judge)
-    some = [one.words[:ALIKE] for one in made]
+        row.texts[figure] = len(found) * len(made[0].texts)  # a second checker may cover fewer targets
+    add_judgement(row, [[text.text for text in one.texts] for one in made], judge)
+    some = [one.words[:COMPARED] for one in made]
     row.figures["self_bleu"] = float(np.mean([self_bleu(words) for words in some])) if len(some[0]) > 1 else None
     row.figures["distinct_4"] = distinct_n([words[0] for words in some], 4)
     row.figures["denoiser_calls"] = sum(text.denoiser_calls for text in texts) / len(texts)
@@ -306,8 +300,8 @@ def sentence_row(
     judge: TextDiffusion | None,
     checkers: Checkers,
     people: tuple[float, int] | None,
-) -> ControlRow:
-    """Real text beside the model's: the sentences that the targets were drawn from, which obey them."""
+) -> Row:
+    """Measure the sentences that the targets were drawn from."""
     sentences = [target.sentence for target in targets if target.sentence]
     row = empty_row(SENTENCES, control, len(targets), len(sentences), checkers.names(control))
     if people:
@@ -315,17 +309,17 @@ def sentence_row(
     if sentences:
         words = [split_words(sentence) for sentence in sentences]
         row.figures.update(checkers.agreements(control, words))
-        judged(row, [[sentence] for sentence in sentences], judge)
+        add_judgement(row, [[sentence] for sentence in sentences], judge)
         row.figures["distinct_4"] = distinct_n(words, 4)
     return row
 
 
-def empty_row(name: str, control: str, targets: int, texts: int, checkers: list[str]) -> ControlRow:
-    return ControlRow(name, control, targets, dict.fromkeys(FIGURES, texts), {}, checkers=checkers)
+def empty_row(name: str, control: str, targets: int, texts: int, checkers: list[str]) -> Row:
+    return Row(name, {}, {"checkers": checkers}, control, targets, dict.fromkeys(CONTROL, texts))
 
 
-def judged(row: ControlRow, groups: Sequence[Sequence[str]], judge: TextDiffusion | None) -> None:
-    """Nats/token of all texts, as the judge reads their print; the error is over groups, which are targets."""
+def add_judgement(row: Row, groups: Sequence[Sequence[str]], judge: TextDiffusion | None) -> None:
+    """Add the judge's nats/token of the printed texts; the error is over groups, which are targets."""
     if judge is None:
         return
     rows = [judge.tokenizer.encode_batch(list(texts)) for texts in groups]
@@ -343,8 +337,8 @@ def judged(row: ControlRow, groups: Sequence[Sequence[str]], judge: TextDiffusio
 
 
 def human_self_bleu(pairs: Sequence[E2EPair], count: int, seed: int) -> tuple[float, int] | None:
-    """How alike `count` sentences are that people wrote for one meaning, as a mean over meanings that have as many; and
-    the number of these sentences."""
+    """Return the self-BLEU of `count` sentences that people wrote for one meaning, as a mean over meanings that have
+    as many, and the number of these sentences."""
     meanings: dict[str, list[str]] = {}
     for pair in pairs:
         meanings.setdefault(json.dumps(pair.fields, sort_keys=True), []).append(pair.text)
@@ -355,25 +349,25 @@ def human_self_bleu(pairs: Sequence[E2EPair], count: int, seed: int) -> tuple[fl
     return float(np.mean([self_bleu([split_words(text) for text in texts]) for texts in groups])), count * len(groups)
 
 
-def remarks(
-    rows: Sequence[ControlRow],
+def make_notes(
+    rows: Sequence[Row],
     lm: TextDiffusion,
     judge: TextDiffusion | None,
     people: tuple[float, int] | None,
     checkers: Checkers,
 ) -> list[str]:
-    """What a reader of the table must know."""
-    said = [f"seconds: on {device_name(lm.device)}"]
+    """Return what a reader of the table must know."""
+    notes = [f"seconds: on {device_name(lm.device)}"]
     if judge is None:
-        said.append("no judge: no judge figures")
+        notes.append("no judge: no judge figures")
     for row in rows:
         short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts["judge_nats_per_token"]
         if judge is not None and short:
-            said.append(f"{row.control}: {short} texts are empty or too long for the judge, and not judged")
+            notes.append(f"{row.group}: {short} texts are empty or too long for the judge, and not judged")
     if people is None:
-        said.append("no sentences of one meaning to compare self-BLEU with")
-    if checkers.second_tagger is None and any(POS in row.control.split("+") for row in rows):
-        said.append("spaCy is not installed: tags are told by the bundled tagger alone")
+        notes.append("no sentences of one meaning to compare self-BLEU with")
+    if checkers.second_tagger is None and any(POS in row.group.split("+") for row in rows):
+        notes.append("spaCy is not installed: tags are told by the bundled tagger alone")
     if not all(row.texts["judge_nats_per_token"] for row in rows if row.name == SENTENCES):
-        said.append("some targets come without a sentence")
-    return said
+        notes.append("some targets come without a sentence")
+    return notes

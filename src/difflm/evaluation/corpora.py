@@ -1,4 +1,4 @@
-"""The texts a model is measured against: those its training held out, and those it learned from."""
+"""The texts that a model is compared with: held-out texts and training texts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from difflm.data.tokenfile import is_new
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
 
-MOST_TEXTS = 5000  # of a split that are held in memory; a file's held-out texts are no more than that
+MOST_TEXTS = 5000  # texts of a split in memory; a file has at most as many held-out texts
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Corpus:
 
 
 def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Corpus:
-    """The split of the data that `lm` was trained on; of a file, the very texts that its training held out."""
+    """Return a split of the data that `lm` was trained on; for a file, the texts that its training held out."""
     recipe = lm.config["recipe"]
     data, column, chunk = recipe["data"], recipe["column"], recipe.get("chunk", 0)
     if split not in ("train", "valid"):
@@ -37,30 +37,30 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
 
 
 def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[str]]) -> Corpus:
-    """A file has no splits of its own: divide its texts as training did, then leave out what the model cannot hold."""
+    """Split the texts of a file as training did, then leave out those that are too long for the model."""
     recipe, name = lm.config["recipe"], Path(lm.config["recipe"]["data"]).name
     counted = ("texts", "held_out", "left_out", "repeated")
     total, before = sum(1 for _ in read()), sum(lm.config.get(key, 0) for key in counted)
     if total != before:
         raise DifflmError(
             f"{name} changed since this model was trained on it ({before:,} texts then, {total:,} now): "
-            "what was held out cannot be told."
+            "the held-out texts are unknown."
         )
     unseen = set(held_out(total, recipe["seed"]).tolist())
-    asked = unseen
-    if split == "train":  # places of the same order that hold no unseen text
+    wanted = unseen
+    if split == "train":  # positions of the same order that have no unseen text
         places = np.arange(min(total - len(unseen), MOST_TEXTS))
-        asked = set(Permutation(total, recipe["seed"])(places).tolist())
+        wanted = set(Permutation(total, recipe["seed"])(places).tolist())
 
     def numbered() -> Iterator[tuple[int, str]]:
-        return _first_of_each(lm, read()) if recipe.get("distinct") else enumerate(read())
+        return _drop_repeated(lm, read()) if recipe.get("distinct") else enumerate(read())
 
-    texts = _that_fit(lm, (text for number, text in numbered() if number in asked))
+    texts = _keep_fitting(lm, (text for number, text in numbered() if number in wanted))
     return Corpus(name, split, list(texts), lambda: (text for number, text in numbered() if number not in unseen))
 
 
-def _first_of_each(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[tuple[int, str]]:
-    """Numbered texts without those that repeat an earlier one, as training with `distinct` read them."""
+def _drop_repeated(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[tuple[int, str]]:
+    """Number the texts and drop those that repeat an earlier one, as training with `distinct` does."""
     seen: set[int] = set()
     numbered = enumerate(texts)
     while some := list(islice(numbered, 1024)):
@@ -68,7 +68,7 @@ def _first_of_each(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[tuple[in
         yield from (one for one, ids in zip(some, rows, strict=True) if is_new(ids, seen))
 
 
-def _that_fit(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[str]:
+def _keep_fitting(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[str]:
     while some := list(islice(texts, 1024)):
         rows = lm.tokenizer.encode_batch(some)
         yield from (text for text, ids in zip(some, rows, strict=True) if 0 < len(ids) <= lm.model.max_words)

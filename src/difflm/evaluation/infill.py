@@ -1,6 +1,6 @@
-"""`evaluate --task infill`: write what is missing between two sides of a story, and hold it against what people wrote.
+"""`evaluate --task infill` fills gaps between two sides of a story and compares the result with what people wrote.
 
-How models write is in `infill_writers`; what each figure means is said in `infill_records`.
+`infill_writers` has the ways of writing; `difflm.evaluation.reports` defines the figures.
 """
 
 import math
@@ -16,16 +16,16 @@ from difflm.data.text_metrics import bleu_counts, cider, copied_share, corpus_bl
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
-from difflm.evaluation.infill_records import PEOPLE, InfillReport, InfillRow
 from difflm.evaluation.infill_writers import Asked, Lengths, Set, Words, Written, writer_for
-from difflm.evaluation.language import OnProgress, device_name
+from difflm.evaluation.language import OnProgress, describe_tokenizer, device_name
+from difflm.evaluation.reports import PEOPLE, InfillReport, Row
 from difflm.generation.pipeline import TextDiffusion
 
 __all__ = ["Asked", "Lengths", "Set", "evaluate_infill"]
 
-LEAST_ROOM = 12  # words that a gap may have in every model; where they do not fit, it is left out
+LEAST_ROOM = 12  # words that a gap must have room for in every model
 BOOTSTRAPS = 1000
-SHOWN = 50  # gaps whose middles are written down for people
+SHOWN = 50  # gaps whose middles are kept for people to read
 Floats = NDArray[np.float64]
 
 
@@ -37,45 +37,45 @@ def evaluate_infill(
     similarity: BertScore | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> tuple[InfillReport, dict[str, str]]:
-    """All models on all sets, and for each set some gaps and their middles as people read them."""
+    """Measure all models on all sets; also return some gaps of each set with their middles, for people to read."""
     how.check()
-    rows: list[InfillRow] = []
+    rows: list[Row] = []
     notes = [f"seconds: on {device_name(next(iter(models.values())).device)}"]
     if similarity is not None:
         notes.append(f"BERTScore: by {similarity.name}, lower case, neither weighted nor rescaled")
     read: dict[str, str] = {}
     for gaps in sets:
-        fitting = that_fit(gaps, models.values())
+        fitting = keep_fitting(gaps, models.values())
         if left_out := len(gaps.gaps) - len(fitting.gaps):
             notes.append(f"{gaps.name}: {left_out} gaps are left out, their text is longer than a model holds")
         if not fitting.gaps:
             raise UsageError(f"{gaps.name}: no gap fits into all of these models.")
-        measure = Measure(fitting, how.seed, training_sentences, similarity)
+        metrics = GapMetrics(fitting, how.seed, training_sentences, similarity)
         written = {name: list(writer_for(lm, fitting, how).write(name, on_progress)) for name, lm in models.items()}
         on_progress(f"{gaps.name}: measuring", 0, 1)
         first = next(iter(written.values()))
-        best = measure.drawn(first[1 if how.mbr > 1 else 0].middles)
-        rows += measure.people()
+        best = metrics.overlap(first[1 if how.mbr > 1 else 0].middles)
+        rows += metrics.people()
         for name, ways in written.items():
-            rows += [measure.row(name, models[name], way, best) for way in ways]
-        read[gaps.name] = readable(fitting.gaps, written)
+            rows += [metrics.row(name, models[name], way, best) for way in ways]
+        read[gaps.name] = format_middles(fitting.gaps, written)
     return InfillReport(rows, {"seed": how.seed, "mbr": how.mbr}, notes), read
 
 
-def that_fit(gaps: Set, models: Iterable[TextDiffusion]) -> Set:
+def keep_fitting(gaps: Set, models: Iterable[TextDiffusion]) -> Set:
     fits = np.ones(len(gaps.gaps), bool)
-    for lm in models:  # counted with the two marks of a rearranged text, for all alike
+    for lm in models:  # counted for every model with the two marks of a rearranged text
         rows = lm.tokenizer.encode_batch([asked(gap.left, gap.right) for gap in gaps.gaps])
         fits &= np.array([len(row) + LEAST_ROOM <= lm.model.max_words for row in rows])
     return replace(gaps, gaps=[gap for gap, fit in zip(gaps.gaps, fits, strict=True) if fit])
 
 
-def lowered(text: str | Words) -> Words:
+def lower_words(text: str | Words) -> Words:
     return [word.lower() for word in (split_words(text) if isinstance(text, str) else text)]
 
 
 @dataclass(frozen=True)
-class DrawnLength:
+class Bootstrapped:
     """A figure and its value in every bootstrap draw of gaps."""
 
     value: float
@@ -85,32 +85,32 @@ class DrawnLength:
         low, high = np.quantile(self.draws, [0.025, 0.975]).tolist()
         return low, high
 
-    def minus(self, other: "DrawnLength") -> "DrawnLength":
-        return DrawnLength(self.value - other.value, self.draws - other.draws)
+    def minus(self, other: "Bootstrapped") -> "Bootstrapped":
+        return Bootstrapped(self.value - other.value, self.draws - other.draws)
 
 
-class Measure:
-    """What the middles of a set are held against."""
+class GapMetrics:
+    """What the middles of a set are compared with."""
 
     def __init__(
         self, gaps: Set, seed: int, training_sentences: Sequence[str], similarity: BertScore | None = None
     ) -> None:
         self.set, self.training, self.similarity = gaps, training_sentences, similarity
-        self.references = [[lowered(text) for text in gap.references] for gap in gaps.gaps]
+        self.references = [[lower_words(text) for text in gap.references] for gap in gaps.gaps]
         count = len(gaps.gaps)
         chance = np.random.default_rng(seed)
         self.weights = chance.multinomial(count, np.full(count, 1 / count), size=BOOTSTRAPS).astype(np.float64)
 
-    def drawn(
+    def overlap(
         self, middles: Sequence[Words], references: Sequence[Sequence[Words]] | None = None
-    ) -> dict[str, DrawnLength]:
-        """Every figure of overlap."""
-        own = [lowered(middle) for middle in middles]
+    ) -> dict[str, Bootstrapped]:
+        """Return every figure of overlap."""
+        own = [lower_words(middle) for middle in middles]
         references = self.references if references is None else references
         counts = np.array([bleu_counts(*pair) for pair in zip(own, references, strict=True)], dtype=np.float64)
         weights = self.weights if len(own) == self.weights.shape[1] else np.ones((1, len(own)))
         bleu = np.array([100 * corpus_bleu(row) for row in (weights @ counts).tolist()])
-        found = {"bleu_4": DrawnLength(100 * corpus_bleu(counts.sum(0).tolist()), bleu)}
+        found = {"bleu_4": Bootstrapped(100 * corpus_bleu(counts.sum(0).tolist()), bleu)}
         each = {
             "rouge_l": [100 * rouge_l(*pair) for pair in zip(own, references, strict=True)],
             "cider": [100 * value for value in cider(own, references)] if len(own) > 1 else [math.nan],
@@ -119,43 +119,41 @@ class Measure:
             texts, others = [join_words(one) for one in own], [[join_words(one) for one in many] for many in references]
             each["bert_score"] = [100 * value for value in self.similarity(texts, others)]
         for figure, values in each.items():
-            found[figure] = DrawnLength(float(np.mean(values)), weights @ np.array(values) / len(own))
+            found[figure] = Bootstrapped(float(np.mean(values)), weights @ np.array(values) / len(own))
         return found
 
-    def row(self, name: str, lm: TextDiffusion, way: Written, best: Mapping[str, DrawnLength]) -> InfillRow:
-        drawn = self.drawn(way.middles)
+    def row(self, name: str, lm: TextDiffusion, way: Written, best: Mapping[str, Bootstrapped]) -> Row:
+        drawn = self.overlap(way.middles)
         for figure in ("bleu_4", "rouge_l"):
             drawn[f"{figure}_ahead"] = best[figure].minus(drawn[figure])
-        tokenizer = f"{lm.tokenizer.kind}, {lm.tokenizer.size} entries, {lm.tokenizer.fingerprint()}"
-        said = {"method": lm.config["method"], "tokenizer": tokenizer, "sampling": f"{way.how}: {way.sampling}"}
-        row = self.bare_row(name, way.how, way.middles, drawn, said)
+        about = {"method": lm.config["method"], "tokenizer": describe_tokenizer(lm.tokenizer)}
+        row = self.make_row(name, way.how, way.middles, drawn, {**about, "sampling": f"{way.how}: {way.sampling}"})
         row.figures.update({"kept": way.kept, "calls": way.calls, "seconds": way.seconds})
         return row
 
-    def people(self) -> list[InfillRow]:
-        """The first reference of each gap against its others, where there are such: fewer than a model is held
-        against."""
+    def people(self) -> list[Row]:
+        """Compare the first reference of each gap with its others, if there are any."""
         several = [many for many in self.references if len(many) > 1]
         if not several:
             return []
         firsts, others = [many[0] for many in several], [many[1:] for many in several]
-        drawn = {figure: DrawnLength(d.value, np.zeros(0)) for figure, d in self.drawn(firsts, others).items()}
-        return [self.bare_row(PEOPLE, "one reference against the others", firsts, drawn, {"method": "people"})]
+        drawn = {figure: Bootstrapped(d.value, np.zeros(0)) for figure, d in self.overlap(firsts, others).items()}
+        return [self.make_row(PEOPLE, "one reference against the others", firsts, drawn, {"method": "people"})]
 
-    def bare_row(
-        self, name: str, how: str, middles: Sequence[Words], drawn: Mapping[str, DrawnLength], about: dict[str, Any]
-    ) -> InfillRow:
+    def make_row(
+        self, name: str, how: str, middles: Sequence[Words], drawn: Mapping[str, Bootstrapped], about: dict[str, Any]
+    ) -> Row:
         figures: dict[str, float | None] = {k: None if math.isnan(d.value) else d.value for k, d in drawn.items()}
         figures["words"] = sum(map(len, middles)) / len(middles)
         if name != PEOPLE:
             figures["copied"] = copied_share([join_words(middle) for middle in middles], self.training)
         intervals = {k: d.interval() for k, d in drawn.items() if len(d.draws) and figures[k] is not None}
-        about = {**about, "split": self.set.split}
-        return InfillRow(name, how, self.set.name, len(middles), figures, intervals, about)
+        about = {"how": how, **about, "split": self.set.split}
+        return Row(name, figures, about, self.set.name, len(middles), intervals=intervals)
 
 
-def readable(gaps: Sequence[Gap], written: Mapping[str, Sequence[Written]]) -> str:
-    """The first gaps with everything that was written into them."""
+def format_middles(gaps: Sequence[Gap], written: Mapping[str, Sequence[Written]]) -> str:
+    """Format the first gaps with all middles that were generated for them."""
     lines = []
     for number, gap in enumerate(gaps[:SHOWN]):
         lines += [f"{number + 1}. {gap.left} [ … ] {gap.right}"]

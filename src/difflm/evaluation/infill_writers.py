@@ -21,7 +21,7 @@ from difflm.data.words import join_words, split_words
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import FREE, Steering
 from difflm.errors import UsageError
-from difflm.evaluation.language import Counted, OnProgress, described, score
+from difflm.evaluation.language import Counted, OnProgress, describe_sampling, score
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.validation import check_request
 from difflm.models.base import Sampling
@@ -147,7 +147,7 @@ class Writer:
         """Middles that were chosen among the first `each` of those made, which all count in their cost."""
         counted = self.counted or [[self.lm.model.calls(self.sampling, len(m)) for m in many] for many in made]
         calls = sum(sum(many[:each]) for many in counted) / len(made)
-        return Written(how, middles, seconds, calls, self.kept, described(self.sampling))
+        return Written(how, middles, seconds, calls, self.kept, describe_sampling(self.sampling))
 
     def likeliest(self, made: list[list[Words]], on_progress: Counted) -> list[Words] | None:
         texts = self.whole_texts(made) if self.asked.draws and self.lm.model.likelihood else None
@@ -257,7 +257,7 @@ class Answering(Writer):
         start = time.perf_counter()
         middles = self.continued(self.prompts, sampling, partial(on_progress, f"{self.set.name}: {how}"))
         calls = sum(self.lm.model.calls(sampling, len(m)) for m in middles) / len(middles)
-        return Written(how, middles, time.perf_counter() - start, calls, None, described(sampling))
+        return Written(how, middles, time.perf_counter() - start, calls, None, describe_sampling(sampling))
 
     def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
         gaps = zip(self.set.gaps, made, strict=True)

@@ -1,6 +1,6 @@
-"""`evaluate --task language`: how well a model writes, always beside real text and the twin's samples.
+"""`evaluate --task language` measures how well a model writes, next to real text and the twin's samples.
 
-What each figure means is said in `difflm.evaluation.records`.
+`difflm.evaluation.reports` defines the figures.
 """
 
 import hashlib
@@ -29,18 +29,18 @@ from difflm.data.text_metrics import (
 from difflm.data.tokenizers import UNK, Tokenizer, split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, corpus_for
-from difflm.evaluation.records import Report, Row
+from difflm.evaluation.reports import LANGUAGE, LanguageReport, Row
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
 from difflm.models.batching import denoise_batch, draw_rows, finished_ids, make_batches
 
-__all__ = ["Corpus", "Report", "Row", "corpus_for", "evaluate_language"]
+__all__ = ["Corpus", "LanguageReport", "Row", "corpus_for", "evaluate_language"]
 
 Nats = NDArray[np.float64]
-OnProgress = Callable[[str, int, int], None]  # what is being done, how much of it is, and how much there is
+OnProgress = Callable[[str, int, int], None]  # description, done, total
 Counted = Callable[[int, int], None]
 
-CHUNK = 256  # texts scored between two words of progress
+CHUNK = 256  # texts scored between two calls of on_progress
 OF_DENOISING = {"sampler", "steps", "noise_temperature", "noise_top_p", "clamp", "clamp_below", "draw"}
 
 
@@ -55,11 +55,11 @@ def evaluate_language(
     settings: Mapping[str, Any] | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
     score_texts: int = 500,
-) -> Report:
-    """Measure `samples` texts of each model, of the twin (of the judge where there is none) and of real text.
+) -> LanguageReport:
+    """Measure `samples` texts of each model, of the twin (of the judge if there is none) and of real text.
 
-    `settings` change how the models write, not the twin. Likelihoods and bounds are those of `score_texts` held-out
-    texts with `draws` noise levels each; both cost time, twice the one as much as twice the other.
+    `settings` change the models' sampling, not the twin's. Likelihoods and bounds are those of `score_texts` held-out
+    texts with `draws` noise levels each; the cost is proportional to both.
     """
     check_numbers(samples, seed, draws, score_texts)
     if not corpus.texts:
@@ -89,11 +89,12 @@ def evaluate_language(
         if name in writers:
             chosen.add_likelihood(row, writers[name].lm, seed, draws, on_progress)
         rows.append(row)
-    seen = round((rows[0].figures["copied"] or 0) * len(real))
-    if seen and corpus.split != "train":
-        rows[0].notes["copied"] = f"{seen:,} of {len(real):,} held-out texts also occur in training"
-    about = (reader.name, reader.p99) if reader else (None, None)
-    return Report(rows, samples, seed, draws, corpus.split, corpus.name, *about)
+    repeated = round((rows[0].figures["copied"] or 0) * len(real))
+    if repeated and corpus.split != "train":
+        rows[0].notes["copied"] = f"{repeated:,} of {len(real):,} held-out texts also occur in training"
+    about = {"corpus": corpus.name, "split": corpus.split, "samples": samples, "seed": seed, "draws": draws}
+    about |= {"judge": reader.name if reader else None, "judge_p99": reader.p99 if reader else None}
+    return LanguageReport(rows, about)
 
 
 def check_numbers(samples: int, seed: int, draws: int, score_texts: int) -> None:
@@ -109,7 +110,7 @@ def check_numbers(samples: int, seed: int, draws: int, score_texts: int) -> None
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts as printed, their ids as written or read, and how they came about."""
+    """Printed texts, their token ids, and how they were generated."""
 
     texts: list[str]
     ids: list[list[int]]
@@ -121,25 +122,25 @@ class Texts:
 
 @dataclass(frozen=True)
 class Writer:
-    """A model and the changes to its own settings that it is asked to write with."""
+    """A model and the changes to its sampling settings."""
 
     lm: TextDiffusion
     changes: dict[str, Any]
 
     def write(self, n: int, seed: int, on_progress: Counted) -> Texts:
-        """The texts `generate` would give, with their ids: an unknown word is in the ids, not in the text."""
+        """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
         lm, method = self.lm, self.lm.config["method"]
-        # One set of changes serves diffusion models and the twin beside them; it takes what it understands.
+        # One set of changes serves diffusion models and the twin; the twin ignores settings of denoising.
         ignored = OF_DENOISING if method == "autoregressive" else set()
-        work = lm.work(n, seed, **{key: value for key, value in self.changes.items() if key not in ignored})
-        sampling = work.sampling
+        job = lm.work(n, seed, **{key: value for key, value in self.changes.items() if key not in ignored})
+        sampling = job.sampling
         self.warm_up(seed, sampling)
         rows: dict[int, list[int]] = {}
         calls = 0
         start = time.perf_counter()
-        for tile, last in lm.ends([work]):
-            made = finished_ids(lm.model, tile, last)
-            rows |= {row.sample: ids for row, ids in zip(tile.rows, made, strict=True)}
+        for batch, last in lm.ends([job]):
+            made = finished_ids(lm.model, batch, last)
+            rows |= {row.sample: ids for row, ids in zip(batch.rows, made, strict=True)}
             counted = (
                 [lm.model.calls(sampling, len(ids)) for ids in made] if last.calls is None else last.calls.tolist()
             )
@@ -153,20 +154,24 @@ class Writer:
             lm.tokenizer,
             method,
             {"denoiser_calls": calls / n, "seconds": seconds},
-            {"seconds": f"seconds: on {device_name(lm.device)}", "sampling": described(sampling)},
+            {"seconds": f"seconds: on {device_name(lm.device)}", "sampling": describe_sampling(sampling)},
         )
 
     def warm_up(self, seed: int, sampling: Sampling) -> None:
-        """Two steps of one tile: the first call of anything is no measure of the next ones."""
-        for tile in make_batches(self.lm.model, draw_rows(self.lm.model, 1, seed), self.lm.device):
-            deque(islice(denoise_batch(self.lm.inference, tile, sampling), 2), maxlen=0)
+        """Run two steps of one batch: the first call is slower than the next ones."""
+        for batch in make_batches(self.lm.model, draw_rows(self.lm.model, 1, seed), self.lm.device):
+            deque(islice(denoise_batch(self.lm.inference, batch, sampling), 2), maxlen=0)
 
 
-def described(sampling: Sampling) -> str:
-    """Sampler and steps, and whatever else is not as usual."""
+def describe_sampling(sampling: Sampling) -> str:
+    """Name the sampler, the steps and every setting that is not the default."""
     always = ("sampler", "steps")
-    said = [f for f in fields(Sampling) if f.name in always or getattr(sampling, f.name) != f.default]
-    return " ".join(f"{f.name}={getattr(sampling, f.name)}" for f in said)
+    named = [f for f in fields(Sampling) if f.name in always or getattr(sampling, f.name) != f.default]
+    return " ".join(f"{f.name}={getattr(sampling, f.name)}" for f in named)
+
+
+def describe_tokenizer(tokenizer: Tokenizer) -> str:
+    return f"{tokenizer.kind}, {tokenizer.size} entries, {tokenizer.fingerprint()}"
 
 
 def device_name(device: torch.device) -> str:
@@ -179,32 +184,32 @@ def device_name(device: torch.device) -> str:
 
 
 def score(
-    lm: TextDiffusion, rows: list[list[int]], seed: int, draws: int, on_progress: Counted, alike: int = 1
+    lm: TextDiffusion, rows: list[list[int]], seed: int, draws: int, on_progress: Counted, share_noise: int = 1
 ) -> Nats:
-    """Nats of each text: those that `TextDiffusion.score` gives, piece by piece. `alike` texts in a row share noise."""
+    """Return the nats of each text, as `TextDiffusion.score` does; `share_noise` consecutive texts share noise."""
     nats = []
     for start in range(0, len(rows), CHUNK):
         on_progress(start, len(rows))
         size = 64 if lm.device.type == "cpu" else CHUNK
-        piece = lm.score_ids(rows[start : start + CHUNK], seed, draws, size, start, alike)
+        piece = lm.score_ids(rows[start : start + CHUNK], seed, draws, size, start, share_noise)
         nats.append(piece.double().numpy())
     return np.concatenate(nats)
 
 
 def tokens_of(rows: Sequence[Sequence[int]]) -> Nats:
-    """Tokens of each text, END included."""
+    """Count the tokens of each text, END included."""
     return np.array([len(row) + 1.0 for row in rows])
 
 
 def ratio(nats: Nats, tokens: Nats) -> tuple[float, float | None]:
-    """Σ nats / Σ tokens, and its standard error over texts, by linearisation (Cochran, 1977, §2.11)."""
+    """Return Σ nats / Σ tokens and its standard error over texts, by linearisation (Cochran, 1977, §2.11)."""
     value = nats.sum() / tokens.sum()
     if len(nats) < 2:
         return float(value), None
     return float(value), float(np.sqrt(len(nats)) * (nats - value * tokens).std(ddof=1) / tokens.sum())
 
 
-def put_ratio(row: Row, figure: str, nats: Nats, tokens: Nats) -> None:
+def set_ratio(row: Row, figure: str, nats: Nats, tokens: Nats) -> None:
     row.figures[figure], error = ratio(nats, tokens)
     row.texts[figure] = len(nats)
     if error is not None:
@@ -213,7 +218,7 @@ def put_ratio(row: Row, figure: str, nats: Nats, tokens: Nats) -> None:
 
 @dataclass(frozen=True)
 class Judge:
-    """An autoregressive model that reads texts, and where the worst hundredth of real text begins."""
+    """An autoregressive model that scores texts, and the 99th percentile of its nats/token on real text."""
 
     lm: TextDiffusion
     name: str
@@ -230,7 +235,7 @@ class Judge:
 
 
 def model_name(lm: TextDiffusion) -> str:
-    """Method, size, and a fingerprint of the weights."""
+    """Name a model by method, size and a fingerprint of its weights."""
     digest = hashlib.sha256()
     state = lm.model.state_dict()
     for name in sorted(state):
@@ -241,30 +246,26 @@ def model_name(lm: TextDiffusion) -> str:
 
 @dataclass(frozen=True)
 class Scored:
-    """The held-out texts whose likelihood every model tells."""
+    """The held-out texts that every model scores."""
 
     texts: list[str]
     note: str
 
     @classmethod
     def choose(cls, reference: list[str], lms: list[TextDiffusion], count: int) -> "Scored":
-        """The first `count` texts that all models can hold."""
+        """Choose the first `count` texts that fit all models."""
         fits = np.ones(len(reference), dtype=bool)
         for lm in lms:
             fits &= [0 < len(ids) <= lm.model.max_words for ids in lm.tokenizer.encode_batch(reference)]
         chosen = np.flatnonzero(fits)[:count].tolist()
-        watched_steps = chosen[-1] + 1 if len(chosen) == count else len(reference)
-        skipped = watched_steps - len(chosen)
-        note = (
-            f"{skipped} of {watched_steps} held-out texts are longer than a model holds and not scored"
-            if skipped
-            else ""
-        )
+        read = chosen[-1] + 1 if len(chosen) == count else len(reference)
+        skipped = read - len(chosen)
+        note = f"{skipped} of {read} held-out texts are longer than a model holds and not scored" if skipped else ""
         return cls([reference[i] for i in chosen], note)
 
     def add_likelihood(self, row: Row, lm: TextDiffusion, seed: int, draws: int, on_progress: OnProgress) -> None:
         if lm.model.likelihood is None:
-            row.notes["nats_per_token"] = f"{row.name}: {row.method} has no likelihood and no bound"
+            row.notes["nats_per_token"] = f"{row.name}: {row.about['method']} has no likelihood and no bound"
             return
         row.notes["likelihood"] = lm.model.likelihood
         if self.note:
@@ -273,7 +274,7 @@ class Scored:
             return
         ids = lm.tokenizer.encode_batch(self.texts)
         nats = score(lm, ids, seed, draws, partial(on_progress, f"{row.name}: likelihood"))
-        put_ratio(row, "nats_per_token", nats, tokens_of(ids))
+        set_ratio(row, "nats_per_token", nats, tokens_of(ids))
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -281,35 +282,35 @@ class Scored:
 
 @dataclass(frozen=True)
 class Measure:
-    """What the texts of a row are held against."""
+    """What the texts of a row are compared with."""
 
     judge: Judge | None
     copied: set[str]
     lengths: list[int]  # of all held-out texts
-    alike: int  # texts of the smallest row
+    smallest: int  # texts of the smallest row
     seed: int
 
     def row(self, name: str, made: Texts, on_progress: OnProgress) -> Row:
         words = [split_words(text) for text in made.texts]
-        first, count = words[: self.alike], len(words)
+        first, count = words[: self.smallest], len(words)
         lengths = [len(w) for w in words]
-        figures: dict[str, float | None] = {"nats_per_token": None, "judge_nats_per_token": None, "above_p99": None}
+        figures: dict[str, float | None] = dict.fromkeys(LANGUAGE)
         figures |= {f"distinct_{n}": distinct_n(first, n) for n in range(1, 5)}
         figures |= {
-            "self_bleu": self_bleu(first, seed=self.seed) if self.alike > 1 else None,
+            "self_bleu": self_bleu(first, seed=self.seed) if self.smallest > 1 else None,
             "copied": copied_share(made.texts, self.copied),
             "unknown": unknown_share(made.ids, UNK) if any(made.ids) else None,
             "unique": unique_share(made.texts),
             "length_mean": sum(lengths) / count,
             "length_distance": length_distance(lengths, self.lengths),
-            "denoiser_calls": None,
-            "seconds": None,
         }
-        texts = {figure: self.alike if figure.startswith(("distinct", "self")) else count for figure in figures}
-        tokenizer = f"{made.tokenizer.kind}, {made.tokenizer.size} entries, {made.tokenizer.fingerprint()}"
-        row = Row(name, made.method, figures | made.figures, dict(made.notes), tokenizer, texts)
-        if self.alike < count:
-            row.notes["distinct_4"] = f"distinct-n and self-BLEU: on {self.alike:,} texts of each, as many as all have"
+        texts = {figure: self.smallest if figure.startswith(("distinct", "self")) else count for figure in figures}
+        about = {"method": made.method, "tokenizer": describe_tokenizer(made.tokenizer)}
+        row = Row(name, figures | made.figures, about, texts=texts, notes=dict(made.notes))
+        if self.smallest < count:
+            row.notes["distinct_4"] = (
+                f"distinct-n and self-BLEU: on {self.smallest:,} texts of each, as many as all have"
+            )
         self.add_judgement(row, made, on_progress)
         return row
 
@@ -328,6 +329,6 @@ class Measure:
         high = 0
         if written:
             nats = score(self.judge.lm, written, 0, 1, partial(on_progress, f"{row.name}: judging"))
-            put_ratio(row, figure, nats, tokens_of(written))
+            set_ratio(row, figure, nats, tokens_of(written))
             high = int((nats / tokens_of(written) > self.judge.p99).sum())
         row.figures["above_p99"] = (high + empty) / len(made.ids)

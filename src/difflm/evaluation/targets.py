@@ -1,12 +1,12 @@
-"""What the control task asks for: drawn from real sentences, kept in a file, read back.
+"""Targets of the control task: drawn from real sentences, written to a file and read from it.
 
-A target is a request and the sentence it was drawn from. That sentence obeys it, so that none is impossible: a field
-and a length, or a field and tags, come from the same pair of meaning and sentence.
+A target is a request and the sentence it was drawn from. That sentence satisfies the request, so that no target is
+impossible: a field and a length, or a field and tags, come from the same pair of meaning and sentence.
 """
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -30,14 +30,14 @@ from difflm.runtime.files import write_atomic
 
 CONTROLS = ("length", "field", "pos", "tree", "span", "infill", "field+length", "field+pos", "field+tree")
 T = TypeVar("T")
-RELEASED_MARKS = ("START", "END", "\n")  # that the files of Diffusion-LM write around a sentence
+RELEASED_MARKS = ("START", "END", "\n")  # around a sentence in the files of Diffusion-LM
 
 
 @dataclass(frozen=True)
 class Target:
     control: str
     asked: Request
-    sentence: str | None = None  # the real one that it was drawn from; the released fields have none
+    sentence: str | None = None  # the real one it was drawn from; released fields have none
 
     def to_json(self) -> dict[str, Any]:
         asked = self.asked.model_dump(exclude_defaults=True)
@@ -45,22 +45,22 @@ class Target:
 
     @property
     def key(self) -> str:
-        """What is asked, as one string: texts that were made elsewhere name their target by it."""
+        """The request as one string, by which texts of a file name their target."""
         return json.dumps(self.to_json()["asked"], sort_keys=True, ensure_ascii=False)
 
-    def retagged(self, tags: Sequence[str]) -> "Target":
+    def with_tags(self, tags: Sequence[str]) -> "Target":
         return replace(self, asked=self.asked.model_copy(update={"pos": " ".join(tags)}))
 
 
-# -- drawn ------------------------------------------------------------------------------------------------------------
+# -- drawing ----------------------------------------------------------------------------------------------------------
 
 
 def draw_targets(
     names: Sequence[str], pairs: Sequence[E2EPair], lm: TextDiffusion, tagger: Tagger, count: int, seed: int
 ) -> list[Target]:
-    """`count` targets of each control, or as many as there are; the first ones are the same whatever `count` is and
-    whichever other controls are asked for."""
-    known = fitting(pairs, lm)
+    """Draw `count` targets of each control, or as many as there are; they depend neither on `count` nor on the other
+    controls."""
+    known = keep_fitting(pairs, lm)
     if not known:
         raise UsageError(
             f"no sentence of E2E has only words that this model knows, and at most {lm.model.max_words} of them. "
@@ -69,8 +69,8 @@ def draw_targets(
     return [target for name in names for target in draw(name, known, tagger, count, seed)]
 
 
-def fitting(pairs: Sequence[E2EPair], lm: TextDiffusion) -> list[E2EPair]:
-    """Those whose sentence the model could write."""
+def keep_fitting(pairs: Sequence[E2EPair], lm: TextDiffusion) -> list[E2EPair]:
+    """Keep the pairs whose sentence the model could generate."""
     rows = lm.tokenizer.encode_batch([pair.text for pair in pairs])
     return [p for p, ids in zip(pairs, rows, strict=True) if UNK not in ids and 0 < len(ids) <= lm.model.max_words]
 
@@ -78,11 +78,11 @@ def fitting(pairs: Sequence[E2EPair], lm: TextDiffusion) -> list[E2EPair]:
 def draw(name: str, pairs: Sequence[E2EPair], tagger: Tagger, count: int, seed: int) -> list[Target]:
     order = random.Random(f"{seed} {name}").sample(pairs, len(pairs))
     parts = name.split("+")
-    chosen = list(islice(by_field(order) if "field" in parts else ((pair, None) for pair in order), count))
+    chosen = list(islice(alternate_fields(order) if "field" in parts else ((pair, None) for pair in order), count))
     words = [split_words(pair.text) for pair, _ in chosen]
     tags = tagger.tags(words) if "pos" in parts else [[]] * len(words)
     trees = parse_texts(own_parser(), words) if {"tree", "span"} & {*parts} else [None] * len(words)
-    some = random.Random(f"{seed} {name} spans")
+    spans = random.Random(f"{seed} {name} spans")
     gaps = random.Random(f"{seed} {name} gaps")
     return [
         Target(
@@ -92,8 +92,8 @@ def draw(name: str, pairs: Sequence[E2EPair], tagger: Tagger, count: int, seed: 
                 length=len(own) if "length" in parts else None,
                 pos=" ".join(tagged) or None,
                 tree=str(tree.bare()) if tree and "tree" in parts else None,
-                span=[inner_phrase(tree, some)] if tree and "span" in parts else [],
-                infill=with_gap(own, gaps) if "infill" in parts else None,
+                span=[draw_phrase(tree, spans)] if tree and "span" in parts else [],
+                infill=cut_gap(own, gaps) if "infill" in parts else None,
             ),
             pair.text,
         )
@@ -101,29 +101,29 @@ def draw(name: str, pairs: Sequence[E2EPair], tagger: Tagger, count: int, seed: 
     ]
 
 
-def inner_phrase(tree: Tree, draw: random.Random) -> str:
-    """A phrase of several words but not of all; of a text that has none, any."""
+def draw_phrase(tree: Tree, draw: random.Random) -> str:
+    """Draw a phrase of several words but not of all; if there is none, any phrase."""
     found = phrases(tree)
     inner = [s for s in found if s.last > s.first and s.last - s.first + 1 < len(tree.words())]
     first, last, label = draw.choice(inner or found)
     return f"{first},{last},{label}"
 
 
-def with_gap(words: Sequence[str], draw: random.Random) -> str:
-    """A sentence of which up to half of the words, anywhere, gave way to a gap of any length."""
+def cut_gap(words: Sequence[str], draw: random.Random) -> str:
+    """Replace up to half of a sentence's words, anywhere, by a gap of any length."""
     size = draw.randint(1, max(1, len(words) // 2))
     start = draw.randint(0, len(words) - size)
     return " ".join([*words[:start], "___", *words[start + size :]])
 
 
-def by_field(order: Sequence[E2EPair]) -> Iterator[tuple[E2EPair, str]]:
-    """Every pair at most once; the fields in turn, and the values of a field in turn: else most sentences would ask for
-    a name, and most types would be a coffee shop."""
+def alternate_fields(order: Sequence[E2EPair]) -> Iterator[tuple[E2EPair, str]]:
+    """Yield every pair at most once, alternating between fields and between the values of a field: otherwise most
+    targets would ask for a name, and most types would be a coffee shop."""
     used: set[int] = set()
 
-    def saying(field: str, value: str) -> Iterator[tuple[E2EPair, str]]:
+    def pairs_with(field: str, value: str) -> Iterator[tuple[E2EPair, str]]:
         for pair in order:
-            # Not all sentences say what their meaning holds.
+            # Not all sentences express their whole meaning.
             unused = pair.fields.get(field) == value and id(pair) not in used
             if unused and expresses(split_words(pair.text), field, value):
                 used.add(id(pair))
@@ -131,13 +131,13 @@ def by_field(order: Sequence[E2EPair]) -> Iterator[tuple[E2EPair, str]]:
 
     def values(field: str) -> list[str]:
         found = dict.fromkeys(pair.fields[field] for pair in order if field in pair.fields)
-        return [value for value in found if value in FIELDS[field]]  # some others are typing errors
+        return [value for value in found if value in FIELDS[field]]  # others are typing errors
 
-    return in_turn([in_turn([saying(field, value) for value in values(field)]) for field in FIELDS])
+    return alternate([alternate([pairs_with(field, value) for value in values(field)]) for field in FIELDS])
 
 
-def in_turn(queues: Sequence[Iterator[T]]) -> Iterator[T]:
-    """One of each, again and again, until all are empty."""
+def alternate(queues: Sequence[Iterator[T]]) -> Iterator[T]:
+    """Take one item of each queue in turn until all are empty."""
     waiting = list(queues)
     while waiting:
         for queue in list(waiting):
@@ -147,38 +147,42 @@ def in_turn(queues: Sequence[Iterator[T]]) -> Iterator[T]:
                 waiting.remove(queue)
 
 
-# -- kept -------------------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def write_targets(path: Path, targets: Iterable[Target]) -> None:
-    write_atomic(path, "".join(json.dumps(target.to_json(), ensure_ascii=False) + "\n" for target in targets))
+    write_lines(path, (target.to_json() for target in targets))
+
+
+def write_lines(path: Path, objects: Iterable[Mapping[str, Any]]) -> None:
+    write_atomic(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects))
 
 
 def read_targets(path: Path) -> list[Target]:
-    """Of our own files or of Diffusion-LM's (target_attribute.json, target_pos.json, target_spans.json,
-    target_compose_pos_attr.json); each fault with its line."""
+    """Read our own files or Diffusion-LM's (target_attribute.json, target_pos.json, target_spans.json,
+    target_compose_pos_attr.json); errors name the line."""
     check_readable(path)
-    found = [target_of(line, f"{path}, line {number}") for number, line in read_lines(path) if line.strip()]
+    found = [parse_target(line, f"{path}, line {number}") for number, line in read_lines(path) if line.strip()]
     if not found:
         raise UsageError(f"{path} holds no target. Name a file that does not exist, and targets are drawn into it.")
     return found
 
 
-def target_of(line: str, where: str) -> Target:
+def parse_target(line: str, where: str) -> Target:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         raise UsageError(f"{where} is not JSON. Each line is one target.") from None
     if isinstance(value, list) and ":" in value and all(isinstance(one, str) for one in value):
-        return released_field(value, where)
+        return parse_released_field(value, where)
     if isinstance(value, dict) and value.keys() - {"attr"} in ({"pos", "words_"}, {"spans", "words_"}):
-        return released(value, where)
+        return parse_released(value, where)
     if not isinstance(value, dict) or not {"control", "asked"} <= value.keys() <= {"control", "asked", "sentence"}:
         raise UsageError(f'{where} is no target such as {{"control": "length", "asked": {{"length": 14}}}}.')
-    return own_target(value, where)
+    return parse_own(value, where)
 
 
-def own_target(value: dict[str, Any], where: str) -> Target:
+def parse_own(value: dict[str, Any], where: str) -> Target:
     name, sentence = value["control"], value.get("sentence")
     check_known([name], where)
     if sentence is not None and not (isinstance(sentence, str) and sentence.strip()):
@@ -187,14 +191,14 @@ def own_target(value: dict[str, Any], where: str) -> Target:
         asked = Request.model_validate(value["asked"])
     except ValidationError as error:
         raise UsageError(f"{where}: {explain_errors(error)}") from None
-    found = "+".join(sorted(asked.model_dump(exclude_defaults=True)))  # names of controls are in this order, too
+    found = "+".join(sorted(asked.model_dump(exclude_defaults=True)))  # names of controls are sorted, too
     if found != name:
         raise UsageError(f"{where} is a target of {name} and asks for {found or 'nothing'}.")
-    return Target(name, checked(asked, where), sentence)
+    return Target(name, normalise_field(asked, where), sentence)
 
 
-def checked(asked: Request, where: str) -> Request:
-    """The field and its value spelt as the corpus does."""
+def normalise_field(asked: Request, where: str) -> Request:
+    """Spell the field and its value as the corpus does."""
     if len(asked.field) > 1:
         raise UsageError(f"{where}: a target asks for one field, not for {len(asked.field)}.")
     try:
@@ -203,17 +207,17 @@ def checked(asked: Request, where: str) -> Request:
         raise UsageError(f"{where}: {error}") from None
 
 
-def released_field(words: list[str], where: str) -> Target:
-    """["customer", "rating", ":", "5", "out", "of", "5"]"""
+def parse_released_field(words: list[str], where: str) -> Target:
+    """Parse ["customer", "rating", ":", "5", "out", "of", "5"]."""
     if not isinstance(words, list) or ":" not in words:
         raise UsageError(f"{where}: a field is a list of words with a colon among them.")
     at = words.index(":")
     asked = Request(field={" ".join(words[:at]): " ".join(words[at + 1 :])})
-    return Target("field", checked(asked, where))
+    return Target("field", normalise_field(asked, where))
 
 
-def released(value: dict[str, Any], where: str) -> Target:
-    """Words between START and END, with tags for all of them, a field beside these, or spans counted from the first."""
+def parse_released(value: dict[str, Any], where: str) -> Target:
+    """Parse words between START and END with their tags, with tags and a field, or with spans."""
     words, tags, spans = value["words_"], value.get("pos", value["words_"]), value.get("spans", [])
     if not all(isinstance(one, list) and all(isinstance(w, str) for w in one) for one in (words, tags)):
         raise UsageError(f'{where}: "pos" and "words_" are lists of words.')
@@ -230,11 +234,11 @@ def released(value: dict[str, Any], where: str) -> Target:
     asked = Request(pos=" ".join(tag for _, tag in kept))
     if "attr" not in value:
         return Target("pos", asked, sentence)
-    field = released_field(value["attr"], where).asked.field
+    field = parse_released_field(value["attr"], where).asked.field
     return Target("field+pos", asked.model_copy(update={"field": field}), sentence)
 
 
-# -- chosen -----------------------------------------------------------------------------------------------------------
+# -- choosing ---------------------------------------------------------------------------------------------------------
 
 
 def check_known(names: Sequence[Any], where: str = "--controls") -> None:
@@ -244,7 +248,7 @@ def check_known(names: Sequence[Any], where: str = "--controls") -> None:
 
 
 def choose(targets: Sequence[Target], names: Sequence[str] | None, count: int, path: Path) -> list[Target]:
-    """The first `count` targets of each control that is asked for (None: of all that a file holds)."""
+    """Choose the first `count` targets of each requested control (None: of all in the file)."""
     there = list(dict.fromkeys(target.control for target in targets))
     for name in names or ():
         if name not in there:
@@ -253,9 +257,9 @@ def choose(targets: Sequence[Target], names: Sequence[str] | None, count: int, p
 
 
 def fit_for(targets: Sequence[Target], lm: TextDiffusion, tagger: Tagger) -> tuple[list[Target], list[str]]:
-    """Targets of a file made fit for this model and this tagger, and what was done to them in words: sentences that the
-    model could not write are left out, and tags are those that the tagger gives their sentence."""
-    known = {p.text for p in fitting([E2EPair({}, t.sentence) for t in targets if t.sentence], lm)}
+    """Adapt targets of a file to this model and tagger: leave out sentences that the model could not generate, and
+    replace tags by this tagger's. Also return notes on what was changed."""
+    known = {p.text for p in keep_fitting([E2EPair({}, t.sentence) for t in targets if t.sentence], lm)}
     kept = [t for t in targets if t.sentence is None or t.sentence in known]
     left_out = len(targets) - len(kept)
     notes = [f"{left_out} targets left out: their sentences have unknown words or too many"] if left_out else []
@@ -263,8 +267,8 @@ def fit_for(targets: Sequence[Target], lm: TextDiffusion, tagger: Tagger) -> tup
         raise UsageError("this model knows the words of no target's sentence.")
     tagged = [t for t in kept if t.asked.pos is not None and t.sentence is not None]
     tags = tagger.tags([split_words(str(t.sentence)) for t in tagged])
-    anew = {id(t): t.retagged(own) for t, own in zip(tagged, tags, strict=True)}
-    changed = sum(anew[id(t)].asked.pos != t.asked.pos for t in tagged)
+    new = {id(t): t.with_tags(own) for t, own in zip(tagged, tags, strict=True)}
+    changed = sum(new[id(t)].asked.pos != t.asked.pos for t in tagged)
     if changed:
         notes.append(f"the tags of {changed} targets were made anew by {tagger.name}, which checks the texts, too")
-    return [anew.get(id(t), t) for t in kept], notes
+    return [new.get(id(t), t) for t in kept], notes

@@ -1,207 +1,62 @@
 """`difflm evaluate`, `difflm compare` and `difflm score`."""
 
-import functools
-import inspect
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from difflm.app.commands.options import (
-    Clamp,
-    Data,
-    Device,
-    Draws,
-    Guidance,
-    Json,
-    Judge,
-    NoiseTemperature,
-    NoiseTopP,
-    Run,
-    Sampler,
-    ScoreTexts,
-    Seed,
-    Split,
-    Steps,
-    Temperature,
-    Twin,
-    load_model,
-    report_errors,
-)
+from difflm.app.commands.evaluate_options import ControlOptions, InfillOptions, MeasureOptions, with_options
+from difflm.app.commands.options import Device, Draws, Json, Run, Seed, load_model, report_errors
 from difflm.app.console import Bar, note, put_json
 from difflm.errors import UsageError
 
 
-@dataclass(frozen=True)
-class Measuring:
-    """The options that evaluate and compare share."""
-
-    data: Data = None
-    split: Split = "valid"
-    samples: Annotated[
-        int | None,
-        typer.Option(help="Texts to generate [1000]; control task: targets a control [200]; infilling: gaps [1000]."),
-    ] = None
-    score_texts: ScoreTexts = 500
-    seed: Seed = 0
-    draws: Draws = 8
-    judge: Judge = None
-    twin: Twin = None
-    steps: Steps = None
-    sampler: Sampler = None
-    temperature: Temperature = None
-    noise_temperature: NoiseTemperature = None
-    noise_top_p: NoiseTopP = None
-    clamp: Clamp = None
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the records here, not to the runs.")] = None
-    device: Device = "auto"
-    as_json: Json = False
-
-    def settings(self) -> dict[str, Any]:
-        """How the models are asked to write, where it is not as they would."""
-        names = ("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-
-@dataclass(frozen=True)
-class Controlling:
-    """The options of the control task."""
-
-    controls: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Control task: which ones, such as length,field+pos. [all]")
-    ] = None
-    targets: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Control task: targets, drawn into it where it is not there.")
-    ] = None
-    each: Annotated[int, typer.Option(help="Control task: samples a target.")] = 5
-    candidates: Annotated[int, typer.Option(help="Control task: of so many, the one the classifiers find best.")] = 1
-    guidance: Guidance = None
-    guide: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Control task: a classifier of this model; repeatable.")
-    ] = None
-
-    texts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Control task: keep the texts; if it is there, measure those.")
-    ] = None
-    second_parser: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Control task: a parser trained on other trees.")
-    ] = None
-
-    def names(self) -> list[str] | None:
-        if self.controls is None:
-            return None
-        return list(dict.fromkeys(name.strip() for name in self.controls.split(",")))
-
-
-@dataclass(frozen=True)
-class Infilling:
-    """The options of the infilling task."""
-
-    sets: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Infilling task: anlg, roc, or both with a comma. [both]")
-    ] = None
-    skip: Annotated[
-        int,
-        typer.Option(help="Infilling task: gaps of the seed's order to leave out, so as to choose settings on others."),
-    ] = 0
-    rival: Annotated[
-        list[str] | None, typer.Option(metavar="RUN", help="Infilling task: a run to stand beside; repeatable.")
-    ] = None
-    mbr: Annotated[int, typer.Option(help="Infilling task: of so many candidates, the one most like the others.")] = 10
-    beams: Annotated[int, typer.Option(help="Infilling task: beams of a left-to-right model; 0: no search.")] = 5
-    encoder: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Infilling task: BERTScore by the encoder of this directory.")
-    ] = None
-
-    def names(self) -> list[str]:
-        return list(dict.fromkeys(name.strip() for name in (self.sets or "anlg,roc").split(",")))
-
-
-def with_options(**groups: type) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Give a verb the options that dataclasses name; it gets each group as one argument."""
-
-    def decorate(verb: Callable[..., int | None]) -> Callable[..., int | None]:
-        shared = {name: inspect.signature(group).parameters for name, group in groups.items()}
-        own = [p for p in inspect.signature(verb).parameters.values() if p.name not in groups]
-
-        @functools.wraps(verb)
-        def joined(**given: Any) -> int | None:
-            asked = {name: groups[name](**{key: given.pop(key) for key in keys}) for name, keys in shared.items()}
-            return verb(**given, **asked)
-
-        signature = inspect.Signature([*own, *(p for keys in shared.values() for p in keys.values())])
-        joined.__signature__ = signature  # type: ignore[attr-defined]
-        joined.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-        return joined
-
-    return decorate
-
-
 @report_errors
-@with_options(asked=Measuring, control=Controlling, infill=Infilling)
+@with_options(options=MeasureOptions, control=ControlOptions, infill=InfillOptions)
 def evaluate(
     run: Run,
-    asked: Measuring,
-    control: Controlling,
-    infill: Infilling,
+    options: MeasureOptions,
+    control: ControlOptions,
+    infill: InfillOptions,
     task: Annotated[Literal["language", "control", "infill"], typer.Option(help="What to measure.")] = "language",
 ) -> None:
     """Measure a model beside real text; append the figures to its metrics.jsonl."""
-    if task != "control":
-        refuse_given(control, [f.name for f in fields(control)], "control")
-    if task != "infill":
-        refuse_given(infill, [f.name for f in fields(infill)], "infill")
+    for group, owner in ((control, "control"), (infill, "infill")):
+        if task != owner:
+            refuse_given(group, [f.name for f in fields(group)], owner)
+    if task != "language":
+        refuse_given(options, ["score_texts", "twin", "draws" if task == "control" else "judge"], "language")
+    from difflm.app import measuring
+
     if task == "language":
-        measure_and_keep([run], asked)
-        return
-    if task == "infill":
-        measure_gaps(run, asked, infill)
-        return
-    refuse_given(asked, ["draws", "score_texts", "twin"], "language")
-    from difflm.app.measuring import keep_records, measure_control, show_report
-
-    report = measure_control(run, asked, control)
-    show_report(report, asked.as_json)
-    keep_records([run], report, asked.out)
+        measuring.measure_language([run], options)
+    elif task == "control":
+        measuring.measure_control(run, options, control)
+    else:
+        measuring.measure_infill(run, options, infill)
 
 
-def measure_gaps(run: str, asked: Measuring, infill: Infilling) -> None:
-    refuse_given(asked, ["score_texts", "twin", "judge"], "language")
-    from difflm.app.measuring import keep_middles, keep_records, measure_infill, show_report
-
-    report, middles = measure_infill(run, asked, infill)
-    show_report(report, asked.as_json)
-    keep_records([run, *(infill.rival or ())], report, asked.out)
-    keep_middles(run, middles, asked.out)
-
-
-def refuse_given(options: Measuring | Controlling | Infilling, names: list[str], task: str) -> None:
-    """An option without effect would be taken for one that has some."""
+def refuse_given(options: MeasureOptions | ControlOptions | InfillOptions, names: list[str], task: str) -> None:
+    """Refuse options without effect."""
     for f in fields(options):
         if f.name in names and getattr(options, f.name) not in (f.default, []):
             raise UsageError(f"--{f.name.replace('_', '-')} belongs to --task {task}.")
 
 
 @report_errors
-@with_options(asked=Measuring)
+@with_options(options=MeasureOptions)
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN …", help="Runs that were trained on the same data.")],
-    asked: Measuring,
+    options: MeasureOptions,
 ) -> None:
     """Measure several models on the same data with the same judge: one table; each keeps its figures."""
-    measure_and_keep(runs, asked)
+    from difflm.app.measuring import measure_language
 
-
-def measure_and_keep(runs: list[str], asked: Measuring) -> None:
-    from difflm.app.measuring import keep_records, measure, show_report
-
-    report = measure(runs, asked)
-    show_report(report, asked.as_json)
-    keep_records(runs, report, asked.out)
+    measure_language(runs, options)
 
 
 @report_errors
@@ -228,29 +83,22 @@ def score(
     if kind is None:
         raise UsageError(f"{run} ({lm.config['method']}) has no likelihood and no bound: it cannot score.")
     rows = lm.encode(texts)
-    nats: list[float] = []
-    errors: list[float] = []
+    scores: list[Scored] = []
     with Bar("scoring", len(rows)) as bar:
         for start in range(0, len(rows), 256):
-            piece = lm.score_ids_with_errors(rows[start : start + 256], seed, draws, first=start)
-            told_of = zip(texts[start:], rows[start:], piece[0].tolist(), piece[1].tolist(), strict=False)
-            for text, row, value, error in told_of:
-                report_errors = Scored(value, error, len(row) + 1, kind)
-                bar.put(
-                    json.dumps({"text": text, **report_errors.figures()}, ensure_ascii=False)
-                    if as_json
-                    else f"{report_errors}  {text}"
-                )
-                nats.append(value)
-                errors.append(error)
-            bar.update("scoring", len(nats), len(rows))
-    # Words and END, as everywhere: a bound in nats/token is total nats over total tokens. The ± is that of the draws.
-    error = math.sqrt(sum(e * e for e in errors)) / len(errors)
-    mean = Scored(sum(nats) / len(nats), error, sum(len(row) + 1 for row in rows) / len(rows), kind)
+            nats, errors = lm.score_ids_with_errors(rows[start : start + 256], seed, draws, first=start)
+            chunk = zip(texts[start:], rows[start:], nats.tolist(), errors.tolist(), strict=False)
+            for text, row, value, error in chunk:
+                scored = Scored(value, error, len(row) + 1, kind)
+                line = json.dumps({"text": text, **scored.figures()}, ensure_ascii=False)
+                bar.put(line if as_json else f"{scored}  {text}")
+                scores.append(scored)
+            bar.update("scoring", len(scores), len(rows))
+    mean = Scored.mean(scores)
     if as_json:
-        put_json({"mean": mean.figures(), "texts": len(nats)})
+        put_json({"mean": mean.figures(), "texts": len(scores)})
     else:
-        print(f"{mean}  mean of {len(nats):,} texts")
+        print(f"{mean}  mean of {len(scores):,} texts")
     unknown = sum(row.count(UNK) for row in rows)
     if unknown:
         note(
@@ -260,12 +108,19 @@ def score(
 
 @dataclass(frozen=True)
 class Scored:
-    """Nats of a text, or of several on average, and the standard error that a bound's draws leave."""
+    """Nats of a text, or their mean over several, with the standard error of a bound's draws."""
 
     nats: float
-    error: float  # 0 where nats are exact, NaN of a single estimate
+    error: float  # 0 for exact nats, NaN for a single draw
     tokens: float
     kind: str
+
+    @classmethod
+    def mean(cls, scores: "Sequence[Scored]") -> "Scored":
+        """Average total nats and total tokens, END included; the errors of the texts' draws are independent."""
+        count, error = len(scores), math.sqrt(sum(one.error**2 for one in scores))
+        nats, tokens = sum(one.nats for one in scores), sum(one.tokens for one in scores)
+        return cls(nats / count, error / count, tokens / count, scores[0].kind)
 
     @property
     def estimated(self) -> bool:

@@ -1,0 +1,109 @@
+"""The taggers and parsers that check texts: a first one, and a second one trained on other data.
+
+A classifier learns from the labels of some tagger or parser and may learn its errors: the second checker shows this by
+agreeing less with the target than the first."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from difflm import __version__
+from difflm.annotators.parser import Parser, load_parser, own_parser, parse_texts
+from difflm.annotators.tagger import Tagger, own_tagger
+from difflm.annotators.trees import Tree, agreement, agreements
+from difflm.controls import Span
+from difflm.controls.learned import POS, checking_tagger
+from difflm.controls.syntax import span_in_tree
+from difflm.data.words import split_words
+from difflm.evaluation.targets import Target
+
+Words = list[str]
+Texts = Sequence[tuple[Target, Sequence[Words]]]  # targets with their generated texts
+
+
+@dataclass(frozen=True)
+class Checkers:
+    tagger: Tagger
+    parser: Parser
+    second_tagger: Tagger | None = None
+    second_parser: Parser | None = None
+
+    @classmethod
+    def load(cls, second_parser: Path | None) -> "Checkers":
+        """Load the checking tagger, the bundled one as a second if it is another, and the parsers."""
+        tagger, own = checking_tagger(), own_tagger()
+        second = load_parser(second_parser) if second_parser else None
+        return cls(tagger, own_parser(), None if tagger.name == own.name else own, second)
+
+    def names(self, control: str) -> list[str]:
+        """Return names with versions: figures of different checkers do not compare."""
+        tree, tags = [f"difflm parser {self.parser.name}"], [self.tagger.name]
+        tree += [f"second: difflm parser {self.second_parser.name}"] if self.second_parser else []
+        tags += [f"second: {self.second_tagger.name}"] if self.second_tagger else []
+        words, rules = [f"difflm words {__version__}"], [f"difflm field rules {__version__}"]
+        names = {"length": words, "infill": words, "field": rules, "tree": tree, "span": tree, POS: tags}
+        return [checker for part in control.split("+") for checker in names[part]]
+
+    def agreements(self, control: str, texts: Sequence[Words]) -> dict[str, float]:
+        """Measure how far first and second checker agree on the same texts."""
+        parts, found = control.split("+"), {}
+        if POS in parts and self.second_tagger and texts:
+            both = zip(self.tagger.tags(texts), self.second_tagger.tags(texts), strict=True)
+            equal = [a == b for one, other in both for a, b in zip(one, other, strict=True)]
+            found["tagger_agreement"] = float(np.mean(equal))
+        if {"tree", "span"} & {*parts} and self.second_parser and texts:
+            trees = (parse_texts(parser, texts) for parser in (self.parser, self.second_parser))
+            found["parser_agreement"] = agreements(*trees).f1
+        return found
+
+    def second_opinions(self, control: str, made: Texts) -> dict[str, list[float]]:
+        """Return successes according to the second checkers, a mean for each target that has a sentence."""
+        known = [(target, texts) for target, texts in made if target.sentence]
+        parts, found = control.split("+"), {}
+        if POS in parts and self.second_tagger:
+            found["tags_equal_second"] = compare_tags(known, self.second_tagger)
+        if "tree" in parts and self.second_parser:
+            found["tree_f1_second"] = compare_trees(known, self.second_parser, lambda _, a, b: agreement(a, b).f1)
+        if "span" in parts and self.second_parser:
+            found["span_found_second"] = compare_trees(known, self.second_parser, spans_found, spans_found)
+        return {figure: values for figure, values in found.items() if values}
+
+
+def sentences_of(made: Texts) -> list[Words]:
+    return [split_words(str(target.sentence)) for target, _ in made]
+
+
+def compare_tags(made: Texts, tagger: Tagger) -> list[float]:
+    """Return the share of equal tags, with target sentence and texts tagged by this tagger."""
+    wanted = tagger.tags(sentences_of(made))
+    return [
+        float(np.mean([equal_tags(found, tags) for found in tagger.tags(list(texts))]))
+        for tags, (_, texts) in zip(wanted, made, strict=True)
+    ]
+
+
+def equal_tags(found: Sequence[str], wanted: Sequence[str]) -> float:
+    same = sum(a == b for a, b in zip(found, wanted, strict=False))
+    return same / max(len(found), len(wanted), 1)
+
+
+Compare = Callable[[Target, Tree, Tree], float]  # of a target, its sentence's tree and a text's tree
+
+
+def compare_trees(made: Texts, parser: Parser, compare: Compare, usable: Compare | None = None) -> list[float]:
+    """Compare the texts' trees with the sentence's, all by this parser, for targets whose sentence is `usable`; a text
+    without words counts 0."""
+    means = []
+    for sentence, (target, texts) in zip(parse_texts(parser, sentences_of(made)), made, strict=True):
+        if usable is None or usable(target, sentence, sentence):
+            found = parse_texts(parser, [words for words in texts if words])
+            means.append(sum(compare(target, sentence, tree) for tree in found) / len(texts))
+    return means
+
+
+def spans_found(target: Target, sentence: Tree, tree: Tree) -> float:
+    """Return 1 if the tree contains all phrases of the target."""
+    spans = [control for control in target.asked.controls() if isinstance(control, Span)]
+    return float(all(span_in_tree(tree, span) for span in spans))
