@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from difflm.data.texts import read_lines
 from difflm.data.words import split_words
@@ -17,8 +17,10 @@ from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import replace_atomically, write_atomic
 
 
-class Entry(BaseModel, frozen=True, extra="forbid"):
+class Entry(BaseModel):
     """A part of `catalogue.yaml`, which says what each key means."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class CorpusFile(Entry):

@@ -15,9 +15,9 @@ from difflm.app.studio.engine import Busy, Engine, Stopping, Stuck, TimedOut
 from difflm.app.studio.guard import Guard, error_object
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.player import HERE
-from difflm.app.studio.reference import reference
+from difflm.app.studio.reference import render_reference
 from difflm.app.studio.served import Served
-from difflm.app.studio.streams import Left
+from difflm.app.studio.streams import ClientDisconnect
 from difflm.errors import DifflmError, UsageError
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -83,7 +83,7 @@ def add_pages(app: FastAPI) -> None:
     @app.get("/docs", include_in_schema=False)
     async def described(request: Request) -> Response:
         address = str(request.base_url).rstrip("/")
-        return HTMLResponse(reference(app.openapi(), address), headers={"content-security-policy": POLICY})
+        return HTMLResponse(render_reference(app.openapi(), address), headers={"content-security-policy": POLICY})
 
     @app.get("/assets/{name}", include_in_schema=False)
     async def asset(name: str) -> Response:
@@ -144,6 +144,6 @@ HANDLERS: dict[Any, Any] = {
     DifflmError: known_error,
     RequestValidationError: invalid,
     HTTPException: http_error,
-    Left: client_left,
+    ClientDisconnect: client_left,
     Exception: unexpected,
 }
