@@ -223,9 +223,10 @@ def training_profile(recipe: Recipe, vocabulary: int, device: torch.device, text
     with training_step(recipe, vocabulary, device, texts, words) as (model, step, batch):
         flops = count_flops(model, batch) * texts
         bytes_moved = sum(p.numel() for p in model.parameters()) * (4.0 * (7 + 3 + 1) + 2 * 3)
-        run = lambda: [step() for _ in range(STEPS_IN_A_ROW)]  # noqa: E731
-        seconds = time_work(device, run, repeats=3).seconds / STEPS_IN_A_ROW
-        kernels = list_kernels(device, run, STEPS_IN_A_ROW)
+        in_a_row = STEPS_IN_A_ROW if device.type == "cuda" else 1
+        run = lambda: [step() for _ in range(in_a_row)]  # noqa: E731
+        seconds = time_work(device, run, repeats=3).seconds / in_a_row
+        kernels = list_kernels(device, run, in_a_row)
     about = {"step": "training", "texts": texts, "words": words}
     return {**about, **compare_with_floor(flops, bytes_moved, seconds, rates), **kernels}
 

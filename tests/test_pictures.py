@@ -65,7 +65,7 @@ def test_curves_preserve_variance_and_lose_signal(curve):
 
 def test_the_sqrt_curve_is_its_formula():
     t = np.linspace(0, 1, schedules.POINTS)
-    found = schedules.curve("sqrt", Gaussian(Sqrt())).alpha[1:-1]
+    found = schedules.sample_curve("sqrt", Gaussian(Sqrt())).alpha[1:-1]
     np.testing.assert_allclose(found, np.sqrt(1 - np.sqrt(t[1:-1] + 1e-4)), atol=1e-6)
 
 
