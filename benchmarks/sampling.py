@@ -15,7 +15,7 @@ TEXTS = 8
 
 
 def seconds(work: Callable[[], object]) -> float:
-    return median_seconds(work, repeats=3, at_most=math.inf)
+    return median_seconds(work, repeats=3, max_seconds=math.inf)
 
 
 def main() -> None:

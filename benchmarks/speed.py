@@ -1,8 +1,8 @@
-"""The long tables of docs/performance.md: `python -m benchmarks.speed e2e --twin RUN --out rows.jsonl`.
+"""The tables of docs/performance.md: `python -m benchmarks.speed e2e --twin RUN --out rows.jsonl`.
 
-The same measurements as `difflm bench --full`, each row written as soon as it is there: a row that fails is one line on
-stderr, the others go on, and after `--seconds` no further one begins. `--table rows.jsonl` prints Markdown instead.
-`--texts DIR` keeps the controlled texts, a file for each number of steps, to be checked wherever the checkers are:
+Each row is written as soon as it is measured: a row that fails is one line on stderr, the others go on, and after
+`--seconds` no further one begins. `--table rows.jsonl` prints Markdown instead, `--picture` draws the rows as well.
+`--texts DIR` keeps texts under control, a file for each number of steps, to be checked where checkers are installed:
 `difflm evaluate e2e --task control --targets FILE --texts DIR/steps-20.jsonl --each N`.
 """
 
@@ -11,204 +11,220 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from difflm.app.bench.bench import PARTS, Bench, Task, parts_of
-from difflm.app.bench.rivals import check_twin
-from difflm.app.bench.writing import TARGETS, arithmetic
-from difflm.app.commands.options import load_model
+from benchmarks import speed_rows as rows_of
+from difflm.app.bench.clock import matrix_rate
+from difflm.app.bench.report import CPU_TEXTS, describe_machine, dtype_name, loading_speed, recipe_of, sampling_speed
+from difflm.app.bench.training import SMALL, WORDS
 from difflm.app.measuring import load_judge, run_names
-from difflm.app.plots.canvas import check_out
-from difflm.app.plots.speed import draw_speed
-from difflm.evaluation.control import Made, write_texts
+from difflm.app.plots.canvas import check_out, draw_panels
+from difflm.errors import UsageError
+from difflm.evaluation.control import Protocol, by_control, write_texts, written
 from difflm.evaluation.targets import Target, read_targets
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.requests import Request
+from difflm.models.autoregressive import Autoregressive
+from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import append_line
+from difflm.training.recipe import check, load_recipe
+
+PARTS = ("training", "sampling", "control", "growth", "rivals", "profile")
+PUBLISHED, E2E_WORDS = "e2e-diffusion-lm-87m", 821  # the sizes that others have measured
+JUDGED = {"cuda": 1024, "cpu": 16}  # texts that the judge reads
+TARGETS = (  # one of each kind, where no file of targets is given
+    Target("length", Request(length=14)),
+    Target("field", Request(field={"food": "Japanese"})),
+    Target("pos", Request(pos="DET PROPN PROPN AUX DET ADJ NOUN VERB ADJ NOUN PUNCT")),
+    Target("tree", Request(tree="(S (PP * (NP * * *)) * (NP * *) (VP * (NP * *)) *)")),
+)
 
 Row = Mapping[str, Any]
+Task = tuple[str, Callable[[], Row]]  # part, measurement
 
 
-class Kept:
-    """Controlled texts by number of steps, on disk after every row."""
+class Speed:
+    """The measurements of one model on one machine."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.made = folder, dict[int, list[Made]]()
+    def __init__(self, asked: argparse.Namespace) -> None:
+        dtype = getattr(torch, asked.dtype) if asked.dtype else None
+        self.asked, self.name = asked, asked.model
+        self.lm = TextDiffusion.from_pretrained(asked.model, asked.device, dtype, compile=asked.compile)
+        self.device, self.on_gpu = self.lm.device, self.lm.device.type == "cuda"
+        self.twin = TextDiffusion.from_pretrained(asked.twin, asked.device, dtype) if asked.twin else None
+        if self.twin and not isinstance(self.twin.model, Autoregressive):
+            raise UsageError(f"a twin writes from left to right; this run is {self.twin.config['method']}.")
+        self.judge = load_judge(asked.judge, [self.lm], asked.device)
+        self.batches = asked.batches or ((1, 50, 1024) if self.on_gpu else (1, 4))
+        self.steps = [asked.steps] if asked.steps else [10, 20, 50, 200] if self.on_gpu else [10, 50]
+        self.rates: dict[str, Any] = {}
+        self.kept: dict[int, list[Any]] = {}
 
-    def __call__(self, steps: int, made: list[Made]) -> None:
-        self.made.setdefault(steps, []).extend(made)
-        write_texts(self.folder / f"steps-{steps}.jsonl", self.made[steps])
+    def tasks(self, parts: Sequence[str]) -> Iterator[Task]:
+        yield "machine", partial(describe_machine, self.device)
+        yield "matmul", partial(self.rate, matrix_rate)
+        yield "copy", partial(self.rate, rows_of.copy_rate)
+        yield "loading", partial(loading_speed, self.name, self.lm)
+        diffuses = isinstance(self.lm.model, DiffusionModel)
+        for part in parts:
+            if diffuses or part not in ("control", "growth"):
+                for work in getattr(self, part)():
+                    yield part, work
+
+    def rate(self, measure: Callable[[torch.device], Row]) -> Row:
+        row = measure(self.device)
+        self.rates |= row
+        return row
+
+    def training(self) -> Iterator[Callable[[], Row]]:
+        own, published = recipe_of(self.lm), load_recipe(PUBLISHED)
+        texts = own.batch_size if self.on_gpu else min(own.batch_size, CPU_TEXTS)
+        yield partial(self.training_row, self.name, own, self.lm.config["vocabulary"], texts, WORDS)
+        for size in (64, 1024) if self.on_gpu else (4,):
+            yield partial(self.training_row, PUBLISHED, published, E2E_WORDS, size, published.longest)
+
+    def training_row(self, name: str, recipe: Any, vocabulary: int, texts: int, words: int) -> Row:
+        return rows_of.training_row(name, recipe, vocabulary, self.device, texts, words, self.rates["gflops"])
+
+    def sampling(self) -> Iterator[Callable[[], Row]]:
+        judged: dict[int, Row] = {}
+
+        def row(texts: int, steps: int) -> Row:
+            settings = {"steps": steps, "temperature": self.asked.temperature}
+            found = sampling_speed(self.name, self.lm, texts, **settings)
+            if steps not in judged:  # texts made in one way are judged once
+                made = self.lm.generate(JUDGED[self.device.type], **settings) if self.judge else []
+                judged[steps] = rows_of.judge_texts(self.judge, [g.text for g in made])
+            return {**found, "compiled": self.lm.inference.compiled, **judged[steps]}
+
+        return (partial(row, texts, steps) for texts in self.batches for steps in self.steps)
+
+    def control(self) -> Iterator[Callable[[], Row]]:
+        found = read_targets(self.asked.targets) if self.asked.targets else TARGETS
+        names = self.asked.controls.split(",") if self.asked.controls else None
+        for control, targets in by_control(found).items():
+            with suppress(UsageError):  # of a control that this model does not take
+                self.lm.brief(targets[0].asked.controls())
+                if names is None or control in names:
+                    for texts in self.batches:
+                        yield from (partial(self.control_row, targets, texts, steps) for steps in self.steps)
+
+    def control_row(self, targets: Sequence[Target], texts: int, steps: int) -> Row:
+        settings = {"steps": steps, "temperature": self.asked.temperature}
+        row = rows_of.control_row(self.lm, targets, texts, self.judge, **settings)
+        if self.asked.texts and texts == self.batches[-1]:
+            protocol = Protocol(each=max(1, texts // len(targets)), settings=settings)
+            self.kept.setdefault(steps, []).extend(written(self.lm, targets[:texts], protocol, lambda *_: None))
+            write_texts(self.asked.texts / f"steps-{steps}.jsonl", self.kept[steps])
+        return {"model": self.name, **row}
+
+    def growth(self) -> Iterator[Callable[[], Row]]:
+        recipe = recipe_of(self.lm) if self.on_gpu else check(SMALL)
+        for along, sizes in rows_of.GROWTH[self.device.type].items():
+            for size in sizes:
+                yield partial(rows_of.growth_row, recipe, along, size, self.device, dtype_name(self.lm))
+
+    def rivals(self) -> Iterator[Callable[[], Row]]:
+        if self.twin:
+            name = run_names([self.asked.twin])[0]
+            for compiled in (False, True) if self.on_gpu else (False,):
+                for texts in self.batches:
+                    yield partial(rows_of.twin_row, name, self.twin, texts, self.judge, compiled)
+        yield from (partial(rows_of.gpt2_row, texts, self.device) for texts in self.batches)
+
+    def profile(self) -> Iterator[Callable[[], Row]]:
+        if isinstance(self.lm.model, DiffusionModel):
+            for texts in self.batches if self.on_gpu else self.batches[-1:]:
+                yield lambda texts=texts: rows_of.denoising_profile(self.lm, texts, 22, self.rates)  # type: ignore[misc]
+        for recipe, sizes in ((load_recipe(PUBLISHED), (64, 1024)), (recipe_of(self.lm), (512,))):
+            for texts in sizes if self.on_gpu else (4,):
+                yield partial(rows_of.training_profile, recipe, E2E_WORDS, self.device, texts, self.rates)
 
 
 def measure(tasks: Iterable[Task], out: Path | None, seconds: float) -> int:
-    """Rows as they are found; how many failed."""
+    """Print and keep rows as they are measured; return how many failed."""
     end, failed = time.monotonic() + seconds, 0
-    for task in tasks:
+    for part, work in tasks:
         if time.monotonic() > end:
-            print(f"{task.about}: no time left, nor for what follows.", file=sys.stderr)
+            print(f"{part}: no time left, nor for what follows.", file=sys.stderr)
             break
-        begun = time.monotonic()
-        row = attempt(task)
-        tidy_up()
-        if row is None:
+        try:
+            line = json.dumps({"part": part, **work()}, ensure_ascii=False)
+        except Exception as error:  # whatever it is, the other rows do not depend on it
+            message = (str(error).splitlines() or [""])[0]
+            print(f"{part}: {type(error).__name__}: {message}", file=sys.stderr, flush=True)
             failed += 1
             continue
-        line = json.dumps({"part": task.part, **row, "took": round(time.monotonic() - begun, 1)}, ensure_ascii=False)
         print(line, flush=True)
         if out:
             append_line(out, line)
+        gc.collect()  # captured graphs and their owners refer to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
     return failed
 
 
-def attempt(task: Task) -> Row | None:
-    try:
-        return task.measure()
-    except Exception as error:  # whatever it is, the other rows do not depend on it
-        said = str(error).splitlines()
-        print(f"{task.about}: {type(error).__name__}: {said[0] if said else ''}", file=sys.stderr, flush=True)
-        return None
+# -- tables and the picture -------------------------------------------------------------------------------------------
 
 
-def tidy_up() -> None:
-    """What a row held must not be missing in the next: recordings and their owners know each other."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def write_tables(rows: Sequence[Row]) -> str:
+    """A Markdown table for each part, and one for the kernels of each profile."""
+    parts = [
+        (part, [row for row in rows if row["part"] == part]) for part in dict.fromkeys(row["part"] for row in rows)
+    ]
+    parts += [(f"{row['step']}, {row['texts']:,} texts", row["kernels"]) for row in rows if row.get("kernels")]
+    return "\n\n".join(f"### {name.capitalize()}\n\n{write_table(own)}" for name, own in parts) + "\n"
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
-
-Column = tuple[str, Callable[[Row], str]]
-
-
-def number(key: str, form: str = ",g", scale: float = 1.0) -> Callable[[Row], str]:
-    return lambda row: format(row[key] * scale, form) if row.get(key) is not None else "–"
-
-
-def said(key: str) -> Callable[[Row], str]:
-    return lambda row: str(row.get(key, "–"))
-
-
-def judged(row: Row) -> str:
-    if "judge_nats_per_token" not in row:
-        return "–"
-    error = f" ± {row['judge_error']:.2f}" if "judge_error" in row else ""
-    return f"{row['judge_nats_per_token']:.2f}{error}"
-
-
-TEXTS, STEPS = ("texts", number("texts")), ("steps", number("steps"))
-SECONDS, RATE = ("seconds", number("seconds")), ("texts/s", number("texts_per_second"))
-COMPILED = ("compiled", lambda row: "yes" if row.get("compiled") else "–")
-PEAK, JUDGE = ("peak GiB", number("peak_gib")), ("judge, nats/token", judged)
-TABLES: dict[str, Sequence[Column]] = {
-    "training": (
-        ("model", said("model")),
-        ("parameters, millions", number("parameters", ".1f", 1e-6)),
-        ("texts a step", number("texts")),
-        ("positions", number("positions")),
-        ("ms a step", number("seconds", ",.4g", 1e3)),
-        ("positions/s", number("positions_per_second", ",.0f")),
-        ("TFLOP/s", number("gflops", ",.4g", 1e-3)),
-        ("of the matrix rate", number("share_of_matrix_rate", ".1%")),
-        PEAK,
-    ),
-    "sampling": (
-        ("model", said("model")),
-        TEXTS,
-        STEPS,
-        ("dtype", said("dtype")),
-        COMPILED,
-        SECONDS,
-        RATE,
-        PEAK,
-        JUDGE,
-    ),
-    "control": (
-        ("control", said("control")),
-        TEXTS,
-        ("targets", number("targets")),
-        STEPS,
-        COMPILED,
-        SECONDS,
-        RATE,
-        PEAK,
-        JUDGE,
-    ),
-    "growth": (
-        ("along", said("along")),
-        ("size", number("size")),
-        TEXTS,
-        ("positions", number("positions")),
-        ("words", number("vocabulary")),
-        STEPS,
-        SECONDS,
-        PEAK,
-    ),
-    "rivals": (("rival", said("rival")), ("decoding", said("decoding")), TEXTS, SECONDS, RATE, PEAK, JUDGE),
-    "profile": (
-        ("step", said("step")),
-        ("model", said("model")),
-        TEXTS,
-        ("10⁹ operations", number("gigaoperations")),
-        ("GB", number("gigabytes")),
-        ("ms", number("seconds", ",.4g", 1e3)),
-        ("busy ms", number("busy_ms")),
-        ("floor, ms", number("floor_seconds", ",.4g", 1e3)),
-        ("times the floor", number("times_the_floor")),
-    ),
-}
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """Tables of all parts that have rows, under a line about the machine."""
-    parts = [about_machine(rows)]
-    for part, columns in TABLES.items():
-        own = [row for row in rows if row["part"] == part and "note" not in row]
-        if own:
-            parts.append(f"### {part.capitalize()}\n\n" + table(own, columns))
-    parts += [kernels(row) for row in rows if row.get("kernels")]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def by_part(rows: Sequence[Row]) -> dict[str, Any]:
-    """As `Bench.report` has them."""
-    alone = {row["part"]: row for row in rows if row["part"] not in PARTS}
-    return {**alone, **{part: [row for row in rows if row["part"] == part] for part in PARTS}}
-
-
-def about_machine(rows: Sequence[Row]) -> str:
-    one = {row["part"]: row for row in rows}
-    said = []
-    if machine := one.get("machine"):
-        said.append(f"{machine['processor']}, torch {machine['torch']}, difflm {machine['difflm']}")
-    if product := one.get("matmul"):
-        said.append(f"{product['gflops'] / 1e3:,.4g} TFLOP/s of one {product['size']:,}³ product in {product['dtype']}")
-    if copied := one.get("copy"):
-        said.append(f"{copied['gb_per_second'] / 1e3:,.3g} TB/s of one copy")
-    return "; ".join(said) + "." if said else ""
-
-
-def table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Columns in which nothing stands are left out."""
-    filled = [(name, [cell(row) for row in rows]) for name, cell in columns]
-    kept = [(name, cells) for name, cells in filled if any(cell != "–" for cell in cells)]
-    lines = [[name for name, _ in kept], ["---"] * len(kept)]
-    lines += [list(line) for line in zip(*(cells for _, cells in kept), strict=True)]
+def write_table(rows: Sequence[Row]) -> str:
+    names = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in ("part", "kernels")]
+    lines = [names, ["---"] * len(names), *([write_cell(row.get(name)) for name in names] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def kernels(row: Row) -> str:
-    columns: Sequence[Column] = (
-        ("kernel", lambda one: "`" + one["name"].replace("|", "/") + "`"),
-        ("ms a step", number("ms")),
-        ("calls", number("calls")),
-    )
-    return f"#### A {row['step']} step of {row['model']}, {row['texts']:,} texts\n\n" + table(row["kernels"], columns)
+def write_cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else f"{value:,.9g}" if isinstance(value, int | float) else str(value).replace("|", "/")
 
 
-# -- the command ------------------------------------------------------------------------------------------------------
+def find_curves(rows: Sequence[Row]) -> dict[str, tuple[str, str, dict[str, list[tuple[float, float]]]]]:
+    """Axis labels and curves of each panel: texts a second over texts together, growth, training."""
+    found: dict[str, tuple[str, str, dict[str, list[tuple[float, float]]]]] = {}
+
+    def add(title: str, across: str, up: str, curve: str, x: float, y: float) -> None:
+        found.setdefault(title, (across, up, {}))[2].setdefault(curve, []).append((x, y))
+
+    for row in rows:
+        compiled = ", compiled" if row.get("compiled") else ""
+        if row["part"] in ("sampling", "control", "rivals"):
+            title = f"under control: {row['control']}" if "control" in row else "free texts"
+            curve = f"{row.get('rival') or str(row['steps']) + ' steps'}{compiled}"
+            add(title, "texts together", "texts a second", curve, row["texts"], row["texts_per_second"])
+        elif row["part"] == "growth":
+            seconds = row["seconds"] / row["texts"]
+            add(f"growth with {row['along']}", row["along"], "seconds a text", "", row["size"], seconds)
+        elif row["part"] == "training":
+            rate = row["positions_per_second"]
+            add("training", "texts a step", "positions a second", row["model"], row["texts"], rate)
+    return found
+
+
+def draw_speed(out: Path, rows: Sequence[Row]) -> None:
+    with draw_panels(out, find_curves(rows)) as (_, theme, panels):
+        for panel, (across, up, curves) in panels:
+            for number, (name, points) in enumerate(curves.items()):
+                style = {"marker": "o", "markersize": 4, **theme.line(number)}
+                panel.plot(*zip(*sorted(points), strict=True), label=name, **style)
+            panel.set(xlabel=across, ylabel=up, xscale="log", yscale="log")
+            if any(curves):
+                panel.legend(fontsize=7)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -218,58 +234,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--judge", help="left-to-right model that reads the texts [judge]")
     parser.add_argument("--targets", type=Path, help="targets of `evaluate --task control` [one of each kind]")
     parser.add_argument("--controls", help="of these targets, with commas between [all]")
-    parser.add_argument("--texts", type=Path, metavar="DIR", help="keep controlled texts there")
-    parser.add_argument("--only", help=f"parts, with commas between [{','.join(PARTS)}]")
+    parser.add_argument("--texts", type=Path, metavar="DIR", help="keep texts under control there")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"parts, with commas between [{','.join(PARTS)}]")
     parser.add_argument("--steps", type=int, help="one number of steps instead of several")
     sizes: Callable[[str], list[int]] = lambda given: [int(size) for size in given.split(",")]  # noqa: E731
     parser.add_argument("--batches", type=sizes, default=[], help="texts together, with commas between [1,50,1024]")
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--seconds", type=float, default=540.0, help="after which no further row begins [540]")
-    parser.add_argument("--quick", action="store_true", help="the few rows of `difflm bench`")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="[the quickest]")
     parser.add_argument("--compile", action="store_true", help="compile the model's steps: seconds at every new size")
-    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="append every row as it is found")
-    parser.add_argument("--table", type=Path, metavar="FILE.jsonl", help="print rows found before as Markdown")
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="append every row as it is measured")
+    parser.add_argument("--table", type=Path, metavar="FILE.jsonl", help="print rows measured before as Markdown")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="with --table: draw them, too, as .png or .svg")
     asked = parser.parse_args(arguments)
     if asked.table:
         rows = [json.loads(line) for line in asked.table.read_text(encoding="utf-8").splitlines()]
-        print(markdown(rows), end="")
+        print(write_tables(rows), end="")
         if asked.picture:
-            draw_speed(check_out(asked.picture), by_part(rows))
+            draw_speed(check_out(asked.picture), rows)
         return 0
-    parts, bench = parts_of(asked.only), bench_of(asked)
-    return 1 if measure(bench.tasks(parts), asked.out, asked.seconds) else 0
-
-
-def bench_of(asked: argparse.Namespace) -> Bench:
-    lm = load_model(asked.model, asked.device, asked.dtype)
-    if asked.compile:
-        lm.model.set_inference(None if arithmetic(lm) == "float32" else getattr(torch, arithmetic(lm)), compiled=True)
-    twin = (
-        (run_names([asked.twin])[0], check_twin(load_model(asked.twin, asked.device, asked.dtype)))
-        if asked.twin
-        else None
-    )
-    return Bench(
-        asked.model,
-        lm,
-        asked.steps,
-        not asked.quick,
-        twin,
-        load_judge(asked.judge, [lm], asked.device),
-        targets_of(asked),
-        asked.temperature,
-        Kept(asked.texts) if asked.texts else lambda steps, made: None,
-        asked.batches,
-    )
-
-
-def targets_of(asked: argparse.Namespace) -> list[Target]:
-    found = read_targets(asked.targets) if asked.targets else list(TARGETS)
-    names = asked.controls.split(",") if asked.controls else None
-    return [target for target in found if names is None or target.control in names]
+    parts = asked.only.split(",")
+    if unknown := [part for part in parts if part not in PARTS]:
+        parser.error(f"nothing called {unknown[0]!r} is measured; known: {', '.join(PARTS)}")
+    return 1 if measure(Speed(asked).tasks(parts), asked.out, asked.seconds) else 0
 
 
 if __name__ == "__main__":

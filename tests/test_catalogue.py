@@ -19,7 +19,7 @@ from test_fetch import Page, Web, serving, web
 
 from difflm.app.commands.data import data_app
 from difflm.data import fetch as fetching
-from difflm.data.catalogue import CATALOGUE, E2E_FIELDS, LINE, convert_e2e, cut_lines, e2e_lines
+from difflm.data.catalogue import CATALOGUE, CONVERSIONS, E2E_FIELDS, LINE, convert_e2e, cut_lines, e2e_lines
 from difflm.data.corpora import corpus
 from difflm.data.e2e import e2e_path, read_e2e
 from difflm.data.fetch import fetch_corpus
@@ -62,14 +62,14 @@ def test_an_entry_holds_together(entry):
     assert all((entry.title, entry.purpose, entry.licence))
     assert urlsplit(entry.home).scheme in ("http", "https")
     assert bool(entry.downloads) != bool(entry.obtain)  # it is fetched, or one is told how to get it
-    files = [kept.file for kept in entry.kept]
+    files = [one.file for one in entry.files]
     assert len(set(files)) == len(files)
     assert all(Path(file).name == file for file in files)
     for download in entry.downloads:
         assert urlsplit(download.url).scheme in ("http", "https")
-        assert download.is_archive == all(kept.inside for kept in download.kept)
-    for kept in entry.kept:
-        assert kept.sha256 is None or (re.fullmatch("[0-9a-f]{64}", kept.sha256) and kept.size)
+        assert download.is_archive == all(one.inside for one in download.files)
+    for one in entry.files:
+        assert one.sha256 is None or (re.fullmatch("[0-9a-f]{64}", one.sha256) and one.size)
 
 
 @pytest.mark.parametrize("entry", [c for c in CATALOGUE.values() if c.train], ids=lambda c: c.name)
@@ -85,10 +85,10 @@ def test_what_is_said_to_train_does(entry, tmp_path):
     raw = b"First line.\nSecond line.\n"
     if not entry.downloads:  # one is told where to save it
         path.write_bytes(raw)
-    for kept in entry.kept:
-        (path.parent / kept.file).write_bytes(gzip.compress(raw) if kept.file.endswith(".gz") else raw)
+    for one in entry.files:
+        (path.parent / one.file).write_bytes(gzip.compress(raw) if one.file.endswith(".gz") else raw)
     if entry.convert:
-        assert path in entry.convert(path.parent)
+        assert path in CONVERSIONS[entry.convert](path.parent)
     assert next(iter(read_texts(path))) == "First line."
 
 

@@ -65,7 +65,7 @@ def test_curves_preserve_variance_and_lose_signal(curve):
 
 def test_the_sqrt_curve_is_its_formula():
     t = np.linspace(0, 1, schedules.POINTS)
-    found = schedules.curve("sqrt", Gaussian(Sqrt())).alpha[1:-1]
+    found = schedules.sample_curve("sqrt", Gaussian(Sqrt())).alpha[1:-1]
     np.testing.assert_allclose(found, np.sqrt(1 - np.sqrt(t[1:-1] + 1e-4)), atol=1e-6)
 
 
@@ -92,9 +92,9 @@ def test_models_without_a_schedule_or_vectors_are_refused(tiny_runs):  # noqa: F
 
 
 def test_the_last_change_is_the_step_that_set_the_final_word():
-    found = denoising.condensing(drafts("a x _ p", "a y _ p", "a y . q", "a y . _"))
+    found = denoising.read_denoising(drafts("a x _ p", "a y _ p", "a y . q", "a y . _"))
     assert found.words == ["a", "y", "."]  # behind the last word nothing is shown
-    assert found.settled.tolist() == [1, 2, 3]
+    assert found.last_changed.tolist() == [1, 2, 3]
     assert np.argwhere(found.revised).tolist() == [[1, 1], [2, 2]]  # place and step, both from 0
     assert found.confidence.shape == (3, 4) and not np.isnan(found.confidence).any()
 
@@ -103,19 +103,19 @@ def test_places_that_are_not_written_yet_have_no_confidence():
     """The twin's frames: one word after the other, and none is a change of mind."""
     rows = drafts("a _ _", "a b _", "a b c")
     rows[0] = replace(rows[0], changed=[True, False, False])
-    found = denoising.condensing(rows)
+    found = denoising.read_denoising(rows)
     assert np.isnan(found.confidence).tolist() == [[False] * 3, [True, False, False], [True, True, False]]
-    assert found.settled.tolist() == [1, 2, 3] and not found.revised.any()
+    assert found.last_changed.tolist() == [1, 2, 3] and not found.revised.any()
 
 
 def test_an_empty_place_between_words_stays():
-    assert denoising.condensing(drafts("_ a", "_ b")).words == ["·", "b"]
+    assert denoising.read_denoising(drafts("_ a", "_ b")).words == ["·", "b"]
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), min_size=4, max_size=4), min_size=1, max_size=8))
 def test_nothing_changes_after_a_word_settled(rows):
-    found = denoising.condensing(drafts(*(" ".join(row) for row in rows)))
-    for place, settled in enumerate(found.settled):
+    found = denoising.read_denoising(drafts(*(" ".join(row) for row in rows)))
+    for place, settled in enumerate(found.last_changed):
         column = [row[place] for row in rows]
         assert set(column[settled - 1 :]) == {column[-1]}
         assert settled == 1 or column[settled - 2] != column[-1]
@@ -131,7 +131,7 @@ def test_step_ticks_hold_both_ends(steps):
 @pytest.mark.parametrize(("sure", "colour"), [(0.0, "#00224e"), (1.0, "#fee838")])
 def test_the_heat_map_shows_the_confidence(tmp_path, sure, colour):
     """Both ends of cividis: the map and its scale are a third of the picture, without the dots."""
-    text = denoising.condensing(drafts(*["The pub serves cheap food ."] * 9, sure=sure))
+    text = denoising.read_denoising(drafts(*["The pub serves cheap food ."] * 9, sure=sure))
     denoising.draw_denoising(tmp_path / "a.png", text, "title")
     assert share_of(pixels(tmp_path / "a.png"), colour) > 0.3
 
@@ -139,7 +139,7 @@ def test_the_heat_map_shows_the_confidence(tmp_path, sure, colour):
 @drawing
 def test_a_text_of_dollar_signs_and_no_font_is_drawn_all_the_same(tmp_path, recwarn):
     """Signs of mathtext are words like any other; a sign that no font has is a box, not a warning."""
-    text = denoising.condensing(drafts("$x^ $ \U0001f9ff _ 食", "$x^ $ \\frac _ 食"))
+    text = denoising.read_denoising(drafts("$x^ $ \U0001f9ff _ 食", "$x^ $ \\frac _ 食"))
     denoising.draw_denoising(tmp_path / "a.png", text, "$")
     assert pixels(tmp_path / "a.png").shape[1] == 1200 and not recwarn.list
 
@@ -147,7 +147,7 @@ def test_a_text_of_dollar_signs_and_no_font_is_drawn_all_the_same(tmp_path, recw
 @drawing
 def test_a_text_too_long_for_a_picture_is_refused(tmp_path):
     with pytest.raises(UsageError, match="too long"):
-        denoising.draw_denoising(tmp_path / "a.png", denoising.condensing(drafts("a " * 200)), "title")
+        denoising.draw_denoising(tmp_path / "a.png", denoising.read_denoising(drafts("a " * 200)), "title")
     assert not list(tmp_path.iterdir())
 
 
@@ -160,7 +160,7 @@ def test_a_text_too_long_for_a_picture_is_refused(tmp_path):
 )
 def test_labels_touch_no_label_and_cover_no_dot(points, sizes):
     frame = np.array([0.0, 0.0, 300.0, 300.0])
-    placed = embeddings.place_labels(points, sizes, frame, most=6)
+    placed = embeddings.place_labels(points, sizes, frame, max_labels=6)
     assert len(placed) <= 6
     boxes = [(x, y, x + sizes[i, 0], y + sizes[i, 1]) for i, (x, y) in placed.items()]
     for number, (left, low, right, high) in enumerate(boxes):
@@ -274,7 +274,7 @@ def test_a_history_is_what_the_run_wrote_down(tiny_runs, tmp_path):  # noqa: F81
 def test_every_part_of_every_run_has_a_place(tiny_runs):  # noqa: F811
     runs = [tiny_runs[method] for method in ("difflm", "diffusion-lm", "autoregressive")]
     histories = [training.read_history(str(run)) for run in runs]
-    panels = training.panels_of(histories)
+    panels = training.find_panels(histories)
     assert list(panels)[:2] == ["validation, nats/token", "training loss"]
     assert {f"loss part: {name}" for name in ("ce", "warp", "mse", "rounding_ce", "terminal_norm")} <= set(panels)
     assert sum(map(len, panels.values())) == sum(len(h.losses) + 1 for h in histories)

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from difflm.app import live_view as show
-from difflm.app.live_view import TerminalView, condensed, showable
+from difflm.app.live_view import TerminalView, hide_letters, printable
 from difflm.generation.jobs import Draft
 
 STEPS = 8
@@ -81,8 +81,8 @@ def test_a_pipe_says_which_text_a_draft_is_of():
 
 def test_every_candidate_of_a_text_has_a_line():
     view = TerminalView(2, STEPS, candidates=3, console=terminal())
-    view._tile = [draft(k, 7, [f"candidate{k}"], sure=1) for k in (3, 4, 5)]
-    view._drafts = {d.sample: d for d in view._tile}
+    view._batch = [draft(k, 7, [f"candidate{k}"], sure=1) for k in (3, 4, 5)]
+    view._drafts = {d.sample: d for d in view._batch}
     assert [row.plain for row in view._rows()] == ["·"] * 3 + ["candidate3", "candidate4", "candidate5"]
     view._finished = 1
     assert [row.plain for row in view._rows()] == ["candidate3", "candidate4", "candidate5"]
@@ -140,8 +140,8 @@ def test_at_most_twenty_redraws_a_second_and_always_the_last(clock):
 def test_a_line_stays_inside_the_window(tokens, sure, width):
     console = terminal(width=width)
     view = TerminalView(2, STEPS, console=console)
-    view._tile = [draft(0, 0, tokens, sure), draft(1, 0, ["日本語" * 20], sure)]
-    view._drafts = {d.sample: d for d in view._tile}
+    view._batch = [draft(0, 0, tokens, sure), draft(1, 0, ["日本語" * 20], sure)]
+    view._drafts = {d.sample: d for d in view._batch}
     for row in [view._header(), *view._rows()]:
         assert row.cell_len <= width
         assert "\n" not in row.plain and ESCAPE not in row.plain
@@ -149,32 +149,32 @@ def test_a_line_stays_inside_the_window(tokens, sure, width):
 
 def test_how_sure_it_is_is_shown_only_while_a_text_forms():
     view = TerminalView(2, STEPS, console=terminal())
-    view._tile = [draft(0, STEPS - 2, ["here"], sure=0.9)]
+    view._batch = [draft(0, STEPS - 2, ["here"], sure=0.9)]
     assert "90% sure" in view._header().plain
-    view._tile = [draft(0, STEPS - 1, ["here"], sure=0.9)]
+    view._batch = [draft(0, STEPS - 1, ["here"], sure=0.9)]
     assert "sure" not in view._header().plain
 
 
 def test_wide_signs_are_cut_by_their_cells():
     view = TerminalView(2, STEPS, console=terminal(width=20))
-    view._tile = [draft(0, 7, ["日本語" * 10], sure=1)]
-    view._drafts = {0: view._tile[0]}
+    view._batch = [draft(0, 7, ["日本語" * 10], sure=1)]
+    view._drafts = {0: view._batch[0]}
     line = view._rows()[0].plain
     assert line.endswith("…") and 19 <= cell_len(line) <= 20
 
 
 def test_texts_that_come_later_have_their_line_from_the_start():
     view = TerminalView(3, STEPS, console=terminal())
-    view._tile = [draft(1, 7, ["here"], sure=1)]
-    view._drafts = {1: view._tile[0]}
+    view._batch = [draft(1, 7, ["here"], sure=1)]
+    view._drafts = {1: view._batch[0]}
     assert [row.plain for row in view._rows()] == ["·", "here", "·"]
 
 
 def test_more_texts_than_lines_show_those_in_the_making():
     console = terminal(height=10)
     view = TerminalView(50, STEPS, console=console)
-    view._tile = [draft(40, 7, ["here"], sure=1)]
-    view._drafts = {40: view._tile[0]}
+    view._batch = [draft(40, 7, ["here"], sure=1)]
+    view._drafts = {40: view._batch[0]}
     rows = [row.plain for row in view._rows()]
     assert len(rows) + 1 < console.height
     assert "here" in rows and rows[-1] == f"… and {50 - len(rows) + 1} more"
@@ -201,16 +201,18 @@ def test_tokens_cannot_steer_the_terminal():
     assert not {"\x07", "\u202e"} & set(output(console))
 
 
-@given(word=st.text().map(showable), sure=st.floats(0, 1), place=st.integers(0, 100))
+@given(word=st.text().map(printable), sure=st.floats(0, 1), place=st.integers(0, 100))
 def test_a_condensed_word_keeps_its_width_and_its_spaces(word, sure, place):
-    assert condensed(f" {word}", sure, place)[0] == " "
-    assert cell_len(condensed(word, sure, place)) == sum(map(cell_len, word)) or sure >= show.SETTLED
+    assert hide_letters(f" {word}", sure, place)[0] == " "
+    assert cell_len(hide_letters(word, sure, place)) == sum(map(cell_len, word)) or sure >= show.SETTLED
 
 
 @given(word=st.text(alphabet="abcdef", max_size=20), place=st.integers(0, 100), sure=st.tuples(*[st.floats(0, 1)] * 2))
 def test_letters_that_show_stay_while_confidence_grows(word, place, sure):
     less, more = sorted(sure)
-    for letter, before, after in zip(word, condensed(word, less, place), condensed(word, more, place), strict=True):
+    for letter, before, after in zip(
+        word, hide_letters(word, less, place), hide_letters(word, more, place), strict=True
+    ):
         assert {before, after} <= {letter, "·"}
         assert before == "·" or after == letter
-    assert condensed(word, 1, place) == word
+    assert hide_letters(word, 1, place) == word

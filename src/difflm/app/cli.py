@@ -1,6 +1,6 @@
-"""The command `difflm`. Verbs are thin: they read options, call the library and show what it says.
+"""The command `difflm`. Its subcommands are thin: they read options, call the library and print what it returns.
 
-Nothing here imports torch before a verb needs it. Exit codes: 0 done, 1 failed, 2 wrong usage.
+Nothing here imports torch before a subcommand needs it. Exit codes: 0 done, 1 failed, 2 wrong usage.
 """
 
 import sys

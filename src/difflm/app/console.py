@@ -1,10 +1,9 @@
-"""What a person sees while the command works: a bar, the live line of a training run, notes."""
+"""Terminal output of the commands: progress bars, the live line of a training run, notes."""
 
 import json
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
     from difflm.training.trainer import Progress as TrainingProgress
     from difflm.training.trainer import Validation
 
-PATIENCE = 2.0  # seconds of work after which a bar appears
+BAR_DELAY = 2.0  # seconds of work after which a bar appears
 SAMPLES, SAMPLE_STEPS = 3, 20
-PIPE_WIDTH = 200  # columns of a table that nobody's window cuts
+PIPE_WIDTH = 200  # columns of a table, where there is no terminal to fit
 
 
 def complain(message: str) -> None:
@@ -62,7 +61,7 @@ class Bar:
             )
             self._task = self._progress.add_task(what, total=total)
         self._lock, self._shown, self._over = threading.Lock(), False, False
-        self._timer = threading.Timer(PATIENCE, self._show)
+        self._timer = threading.Timer(BAR_DELAY, self._show)
         self._timer.daemon = True
 
     def _show(self) -> None:
@@ -76,9 +75,7 @@ class Bar:
             self._timer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._timer.cancel()
         with self._lock:
             self._over = True
@@ -90,7 +87,7 @@ class Bar:
             self._progress.update(self._task, description=what, completed=done, total=total)
 
     def put(self, line: str) -> None:
-        """A line of the answer on stdout; above the bar where both share a terminal."""
+        """Print a line of output to stdout; above the bar where both share a terminal."""
         if self._progress and self._shown and sys.stdout.isatty():
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -98,7 +95,7 @@ class Bar:
 
 
 def training_line(now: "TrainingProgress") -> str:
-    """Where a run stands: steps, speed, time left and every part of the loss."""
+    """The progress of a run: steps, speed, time left and every part of the loss."""
     left = (now.steps - now.step) / max(now.steps_per_second, 1e-9)
     parts = [
         f"step {now.step:,}/{now.steps:,}",
@@ -111,7 +108,7 @@ def training_line(now: "TrainingProgress") -> str:
 
 
 class TrainingView:
-    """Watches a training run: one live line in a terminal, plain lines in a pipe, objects with `as_json`."""
+    """Shows a training run: one live line in a terminal, plain lines in a pipe, objects with `as_json`."""
 
     def __init__(self, run: Path, as_json: bool) -> None:
         self.run, self.as_json = run, as_json
@@ -123,9 +120,7 @@ class TrainingView:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._live:
             self._live.stop()
 
@@ -136,14 +131,14 @@ class TrainingView:
             print(text, flush=True)
 
     def _passing(self, text: str) -> None:
-        """A line that the next one replaces, where that is possible."""
+        """Show a line that the next one replaces, where the output is a terminal."""
         if self._live:
             self._live.update(Text(text), refresh=True)
         else:
             print(text, flush=True)
 
     def reading(self, what: str, count: int) -> None:
-        """How far reading is; without a count, something to know, which stays; below zero, a warning."""
+        """Show how far reading is. A count of zero makes `what` a note that stays, one below zero a warning."""
         if self.as_json:
             if count <= 0:
                 put_json({"kind": "warning" if count else "note", "text": what})
@@ -155,7 +150,7 @@ class TrainingView:
             self._warn(f"WARNING: {what}")
 
     def _warn(self, text: str) -> None:
-        """A line that nobody overlooks: on stderr, or in colour where a live line owns the terminal."""
+        """Show a warning on stderr, or in colour where a live line owns the terminal."""
         if self._live:
             self._live.console.print(Text(text, style="bold red"))
         else:

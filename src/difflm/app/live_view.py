@@ -1,4 +1,4 @@
-"""The terminal view: texts condense out of noise while they are made."""
+"""The terminal view: texts while they are denoised."""
 
 import os
 import sys
@@ -6,7 +6,6 @@ import time
 import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -21,17 +20,17 @@ if TYPE_CHECKING:
     from difflm.generation.jobs import Draft
 
 PAUSE = 0.05  # seconds between two redraws; steps that come faster are not drawn
-SETTLED = 0.5  # a word surer than this shows all its letters
+SETTLED = 0.5  # the confidence above which a word shows all its letters
 BAR = 20  # cells
-# Warm and faint is unsure, cool and strong is sure; the ramps of the player's two themes.
+# From low confidence (warm, faint) to high (cool, strong); the ramps of the player's two themes.
 ON_DARK = ("#a08d45", "#a99a61", "#b2a77b", "#bbb495", "#c4c2af", "#ced0c9", "#d8dde4", "#e2ebff")
 ON_LIGHT = ("#84640a", "#735b26", "#615234", "#50493e", "#3f4044", "#2d3647", "#1d2b49", "#0b1f4a")
 FAINT = Style(dim=True)
-UNSHOWN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # they would move the cursor or turn the line around
+UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # they would move the cursor or turn the line around
 
 
 class TerminalView:
-    """Give its `frame` as `watch`, and each finished text to `put`, in order.
+    """Pass its `frame` as `watch`, and each finished text to `put`, in order.
 
     In a terminal there is a line for every text that is not finished, cut to the window (a lone text has all the lines
     it needs); a finished one moves above them, whole. Elsewhere a few drafts are plain lines before the text.
@@ -42,7 +41,7 @@ class TerminalView:
         self.n, self.steps, self.candidates = n, steps, candidates
         self.console = console or Console(file=sys.stdout, highlight=False)
         self._drafts: dict[int, Draft] = {}  # the latest of every text that is not finished
-        self._tile: list[Draft] = []
+        self._batch: list[Draft] = []
         self._finished = 0
         self._drawn = float("-inf")
         self._styles = word_styles(self.console)
@@ -55,18 +54,16 @@ class TerminalView:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._live:
             self._live.update(Text(""))
             self._live.stop()
 
     def frame(self, drafts: "Sequence[Draft]") -> None:
-        """One step of the texts that are being made together."""
+        """Show one step of the texts of a batch."""
         if not drafts:
             return
-        self._tile = list(drafts)
+        self._batch = list(drafts)
         self._drafts |= {draft.sample: draft for draft in drafts}
         if self._live is None:
             self._snapshot()
@@ -74,7 +71,7 @@ class TerminalView:
             self._draw()
 
     def put(self, text: str) -> None:
-        """The next finished text, whole."""
+        """Print the next finished text."""
         for sample in self._samples(self._finished):
             self._drafts.pop(sample, None)
         self._finished += 1
@@ -85,10 +82,10 @@ class TerminalView:
         self._draw()
 
     def _snapshot(self) -> None:
-        """Without a terminal: the drafts of the first step and of every quarter of the way."""
-        if self._tile[0].step not in {0, self.steps // 4, self.steps // 2, 3 * self.steps // 4}:
+        """Without a terminal, print the drafts of the first step and of every quarter."""
+        if self._batch[0].step not in {0, self.steps // 4, self.steps // 2, 3 * self.steps // 4}:
             return
-        for draft in self._tile:
+        for draft in self._batch:
             line = f"{self._name(draft)}{self._time(draft)}  {self._line(draft).plain}"
             print(line, file=self.console.file, flush=True)
 
@@ -103,19 +100,19 @@ class TerminalView:
     def _draw(self) -> None:
         assert self._live is not None
         rows = self._rows() if self._finished < self.n else []
-        header = [self._header()] if rows and self._tile else []
+        header = [self._header()] if rows and self._batch else []
         self._live.update(Group(*header, *rows), refresh=True)
         self._drawn = time.monotonic()
 
     def _rows(self) -> list[Text]:
-        """A line a text, those that wait included, as many as the window has room for."""
+        """A line for each text, waiting ones included, as many as the window holds."""
         unfinished = range(self._finished * self.candidates, self.n * self.candidates)
         if self.n * self.candidates == 1:
             return [self._line(self._drafts[0])] if 0 in self._drafts else []
         room = max(1, self.console.height - 3)
         shown = list(unfinished)
         if len(shown) > room:
-            now = {draft.sample for draft in self._tile}
+            now = {draft.sample for draft in self._batch}
             shown = sorted(sorted(shown, key=lambda sample: sample not in now)[: max(1, room - 1)])
         rows = [self._line(self._drafts[k]) if k in self._drafts else Text("·", FAINT) for k in shown]
         for row in rows:
@@ -124,12 +121,12 @@ class TerminalView:
         return rows + ([Text(f"… and {more:,} more", FAINT)] if more else [])
 
     def _header(self) -> Text:
-        draft = self._tile[0]
-        sure = [c for d in self._tile for c, token in zip(d.confidence, d.tokens, strict=True) if token]
+        draft = self._batch[0]
+        sure = [c for d in self._batch for c, token in zip(d.confidence, d.tokens, strict=True) if token]
         mean = sum(sure) / max(1, len(sure))
         full = min(BAR, round(BAR * (draft.step + 1) / max(self.steps, draft.step + 1)))
         parts = [self._time(draft), "━" * full + "╌" * (BAR - full)]
-        if draft.step + 1 < self.steps:  # of finished texts it would vouch for what is written
+        if draft.step + 1 < self.steps:  # the confidence of a finished text would read as a promise
             parts.append(f"{mean:4.0%} sure")
         if self.n > 1:
             parts.append(f"{self._finished}/{self.n} done")
@@ -142,12 +139,12 @@ class TerminalView:
         return f"step {draft.step + 1:>{len(str(self.steps))}}{total}  t {draft.t:.3f}"
 
     def _line(self, draft: "Draft") -> Text:
-        tokens = [showable(token) for token in draft.tokens]
+        tokens = [printable(token) for token in draft.tokens]
         apart = spaces(tokens, made_of_pieces(tokens))
         line = Text()
-        for place, (token, space, sure) in enumerate(zip(tokens, apart, draft.confidence, strict=True)):
+        for position, (token, space, sure) in enumerate(zip(tokens, apart, draft.confidence, strict=True)):
             line.append(" " * space)
-            line.append(condensed(token, sure, place), self._style(sure))
+            line.append(hide_letters(token, sure, position), self._style(sure))
         return line
 
     def _style(self, sure: float) -> Style:
@@ -155,34 +152,34 @@ class TerminalView:
 
 
 def word_styles(console: Console) -> list[Style]:
-    """From unsure to sure; without colours, faint and plain."""
+    """Styles from low to high confidence; without colours, faint and plain."""
     if console.no_color or console.color_system is None:
         return [FAINT, Style()]
     return [Style(color=color) for color in (ON_LIGHT if light_background() else ON_DARK)]
 
 
 def light_background() -> bool:
-    """What the terminal says of itself, if it does: COLORFGBG ends in the number of its background."""
+    """Whether COLORFGBG, which some terminals set, ends in the number of a light background."""
     with suppress(ValueError):
         return int(os.environ.get("COLORFGBG", "").rpartition(";")[2]) in (7, *range(9, 16))
     return False
 
 
-def showable(token: str) -> str:
-    return "".join(sign for sign in token if unicodedata.category(sign) not in UNSHOWN)
+def printable(token: str) -> str:
+    return "".join(character for character in token if unicodedata.category(character) not in UNPRINTABLE)
 
 
-def condensed(word: str, sure: float, place: int) -> str:
-    """The word as far as it is sure: below SETTLED some letters are dots, of the same width.
+def hide_letters(word: str, sure: float, position: int) -> str:
+    """Show some letters as dots of the same width while the confidence is below SETTLED.
 
-    Which ones depends on the place alone, so a word does not flicker while its confidence grows.
+    Which ones depends on the position alone, so that a word does not flicker while its confidence grows.
     """
     if not sure < SETTLED:
         return word
     shown, hidden = "", False
     for k, sign in enumerate(word):
         width = cell_len(sign)
-        if width:  # a mark has none: it shares the fate of its letter
-            hidden = sign != " " and (0.61803 * (k + 1) + 0.32472 * place) % 1 > sure / SETTLED
+        if width:  # a combining mark has none: it is hidden with its letter
+            hidden = sign != " " and (0.61803 * (k + 1) + 0.32472 * position) % 1 > sure / SETTLED
         shown += "·" * width if hidden else sign
     return shown

@@ -1,101 +1,91 @@
-"""Files from the web: whole under their name or not at all, and a broken download goes on where it stopped."""
+"""Downloads of the public corpora: a file is complete and checked under its name, or it is not there."""
 
-import contextlib
 import hashlib
-import json
-import os
-import re
 import shutil
-import socket
-import ssl
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from http.client import HTTPException, responses
+from http.client import responses
 from pathlib import Path
-from types import TracebackType
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import urljoin, urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from difflm.data.catalogue import Corpus, Download, Kept
+import requests
+
+from difflm.data.catalogue import CONVERSIONS, Corpus, CorpusFile, Download
 from difflm.errors import DifflmError, UsageError
-from difflm.runtime.files import explain_os_error, replace_atomically, write_atomic
-
-try:
-    import fcntl
-except ImportError:  # Windows: there nobody watches over two fetches of one file
-    fcntl = None  # type: ignore[assignment]
+from difflm.runtime.files import replace_atomically
 
 CHUNK = 1 << 16
 TIMEOUT = 30.0  # seconds without a byte
+HEADERS = {"User-Agent": "difflm", "Accept-Encoding": "identity"}
+ADVICE = {
+    401: "It asks for a login: see its home in `difflm data list`.",
+    403: "It may ask for a login: see its home in `difflm data list`.",
+    404: "The file may have moved: see its home in `difflm data list`.",
+    410: "The file is gone: see its home in `difflm data list`.",
+}
+LATER = "Try again later."
+NETWORK_ERRORS = {  # by urllib3's class
+    "ReadTimeoutError": "{host} sent nothing for {timeout:g} s",
+    "ConnectTimeoutError": "{host} did not answer within {timeout:g} s",
+    "NameResolutionError": "{host} cannot be found: this machine may be offline",
+    "NewConnectionError": "{host} refuses the connection",
+    "SSLError": "the certificate of {host} cannot be verified",
+}
 
-Tell = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all
+Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all
 
 
-class Damaged(DifflmError):
-    """What came is not what was asked for; trying to go on with it is of no use."""
-
-
-def silent(what: str, done: int, total: int | None) -> None:
+def ignore_progress(file: str, done: int, total: int | None) -> None:
     pass
 
 
-# -- a corpus ---------------------------------------------------------------------------------------------------------
-
-
 def fetch_corpus(
-    corpus: Corpus, out: Path, base: str | None = None, timeout: float = TIMEOUT, tell: Tell = silent
+    corpus: Corpus, out: Path, base: str | None = None, timeout: float = TIMEOUT, progress: Progress = ignore_progress
 ) -> list[Path]:
-    """Bring a corpus to `out`/name and make what difflm reads of it. `base` is another server with the same paths."""
+    """Fetch a corpus into `out`/name and convert it to what difflm reads. `base` is another server with its paths."""
     if not corpus.downloads:
         raise UsageError(f"{corpus.name} cannot be fetched: {corpus.obtain}")
     folder = out / corpus.name
     for download in corpus.downloads:
-        _bring(download, folder, base, timeout, tell)
-    made = corpus.convert(folder) if corpus.convert else []
-    return [*(folder / kept.file for kept in corpus.kept), *made]
+        if not all(is_complete(folder / one.file, one) for one in download.files):
+            fetch_download(download, folder, base, timeout, progress)
+    made = CONVERSIONS[corpus.convert](folder) if corpus.convert else []
+    return [*(folder / one.file for one in corpus.files), *made]
 
 
-def _bring(download: Download, folder: Path, base: str | None, timeout: float, tell: Tell) -> None:
-    if all(is_whole(folder / kept.file, kept.size, kept.sha256) for kept in download.kept):
-        return
+def fetch_download(download: Download, folder: Path, base: str | None, timeout: float, progress: Progress) -> None:
     url = download.address(base)
     if not download.is_archive:
-        [kept] = download.kept
-        fetch_file(url, folder / kept.file, kept.size, kept.sha256, timeout, tell)
+        [one] = download.files
+        fetch_file(url, folder / one.file, one.size, one.sha256, timeout, progress)
         return
     archive = folder / urlsplit(url).path.rpartition("/")[2]
-    if not archive.is_file():  # it stays where the disk was too full to unpack it
-        fetch_file(url, archive, None, None, timeout, tell)
     try:
-        for kept in download.kept:
-            _unpack(archive, kept, folder / kept.file)
-    except Damaged:
-        archive.unlink()
-        raise
-    archive.unlink()
+        fetch_file(url, archive, timeout=timeout, progress=progress)
+        for one in download.files:
+            unpack_file(archive, one, folder / one.file)
+    finally:
+        archive.unlink(missing_ok=True)
 
 
-def _unpack(archive: Path, kept: Kept, target: Path) -> None:
+def unpack_file(archive: Path, one: CorpusFile, target: Path) -> None:
     try:
         with zipfile.ZipFile(archive) as packed:
-            names = [name for name in packed.namelist() if name.rpartition("/")[2] == kept.inside]
+            names = [name for name in packed.namelist() if name.rpartition("/")[2] == one.inside]
             if not names:
-                raise Damaged(f"{archive.name} holds no {kept.inside}. It holds: {', '.join(packed.namelist()[:8])}.")
-            if kept.size not in (None, packed.getinfo(names[0]).file_size):
-                raise Damaged(f"{names[0]} in {archive.name} is not {kept.size:,} bytes long: refused.")
+                raise DifflmError(
+                    f"{archive.name} holds no {one.inside}. It holds: {', '.join(packed.namelist()[:8])}."
+                )
+            if one.size not in (None, packed.getinfo(names[0]).file_size):
+                raise DifflmError(f"{names[0]} in {archive.name} is not {one.size:,} bytes long: refused.")
             with replace_atomically(target) as temporary:
                 with packed.open(names[0]) as source, temporary.open("wb") as file:
                     shutil.copyfileobj(source, file)
-                _check(temporary, target, kept.size, kept.sha256)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: locked or packed oddly
-        raise Damaged(f"{archive.name} is not a whole zip archive ({error}). Fetch it again.") from None
-
-
-# -- is it whole ------------------------------------------------------------------------------------------------------
+                check_file(temporary, target.name, one.size, one.sha256)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
+        raise DifflmError(f"{archive.name} is not a whole zip archive ({error}). Fetch it again.") from None
 
 
 def sha256_of(path: Path) -> str:
@@ -103,16 +93,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def is_whole(path: Path, size: int | None, sha256: str | None) -> bool:
-    """Whether the file is there and is what is known of it."""
-    return path.is_file() and size in (None, path.stat().st_size) and (sha256 is None or sha256_of(path) == sha256)
+def is_complete(path: Path, one: CorpusFile) -> bool:
+    """Whether the file exists and agrees with what is known of it."""
+    same_size = path.is_file() and one.size in (None, path.stat().st_size)
+    return same_size and one.sha256 in (None, sha256_of(path))
 
 
-def _check(path: Path, target: Path, size: int | None, sha256: str | None) -> None:
-    if not is_whole(path, size, None):
-        raise Damaged(f"{target.name} came with {path.stat().st_size:,} bytes, not {size:,}: refused.")
+def check_file(path: Path, name: str, size: int | None, sha256: str | None) -> None:
+    if size not in (None, path.stat().st_size):
+        raise DifflmError(f"{name} came with {path.stat().st_size:,} bytes, not {size:,}: refused.")
     if sha256 is not None and (found := sha256_of(path)) != sha256:
-        raise Damaged(f"{target.name} has the wrong checksum: refused.\nsha256 {found}, expected {sha256}.")
+        raise DifflmError(f"{name} has the wrong checksum: refused.\nsha256 {found}, expected {sha256}.")
 
 
 # -- one file ---------------------------------------------------------------------------------------------------------
@@ -124,254 +115,70 @@ def fetch_file(
     size: int | None = None,
     sha256: str | None = None,
     timeout: float = TIMEOUT,
-    tell: Tell = silent,
+    progress: Progress = ignore_progress,
 ) -> None:
-    """Bring `url` to `target`, through a file beside it that stays for the next try where the connection breaks."""
-    _check_address(url)
-    with Part(target) as part:
-        if not part.is_complete(url):
-            _receive(url, part, size, sha256, timeout, tell)
+    """Download `url` to a temporary file, check it, and rename it to `target`."""
+    if not is_web_address(url):
+        raise UsageError(f"only http and https addresses are fetched, not {url!r}.")
+    if target.is_dir():
+        raise DifflmError(f"{target} is a directory. Choose another place with --out.")
+    done, total = 0, None
+    with replace_atomically(target) as temporary:
         try:
-            _check(part.path, target, size, sha256)
-        except Damaged:
-            part.clear()  # more of the same would not mend it
-            raise
-        part.finish()
+            answer = requests.get(
+                url, headers=HEADERS, timeout=timeout, stream=True, hooks={"response": check_redirect}
+            )
+            with answer, temporary.open("wb") as file:
+                total = check_answer(url, answer, size, sha256)
+                progress(target.name, 0, total)
+                for block in answer.iter_content(CHUNK):
+                    done += len(block)
+                    if total is not None and done > total:  # a body without a length might never end
+                        raise DifflmError(f"{url} is longer than {total:,} bytes: another file is there now. Refused.")
+                    file.write(block)
+                    progress(target.name, done, total)
+        except requests.TooManyRedirects:
+            raise DifflmError(f"{url} redirects in a circle. {LATER}") from None
+        except requests.RequestException as error:
+            of = "" if total is None else f" of {total:,}"
+            trouble = f"{explain_network_error(error, url, timeout)} after {done:,}{of} bytes"
+            raise DifflmError(f"{trouble}. Run the same command again to start anew.") from None
+        check_file(temporary, target.name, size, sha256)
 
 
-@dataclass(frozen=True)
-class Source:
-    """What the server said of the file that a part belongs to."""
-
-    url: str
-    validator: str  # a strong ETag or a date: the server's word for "still the same file"
-    total: int | None
-
-
-class Part:
-    """What has come of a file so far, beside its final name."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-        self.path = target.with_name(f"{target.name}.part")
-        self.about = target.with_name(f"{target.name}.part.json")
-
-    def __enter__(self) -> "Part":
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.target.is_dir():
-                raise DifflmError(f"{self.target} is a directory. Choose another place with --out.")
-            self._file = self.path.open("ab", buffering=0)
-        except OSError as error:
-            raise explain_os_error(error, self.target) from None
-        try:
-            self._claim()
-        except BaseException:
-            self._file.close()
-            raise
-        return self
-
-    def _claim(self) -> None:
-        """Two that append to one part would spoil it."""
-        try:
-            if fcntl:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())  # else it was just renamed
-        except (BlockingIOError, FileNotFoundError):
-            mine = False
-        if not mine:
-            raise DifflmError(f"another command is fetching {self.target}. Wait for it, then try again.")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._file.closed and not self.length:
-            self.path.unlink(missing_ok=True)
-            self.about.unlink(missing_ok=True)
-        self._file.close()
-
-    @property
-    def length(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
-
-    def source(self, url: str) -> Source | None:
-        """Where to go on from; None where the download begins anew."""
-        if not self.length:
-            return None
-        try:
-            source = Source(**json.loads(self.about.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None
-        told = isinstance(source.validator, str) and source.validator.isprintable() and source.validator
-        return source if told and source.url == url else None
-
-    def is_complete(self, url: str) -> bool:
-        source = self.source(url)
-        return source is not None and source.total == self.length
-
-    def clear(self) -> None:
-        self._file.truncate(0)
-
-    def begin(self, source: Source) -> None:
-        self.clear()
-        write_atomic(self.about, json.dumps(asdict(source)))
-
-    def write(self, block: bytes) -> None:
-        left = memoryview(block)
-        try:
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            raise explain_os_error(error, self.target) from None
-
-    def finish(self) -> None:
-        try:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self.path.replace(self.target)
-            self.about.unlink(missing_ok=True)
-        except OSError as error:
-            raise explain_os_error(error, self.target) from None
-
-
-def _receive(url: str, part: Part, size: int | None, sha256: str | None, timeout: float, tell: Tell) -> None:
-    source = part.source(url)
-    answer = _ask(url, source, part.length, timeout)
-    if source and answer.status != 200 and not _continues(answer, source, part.length):
-        answer.close()
-        source, answer = None, _ask(url, None, 0, timeout)
-    with contextlib.closing(answer):
-        if source and answer.status == 206:
-            total: int | None = _range(answer)[2]
-        else:  # a first try, a server that knows no ranges, or a file that changed
-            total = _stated_length(url, answer, size, sha256)
-            part.begin(Source(url, _validator(answer), total))
-        _copy(url, part, answer, total, size, timeout, tell)
-
-
-def _ask(url: str, source: Source | None, length: int, timeout: float) -> Any:
-    """The server's answer: 200, or what it says to a request for the rest of the file."""
-    headers = {"User-Agent": "difflm", "Accept-Encoding": "identity"}
-    if source:
-        headers |= {"Range": f"bytes={length}-", "If-Range": source.validator}
-    try:
-        answer = build_opener(_Redirects).open(Request(url, headers=headers), timeout=timeout)
-    except HTTPError as error:
-        if source and error.code == 416:
-            return error
-        error.close()
-        meaning = responses.get(error.code, "unknown")
-        raise DifflmError(f"{url} answered {error.code} ({meaning}). {_ADVICE.get(error.code, _LATER)}") from None
-    except (OSError, HTTPException) as error:
-        raise DifflmError(f"{_trouble(error, url, timeout)}. Run the same command again to try once more.") from None
-    if answer.status != 200 and not source:
-        answer.close()
-        raise DifflmError(f"{url} answered {answer.status}, not with a file. {_LATER}")
-    return answer
-
-
-_LATER = "Try again later."
-_ADVICE = {
-    401: "It asks for a login: see its home in `difflm data list`.",
-    403: "It may ask for a login: see its home in `difflm data list`.",
-    404: "The file may have moved: see its home in `difflm data list`.",
-    410: "The file is gone: see its home in `difflm data list`.",
-}
-
-
-class _Redirects(HTTPRedirectHandler):
-    """Follows to http and https only, and never from https to http, where anybody could change the file."""
-
-    def http_error_302(self, req: Request, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        target = urljoin(req.full_url, headers.get("Location") or headers.get("URI") or "")
-        if not _is_web(target) or (req.type == "https" and urlsplit(target).scheme != "https"):
-            fp.close()
-            raise DifflmError(f"{req.full_url} leads on to {target!r}, which is not followed: refused.")
-        return super().http_error_302(req, fp, code, msg, headers)
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
-
-
-def _is_web(url: str) -> bool:
+def is_web_address(url: str) -> bool:
     parts = urlsplit(url)
     return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
-def _check_address(url: str) -> None:
-    if not _is_web(url):
-        raise UsageError(f"only http and https addresses are fetched, not {url!r}.")
+def check_redirect(answer: requests.Response, *args: Any, **kwargs: Any) -> None:
+    """Allow redirects to http and https only, and never from https to http, where anybody could change the file."""
+    if answer.is_redirect:
+        target = urljoin(answer.url, answer.headers["Location"])
+        if not is_web_address(target) or (answer.url.startswith("https:") and not target.startswith("https:")):
+            raise DifflmError(f"{answer.url} leads on to {target!r}, which is not followed: refused.")
 
 
-def _validator(answer: Any) -> str:
-    """A word by which the server knows this very file again; weak ETags promise less than equal bytes."""
-    tag: str = answer.headers.get("ETag", "")
-    return tag if tag.startswith('"') else answer.headers.get("Last-Modified", "")
-
-
-def _range(answer: Any) -> tuple[int, int, int]:
-    """First byte, last byte and length of the whole, as the answer states them; −1 where it does not."""
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range", "").strip())
-    return (int(found[1]), int(found[2]), int(found[3])) if found else (-1, -1, -1)
-
-
-def _continues(answer: Any, source: Source, length: int) -> bool:
-    """Whether the answer is the rest of the same file, from `length` to its end."""
-    if answer.status != 206 or _encoded(answer):
-        return False
-    first, last, total = _range(answer)
-    tag = answer.headers.get("ETag")
-    same = source.total in (None, total) and (tag == source.validator or not (tag and source.validator.startswith('"')))
-    return same and (first, last) == (length, total - 1) and answer.length in (None, total - length)
-
-
-def _encoded(answer: Any) -> bool:
-    return answer.headers.get("Content-Encoding", "identity").lower() not in ("", "identity")
-
-
-def _stated_length(url: str, answer: Any, size: int | None, sha256: str | None) -> int | None:
-    """The length of the whole file; None where it comes in chunks, whose end is marked."""
-    if _encoded(answer) or answer.headers.get_content_type() == "text/html":
-        raise DifflmError(f"{url} answered with a web page or a packed stream, not with the file. {_LATER}")
-    total: int | None = answer.length
-    if size is not None and total not in (None, size):
+def check_answer(url: str, answer: requests.Response, size: int | None, sha256: str | None) -> int | None:
+    """Refuse what cannot be the file; return its length, or None where the body is chunked and marks its own end."""
+    code, headers = answer.status_code, answer.headers
+    if code != 200:
+        meaning = responses.get(code, "unknown")
+        raise DifflmError(f"{url} answered {code} ({meaning}). {ADVICE.get(code, LATER)}")
+    encoded = headers.get("Content-Encoding", "identity").lower() not in ("", "identity")
+    if encoded or headers.get("Content-Type", "").lower().startswith("text/html"):
+        raise DifflmError(f"{url} answered with a web page or a packed stream, not with the file. {LATER}")
+    stated = headers.get("Content-Length", "")
+    total = int(stated) if stated.isdigit() else size
+    if size not in (None, total):
         raise DifflmError(f"{url} is {total:,} bytes long, not {size:,}: another file is there now. Refused.")
-    if total is None and not answer.chunked and size is None and sha256 is None:
-        raise DifflmError(f"{url} does not say how long it is, so a part could not be told from the whole. {_LATER}")
+    if total is None and sha256 is None and headers.get("Transfer-Encoding", "").lower() != "chunked":
+        raise DifflmError(f"{url} does not state its length, so a broken download could pass for the whole. {LATER}")
     return total
 
 
-def _copy(url: str, part: Part, answer: Any, total: int | None, size: int | None, timeout: float, tell: Tell) -> None:
-    """Append what comes. Without a stated length one byte more than `size` is asked for, to see that there is none."""
-    expected = size if total is None else total
-    limit = total if total is not None or size is None else size + 1
-    trouble = f"the connection to {urlsplit(url).hostname} broke"
-    length = part.length
-    tell(part.target.name, length, expected)
-    try:
-        # `read1` gives what is there at once, so that nothing that came is lost when the connection stalls.
-        while block := answer.read1(CHUNK if limit is None else min(CHUNK, limit - length)):
-            part.write(block)
-            length += len(block)
-            tell(part.target.name, length, expected)
-        if expected is None or length >= expected:
-            return
-    except (OSError, HTTPException) as error:
-        trouble = _trouble(error, url, timeout)
-    of = "" if expected is None else f" of {expected:,}"
-    hope = "go on from there" if part.source(url) else "start anew (its server cannot go on)"
-    raise DifflmError(f"{trouble} after {length:,}{of} bytes.\nRun the same command again to {hope}.")
-
-
-def _trouble(error: BaseException, url: str, timeout: float) -> str:
+def explain_network_error(error: requests.RequestException, url: str, timeout: float) -> str:
     host = urlsplit(url).hostname
-    if isinstance(error, URLError) and isinstance(error.reason, BaseException):
-        error = error.reason
-    if isinstance(error, TimeoutError):
-        return f"{host} sent nothing for {timeout:g} s"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate of {host} cannot be verified ({error.verify_message})"
-    if isinstance(error, socket.gaierror):
-        return f"{host} cannot be found: this machine may be offline"
-    if isinstance(error, ConnectionRefusedError):
-        return f"{host} refuses the connection"
-    return f"the connection to {host} broke"
+    cause = error.args[0] if error.args else error
+    kind = type(getattr(cause, "reason", cause)).__name__
+    return NETWORK_ERRORS.get(kind, "the connection to {host} broke").format(host=host, timeout=timeout)

@@ -1,1 +1,1 @@
-"""How fast this machine trains and writes, beside rivals: medians of a few repeats."""
+"""The speed of this machine: medians of a few repeats."""

@@ -23,14 +23,14 @@ Out = Annotated[
 @data_app.command("list", epilog="Example: difflm data list --json")
 @report_errors
 def list_corpora(as_json: Json = False) -> None:
-    """The public corpora: home, licence, what is known of their files, what difflm trains on."""
+    """List the public corpora: home, licence, what is known of their files, what difflm trains on."""
     from difflm.data.catalogue import CATALOGUE
 
     for corpus in CATALOGUE.values():
-        put_json(record(corpus)) if as_json else print(described(corpus))
+        put_json(record(corpus)) if as_json else print(describe(corpus))
 
 
-def described(corpus: "Corpus") -> str:
+def describe(corpus: "Corpus") -> str:
     terms = f"{corpus.licence} (research only)" if corpus.research_only else corpus.licence
     got = f"can be fetched; {corpus.checks}" if corpus.downloads else f"cannot be fetched: {corpus.obtain}"
     trains = f"difflm train {corpus.train.format(out='DIR')}" if corpus.train else ""
@@ -40,23 +40,9 @@ def described(corpus: "Corpus") -> str:
 
 
 def record(corpus: "Corpus") -> dict[str, Any]:
-    return {
-        "name": corpus.name,
-        "title": corpus.title,
-        "purpose": corpus.purpose,
-        "home": corpus.home,
-        "licence": corpus.licence,
-        "research_only": corpus.research_only,
-        "fetched": bool(corpus.downloads),
-        "obtain": corpus.obtain or None,
-        "train": corpus.train or None,
-        "read_by": corpus.read_by or None,
-        "files": [
-            {"file": kept.file, "url": download.url, "inside": kept.inside, "size": kept.size, "sha256": kept.sha256}
-            for download in corpus.downloads
-            for kept in download.kept
-        ],
-    }
+    files = [{"url": download.url, **one.model_dump()} for download in corpus.downloads for one in download.files]
+    facts = corpus.model_dump(exclude={"convert", "downloads"})
+    return {**facts, "fetched": bool(corpus.downloads), "files": files}
 
 
 @data_app.command("fetch", epilog="Example: difflm data fetch e2e --out data")
@@ -66,13 +52,13 @@ def fetch(
     out: Out = Path("data"),
     as_json: Json = False,
 ) -> None:
-    """Fetch a corpus from its public home. A download that broke goes on where it stopped."""
+    """Fetch a corpus from its public home. A file is complete and checked, or it is not there."""
     from difflm.data.catalogue import find_corpus
     from difflm.data.fetch import fetch_corpus, sha256_of
 
     corpus = find_corpus(name)
     with Bar(corpus.name) as bar:
-        paths = fetch_corpus(corpus, out, tell=bar.update)
+        paths = fetch_corpus(corpus, out, progress=bar.update)
     for path in paths:
         size, digest = path.stat().st_size, sha256_of(path)
         if as_json:

@@ -85,10 +85,10 @@ def denoising(
 ) -> None:
     """One text while it forms: confidence in every word at every step, and when each word was last changed."""
     file = picture_file("denoising", out)
-    from difflm.app.plots.denoising import condensing, draw_denoising
+    from difflm.app.plots.denoising import draw_denoising, read_denoising
 
     lm = load_model(model, device)
-    text = condensing(drafts[0] for drafts in lm.stream(1, seed, steps=steps))
+    text = read_denoising(drafts[0] for drafts in lm.stream(1, seed, steps=steps))
     taken = text.confidence.shape[1]
     draw_denoising(file, text, f"{run_name(model)}, {taken} steps, seed {seed}", dark)
     tell("denoising", file, as_json)

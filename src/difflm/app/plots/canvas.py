@@ -1,14 +1,14 @@
-"""What all pictures share: one look, light or dark, colours that the colour-blind can tell apart, whole files."""
+"""What all pictures share: a light or a dark theme, colours that the colour-blind can tell apart, atomic writes."""
 
 import io
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import write_atomic
@@ -18,34 +18,42 @@ WIDTH, DPI = 8.0, 150  # inches and dots an inch: 1,200 pixels wide
 OTHER_SCRIPTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari", "Noto Sans")
 
 
-@dataclass(frozen=True)
-class Look:
-    """`lines` are the colours of Okabe and Ito (2008), those first that stand out on this paper."""
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # lines differ without colour, too
 
-    paper: str
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Theme:
+    """`lines` are the colours of Okabe and Ito (2008), those with the best contrast on this background first."""
+
+    background: str
     ink: str
     faint: str
     lines: tuple[str, ...]
 
+    def line(self, number: int) -> dict[str, Any]:
+        """The colour and dashes of the line with this number."""
+        return {"color": self.lines[number % len(self.lines)], "linestyle": DASHES[number % len(DASHES)]}
 
-LIGHT = Look(
+
+LIGHT = Theme(
     "white", "#222222", "#dddddd", ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 )
-DARK = Look(
+DARK = Theme(
     "#14161a", "#e6e6e6", "#3a3d44", ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#ffffff")
 )
-DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # lines differ without colour, too
 
 
 def check_out(out: Path) -> Path:
-    """Say before any work that a picture cannot be written so."""
+    """Refuse a path that cannot be written, before any work."""
     if out.suffix.lower() not in FORMATS:
         raise UsageError(f"{out} should end in {' or '.join(FORMATS)}, such as {out.with_suffix('.png').name}.")
     if out.is_dir():
         raise UsageError(f"{out} is a directory. Give --out the name of a file.")
     folder = next(parent for parent in out.absolute().parents if parent.exists())
     if not folder.is_dir():
-        raise UsageError(f"{folder} is a file, so {out} cannot lie in it. Choose another place with --out.")
+        raise UsageError(f"{folder} is a file, so {out} cannot be in it. Choose another place with --out.")
     if not os.access(folder, os.W_OK):
         raise DifflmError(f"no permission to write {out}. Choose another place with --out.")
     return out
@@ -60,18 +68,18 @@ def need_plot_extra() -> None:
 
 
 @contextmanager
-def sheet(out: Path, height: float, dark: bool) -> Iterator[tuple[Any, Look]]:
-    """A figure in our look, to draw on; it is written to `out` when the block ends well."""
+def open_figure(out: Path, height: float, dark: bool) -> Iterator[tuple[Any, Theme]]:
+    """Yield a figure in our theme to draw on, and write it to `out` when the block succeeds."""
     need_plot_extra()
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    look = DARK if dark else LIGHT
-    with matplotlib.rc_context(style(look)), quiet():
+    theme = DARK if dark else LIGHT
+    with matplotlib.rc_context(style(theme)), silence_warnings():
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
-        yield figure, look
+        yield figure, theme
         kind = out.suffix.lower().removeprefix(".")
         drawn = io.BytesIO()
         # No date, and names from the content: the same picture is the same file.
@@ -80,8 +88,24 @@ def sheet(out: Path, height: float, dark: bool) -> Iterator[tuple[Any, Look]]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """A sign that no installed font has is drawn as a box; nobody needs a warning for each."""
+def draw_panels(
+    out: Path, contents: Mapping[str, T], dark: bool = False
+) -> Iterator[tuple[Any, Theme, list[tuple[Any, T]]]]:
+    """Yield the figure, its theme, and a panel for each content under its title, two panels to a row."""
+    columns = min(2, len(contents))
+    rows = -(-len(contents) // columns)
+    with open_figure(out, 0.6 + 2.6 * rows, dark) as (figure, theme):
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
+        for panel, title in zip(grid, contents, strict=False):
+            panel.set(title=title)
+        for panel in grid[len(contents) :]:
+            panel.set_visible(False)
+        yield figure, theme, list(zip(grid, contents.values(), strict=False))
+
+
+@contextmanager
+def silence_warnings() -> Iterator[None]:
+    """A character that no installed font has is drawn as a box; nobody needs a warning for each."""
     log = logging.getLogger("matplotlib")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -93,34 +117,34 @@ def quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-def style(look: Look) -> Any:
+def style(theme: Theme) -> Any:
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
     return {
         "font.family": ["DejaVu Sans", *(name for name in OTHER_SCRIPTS if name in installed)],
         "font.size": 9,
-        "text.parse_math": False,  # "$" is a word like any other
-        "text.color": look.ink,
+        "text.parse_math": False,  # "$" is a token like any other
+        "text.color": theme.ink,
         "axes.titlesize": 10,
         "axes.titlelocation": "left",
-        "axes.labelcolor": look.ink,
-        "axes.edgecolor": look.ink,
-        "axes.facecolor": look.paper,
+        "axes.labelcolor": theme.ink,
+        "axes.edgecolor": theme.ink,
+        "axes.facecolor": theme.background,
         "axes.linewidth": 0.6,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
         "axes.axisbelow": True,
-        "grid.color": look.faint,
+        "grid.color": theme.faint,
         "grid.linewidth": 0.6,
-        "xtick.color": look.ink,
-        "ytick.color": look.ink,
+        "xtick.color": theme.ink,
+        "ytick.color": theme.ink,
         "xtick.major.size": 3,
         "ytick.major.size": 3,
         "legend.frameon": False,
         "lines.linewidth": 1.8,
-        "figure.facecolor": look.paper,
-        "savefig.facecolor": look.paper,
+        "figure.facecolor": theme.background,
+        "savefig.facecolor": theme.background,
         "svg.hashsalt": "difflm",
     }

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difflm.annotators.tagger import Tagger, own_tagger, spacy_tagger
-from difflm.app.plots.canvas import need_plot_extra, sheet
+from difflm.app.plots.canvas import need_plot_extra, open_figure
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import SPECIALS, Bpe
 from difflm.data.words import split_words
@@ -23,9 +23,9 @@ from difflm.training.run import find_run
 Method = Literal["tsne", "pca"]
 Floats = NDArray[np.float64]
 
-MOST_WORDS = 2000  # t-SNE of more takes minutes, and dots cover each other
+MAX_WORDS = 2000  # t-SNE of more takes minutes, and dots cover each other
 TEXTS_TO_TAG = 2000
-MOST_LABELS = 170
+MAX_LABELS = 170
 DOT, GAP = 4.0, 6.0  # pixels: a dot's radius, and how far from its middle a label begins
 GROUPS = {
     "nouns": ("NOUN",),
@@ -57,7 +57,7 @@ def word_vectors(name: str, lm: TextDiffusion) -> tuple[list[str], Floats]:
     words = {i: "".join(lm.tokenizer.tokens([i])).strip() for i in range(len(SPECIALS), lm.tokenizer.size)}
     shortest = 2 if isinstance(lm.tokenizer, Bpe) else 1
     shown = [i for i, word in words.items() if len(word) >= shortest and word.isprintable() and "\ufffd" not in word]
-    shown = shown[:MOST_WORDS]
+    shown = shown[:MAX_WORDS]
     if len(shown) < 3:
         raise UsageError(f"{name} has {len(shown)} words: too few for a map.")
     return [words[i] for i in shown], table[shown]
@@ -123,7 +123,7 @@ def most_frequent(sentences: Iterable[Sequence[str]], tags: Iterable[Sequence[st
 
 
 def place_labels(
-    points: Floats, sizes: Floats, frame: Floats, most: int = MOST_LABELS
+    points: Floats, sizes: Floats, frame: Floats, max_labels: int = MAX_LABELS
 ) -> dict[int, tuple[float, float]]:
     """Lower left corners of the labels that fit, by the number of their point; all in pixels.
 
@@ -133,7 +133,7 @@ def place_labels(
     placed: dict[int, tuple[float, float]] = {}
     boxes = np.zeros((0, 4))
     for number, (point, (width, height)) in enumerate(zip(points, sizes, strict=True)):
-        if len(placed) == most:
+        if len(placed) == max_labels:
             break
         x, y = point
         corners = [
@@ -163,9 +163,9 @@ def draw_embeddings(
 ) -> None:
     """`places` [V, 2] in the order of `words`."""
     groups = [GROUP.get(tags.by_word.get(word, "X"), REST) if tags else "" for word in words]
-    with sheet(out, 7.4, dark) as (figure, look):
+    with open_figure(out, 7.4, dark) as (figure, theme):
         panel = figure.subplots()
-        colours = dict(zip([*GROUPS, REST], (*look.lines, "#8c8c8c"), strict=False)) | {"": look.lines[0]}
+        colours = dict(zip([*GROUPS, REST], (*theme.lines, "#8c8c8c"), strict=False)) | {"": theme.lines[0]}
         markers = dict(zip(GROUPS, MARKERS, strict=True))
         for group in [*GROUPS, REST, ""]:
             at = [i for i, found in enumerate(groups) if found == group]

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from difflm.app.plots.canvas import DASHES, sheet
+from difflm.app.plots.canvas import open_figure
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.schedules import Cosine, Linear, LogSnrShift, Sqrt
 from difflm.diffusion.timesteps import LearnedWarp
@@ -32,7 +32,7 @@ class Curve:
     log_snr: NDArray[np.float64]
 
 
-def curve(name: str, process: Gaussian, time_of: Callable[[Tensor], Tensor] = lambda u: u) -> Curve:
+def sample_curve(name: str, process: Gaussian, time_of: Callable[[Tensor], Tensor] = lambda u: u) -> Curve:
     t = time_of(torch.linspace(0, 1, POINTS)).double()
     level = process.at(t)
     return Curve(name, *(values.numpy() for values in (level.alpha, level.sigma, level.log_snr)))
@@ -46,7 +46,7 @@ def known_curves() -> list[Curve]:
         "sqrt": Sqrt(),
         f"cosine, log-SNR {shift:+g} (difflm)".replace("-", "−").replace("log−", "log-"): LogSnrShift(Cosine(), shift),
     }
-    return [curve(name, Gaussian(schedule)) for name, schedule in schedules.items()]
+    return [sample_curve(name, Gaussian(schedule)) for name, schedule in schedules.items()]
 
 
 def learned_curve(name: str, lm: TextDiffusion) -> Curve:
@@ -57,23 +57,22 @@ def learned_curve(name: str, lm: TextDiffusion) -> Curve:
         raise UsageError(f"{name} ({lm.config['method']}) diffuses tokens, which have no signal-to-noise ratio.")
     warped = isinstance(lm.model.times, LearnedWarp)
     label = f"{name}, learned warp (over u)" if warped else f"{name}, its own"
-    return curve(label, lm.model.process, lm.model.times.time_of)
+    return sample_curve(label, lm.model.process, lm.model.times.time_of)
 
 
 def draw_schedules(out: Path, curves: list[Curve], dark: bool = False) -> None:
-    with sheet(out, 4.0, dark) as (figure, look):
+    with open_figure(out, 4.0, dark) as (figure, theme):
         panels = figure.subplots(1, 3)
         titles = ("signal α", "noise σ", "log-SNR  λ = log α²/σ²")
         time = np.linspace(0, 1, POINTS)
-        for place, c in enumerate(curves):
-            colour, dash = look.lines[place % len(look.lines)], DASHES[place % len(DASHES)]
+        for number, c in enumerate(curves):
             for panel, values in zip(panels, (c.alpha, c.sigma, c.log_snr), strict=True):
-                panel.plot(time, values, color=colour, linestyle=dash, label=c.name)
+                panel.plot(time, values, label=c.name, **theme.line(number))
         for panel, title in zip(panels, titles, strict=True):
             panel.set(title=title, xlabel="time t (0 is text, 1 is noise)", xlim=(0, 1))
             panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "1"])
         panels[2].set_ylim(*LOG_SNR_SHOWN)
-        panels[2].axhline(0, color=look.ink, linewidth=0.6)
+        panels[2].axhline(0, color=theme.ink, linewidth=0.6)
         handles, names = panels[0].get_legend_handles_labels()
         tight = {"fontsize": 8.5, "columnspacing": 1.3, "handlelength": 2.6, "handletextpad": 0.5}
         figure.legend(handles, names, loc="outside lower center", ncols=len(names), **tight)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from difflm.app.plots.canvas import DASHES, sheet
+from difflm.app.plots.canvas import draw_panels
 from difflm.errors import DifflmError
 from difflm.training.run import find_run, read_config
 
@@ -20,7 +20,7 @@ Points = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps, values
 
 @dataclass
 class History:
-    """What a run wrote down while it trained: every part of the loss, and nats/token on held-out texts."""
+    """The logged metrics of a run: every part of the loss, and nats/token on held-out texts."""
 
     name: str
     likelihood: str | None = None
@@ -33,15 +33,15 @@ class History:
 
 
 def read_history(name_or_path: str) -> History:
-    """From `metrics.jsonl`; a line that a killed run left half-written is passed over."""
+    """Read `metrics.jsonl`; a line that a killed run left half-written is skipped."""
     folder = find_run(name_or_path)
     method = read_config(folder)["method"]
     path = folder / "metrics.jsonl"
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
-        raise DifflmError(f"{path} does not exist: this run noted nothing while it trained.") from None
-    records = [record for record in map(parsed, lines) if "step" in record]
+        raise DifflmError(f"{path} does not exist: this run logged nothing while it trained.") from None
+    records = [record for record in map(parse_line, lines) if "step" in record]
     train = [record for record in records if record["kind"] == "train"]
     valid = [record for record in records if record["kind"] == "validation" and "nats_per_token" in record]
     if not train and not valid:
@@ -49,14 +49,14 @@ def read_history(name_or_path: str) -> History:
     names = sorted({name for record in train for name in record} - NOT_LOSSES, key=lambda name: (name != "loss", name))
     folder_name = folder.resolve().name
     history = History(folder_name if folder_name == method else f"{folder_name}, {method}")
-    history.losses = {name: points(train, name) for name in names}
+    history.losses = {name: collect_points(train, name) for name in names}
     if valid:
         history.likelihood = valid[-1].get("likelihood")
-        history.validation = points(valid, "nats_per_token")
+        history.validation = collect_points(valid, "nats_per_token")
     return history
 
 
-def parsed(line: str) -> dict[str, Any]:
+def parse_line(line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except json.JSONDecodeError:
@@ -64,8 +64,8 @@ def parsed(line: str) -> dict[str, Any]:
     return record if isinstance(record, dict) and record.get("kind") in ("train", "validation") else {}
 
 
-def points(records: list[dict[str, Any]], name: str) -> Points:
-    """Steps rise; where a step stands twice, the later line counts."""
+def collect_points(records: list[dict[str, Any]], name: str) -> Points:
+    """Sort by step; of two lines about one step the later counts."""
     found = {int(r["step"]): float(r[name]) for r in records if isinstance(r.get(name), int | float)}
     steps = sorted(found)
     return np.array(steps, dtype=np.int64), np.array([found[step] for step in steps])
@@ -78,45 +78,38 @@ def wants_log(values: list[NDArray[np.float64]]) -> bool:
     return len(joined) > 0 and bool(joined.min() > 0) and bool(joined.max() > LOG_FROM * joined.min())
 
 
-def panels_of(histories: list[History]) -> dict[str, dict[int, Points]]:
-    """Title of each panel, and the curve of each run (by its place) that has one."""
+def find_panels(histories: list[History]) -> dict[str, dict[int, Points]]:
+    """Find the title of each panel, and the curve of each run (by its number) that has one."""
     found: dict[str, dict[int, Points]] = {}
-    for place, history in enumerate(histories):
+    for run, history in enumerate(histories):
         if history.validation is not None:
-            found.setdefault("validation, nats/token", {})[place] = history.validation
+            found.setdefault("validation, nats/token", {})[run] = history.validation
     names = [name for history in histories for name in history.losses]
     for name in sorted(set(names), key=lambda name: (name != "loss", names.index(name))):
         title = "training loss" if name == "loss" else f"loss part: {name}"
-        curves = {place: h.losses[name] for place, h in enumerate(histories) if name in h.losses}
-        found[title] = curves
+        found[title] = {run: h.losses[name] for run, h in enumerate(histories) if name in h.losses}
     return found
 
 
 def draw_training(out: Path, histories: list[History], dark: bool = False) -> None:
-    found = panels_of(histories)
-    columns = min(2, len(found))
-    rows = -(-len(found) // columns)
-    with sheet(out, 0.6 + 2.6 * rows, dark) as (figure, look):
-        grid = figure.subplots(rows, columns, squeeze=False).ravel()
-        for panel, (title, curves) in zip(grid, found.items(), strict=False):
-            for place, (steps, values) in curves.items():
-                colour, dash = look.lines[place % len(look.lines)], DASHES[place % len(DASHES)]
+    with draw_panels(out, find_panels(histories), dark) as (figure, theme, panels):
+        for panel, curves in panels:
+            for run, (steps, values) in curves.items():
                 dots = {"marker": "o", "markersize": 4} if len(steps) < 20 else {}
-                panel.plot(steps, values, color=colour, linestyle=dash, label=histories[place].label, **dots)
-            log = wants_log([values for _, values in curves.values()])
-            panel.set(title=title + (" (log axis)" if log else ""), xlabel="step")
+                panel.plot(steps, values, label=histories[run].label, **theme.line(run), **dots)
+            panel.set(xlabel="step")
             panel.margins(x=0.02)
             panel.set_xlim(left=0)
-            if log:
-                log_axis(panel)
-        for panel in grid[len(found) :]:
-            panel.set_visible(False)
-        handles = {label: h for p in grid for h, label in zip(*p.get_legend_handles_labels(), strict=True)}
+            if wants_log([values for _, values in curves.values()]):
+                panel.set(title=f"{panel.get_title(loc='left')} (log axis)")
+                use_log_axis(panel)
+        drawn = [panel for panel, _ in panels]
+        handles = {label: h for p in drawn for h, label in zip(*p.get_legend_handles_labels(), strict=True)}
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(3, len(handles)))
 
 
-def log_axis(panel: Any) -> None:
-    """Ticks at 1, 2, 3, 5, 10 … in plain numbers: a loss often spans less than a power of ten."""
+def use_log_axis(panel: Any) -> None:
+    """Put ticks at 1, 2, 3, 5, 10 … in plain numbers: a loss often spans less than a power of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     panel.set_yscale("log")

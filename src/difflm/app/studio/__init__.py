@@ -1,4 +1,4 @@
-"""Watching a text condense: its making as frames, and the page that plays them."""
+"""The studio and the player: texts while they are denoised, as frames and on a page."""
 
 from difflm.app.studio.player import PlayedText, Recording, write_player
 

@@ -1,4 +1,4 @@
-"""The whole application: page, assets, API, and how errors are told."""
+"""The whole application: page, assets, API, and error responses."""
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -15,9 +15,9 @@ from difflm.app.studio.engine import Busy, Engine, Stopping, Stuck, TimedOut
 from difflm.app.studio.guard import Guard, error_object
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.player import HERE
-from difflm.app.studio.reference import reference
+from difflm.app.studio.reference import render_reference
 from difflm.app.studio.served import Served
-from difflm.app.studio.streams import Left
+from difflm.app.studio.streams import ClientDisconnect
 from difflm.errors import DifflmError, UsageError
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -26,7 +26,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-LEFT = 499  # nobody reads it
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 STATUS: dict[type[DifflmError], tuple[int, str]] = {
     Busy: (429, "busy"),
     TimedOut: (503, "timeout"),
@@ -54,13 +54,13 @@ def build_app(served: Served, engine: Engine, token: str | None = None, hosts: C
     app.include_router(api.routes(served, engine))
     app.include_router(completions.routes(served, engine))
     add_pages(app)
-    complete(app.openapi(), served, engine.limits, token)
+    add_server_facts(app.openapi(), served, engine.limits, token)
     app.add_middleware(Guard, limits=engine.limits, token=token, hosts=hosts)
     return app
 
 
-def complete(document: dict[str, Any], served: Served, limits: Limits, token: str | None) -> None:
-    """Put into the document, which the application keeps, what only this server knows: its limits and its token."""
+def add_server_facts(document: dict[str, Any], served: Served, limits: Limits, token: str | None) -> None:
+    """Add to the application's OpenAPI document what only this server knows: its limits and its token."""
     most = {"n": limits.n, "mbr": limits.candidates, "candidates": limits.candidates, "steps": limits.steps}
     for name in ("Asked", "InfillAsked", "CompletionAsked"):
         properties = document["components"]["schemas"][name]["properties"]
@@ -81,9 +81,9 @@ def add_pages(app: FastAPI) -> None:
         return HTMLResponse(text, headers={"content-security-policy": POLICY, "cache-control": "no-cache"})
 
     @app.get("/docs", include_in_schema=False)
-    async def described(request: Request) -> Response:
+    async def reference(request: Request) -> Response:
         address = str(request.base_url).rstrip("/")
-        return HTMLResponse(reference(app.openapi(), address), headers={"content-security-policy": POLICY})
+        return HTMLResponse(render_reference(app.openapi(), address), headers={"content-security-policy": POLICY})
 
     @app.get("/assets/{name}", include_in_schema=False)
     async def asset(name: str) -> Response:
@@ -97,28 +97,28 @@ def add_pages(app: FastAPI) -> None:
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def told(status: int, kind: str, message: str, headers: Any = None) -> JSONResponse:
-    sayable = message.encode("utf-8", "replace").decode()  # a key may hold half of a sign
-    return JSONResponse(error_object(sayable, kind), status, headers)
+def error_response(status: int, kind: str, message: str, headers: Any = None) -> JSONResponse:
+    encodable = message.encode("utf-8", "replace").decode()  # a key may hold a lone surrogate
+    return JSONResponse(error_object(encodable, kind), status, headers)
 
 
 async def known_error(request: Request, error: Exception) -> Response:
     status, kind = next((found for known, found in STATUS.items() if isinstance(error, known)), (500, "failed"))
     headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else None
-    return told(status, kind, str(error), headers)
+    return error_response(status, kind, str(error), headers)
 
 
 async def invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        return told(415, "invalid_request", "send JSON, and say so: Content-Type: application/json.")
+        return error_response(415, "invalid_request", "send JSON, and say so: Content-Type: application/json.")
     faults = error.errors()
     if any(fault["type"] == "json_invalid" for fault in faults):
-        return told(400, "invalid_request", "the body is not JSON.")
-    return told(422, "invalid_request", " ".join(explained(fault) for fault in faults[:4]))
+        return error_response(400, "invalid_request", "the body is not JSON.")
+    return error_response(422, "invalid_request", " ".join(explain_fault(fault) for fault in faults[:4]))
 
 
-def explained(fault: dict[str, Any]) -> str:
+def explain_fault(fault: dict[str, Any]) -> str:
     key = ".".join(str(part) for part in fault["loc"][1:])
     if fault["type"] == "extra_forbidden":
         return f"unknown key {key[:100]!r}."
@@ -129,21 +129,21 @@ def explained(fault: dict[str, Any]) -> str:
 async def http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    return told(error.status_code, kind, str(error.detail).rstrip(".") + ".", error.headers)
+    return error_response(error.status_code, kind, str(error.detail).rstrip(".") + ".", error.headers)
 
 
 async def client_left(request: Request, error: Exception) -> Response:
-    return Response(status_code=LEFT)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def unexpected(request: Request, error: Exception) -> Response:
-    return told(500, "failed", "the server failed; its log says why.")
+    return error_response(500, "failed", "the server failed; its log says why.")
 
 
 HANDLERS: dict[Any, Any] = {
     DifflmError: known_error,
     RequestValidationError: invalid,
     HTTPException: http_error,
-    Left: client_left,
+    ClientDisconnect: client_left,
     Exception: unexpected,
 }

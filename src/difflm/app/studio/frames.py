@@ -1,4 +1,4 @@
-"""A text's making as frames: as plain objects for a stream, and packed for a page that holds all of them."""
+"""The drafts of a text as frames: plain objects for a stream, packed ones for a page that holds all of them."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,18 +8,18 @@ from difflm.data.words import join_words
 if TYPE_CHECKING:
     from difflm.generation.jobs import Draft
 
-# One sign a confidence, 64 levels: an error of at most 1/126, which nobody sees.
+# One character a confidence, 64 levels: an error of at most 1/126, which is invisible.
 SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
 def frame_object(draft: "Draft") -> dict[str, Any]:
-    """One moment of one text, as every reader outside Python gets it."""
+    """One draft of one text, as every reader outside Python gets it."""
     keys = ("sample", "step", "t", "tokens", "confidence", "changed")
     return {key: getattr(draft, key) for key in keys}
 
 
 def made_of_pieces(tokens: Sequence[str]) -> bool:
-    """Whether these are byte pairs, which bring their own spaces, and no words."""
+    """Whether these are byte pairs, which carry their own spaces, rather than words."""
     return any(token[:1] == " " for token in tokens)
 
 
@@ -35,7 +35,7 @@ def spaces(tokens: Sequence[str], pieces: bool) -> list[bool]:
 
 
 def written(tokens: Sequence[str], pieces: bool) -> str:
-    """The tokens as the text they stand for."""
+    """Join tokens to a text."""
     return "".join(tokens) if pieces else join_words([token for token in tokens if token])
 
 
@@ -47,8 +47,8 @@ class Packer:
     """Drafts as small objects: tokens by their number in a shared table, and only where they differ from before.
 
     A cell is 2 × the token's number, plus 1 where a space is written before it. A frame holds its step `s`, its time
-    `t`, its length `n`, the cells that differ from the frame before as pairs [place, cell, …] `w`, the confidences
-    `c`, a sign each, and the places of changed words `x`.
+    `t`, its length `n`, the cells that differ from the frame before as pairs [position, cell, …] `w`, the
+    confidences `c`, a character each, and the positions of changed words `x`.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
-"""What stands before every request: whose page sends it, whether it has the token, and how large it is.
+"""Checks before every request: the host name and origin, the token, and the size of the body.
 
-A server on this machine can be reached by every page that its browser opens. Three things keep strangers out: the name
-in `Host` (a page whose own name was made to point here says another one), `Origin` (a page of another server), and the
-token, where there is one.
+Every page that the browser of this machine opens can reach the server. Three things keep foreign pages out: the name in
+`Host` (DNS rebinding sends another one), `Origin` (a page of another server), and the token, where there is one.
 """
 
 import asyncio
@@ -18,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from difflm.app.studio.limits import Limits
 
-OPEN = ("/", "/health", "/docs", "/openapi.json")  # without a token: they tell nothing and cost nothing
-DRAINED = 8 * 2**20  # bytes of a body that is too large, read so that the client hears why
+PUBLIC = ("/", "/health", "/docs", "/openapi.json")  # without a token: they reveal nothing and cost nothing
+MAX_DRAINED = 8 * 2**20  # bytes of a body that is too large, read so that the client gets the answer
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -53,7 +52,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
-        async def dressed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -62,37 +61,37 @@ class Guard:
 
         try:
             self.check(scope["path"], Headers(scope=scope))
-            body = await self.body(Headers(scope=scope), receive)
+            body = await self.read_body(receive)
         except Refusal as refusal:
-            await answer(refusal, dressed)
+            await send_refusal(refusal, send_with_headers)
             return
         if body is not None:
-            await self.app(scope, replayed(body, receive), dressed)
+            await self.app(scope, replay_body(body, receive), send_with_headers)
 
     def check(self, path: str, headers: Headers) -> None:
         host = headers.get("host", "")
-        if not self.known(host):
+        if not self.is_known_host(host):
             raise Refusal(403, "forbidden", "this server does not answer to that host name.")
         origin = headers.get("origin")
-        foreign = origin is not None and place_of(origin) != host.lower()
-        if foreign or (headers.get("sec-fetch-site") == "cross-site" and path != "/"):
+        is_foreign = origin is not None and host_of(origin) != host.lower()
+        if is_foreign or (headers.get("sec-fetch-site") == "cross-site" and path != "/"):
             raise Refusal(403, "forbidden", "pages of other servers may not use this one.")
-        if self.token and not (path in OPEN or path.startswith("/assets/")):
+        if self.token and not (path in PUBLIC or path.startswith("/assets/")):
             kind, _, given = headers.get("authorization", "").partition(" ")
             right = hmac.compare_digest(given.strip().encode(), self.token)
             if kind.lower() != "bearer" or not right:
                 raise Refusal(401, "unauthorized", "give the token: Authorization: Bearer …", www_authenticate="Bearer")
 
-    def known(self, host: str) -> bool:
-        """Whether a page under this name may be ours. An address cannot be made to point elsewhere, a name can; where
-        there is a token, it is what counts."""
+    def is_known_host(self, host: str) -> bool:
+        """Whether a page under this host may be ours. A name can be made to point here (DNS rebinding), an address
+        cannot; where there is a token, the token decides."""
         if self.token:
             return True
         name = hostname(host)
         return name in self.hosts or is_address(name)
 
-    async def body(self, headers: Headers, receive: Receive) -> bytes | None:
-        """The whole of it; None where the client left."""
+    async def read_body(self, receive: Receive) -> bytes | None:
+        """Read the whole body; None where the client disconnected."""
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 return await read_body(receive, self.limits.body_bytes)
@@ -100,7 +99,7 @@ class Guard:
             raise Refusal(408, "timeout", "the body did not arrive in time.", connection="close") from None
 
 
-async def read_body(receive: Receive, most: int) -> bytes | None:
+async def read_body(receive: Receive, max_bytes: int) -> bytes | None:
     chunks, size = [], 0
     while True:
         message = await receive()
@@ -108,16 +107,18 @@ async def read_body(receive: Receive, most: int) -> bytes | None:
             return None
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size <= most:
+        if size <= max_bytes:
             chunks.append(chunk)
-        if size > DRAINED or (size > most and not message.get("more_body")):
-            raise Refusal(413, "too_large", f"a body has at most {most:,} bytes on this server.", connection="close")
+        if size > MAX_DRAINED or (size > max_bytes and not message.get("more_body")):
+            raise Refusal(
+                413, "too_large", f"a body has at most {max_bytes:,} bytes on this server.", connection="close"
+            )
         if not message.get("more_body"):
             return b"".join(chunks)
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """The body once, in one piece, then what else the client does."""
+def replay_body(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the whole body once, then the client's further messages."""
     given = False
 
     async def again() -> Message:
@@ -130,7 +131,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def answer(refusal: Refusal, send: Send) -> None:
+async def send_refusal(refusal: Refusal, send: Send) -> None:
     body = json.dumps(error_object(refusal.message, refusal.kind)).encode()
     headers = {"content-type": "application/json", "content-length": str(len(body)), **refusal.headers}
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -138,7 +139,7 @@ async def answer(refusal: Refusal, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def place_of(origin: str) -> str:
+def host_of(origin: str) -> str:
     """The host and port that a page came from."""
     try:
         return urlsplit(origin).netloc.lower()

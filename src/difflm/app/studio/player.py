@@ -1,4 +1,4 @@
-"""The HTML player: one file that shows texts condensing out of noise, on any machine, without a network."""
+"""The HTML player: one file that shows texts being denoised, on any machine, without a network."""
 
 import base64
 import hashlib
@@ -18,10 +18,10 @@ from difflm.runtime.files import write_atomic
 if TYPE_CHECKING:
     from difflm.generation.jobs import Draft, Generation
 
-MOST_TEXTS = 100  # more than anyone looks at, and few enough for a browser
-MOST_FRAMES = 250  # kept of a text; of more steps, only every second, third … is
+MOST_TEXTS = 100  # few enough for a browser
+MOST_FRAMES = 250  # kept of a text; of more steps, only every second, third …
 HERE = Path(__file__).parent
-MODULES = ["player.js", "parts.js", "time.js"]  # that the player and the studio share
+MODULES = ["player.js", "parts.js", "time.js"]  # shared by the player and the studio
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PlayedText:
 
 
 class Recording:
-    """Keeps the drafts that pass by: give its `frame` as `watch`, then ask for the `texts`."""
+    """Records drafts: pass its `frame` as `watch`, then call `texts`."""
 
     def __init__(self, n: int, steps: int, candidates: int = 1) -> None:
         if n > MOST_TEXTS:
@@ -41,121 +41,127 @@ class Recording:
         self._candidates = candidates
         self._stride = ceil(steps / MOST_FRAMES)
         self._kept: dict[int, list[Draft]] = {}
-        self._passing: dict[int, Draft] = {}  # the latest, where it is not kept
+        self._passing: dict[int, Draft] = {}  # the latest draft, where it is not kept
 
     def frame(self, drafts: "Sequence[Draft]") -> None:
         for draft in drafts:
             skipped = self._passing.pop(draft.sample, None)
             if skipped:
-                draft = replace(draft, changed=either(skipped.changed, draft.changed))
+                draft = replace(draft, changed=merge_changes(skipped.changed, draft.changed))
             if draft.step % self._stride == 0:
                 self._kept.setdefault(draft.sample, []).append(draft)
             else:
                 self._passing[draft.sample] = draft
 
     def texts(self, generations: "Sequence[Generation]") -> list[PlayedText]:
-        """The texts numbered 0, 1 … with their drafts; of several candidates, those of the one that was chosen."""
+        """Pair the texts with their drafts; of several candidates, with those of the chosen one."""
         return [PlayedText(made, self._chosen(number, made.text)) for number, made in enumerate(generations)]
 
     def _chosen(self, number: int, text: str) -> "list[Draft]":
         first = number * self._candidates
         made = [self._drafts(sample) for sample in range(first, first + self._candidates)]
-        return next((drafts for drafts in made if drafts and spelt(drafts[-1], text)), made[0])
+        return next((drafts for drafts in made if drafts and count_spelling(drafts[-1], text)), made[0])
 
     def _drafts(self, sample: int) -> "list[Draft]":
-        """All that was kept, and always the last."""
+        """All drafts that were kept, and always the last."""
         last = [self._passing[sample]] if sample in self._passing else []
         return self._kept.get(sample, []) + last
 
 
-def either(earlier: Sequence[bool], later: Sequence[bool]) -> list[bool]:
+def merge_changes(earlier: Sequence[bool], later: Sequence[bool]) -> list[bool]:
     """What changed in either of two steps; the lengths of a text's drafts may differ."""
     return [now or (i < len(earlier) and earlier[i]) for i, now in enumerate(later)]
 
 
 def write_player(path: Path, texts: Sequence[PlayedText], about: Mapping[str, Any]) -> None:
-    """Write the page. `about` tells where the texts come from: "model" and "command" have their place on the page,
-    whatever else it holds is listed by name."""
+    """Write the page. `about` says where the texts come from: "model" and "command" have fields on the page, other
+    entries are listed by name."""
     write_atomic(path, page(texts, about))
 
 
 def page(texts: Sequence[PlayedText], about: Mapping[str, Any]) -> bytes:
-    style, module, script = part("look.css") + part("player.css"), joined(MODULES), joined(["player-page.js"])
-    filled = Template(part("player.html")).substitute(
-        policy=policy(style, [module, script]),
+    style, module, script = (
+        read_asset("look.css") + read_asset("player.css"),
+        join_modules(MODULES),
+        join_modules(["player-page.js"]),
+    )
+    filled = Template(read_asset("player.html")).substitute(
+        policy=content_policy(style, [module, script]),
         title=html.escape(f"{about['model']}: texts out of noise" if "model" in about else "Texts out of noise"),
         style=style,
         plain="".join(f"<p>{html.escape(played.generation.text)}</p>" for played in texts),
-        data=embedded({"about": dict(about), **packed(texts)}),
+        data=json_for_html({"about": dict(about), **pack_texts(texts)}),
         module=module,
         script=script,
     )
     return filled.encode("utf-8", errors="replace")
 
 
-def part(name: str) -> str:
+def read_asset(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def joined(names: Sequence[str]) -> str:
-    """Modules as one script of a page that loads nothing: what one exports, those after it find."""
-    lines = [line for name in names for line in part(name).splitlines() if not line.startswith("import ")]
+def join_modules(names: Sequence[str]) -> str:
+    """Join modules to one script, for a page that loads nothing: exports become names that later modules find."""
+    lines = [line for name in names for line in read_asset(name).splitlines() if not line.startswith("import ")]
     return "\n".join(['"use strict";', *(line.removeprefix("export ") for line in lines)]) + "\n"
 
 
-def packed(texts: Sequence[PlayedText]) -> dict[str, Any]:
-    """The texts as the page holds them; `studio.frames` says how."""
+def pack_texts(texts: Sequence[PlayedText]) -> dict[str, Any]:
+    """Pack the texts as `Packer` describes."""
     packer = Packer()
-    objects = [packed_text(played, packer) for played in texts]
+    objects = [pack_text(played, packer) for played in texts]
     return {"tokens": packer.tokens, "texts": objects}
 
 
-def packed_text(played: PlayedText, packer: Packer) -> dict[str, Any]:
+def pack_text(played: PlayedText, packer: Packer) -> dict[str, Any]:
     made, drafts = played.generation, played.drafts
     pieces = any(made_of_pieces(draft.tokens) for draft in drafts)
-    drafts = [*drafts[:-1], *(up_to_the_end(draft, made.text, pieces) for draft in drafts[-1:])]
+    drafts = [*drafts[:-1], *(cut_at_end(draft, made.text, pieces) for draft in drafts[-1:])]
     return {
         "text": made.text,
         "seed": made.seed,
         "steps": made.steps,
-        "controls": [shown_control(control) for control in made.controls],
+        "controls": [control_to_json(control) for control in made.controls],
         "warnings": made.warnings,
         "frames": packer.frames(drafts, pieces),
     }
 
 
-def up_to_the_end(draft: "Draft", text: str, pieces: bool) -> "Draft":
-    """A finished draft without the words behind the end of its text, where a model writes some."""
-    end = spelt(draft, text, pieces)
+def cut_at_end(draft: "Draft", text: str, pieces: bool) -> "Draft":
+    """Cut off words behind the end of a finished text, where a model writes some."""
+    end = count_spelling(draft, text, pieces)
     if not end:
         return draft
     return replace(draft, tokens=draft.tokens[:end], confidence=draft.confidence[:end], changed=draft.changed[:end])
 
 
-def spelt(draft: "Draft", text: str, pieces: bool | None = None) -> int:
-    """How many of the first tokens spell `text`; 0 where none do."""
+def count_spelling(draft: "Draft", text: str, pieces: bool | None = None) -> int:
+    """Count the first tokens that spell `text`; 0 where none do."""
     pieces = made_of_pieces(draft.tokens) if pieces is None else pieces
     ends = range(len(draft.tokens), 0, -1)
     return next((end for end in ends if written(draft.tokens[:end], pieces) == text), 0)
 
 
-def shown_control(control: Mapping[str, Any]) -> dict[str, Any]:
-    """A control without a score that JSON has no sign for."""
+def control_to_json(control: Mapping[str, Any]) -> dict[str, Any]:
+    """A control as JSON, which has no infinite score."""
     score = control.get("score")
     return {**control, "score": score if score is not None and isfinite(score) else None}
 
 
-def embedded(value: Any) -> str:
-    """JSON that no HTML parser reads as anything else: ASCII, and without the signs of markup."""
+def json_for_html(value: Any) -> str:
+    """JSON that no HTML parser takes for markup: ASCII without <, > and &."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def policy(style: str, scripts: Sequence[str]) -> str:
-    """What the page may load: its own style and scripts, by their hashes, and nothing else."""
-    allowed = " ".join(source(script) for script in scripts)
-    return f"default-src 'none'; style-src {source(style)}; script-src {allowed}; base-uri 'none'; form-action 'none'"
+def content_policy(style: str, scripts: Sequence[str]) -> str:
+    """Allow the page its own style and scripts, by their hashes, and nothing else."""
+    allowed = " ".join(hash_source(script) for script in scripts)
+    return (
+        f"default-src 'none'; style-src {hash_source(style)}; script-src {allowed}; base-uri 'none'; form-action 'none'"
+    )
 
 
-def source(text: str) -> str:
+def hash_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""Uvicorn around the application: connections that stall are let go, Ctrl-C ends at once."""
+"""The uvicorn server: it closes connections that stall, and Ctrl-C ends it at once."""
 
 import asyncio
 import socket
@@ -19,58 +19,58 @@ from difflm.app.studio.limits import Limits
 from difflm.app.studio.served import Served
 from difflm.errors import UsageError
 
-HEADER_SECONDS = 10.0  # to say what is asked
+HEADER_SECONDS = 10.0  # to send the headers of a request
 LOOPBACK, EVERYWHERE = ("localhost", "127.0.0.1", "::1"), ("0.0.0.0", "::")
 
 
-def patient(limits: Limits) -> type[H11Protocol]:
-    """Connections that wait for a slow client, but not for ever."""
+def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
+    """Make a protocol that waits for a slow client, but not for ever."""
 
-    class Patient(H11Protocol):
+    class StallLimitedProtocol(H11Protocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.stalled: asyncio.TimerHandle | None = None
-            self.silent: asyncio.TimerHandle | None = self.loop.call_later(HEADER_SECONDS, transport.abort)
+            self.stall_timer: asyncio.TimerHandle | None = None
+            self.header_timer: asyncio.TimerHandle | None = self.loop.call_later(HEADER_SECONDS, transport.abort)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self.resumed()
-            self.asked()
+            self.cancel_stall_timer()
+            self.cancel_header_timer()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
-                self.asked()
-            elif self.silent is None:  # the beginning of another request
-                self.silent = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+                self.cancel_header_timer()
+            elif self.header_timer is None:  # the beginning of another request
+                self.header_timer = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
-            self.stalled = self.loop.call_later(limits.stall_seconds, self.transport.abort)  # if it cannot end
+            self.stall_timer = self.loop.call_later(limits.stall_seconds, self.transport.abort)  # if it cannot end
 
-        def asked(self) -> None:
-            if self.silent:
-                self.silent.cancel()
-            self.silent = None
+        def cancel_header_timer(self) -> None:
+            if self.header_timer:
+                self.header_timer.cancel()
+            self.header_timer = None
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self.stalled = self.loop.call_later(limits.stall_seconds, self.transport.abort)
+            self.stall_timer = self.loop.call_later(limits.stall_seconds, self.transport.abort)
 
         def resume_writing(self) -> None:
-            self.resumed()
+            self.cancel_stall_timer()
             super().resume_writing()
 
-        def resumed(self) -> None:
-            if self.stalled:
-                self.stalled.cancel()
-            self.stalled = None
+        def cancel_stall_timer(self) -> None:
+            if self.stall_timer:
+                self.stall_timer.cancel()
+            self.stall_timer = None
 
-    return Patient
+    return StallLimitedProtocol
 
 
 class Server(uvicorn.Server):
-    """Tells those who wait that it ends before it waits for them to go."""
+    """A server that ends open streams before it waits for its clients to disconnect."""
 
     def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
         super().__init__(config)
@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket of our own, so that a port in use is told in a line, and port 0 is any free one."""
+    """Open our own socket, so that a port in use is one line of error, and port 0 is any free one."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind)
@@ -94,8 +94,8 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def names(host: str) -> tuple[str, ...]:
-    """Host names that lead to this server; addresses always do."""
+def host_names(host: str) -> tuple[str, ...]:
+    """Host names under which this server answers; it answers to every address."""
     own = () if host in LOOPBACK else (socket.gethostname(), f"{socket.gethostname()}.local")
     return ("localhost", host, *own)
 
@@ -103,8 +103,8 @@ def names(host: str) -> tuple[str, ...]:
 def make_server(served: Served, limits: Limits, token: str | None, host: str = "127.0.0.1") -> Server:
     engine = Engine(served.lm, limits)
     config = uvicorn.Config(
-        build_app(served, engine, token, names(host)),
-        http=patient(limits),
+        build_app(served, engine, token, host_names(host)),
+        http=stall_limited_protocol(limits),
         ws="none",
         log_level="warning",
         access_log=False,
@@ -116,13 +116,13 @@ def make_server(served: Served, limits: Limits, token: str | None, host: str = "
 
 
 def serve(served: Served, host: str, port: int, token: str | None, ready: Callable[[str], None], browse: bool) -> None:
-    """Until Ctrl-C."""
+    """Serve until Ctrl-C."""
     listening = listen(host, port)
     shown = "localhost" if host in EVERYWHERE else f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
     server = make_server(served, Limits(), token, host)
     ready(url)
-    if browse:  # the socket listens already: a page that comes early waits
+    if browse:  # the socket is open already: an early request waits
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
     with suppress(KeyboardInterrupt):
         server.run([listening])

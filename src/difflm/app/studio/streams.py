@@ -1,4 +1,4 @@
-"""Answers that arrive piece by piece, and what happens when nobody takes them."""
+"""Responses that stop their jobs when the client disconnects: server-sent events, or one answer at the end."""
 
 import asyncio
 import json
@@ -6,31 +6,32 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from starlette.responses import Response
+from fastapi.responses import StreamingResponse
+from fastapi.sse import KEEPALIVE_COMMENT as ALIVE
+from fastapi.sse import format_sse_event
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from difflm.app.studio.engine import Job, Text
 from difflm.generation.jobs import Generation
 
+__all__ = ["ALIVE", "ClientDisconnect", "EventStream", "event", "texts_of", "unless_left"]
+
 T = TypeVar("T")
 
 
-class Left(Exception):
-    """The client went away."""
-
-
-async def gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def unless_left(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))
+    """Await `work`, or cancel it and raise ClientDisconnect when the client disconnects."""
+
+    async def wait_for_disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Left
+            raise ClientDisconnect
         return working.result()
     finally:
         for task in (working, leaving):
@@ -39,42 +40,29 @@ async def unless_left(receive: Receive, work: Awaitable[T]) -> T:
             await working
 
 
-class EventStream(Response):
-    """Server-sent events about some jobs; they are left when the client leaves."""
+class EventStream(StreamingResponse):
+    """Server-sent events of some jobs, which are cancelled when the client disconnects."""
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncIterator[bytes], jobs: Sequence[Job]) -> None:
-        super().__init__(headers={"x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self.events, self.jobs = events, jobs
+        super().__init__(events, headers={"x-accel-buffering": "no"})
+        self.jobs = jobs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            with suppress(Left, OSError):  # uvicorn raises the latter where a client has left
-                await unless_left(receive, self.pump(send))
+            with suppress(ClientDisconnect, OSError):  # sending to a client that has left
+                await super().__call__(scope, receive, send)
         finally:
             for job in self.jobs:
                 job.leave()
 
-    async def pump(self, send: Send) -> None:
-        async for chunk in self.events:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
 
 def event(name: str, data: Any) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
-ALIVE = b": alive\n\n"
+    return format_sse_event(event=name, data_str=json.dumps(data, separators=(",", ":")))
 
 
 async def texts_of(job: Job) -> list[Generation]:
-    """All texts of a job in the order of their numbers."""
-    found: dict[int, Generation] = {}
-    async for happened in job.events():
-        if isinstance(happened, Text):
-            found[happened.number] = happened.generation
+    """Collect all texts of a job in the order of their numbers."""
+    found = {e.number: e.generation async for e in job.events() if isinstance(e, Text)}
     return [found[number] for number in range(job.n)]
