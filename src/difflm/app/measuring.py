@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difflm.app.commands.options import guidance_knobs, load_model
+from difflm.app.commands.options import load_model, parse_guidance
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.learned import checking_tagger
 from difflm.data.corpora import NAMES, corpus, located
@@ -74,8 +74,8 @@ def measure(runs: list[str], asked: "Measuring") -> Report:
 def measure_control(run: str, asked: "Measuring", control: "Controlling") -> ControlReport:
     """One run, asked for what the targets ask; they are drawn from E2E, or stand in a file."""
     names, count = control.names(), TARGETS if asked.samples is None else asked.samples
-    knobs = guidance_knobs(control.guidance)
-    protocol = Protocol(control.each, asked.seed, control.candidates, knobs, asked.settings())
+    guidance = parse_guidance(control.guidance)
+    protocol = Protocol(control.each, asked.seed, control.candidates, guidance, asked.settings())
     protocol.check()
     check_known(names or ())
     if count < 1:

@@ -1,4 +1,4 @@
-"""Controls: what can be asked of a text. `controls.brief` binds a list of them to a model."""
+"""Controls: what can be asked of a text. `controls.plan` binds a list of them to a model."""
 
 from difflm.controls.base import Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Contains, Infill, Length

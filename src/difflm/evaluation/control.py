@@ -50,7 +50,7 @@ class Protocol:
     each: int = 5  # samples a target
     seed: int = 0
     candidates: int = 1
-    knobs: GuidanceSettings | None = None  # as the model would
+    guidance: GuidanceSettings | None = None  # as the model would
     settings: Mapping[str, Any] | None = None  # of `Sampling`
 
     def check(self) -> None:
@@ -58,29 +58,29 @@ class Protocol:
         check_request(self.each, self.seed, 1)
         if not 1 <= self.candidates <= 1000:
             raise UsageError(f"--candidates must lie between 1 and 1,000, not {self.candidates}.")
-        if self.knobs and not 0 <= self.knobs.size <= 1000:
-            raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.knobs.size}.")
+        if self.guidance and not 0 <= self.guidance.size <= 1000:
+            raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.guidance.size}.")
 
-    def work(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
+    def make_job(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
         """The samples of one target, with noise of their own."""
         controls = target.asked.controls()
-        return lm.work(
+        return lm.make_job(
             self.each,
             zlib.crc32(f"{self.seed} {target.control} {number}".encode()) >> 1,
             candidates=self.candidates if guided(controls) else 1,  # else there is nothing to choose by
             controls=controls,
-            knobs=self.knobs,
+            guidance=self.guidance,
             **(self.settings or {}),
         )
 
     def warm_up(self, lm: TextDiffusion, target: Target) -> None:
         """The first call of anything is no measure of the next ones."""
         quick = replace(self, each=1, candidates=1, settings={**(self.settings or {}), "steps": 2})
-        list(lm.together([quick.work(lm, target, 0)]))
+        list(lm.run_jobs([quick.make_job(lm, target, 0)]))
 
     def described(self, lm: TextDiffusion) -> str:
         said = described(lm.sampling(**(self.settings or {})))
-        rule = "original" if self.knobs == ORIGINAL else f"{lm.knobs(self.knobs).size:g}"
+        rule = "original" if self.guidance == ORIGINAL else f"{lm.guidance_settings(self.guidance).size:g}"
         return f"{said} guidance={rule} candidates={self.candidates}"
 
 
@@ -125,7 +125,7 @@ def evaluate_control(
     checkers = Checkers.there(second_parser)
     kept = read_texts(texts, targets, protocol.each) if texts and texts.exists() else None
     for target in targets if kept is None else ():  # all that is wrong, before the first text is made
-        lm.brief(target.asked.controls(), knobs=protocol.knobs)
+        lm.plan_controls(target.asked.controls(), guidance=protocol.guidance)
     people = human_self_bleu(pairs, min(protocol.each, ALIKE), protocol.seed)
     rows: list[ControlRow] = []
     every: list[Made] = []
@@ -170,7 +170,7 @@ def written(
     """The texts of all targets, made together."""
     found: list[dict[int, Generation]] = [{} for _ in targets]
     total = len(targets) * protocol.each
-    for number, made in lm.together([protocol.work(lm, target, n) for n, target in enumerate(targets)]):
+    for number, made in lm.run_jobs([protocol.make_job(lm, target, n) for n, target in enumerate(targets)]):
         found[number] |= made
         on_progress(sum(map(len, found)), total)
     return [Made(t, [texts[k] for k in range(protocol.each)]) for t, texts in zip(targets, found, strict=True)]

@@ -32,7 +32,8 @@ from difflm.evaluation.corpora import MOST_TEXTS, Corpus, corpus_for
 from difflm.evaluation.records import Report, Row
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
-from difflm.models.batching import denoise_batch, draw_rows, finished_ids, make_batches
+from difflm.models.batching import denoise_batch, draw_rows, make_batches
+from difflm.models.sampling import FAMILIES, understood_by
 
 __all__ = ["Corpus", "Report", "Row", "corpus_for", "evaluate_language"]
 
@@ -41,7 +42,6 @@ OnProgress = Callable[[str, int, int], None]  # what is being done, how much of 
 Counted = Callable[[int, int], None]
 
 CHUNK = 256  # texts scored between two words of progress
-OF_DENOISING = {"sampler", "steps", "noise_temperature", "noise_top_p", "clamp", "clamp_below", "draw"}
 
 
 def evaluate_language(
@@ -130,20 +130,16 @@ class Writer:
         """The texts `generate` would give, with their ids: an unknown word is in the ids, not in the text."""
         lm, method = self.lm, self.lm.config["method"]
         # One set of changes serves diffusion models and the twin beside them; it takes what it understands.
-        ignored = OF_DENOISING if method == "autoregressive" else set()
-        work = lm.work(n, seed, **{key: value for key, value in self.changes.items() if key not in ignored})
-        sampling = work.sampling
+        known = FAMILIES if method != "autoregressive" else understood_by(lm.model.families)
+        job = lm.make_job(n, seed, **{key: value for key, value in self.changes.items() if key in known})
+        sampling = job.sampling
         self.warm_up(seed, sampling)
         rows: dict[int, list[int]] = {}
         calls = 0
         start = time.perf_counter()
-        for tile, last in lm.ends([work]):
-            made = finished_ids(lm.model, tile, last)
-            rows |= {row.sample: ids for row, ids in zip(tile.rows, made, strict=True)}
-            counted = (
-                [lm.model.calls(sampling, len(ids)) for ids in made] if last.calls is None else last.calls.tolist()
-            )
-            calls += sum(counted[: len(made)])
+        for made in lm.run_unchecked([job]):
+            rows |= {row.sample: row.ids for row in made}
+            calls += sum(row.calls for row in made)
             on_progress(len(rows), n)
         seconds = time.perf_counter() - start
         ids = [rows[k] for k in range(n)]
@@ -157,9 +153,9 @@ class Writer:
         )
 
     def warm_up(self, seed: int, sampling: Sampling) -> None:
-        """Two steps of one tile: the first call of anything is no measure of the next ones."""
-        for tile in make_batches(self.lm.model, draw_rows(self.lm.model, 1, seed), self.lm.device):
-            deque(islice(denoise_batch(self.lm.inference, tile, sampling), 2), maxlen=0)
+        """Two steps of one batch: the first call of anything is no measure of the next ones."""
+        for batch in make_batches(self.lm.model, draw_rows(self.lm.model, 1, seed), self.lm.device):
+            deque(islice(denoise_batch(self.lm.inference, batch, sampling), 2), maxlen=0)
 
 
 def described(sampling: Sampling) -> str:

@@ -203,9 +203,3 @@ def denoise_batch(
     if any(part.training for part in submodules(inference.model)):
         inference.model.eval()
     yield from inference.stream(Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling, steering)
-
-
-def finished_ids(model: LanguageModel, tile: SampleBatch, frame: Frame) -> list[list[int]]:
-    """Word ids of a tile's rows, from their last frame."""
-    tokens = frame.tokens[: len(tile.rows)].tolist()
-    return [model.words(ids[: row.layout.positions]) for row, ids in zip(tile.rows, tokens, strict=True)]

@@ -40,6 +40,7 @@ from difflm.diffusion.samplers.discrete_steps import add_corrections
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
 from difflm.models.lengths import LengthPolicy
+from difflm.models.sampling import Family
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 STRETCH, LAG, X0_NOISE, TEXT_NOISE = 21, 22, 23, 24  # streams of random numbers in training
@@ -78,6 +79,8 @@ class DiffusionModel(LanguageModel):
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, codec.vocabulary
         self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
         self.samplers = process.steps
+        kinds: list[Family] = ["any", "diffusion", "masks" if self.can_hide_known else "diffusion"]
+        self.families = kinds if codec.holds_tokens else [*kinds, "vectors"]
 
     @property
     def max_words(self) -> int:

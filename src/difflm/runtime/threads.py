@@ -1,4 +1,4 @@
-"""Jobs side by side on a CPU, one core each.
+"""Jobs in parallel on a CPU, one core each.
 
 Small matrices gain little from a second core, and a product that two threads share rounds otherwise than one thread's:
 a job that keeps to one core gives the same numbers on every machine of its kind, however many cores there are.
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 
 T = TypeVar("T")
-IsStopped = Callable[[], bool]  # asked by a job between its pieces of work: whether nobody waits for it any more
+IsStopped = Callable[[], bool]  # asked by a job between its results: whether nobody waits for it any more
 Job = Callable[[IsStopped], Iterator[T]]
 MAX_QUEUED = 2  # results of each core that may wait for their reader
 
@@ -48,61 +48,9 @@ class ThreadBudget:
 SHARES = ThreadBudget()
 
 
-class Workers(Generic[T]):
-    """Threads that take one job after the other."""
-
-    def __init__(self, jobs: Iterable[Job[T]], cores: int) -> None:
-        self.waiting, self.taking = iter(jobs), threading.Lock()
-        self.stop, self.room = threading.Event(), threading.Semaphore(MAX_QUEUED * cores)
-        self.found: SimpleQueue[Item[T] | BaseException | None] = SimpleQueue()
-        self.threads = [threading.Thread(target=self.work, daemon=True) for _ in range(cores)]
-        for thread in self.threads:
-            thread.start()
-
-    def work(self) -> None:
-        torch.get_num_threads()  # a thread's first question takes over the process's number: ask before it is set
-        torch.set_num_threads(1)
-        try:
-            while (job := self.next_job()) is not None:
-                for value in job(self.stop.is_set):
-                    self.put(value)
-                    if self.stop.is_set():
-                        break
-            self.found.put(None)
-        except BaseException as error:
-            self.found.put(error)
-
-    def next_job(self) -> Job[T] | None:
-        with self.taking:
-            return None if self.stop.is_set() else next(self.waiting, None)
-
-    def put(self, value: T) -> None:
-        """Wait for room, unless nobody will make any."""
-        while not self.stop.is_set() and not self.room.acquire(timeout=0.1):
-            pass
-        self.found.put(Item(value))
-
-    def results(self) -> Iterator[T]:
-        left = len(self.threads)
-        while left:
-            match self.found.get():
-                case Item(value):
-                    self.room.release()
-                    yield value
-                case None:
-                    left -= 1
-                case error:
-                    raise error
-
-    def end(self) -> None:
-        self.stop.set()
-        for thread in self.threads:
-            thread.join()
-
-
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """What is done here is done as one of these jobs would do it."""
+    """Compute on one core, as the jobs of `run_parallel` do."""
     with SHARES.reserve():
         torch.set_num_threads(1)
         yield
@@ -112,8 +60,44 @@ def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
     """What the jobs yield, as it comes: as many of them at a time as torch has threads. An error of one of them, or a
     reader who leaves, stops them all."""
     with SHARES.reserve() as cores:
-        workers = Workers(jobs, cores)
+        waiting, lock, stop = iter(jobs), threading.Lock(), threading.Event()
+        room, results = threading.Semaphore(MAX_QUEUED * cores), SimpleQueue[Item[T] | BaseException | None]()
+
+        def work() -> None:
+            """Take one job after the other. A result waits for room in the queue, unless nobody will make any."""
+            torch.get_num_threads()  # a thread's first question takes over the process's number: ask before it is set
+            torch.set_num_threads(1)
+            try:
+                while not stop.is_set():
+                    with lock:
+                        job = next(waiting, None)
+                    for value in job(stop.is_set) if job else ():
+                        while not stop.is_set() and not room.acquire(timeout=0.1):
+                            pass
+                        results.put(Item(value))
+                        if stop.is_set():
+                            break
+                    if job is None:
+                        break
+                results.put(None)
+            except BaseException as error:
+                results.put(error)
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(cores)]
+        for thread in threads:
+            thread.start()
+        left = cores
         try:
-            yield from workers.results()
+            while left:
+                match results.get():
+                    case Item(value):
+                        room.release()
+                        yield value
+                    case None:
+                        left -= 1
+                    case error:
+                        raise error
         finally:
-            workers.end()
+            stop.set()
+            for thread in threads:
+                thread.join()

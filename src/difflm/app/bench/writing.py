@@ -16,7 +16,6 @@ from difflm.generation.jobs import Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.batching import finished_ids
 from difflm.models.diffusion import DiffusionModel
 
 # One of each kind, where no file of targets is given.
@@ -79,7 +78,7 @@ def control_speed(
     made: list[Made] = []
 
     def make() -> None:
-        made[:] = unchecked(lm, asked, [protocol.work(lm, target, number) for number, target in enumerate(asked)])
+        made[:] = unchecked(lm, asked, [protocol.make_job(lm, target, number) for number, target in enumerate(asked)])
 
     lm.inference.clear_recorded()
     found = timed(lm.device, make, repeats=3, at_most=5.0)
@@ -97,15 +96,14 @@ def control_speed(
     return {**row, **(reader.read([t.text for one in made for t in one.texts]) if reader.judge else {})}, list(made)
 
 
-def unchecked(lm: TextDiffusion, targets: Sequence[Target], works: Sequence[GenerationJob]) -> list[Made]:
-    """Texts of works that are alike, printed. Checkers think on the CPU, and are no part of writing."""
-    made: list[dict[int, Generation]] = [{} for _ in works]
-    for tile, last in lm.ends(works):
-        for row, ids in zip(tile.rows, finished_ids(lm.model, tile, last), strict=True):
-            sampling = works[row.owner].sampling
-            calls = lm.model.calls(sampling, len(ids))
-            text = Generation(lm.tokenizer.decode(ids), lm.tokenizer.tokens(ids), sampling.steps, calls, 0.0, row.seed)
-            made[row.owner][row.sample] = text
+def unchecked(lm: TextDiffusion, targets: Sequence[Target], jobs: Sequence[GenerationJob]) -> list[Made]:
+    """Texts of jobs that are alike, printed. Checkers think on the CPU, and are no part of writing."""
+    made: list[dict[int, Generation]] = [{} for _ in jobs]
+    for rows in lm.run_unchecked(jobs):
+        for row in rows:
+            text, words = lm.tokenizer.decode(row.ids), lm.tokenizer.tokens(row.ids)
+            steps = jobs[row.owner].sampling.steps
+            made[row.owner][row.sample] = Generation(text, words, steps, row.calls, 0.0, row.seed)
     return [Made(t, [texts[k] for k in sorted(texts)]) for t, texts in zip(targets, made, strict=True)]
 
 
@@ -114,7 +112,7 @@ def each_control(targets: Sequence[Target], lm: TextDiffusion) -> dict[str, list
     found = {}
     for control, asked in by_control(targets).items():
         with suppress(UsageError):
-            lm.brief(asked[0].asked.controls())
+            lm.plan_controls(asked[0].asked.controls())
             found[control] = asked
     return found
 
