@@ -59,49 +59,6 @@ class Letters(Length):
 
 
 @dataclass(frozen=True)
-class Contains(Control):
-    """A word or phrase that must appear; it stands where the model finds it likeliest."""
-
-    phrase: str
-    name = "contains"
-
-    @property
-    def target(self) -> str:
-        return self.phrase
-
-    @cached_property
-    def words(self) -> list[str]:
-        return split_words(self.phrase.strip())
-
-    def prepare(self, info: ModelInfo) -> None:
-        if not self.words:
-            raise UsageError("contains: give a word, such as --contains Japanese.")
-        ids = self.ids(info)
-        if UNK in ids:
-            unknown = self.words[ids.index(UNK)]
-            raise UsageError(f"contains: this model does not know the word {unknown!r}.{nearest_words(unknown, info)}")
-        if len(ids) > info.max_words:
-            raise UsageError(
-                f"contains: {self.phrase!r} is longer than a text of this model ({info.max_words} tokens)."
-            )
-
-    def ids(self, info: ModelInfo) -> list[int]:
-        # Byte pairs spell a word inside a text with the space before it.
-        text = self.phrase.strip() if info.whole_words else f" {self.phrase.strip()}"
-        return info.tokenizer.encode(text)
-
-    def verbatim(self, info: ModelInfo) -> str:
-        return self.phrase
-
-    def stands_in(self, words: Sequence[str]) -> bool:
-        return contains_words([w.lower() for w in self.words], [w.lower() for w in words])
-
-    def check(self, words: Sequence[str]) -> Check:
-        there = self.stands_in(words)
-        return Check(there, float(there), WORDS)
-
-
-@dataclass(frozen=True)
 class Avoid(Control):
     """A word that must not appear, however it is capitalised."""
 
@@ -259,11 +216,6 @@ def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
     return everything[-1] in placed
 
 
-def contains_words(phrase: Sequence[str], words: Sequence[str]) -> bool:
-    size = len(phrase)
-    return any(list(words[i : i + size]) == list(phrase) for i in range(len(words) - size + 1))
-
-
 def spell_variants(word: str, info: ModelInfo) -> list[list[int]]:
     """The ways in which the model can write a word: all of them, or with byte pairs the usual ones."""
     word = word.strip()
@@ -272,12 +224,3 @@ def spell_variants(word: str, info: ModelInfo) -> list[list[int]]:
         return [[i] for i, other in known if i >= len(SPECIALS) and other.lower() == word.lower()]
     cases = {word, word.lower(), word.upper(), word.capitalize(), word.title()}
     return info.tokenizer.encode_batch(sorted(space + case for case in cases for space in ("", " ")))
-
-
-def nearest_words(word: str, info: ModelInfo) -> str:
-    """A hint at words of like spelling."""
-    import difflib
-
-    known = getattr(info.tokenizer, "words", [])
-    near = difflib.get_close_matches(word, known, n=3) or difflib.get_close_matches(word.capitalize(), known, n=3)
-    return f" Near: {', '.join(near)}." if near else ""

@@ -1,13 +1,15 @@
 """Words and phrases that must appear: whether they fit, and the one rule that places them together."""
 
+import difflib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from difflm.controls.base import Canvas, Control, ModelInfo
-from difflm.controls.exact import Avoid, Contains, Infill, fits_between
-from difflm.data.tokenizers import SPECIALS, Bpe
+from difflm.controls.base import Canvas, Check, Control, ModelInfo
+from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
+from difflm.data.tokenizers import SPECIALS, UNK, Bpe
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
@@ -16,6 +18,49 @@ if TYPE_CHECKING:
     from difflm.diffusion.samplers import Transform
 
 MOST = 8  # all their orders are weighed at every step, which doubles with each
+
+
+@dataclass(frozen=True)
+class Contains(Control):
+    """A word or phrase that must appear; it stands where the model finds it likeliest."""
+
+    phrase: str
+    name = "contains"
+
+    @property
+    def target(self) -> str:
+        return self.phrase
+
+    @cached_property
+    def words(self) -> list[str]:
+        return split_words(self.phrase.strip())
+
+    def prepare(self, info: ModelInfo) -> None:
+        if not self.words:
+            raise UsageError("contains: give a word, such as --contains Japanese.")
+        ids = self.ids(info)
+        if UNK in ids:
+            unknown = self.words[ids.index(UNK)]
+            raise UsageError(f"contains: this model does not know the word {unknown!r}.{nearest_words(unknown, info)}")
+        if len(ids) > info.max_words:
+            raise UsageError(
+                f"contains: {self.phrase!r} is longer than a text of this model ({info.max_words} tokens)."
+            )
+
+    def ids(self, info: ModelInfo) -> list[int]:
+        # Byte pairs spell a word inside a text with the space before it.
+        text = self.phrase.strip() if info.whole_words else f" {self.phrase.strip()}"
+        return info.tokenizer.encode(text)
+
+    def verbatim(self, info: ModelInfo) -> str:
+        return self.phrase
+
+    def stands_in(self, words: Sequence[str]) -> bool:
+        return contains_words([w.lower() for w in self.words], [w.lower() for w in words])
+
+    def check(self, words: Sequence[str]) -> Check:
+        there = self.stands_in(words)
+        return Check(there, float(there), WORDS)
 
 
 class Phrases:
@@ -126,3 +171,15 @@ def drop_contained(asked: Sequence[Contains], known: Sequence[Sequence[str]]) ->
         if not any(control.stands_in(words) for words in [*known, *(c.words for c in found)]):
             found.append(control)
     return found
+
+
+def contains_words(phrase: Sequence[str], words: Sequence[str]) -> bool:
+    size = len(phrase)
+    return any(list(words[i : i + size]) == list(phrase) for i in range(len(words) - size + 1))
+
+
+def nearest_words(word: str, info: ModelInfo) -> str:
+    """A hint at words of like spelling."""
+    known = getattr(info.tokenizer, "words", [])
+    near = difflib.get_close_matches(word, known, n=3) or difflib.get_close_matches(word.capitalize(), known, n=3)
+    return f" Near: {', '.join(near)}." if near else ""

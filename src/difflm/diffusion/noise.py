@@ -81,7 +81,8 @@ class Noise:
     def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
         """U(0, 1), never 0 or 1, `[B, *shape]`, the same for a position whatever lies beside it."""
         samples = self.samples
-        seed = fold_counter(self.seed, stream) if isinstance(self.seed, int) else folded(self.seed, stream)
+        found = folded(self.seed, stream)
+        seed = int(found) if isinstance(self.seed, int) else found
         key = mix_bits(mix_bits(samples + seed) + step)
         for size in shape:
             counter = torch.arange(size, device=samples.device, dtype=torch.int64)

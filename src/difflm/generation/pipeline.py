@@ -112,10 +112,10 @@ class TextDiffusion:
         return sampling
 
     def generate(self, n: int = 1, seed: int = 0, **asked: Any) -> list[Generation]:
-        """`n` texts in the order of their numbers; text k of a seed is the same whatever n is. See `batches`."""
+        """`n` texts in the order of their numbers; text k of a seed is the same whatever n is. See `make_job`."""
         done: dict[int, Generation] = {}
-        for batch in self.batches(n, seed, **asked):
-            done |= batch
+        for _, made in self.run_jobs([self.make_job(n, seed, **asked)]):
+            done |= made
         return [done[k] for k in range(n)]
 
     def infill(self, template: str, n: int = 1, seed: int = 0, **asked: Any) -> list[Generation]:
@@ -205,7 +205,7 @@ class TextDiffusion:
         labellings = {name: one for c in classifiers for name, one in c.labellings.items()}  # the later of two
         info = ModelInfo(
             self.tokenizer,
-            self.model.max_words,
+            self.model.lengths.max_words,
             self.model.lengths.first,
             {name: one.values for name, one in labellings.items()},
             {name: counts for c in classifiers for name, counts in c.counted().items()},

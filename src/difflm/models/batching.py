@@ -18,7 +18,6 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import FREE, Frame, Steering
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.inference import Inference
-from difflm.runtime.tensors import submodules
 
 CPU_BATCH = 4  # small enough that one text does not pay for many, large enough to be worth a call
 GUIDED_BATCH = 2  # the same where a classifier is climbed, which costs each text as much again
@@ -200,6 +199,6 @@ def denoise_batch(
     inference: Inference, batch: SampleBatch, sampling: Sampling, steering: Steering | None = None
 ) -> Iterator[Frame]:
     """One batch from noise to text."""
-    if any(part.training for part in submodules(inference.model)):
+    if any(part.training for part in inference.model.modules()):
         inference.model.eval()
     yield from inference.stream(Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling, steering)
