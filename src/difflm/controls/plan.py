@@ -75,7 +75,8 @@ class ControlPlan:
             dict.fromkeys(word for text in given for word in info.tokenizer.unknown(text.strip()))
         )
         known = [split_words(part) for part in (self.infill.parts if self.infill else edit.keep if edit else ())]
-        check_avoided(self.controls, info, known)
+        if any(isinstance(c, Avoid) for c in self.controls):
+            check_avoided(self.controls, info, known)
         self.imposed = [c for c in self.controls if guidance.impose or not c.head]
         # Tilting single words hardly ever makes a phrase appear: docs/log.md has the figures.
         self.phrases = choose_phrases(self.imposed, info, known, self.words, model.denoiser.codec.holds_tokens)
@@ -246,8 +247,6 @@ def find_kept(phrase: str, words: Sequence[str]) -> list[int]:
 def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[Sequence[str]]) -> None:
     """Refuse words that must appear and must not."""
     avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
-    if not avoided:
-        return
     wanted = [("the words that stay", words) for words in known]
     wanted += [(str(c), split_words(text)) for c in controls if (text := c.verbatim(info)) is not None]
     for where, words in wanted:

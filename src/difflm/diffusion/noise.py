@@ -15,17 +15,13 @@ MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
-def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical right shift; torch's own keeps the sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
 def mix_bits(z: Tensor) -> Tensor:
-    """Splitmix64's finaliser: every input bit moves every output bit."""
+    """Splitmix64's finaliser: every input bit moves every output bit. Torch's right shift keeps the sign, so that the
+    bits which it moves in are masked."""
     z = z + GOLDEN
-    z = (z ^ _shift(z, 30)) * MIX_1
-    z = (z ^ _shift(z, 27)) * MIX_2
-    return z ^ _shift(z, 31)
+    z = (z ^ (z >> 30 & 2**34 - 1)) * MIX_1
+    z = (z ^ (z >> 27 & 2**37 - 1)) * MIX_2
+    return z ^ (z >> 31 & 2**33 - 1)
 
 
 def fold_counter(*parts: int) -> int:
@@ -88,7 +84,7 @@ class Noise:
             counter = torch.arange(size, device=samples.device, dtype=torch.int64)
             key = mix_bits(key.unsqueeze(-1) + counter)
         # 23 bits: with 24, the largest value plus a half rounds to 2²⁴ in float32, and u = 1 is an infinite normal.
-        return (_shift(key, 41).to(torch.float32) + 0.5) * 2.0**-23
+        return ((key >> 41 & 2**23 - 1).to(torch.float32) + 0.5) * 2.0**-23
 
     def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
         u = self.uniform(step, *shape, stream=stream)
