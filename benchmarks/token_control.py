@@ -93,10 +93,10 @@ def train_both(asked: Asked) -> None:
 def write(lm: TextDiffusion, targets: Sequence[Target], way: str, asked: Asked) -> None:
     """The texts of one way, a file for each control as soon as it is written, and one of all."""
     candidates, impose, share = WAYS[way]
-    knobs = lm.knobs(None if asked.guidance is None else GuidanceSettings(size=asked.guidance))
-    knobs = replace(knobs, size=share * knobs.size, impose=impose)
+    guidance = lm.guidance_settings(None if asked.guidance is None else GuidanceSettings(size=asked.guidance))
+    guidance = replace(guidance, size=share * guidance.size, impose=impose)
     settings = {"sampler": asked.sampler, "steps": asked.sampling_steps}
-    protocol = Protocol(asked.each, 0, candidates, knobs, settings)
+    protocol = Protocol(asked.each, 0, candidates, guidance, settings)
     pieces: list[Path] = []
     for control, own in by_control(targets).items():
         pieces.append(asked.out / way / f"{control}.jsonl")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from difflm.generation import scheduler
 from difflm.generation.pipeline import TextDiffusion
 
 PATIENCE = 120.0  # seconds after which a test that waits has failed: it bounds a hang, also on a busy machine
@@ -102,7 +103,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lm: TextDiffusion) -> None:
         self.open, self.frames, self.loops, self.together = threading.Event(), 0, 0, []
         self.open.set()
-        frames, together = lm._frames, lm.together
+        frames, run_jobs = scheduler.denoise_jobs, lm.run_jobs
 
         def held(*args: Any) -> Iterator[Any]:
             for frame in frames(*args):
@@ -110,10 +111,10 @@ class Gate:
                 self.frames += 1
                 yield frame
 
-        def counted(works: Any) -> Iterator[Any]:
+        def counted(jobs: Any) -> Iterator[Any]:
             self.loops += 1
-            self.together.append(len(works))
-            return together(works)
+            self.together.append(len(jobs))
+            return run_jobs(jobs)
 
-        monkeypatch.setattr(lm, "_frames", held)
-        monkeypatch.setattr(lm, "together", counted)
+        monkeypatch.setattr(scheduler, "denoise_jobs", held)
+        monkeypatch.setattr(lm, "run_jobs", counted)

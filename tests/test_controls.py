@@ -225,7 +225,7 @@ def test_any_template_of_words_is_kept(parts, gaps, first, last, method):
     for text in asked(lm, control, n=2):
         rest = iter(text.tokens)
         assert all(word in rest for word in known)  # in this order
-        if control.length(lm.brief([control]).setting) is not None:
+        if control.length(lm.plan_controls([control]).info) is not None:
             assert len(text.tokens) == len(known) + sum(int(g[4:]) for g in template if g.startswith("___:"))
 
 
@@ -499,7 +499,7 @@ def test_byte_pairs_count_no_words(pieces):
 def test_places_say_what_is_free():
     """Phrases keep off START, END and pads of a canvas that holds them."""
     lm = spiteful("diffusion-lm")
-    brief = lm.brief([Length(3), Contains("pub")])
+    brief = lm.plan_controls([Length(3), Contains("pub")])
     layouts, _ = brief.layouts(torch.arange(1), 0)
     (tile,) = make_batches(lm.model, [Row(0, 0, layouts[0])], torch.device("cpu"))
     place = Canvas(tile.mask, 1, tile.known >= 0)

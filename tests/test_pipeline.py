@@ -9,7 +9,8 @@ from difflm.controls import Length
 from difflm.data.tokenizers import Bpe
 from difflm.data.words import split_words
 from difflm.errors import UsageError
-from difflm.generation.pipeline import TextDiffusion, delay_by_one
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.scheduler import delay_by_one
 from difflm.generation.validation import check_device, check_dtype
 from difflm.methods import DiffLM, TextSpec
 from difflm.models.batching import GPU_BATCH, denoise_batch, draw_rows, make_batches, max_batch_rows
@@ -143,7 +144,7 @@ def test_words_of_a_byte_pair_text_are_those_of_its_print():
 def test_looking_at_a_frame_leaves_gradients_on(models):
     lm = models["difflm"]
     for tile in make_batches(lm.model, draw_rows(lm.model, 1, 0), lm.device):
-        for frame in denoise_batch(lm.model, tile, lm.sampling(steps=2)):
+        for frame in denoise_batch(lm.inference, tile, lm.sampling(steps=2)):
             assert torch.is_grad_enabled() and not frame.confidence.requires_grad
 
 
@@ -153,7 +154,7 @@ class End:
     def __init__(self, name, last=True):
         self.name, self.last, self.is_sent = name, last, False
 
-    def sent(self):
+    def copy_to_host(self):
         self.is_sent = True
         return self
 

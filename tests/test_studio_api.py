@@ -44,7 +44,7 @@ def client(server: Running) -> Iterator[httpx.Client]:
 
 def library(lm: TextDiffusion, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """What the library makes of a request, without the time it took."""
-    work = Asked(**asked).work()
+    work = Asked(**asked).job()
     return [without_clock(generation_to_json(g)) for g in lm.generate(**work)]
 
 

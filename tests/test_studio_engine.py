@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from serving import PATIENCE, Gate, events, need, running, wait_for
 from tiny import tiny_runs
 
-from difflm.app.studio.engine import Box, Done, Frames, Text, riding
+from difflm.app.studio.engine import Box, Done, Frames, Text, choose_jobs
 from difflm.app.studio.limits import Limits
 from difflm.controls import Length
 from difflm.controls.base import Check
+from difflm.generation import scheduler
 from difflm.generation.jobs import Draft
 from difflm.generation.pipeline import TextDiffusion
 
@@ -43,8 +44,8 @@ def gate(monkeypatch: pytest.MonkeyPatch, lm: TextDiffusion) -> Iterator[Gate]:
 
 
 class Waiting:
-    def __init__(self, **shape: int) -> None:
-        self.shape = Counter(shape)
+    def __init__(self, **rows: int) -> None:
+        self.rows = Counter(rows)
 
 
 shapes = st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1).map(lambda shape: Waiting(**shape))
@@ -52,12 +53,12 @@ shapes = st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1).
 
 @given(st.lists(shapes, min_size=1, max_size=12), st.integers(1, 5))
 def test_those_who_ride_along_cost_no_tile_more(waiting: list[Any], size: int) -> None:
-    taken = riding(waiting, lambda kind: size)
+    taken = choose_jobs(waiting, lambda kind: size)
     assert taken[0] is waiting[0], "nobody is overtaken for ever"
     assert [job for job in waiting if job in taken] == taken, "in their order"
 
     def tiles(jobs: list[Any]) -> int:
-        return sum(-(-count // size) for count in sum((job.shape for job in jobs), Counter()).values())
+        return sum(-(-count // size) for count in sum((job.rows for job in jobs), Counter()).values())
 
     assert tiles(taken) == tiles(waiting[:1])
     left_out = [job for job in waiting if job not in taken]
@@ -233,14 +234,14 @@ def test_health_tells_that_the_model_is_stuck(lm: TextDiffusion, gate: Gate) -> 
 
 
 def test_a_model_that_moves_slowly_is_healthy(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = lm._frames
+    frames = scheduler.denoise_jobs
 
     def slow(*args: Any) -> Iterator[Any]:
         for frame in frames(*args):
             time.sleep(0.1)
             yield frame
 
-    monkeypatch.setattr(lm, "_frames", slow)
+    monkeypatch.setattr(scheduler, "denoise_jobs", slow)
     with (
         running(lm, Limits(stuck_seconds=1.5)) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE) as client,

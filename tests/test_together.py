@@ -33,7 +33,7 @@ ASKED = [
 
 def all_together(lm: TextDiffusion, asked: list[dict]) -> list[list[str]]:
     found: list[dict] = [{} for _ in asked]
-    for number, made in lm.together([lm.work(**one) for one in asked]):
+    for number, made in lm.run_jobs([lm.make_job(**one) for one in asked]):
         assert not found[number].keys() & made.keys(), "no text is told twice"
         found[number] |= made
     return [[texts[k].text for k in range(len(texts))] for texts in found]
@@ -56,7 +56,7 @@ def test_controls_of_several_requests_do_not_meet(tiny_runs, method):
 
 def test_each_text_is_guided_towards_its_own_label(tiny_runs, guide):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide)
-    known = lm._classifier(guide).labellings["food"].values[1:]
+    known = lm._load_classifier(guide).labellings["food"].values[1:]
     asked = [
         {"n": 2, "seed": 1, "controls": [Label("food", known[0])], "steps": 6},
         {"n": 1, "seed": 1, "controls": [Label("food", known[1]), Length(6)], "steps": 6},
@@ -71,10 +71,10 @@ def test_each_watch_sees_its_own_texts_for_as_many_steps_as_they_take(tiny_runs)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     seen: dict[int, list] = {0: [], 1: []}
     works = [
-        lm.work(2, 1, steps=6, controls=[Length(5)], watch=seen[0].append),
-        lm.work(1, 2, steps=3, controls=[Length(7)], watch=seen[1].append),
+        lm.make_job(2, 1, steps=6, controls=[Length(5)], watch=seen[0].append),
+        lm.make_job(1, 2, steps=3, controls=[Length(7)], watch=seen[1].append),
     ]
-    texts = {number: made for number, made in lm.together(works)}
+    texts = {number: made for number, made in lm.run_jobs(works)}
     assert [len(drafts) for drafts in seen[0]] == [2] * 6 and [len(drafts) for drafts in seen[1]] == [1] * 3
     for number, drafts in seen.items():
         assert [d.tokens for d in drafts[-1]] == [g.tokens for g in texts[number].values()]
@@ -83,8 +83,8 @@ def test_each_watch_sees_its_own_texts_for_as_many_steps_as_they_take(tiny_runs)
 
 def test_texts_with_fewer_steps_come_first(tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
-    works = [lm.work(1, 1, steps=steps, controls=[Length(5)]) for steps in (8, 2, 5)]
-    assert [number for number, _ in lm.together(works)] == [1, 2, 0]
+    works = [lm.make_job(1, 1, steps=steps, controls=[Length(5)]) for steps in (8, 2, 5)]
+    assert [number for number, _ in lm.run_jobs(works)] == [1, 2, 0]
 
 
 def test_the_filling_belongs_to_the_last_request():
@@ -100,11 +100,11 @@ def test_what_nobody_wants_is_left_unfinished_and_the_rest_is_made(tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     steps = []
     works = [
-        lm.work(8, 1, steps=5, controls=[Length(5)], watch=steps.append),
-        lm.work(1, 2, steps=5, controls=[Length(5)]),
+        lm.make_job(8, 1, steps=5, controls=[Length(5)], watch=steps.append),
+        lm.make_job(1, 2, steps=5, controls=[Length(5)]),
     ]
     works[0].wanted = lambda: len(steps) < 2
-    made = list(lm.together(works))
+    made = list(lm.run_jobs(works))
     assert len(steps) == 2, "given up at the third step"
     assert [number for number, _ in made] == [1]
     assert made[0][1][0].text == lm.generate(1, 2, steps=5, controls=[Length(5)])[0].text
@@ -112,12 +112,12 @@ def test_what_nobody_wants_is_left_unfinished_and_the_rest_is_made(tiny_runs):
 
 def test_the_shape_of_a_request_tells_which_tiles_it_needs(tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
-    short, long = lm.work(3, 1, steps=5, controls=[Length(5)]), lm.work(2, 1, steps=9, controls=[Length(20)])
-    edited, warm = lm.work(1, edit=Edit("The old pub .")), lm.work(1, temperature=0.5, controls=[Length(5)])
-    shapes = [lm.shape(work) for work in (short, long, edited, warm)]
+    short, long = lm.make_job(3, 1, steps=5, controls=[Length(5)]), lm.make_job(2, 1, steps=9, controls=[Length(20)])
+    edited, warm = lm.make_job(1, edit=Edit("The old pub .")), lm.make_job(1, temperature=0.5, controls=[Length(5)])
+    shapes = [lm.count_rows(work) for work in (short, long, edited, warm)]
     assert [list(shape.values()) for shape in shapes] == [[3], [2], [1], [1]]
     kinds = [next(iter(shape)) for shape in shapes]
     assert [width for _, width in kinds] == [16, 32, 16, 16]
     assert kinds[0][0] == kinds[1][0], "steps may differ"
     assert len({kind for kind, _ in kinds}) == 3
-    assert lm.shape(lm.work(1, 5, mbr=4, controls=[Length(5)])) == {kinds[0]: 4}
+    assert lm.count_rows(lm.make_job(1, 5, mbr=4, controls=[Length(5)])) == {kinds[0]: 4}

@@ -12,7 +12,7 @@ from difflm.annotators.e2e_wordings import WORDINGS, wordings
 from difflm.annotators.tagger import TAGS
 from difflm.controls import Avoid, Contains, Control, Field, Length, Tags, Tree
 from difflm.controls.base import ModelInfo
-from difflm.controls.phrases import MOST, Phrases
+from difflm.controls.phrases import MOST, choose_phrases
 from difflm.controls.rules import PlacePhrases, best_starts
 from difflm.data.tokenizers import SPECIALS, Words
 from difflm.data.words import split_words
@@ -35,7 +35,7 @@ def told(
     setting: ModelInfo, *controls: Control, known: list[list[str]] | None = None, worded: bool = False
 ) -> list[list[str]]:
     words = next((n for c in controls if (n := c.length(setting)) is not None), None)
-    found = Phrases.of(controls, setting, known or [], words, worded)
+    found = choose_phrases(controls, setting, known or [], words, worded)
     return [[one.phrase for one in ways] for ways in found.asked]
 
 
@@ -111,7 +111,7 @@ def test_the_way_and_the_place_are_those_that_the_belief_likes():
     logits[:, :, 8] = 5.0
     logits[0, 2, 5] = logits[0, 3, 6] = logits[1, 0, 7] = 4.5
     rule = PlacePhrases(codec, (((5, 6), (7,)),), torch.ones(2, 4, dtype=torch.bool))
-    belief = Belief(codec.expectation(logits), logits, tokenwise=True)
+    belief = Belief(logits, codec=codec)
     assert rule(belief, torch.zeros(1), torch.zeros(1)).tokens.tolist() == [[8, 8, 5, 6], [7, 8, 8, 8]]
 
 

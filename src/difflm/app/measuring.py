@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from difflm.app.commands.evaluate_options import ControlOptions, InfillOptions, MeasureOptions
-from difflm.app.commands.options import guidance_knobs, load_model
+from difflm.app.commands.options import load_model, parse_guidance
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.learned import checking_tagger
 from difflm.data.corpora import NAMES, corpus, resolve_data
@@ -71,8 +71,8 @@ def measure_language(runs: list[str], options: MeasureOptions) -> None:
 def measure_control(run: str, options: MeasureOptions, control: ControlOptions) -> None:
     """Measure a run on targets that are drawn from E2E or read from a file."""
     names, count = control.names(), TARGETS if options.samples is None else options.samples
-    knobs = guidance_knobs(control.guidance)
-    protocol = Protocol(control.each, options.seed, control.candidates, knobs, options.settings())
+    guidance = parse_guidance(control.guidance)
+    protocol = Protocol(control.each, options.seed, control.candidates, guidance, options.settings())
     protocol.check()
     check_known(names or ())
     if count < 1:

@@ -7,8 +7,9 @@ import difflib
 from collections.abc import Sequence
 
 from difflm.controls.base import Check, Control, ModelInfo
-from difflm.controls.exact import Avoid, Contains, Infill, Length
+from difflm.controls.exact import Avoid, Infill, Length
 from difflm.controls.learned import Field, Label, Tags
+from difflm.controls.phrases import Contains
 from difflm.controls.syntax import Span, Tree
 from difflm.errors import UsageError
 from difflm.runtime.registry import Registry

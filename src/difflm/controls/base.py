@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from difflm.data.labels import Kind
 from difflm.data.tokenizers import Tokenizer, Words
 from difflm.errors import UsageError
 
@@ -34,6 +35,7 @@ class ModelInfo:
     first: int  # canvas position of the first word
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what its classifiers tell apart
     word_labels: "Mapping[str, Tensor]" = field(default_factory=dict)  # how often a word bears a tag, [V, labels]
+    kinds: "Mapping[str, Kind]" = field(default_factory=dict)  # whether a label is of texts, words or spans
 
     @property
     def whole_words(self) -> bool:
@@ -48,7 +50,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Canvas:
-    """Where a tile's texts stand on their canvas."""
+    """The positions of a batch's texts."""
 
     mask: "Tensor"  # [B, W] positions that exist
     first: int  # position of the first word
@@ -84,31 +86,31 @@ class Control(ABC):
     def check(self, words: Sequence[str]) -> Check:
         """`words` are those of the printed text."""
 
-    def prepare(self, setting: ModelInfo) -> None:  # noqa: B027 (most controls have nothing to refuse)
+    def prepare(self, info: ModelInfo) -> None:  # noqa: B027 (most controls have nothing to refuse)
         """Refuse, before any sampling, what this model cannot do."""
 
-    def length(self, setting: ModelInfo) -> int | None:
+    def length(self, info: ModelInfo) -> int | None:
         """The number of tokens it settles by itself."""
         return None
 
-    def min_length(self, setting: ModelInfo) -> int:
+    def min_length(self, info: ModelInfo) -> int:
         """The fewest tokens of a text that can obey."""
         return 1
 
-    def verbatim(self, setting: ModelInfo) -> str | None:
-        """Words that must appear as they stand; those of all controls are placed together."""
+    def verbatim(self, info: ModelInfo) -> str | None:
+        """Words that must appear exactly so; those of all controls are placed together."""
         return None
 
-    def wordings(self, setting: ModelInfo) -> Sequence[str]:
+    def wordings(self, info: ModelInfo) -> Sequence[str]:
         """Ways to say it. Beside a control that speaks of every word one of them must appear, or a step that suits many
         words a little would win over the one that says this."""
         return ()
 
-    def rule(self, codec: "Codec", setting: ModelInfo, place: Canvas) -> "Transform | None":
+    def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
         """What it imposes on every belief."""
         return None
 
-    def wanted(self, setting: ModelInfo) -> Any:
+    def wanted(self, info: ModelInfo) -> Any:
         """The labels under `head` that guidance climbs towards, as ids: one of the text, one a word, or
         [first, last, label] for each span, with further labels where any of them will do."""
         return None

@@ -1,4 +1,4 @@
-"""Texts of several requests in one tile: each obeys its own controls, and the networks are asked once for all."""
+"""Controls of several requests in one batch: each text obeys its own, and every network is called once for all."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,55 +9,28 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas
-from difflm.controls.guidance import Guidance, GuidanceTarget
-from difflm.controls.plan import ControlPlan
+from difflm.controls.guidance import GuidanceTarget
 from difflm.controls.rules import ForbidSpecials
-from difflm.controls.token_guidance import GuidedBelief
 from difflm.data.labels import NOTHING
 from difflm.diffusion.belief import Belief
-from difflm.diffusion.samplers import Steering, StepSpan, Transform
-from difflm.models.batching import SampleBatch
-
-Part = tuple[ControlPlan | None, slice]  # what is asked of some rows; None: nothing
+from difflm.diffusion.samplers import Transform
 
 
-def steering_for(tile: SampleBatch, parts: Sequence[Part], ways: Sequence[StepSpan]) -> Steering:
-    """The steering of a tile whose rows belong to one brief or to several with the same knobs."""
-    lead = next((brief for brief, _ in parts if brief is not None), None)
-    if lead is None:
-        return Steering(tile.known, tile.begin, ways)
-    settled = tile.known >= 0 if tile.known is not None else torch.zeros_like(tile.mask)
-    place = Canvas(tile.mask, lead.setting.first, settled)
-    rules = [brief.rules(place.rows(part)) if brief else [] for brief, part in parts]
-    wishes = [brief.wishes(place.rows(part)) if brief else [] for brief, part in parts]
-    slices = [part for _, part in parts]
-    wished = merge_targets(wishes, [len(tile.lengths[part]) for part in slices])
-    slices, rules = merge_bounds(slices, rules, place)
-    whole = rules[0] if len(slices) == 1 else [PerRowTransforms(slices, rules)]
-    guidance = Guidance(wished, lead.denoiser, tile.mask, lead.knobs) if wished else None
-    if guidance and lead.denoiser.codec.holds_tokens:  # words have no slope to climb: the belief is tilted
-        return Steering(tile.known, tile.begin, ways, [GuidedBelief(guidance), *whole])
-    return Steering(tile.known, tile.begin, ways, whole, guidance)
-
-
-def merge_bounds(
-    parts: Sequence[slice], rules: Sequence[list[Transform]], place: Canvas
-) -> tuple[list[slice], list[list[Transform]]]:
-    """Neighbours that must only stay inside their texts are ruled as one: a thousand gaps would be as many parts."""
+def merge_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:
+    """Rules of parts of the rows as rules of all. Neighbours that only have to stay inside their texts are merged: a
+    thousand gaps would be as many parts."""
     slices: list[slice] = []
-    ruled: list[list[Transform]] = []
-    for inside, run in groupby(
-        zip(parts, rules, strict=True), lambda pair: [type(r) for r in pair[1]] == [ForbidSpecials]
-    ):
+    rules: list[list[Transform]] = []
+    for inside, run in groupby(parts, lambda part: [type(rule) for rule in part[1]] == [ForbidSpecials]):
         found = list(run)
         if inside:
             rows = slice(found[0][0].start, found[-1][0].stop)
             (rule,) = found[0][1]
             assert isinstance(rule, ForbidSpecials)
-            found = [(rows, [replace(rule, place=place.rows(rows))])]
+            found = [(rows, [replace(rule, canvas=canvas.rows(rows))])]
         slices += [part for part, _ in found]
-        ruled += [own for _, own in found]
-    return slices, ruled
+        rules += [own for _, own in found]
+    return rules[0] if len(slices) == 1 else [PerRowTransforms(slices, rules)]
 
 
 @dataclass(frozen=True)
@@ -86,30 +59,30 @@ class PerRowTransforms:
         )
 
 
-def merge_targets(wishes: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
-    """The wishes of parts of so many rows as wishes of all rows: each head is asked once, for nothing where a part does
-    not ask."""
-    keyed = [number_targets(own) for own in wishes]
-    first = {key: wish for own in keyed for key, wish in own.items()}
+def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
+    """Targets of parts of so many rows as targets of all: each head is called once, with NOTHING where a part asks for
+    nothing."""
+    keyed = [number_targets(own) for own in targets]
+    first = {key: target for own in keyed for key, target in own.items()}
     return [
-        replace(wish, labels=stack_labels([own[key].labels if key in own else None for own in keyed], sizes))
-        for key, wish in first.items()
+        replace(target, labels=stack_labels([own[key].labels if key in own else None for own in keyed], sizes))
+        for key, target in first.items()
     ]
 
 
-def number_targets(wishes: Sequence[GuidanceTarget]) -> dict[tuple[int, str, bool, int], GuidanceTarget]:
-    """By classifier, head and kind of asking; two of the same are the first and the second."""
-    seen: Counter[tuple[int, str, bool]] = Counter()
+def number_targets(targets: Sequence[GuidanceTarget]) -> dict[tuple[int, str, bool, int], GuidanceTarget]:
+    """By classifier, head and `whole`; two of the same are numbered."""
+    count: Counter[tuple[int, str, bool]] = Counter()
     found = {}
-    for wish in wishes:
-        key = (id(wish.classifier), wish.head, wish.whole)
-        found[(*key, seen[key])] = wish
-        seen[key] += 1
+    for target in targets:
+        key = (id(target.classifier), target.head, target.whole)
+        found[(*key, count[key])] = target
+        count[key] += 1
     return found
 
 
 def stack_labels(labels: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
-    """Labels of parts under each other, NOTHING where there are none or fewer than elsewhere."""
+    """Labels of parts as one tensor, NOTHING where there are none or fewer than elsewhere."""
     given = [one for one in labels if one is not None]
     shape = [max(one.shape[k] for one in given) for k in range(1, given[0].dim())]
     out = given[0].new_full((sum(sizes), *shape), NOTHING)

@@ -36,6 +36,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.precision: torch.dtype | None = None
         self.labellings = {one.name: one for one in labellings}
+        self.numbers = {name: number for number, name in enumerate(self.labellings)}  # of their heads
         self.trunk = Transformer(view_dim, hidden, hidden, layers, heads, dropout, positions=longest)
         nn.init.normal_(self.trunk.head.weight, std=hidden**-0.5)
         self.heads = nn.ModuleDict()
@@ -68,12 +69,8 @@ class Classifier(nn.Module):
 
     def counted(self) -> dict[str, Tensor]:
         """How often each word bears each tag, by labelling."""
-        names = list(self.labellings)
-        return {names[int(number)]: counts for number, counts in self.word_counts.items()}
-
-    def head(self, name: str) -> tuple[int, Labelling]:
-        names = list(self.labellings)
-        return names.index(name), self.labellings[name]
+        counts = self.word_counts
+        return {name: counts[str(number)] for name, number in self.numbers.items() if str(number) in counts}
 
 
 class ClassifierOutput:
@@ -91,17 +88,17 @@ class ClassifierOutput:
 
     def text(self, name: str) -> Tensor:
         """log p(label | x_t), [B, labels]."""
-        number, _ = self.classifier.head(name)
+        number = self.classifier.numbers[name]
         return F.log_softmax(self.classifier.heads[str(number)](self.pooled).float(), -1)
 
     def tags(self, name: str) -> Tensor:
         """The same at every position, [B, L, labels]."""
-        number, _ = self.classifier.head(name)
+        number = self.classifier.numbers[name]
         return F.log_softmax(self.classifier.heads[str(number)](self.features).float(), -1)
 
     def spans(self, name: str) -> Tensor:
         """The same for every pair of a first and a last position, [B, L, L, labels]."""
-        number, _ = self.classifier.head(name)
+        number = self.classifier.numbers[name]
         # An end of a span is a place between two words: both are looked at.
         around = F.pad(self.features, (0, 0, 1, 1))
         first = self.classifier.heads[f"{number}-first"](torch.cat([around[:, :-2], self.features], -1))

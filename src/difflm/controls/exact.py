@@ -32,15 +32,13 @@ class Length(Control):
     def target(self) -> int:
         return self.words
 
-    def prepare(self, setting: ModelInfo) -> None:
-        if not setting.whole_words:
+    def prepare(self, info: ModelInfo) -> None:
+        if not info.whole_words:
             raise UsageError("length: this model writes pieces of words, so that words cannot be counted beforehand.")
-        if not 1 <= self.words <= setting.max_words:
-            raise UsageError(
-                f"length must lie between 1 and {setting.max_words} words for this model, not {self.words}."
-            )
+        if not 1 <= self.words <= info.max_words:
+            raise UsageError(f"length must lie between 1 and {info.max_words} words for this model, not {self.words}.")
 
-    def length(self, setting: ModelInfo) -> int:
+    def length(self, info: ModelInfo) -> int:
         return self.words
 
     def check(self, words: Sequence[str]) -> Check:
@@ -51,58 +49,13 @@ class Length(Control):
 class Letters(Length):
     """So many characters: what a length is to a model that writes these."""
 
-    def prepare(self, setting: ModelInfo) -> None:
-        if not 1 <= self.words <= setting.max_words:
-            raise UsageError(f"length must lie between 1 and {setting.max_words} characters for this model.")
+    def prepare(self, info: ModelInfo) -> None:
+        if not 1 <= self.words <= info.max_words:
+            raise UsageError(f"length must lie between 1 and {info.max_words} characters for this model.")
 
     def check(self, words: Sequence[str]) -> Check:
         """Of the text itself, which is a sequence of characters."""
         return replace(super().check(words), checker="characters of the printed text")
-
-
-@dataclass(frozen=True)
-class Contains(Control):
-    """A word or phrase that must appear; it stands where the model finds it likeliest."""
-
-    phrase: str
-    name = "contains"
-
-    @property
-    def target(self) -> str:
-        return self.phrase
-
-    @cached_property
-    def words(self) -> list[str]:
-        return split_words(self.phrase.strip())
-
-    def prepare(self, setting: ModelInfo) -> None:
-        if not self.words:
-            raise UsageError("contains: give a word, such as --contains Japanese.")
-        ids = self.ids(setting)
-        if UNK in ids:
-            unknown = self.words[ids.index(UNK)]
-            raise UsageError(
-                f"contains: this model does not know the word {unknown!r}.{nearest_words(unknown, setting)}"
-            )
-        if len(ids) > setting.max_words:
-            raise UsageError(
-                f"contains: {self.phrase!r} is longer than a text of this model ({setting.max_words} tokens)."
-            )
-
-    def ids(self, setting: ModelInfo) -> list[int]:
-        # Byte pairs spell a word inside a text with the space before it.
-        text = self.phrase.strip() if setting.whole_words else f" {self.phrase.strip()}"
-        return setting.tokenizer.encode(text)
-
-    def verbatim(self, setting: ModelInfo) -> str:
-        return self.phrase
-
-    def stands_in(self, words: Sequence[str]) -> bool:
-        return contains_words([w.lower() for w in self.words], [w.lower() for w in words])
-
-    def check(self, words: Sequence[str]) -> Check:
-        there = self.stands_in(words)
-        return Check(there, float(there), WORDS)
 
 
 @dataclass(frozen=True)
@@ -116,14 +69,14 @@ class Avoid(Control):
     def target(self) -> str:
         return self.word
 
-    def prepare(self, setting: ModelInfo) -> None:
+    def prepare(self, info: ModelInfo) -> None:
         if len(split_words(self.word.strip())) != 1:
             raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
 
-    def rule(self, codec: "Codec", setting: ModelInfo, place: Canvas) -> "Transform":
+    def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform":
         from difflm.controls.rules import BanSequences
 
-        return BanSequences(codec, tuple(tuple(s) for s in spell_variants(self.word, setting)))
+        return BanSequences(codec, tuple(tuple(s) for s in spell_variants(self.word, info)))
 
     def check(self, words: Sequence[str]) -> Check:
         absent = all(word.lower() != self.word.strip().lower() for word in words)
@@ -152,58 +105,58 @@ class Infill(Control):
         """What stands before, between and after the gaps."""
         return GAP.split(self.template.strip())[::2]
 
-    def prepare(self, setting: ModelInfo) -> None:
+    def prepare(self, info: ModelInfo) -> None:
         if not self.gaps:
             raise UsageError("infill: mark at least one gap with ___ (any length) or ___:4 (four words).")
         if 0 in self.gaps:
             raise UsageError("infill: a gap has at least one word; leave out ___:0.")
         if any(part == "" or part.isspace() for part in self.parts[1:-1]):
             raise UsageError("infill: two gaps touch; put a word between them or make them one.")
-        if isinstance(setting.tokenizer, Characters):
-            unknown = [one for part in self.parts for one in part if setting.tokenizer.encode(one) == [UNK]]
+        if isinstance(info.tokenizer, Characters):
+            unknown = [one for part in self.parts for one in part if info.tokenizer.encode(one) == [UNK]]
             if unknown:
                 raise UsageError(f"infill: this model has no character {unknown[0]!r}.")
-        if not setting.whole_words and any(self.gaps):
+        if not info.whole_words and any(self.gaps):
             raise UsageError("infill: this model writes pieces of words; only gaps of any length (___) can be asked.")
-        if self.min_length(setting) > setting.max_words:
+        if self.min_length(info) > info.max_words:
             raise UsageError(
-                f"infill: the text has at least {self.min_length(setting)} tokens; this model holds {setting.max_words}."
+                f"infill: the text has at least {self.min_length(info)} tokens; this model holds {info.max_words}."
             )
-        if self.min_length(setting) > self.max_words(setting):
+        if self.min_length(info) > self.max_words(info):
             raise UsageError(f"infill: the gaps have more than {self.most} words.")
 
-    def known(self, setting: ModelInfo) -> list[list[int]]:
+    def known(self, info: ModelInfo) -> list[list[int]]:
         """Ids of the parts. The space before a gap is the gap's own where tokens have spaces."""
-        texts = self.parts if setting.whole_words else [part.removesuffix(" ") for part in self.parts]
-        return setting.tokenizer.encode_batch(texts)
+        texts = self.parts if info.whole_words else [part.removesuffix(" ") for part in self.parts]
+        return info.tokenizer.encode_batch(texts)
 
-    def min_length(self, setting: ModelInfo) -> int:
-        return sum(map(len, self.known(setting))) + sum(gap or 1 for gap in self.gaps)
+    def min_length(self, info: ModelInfo) -> int:
+        return sum(map(len, self.known(info))) + sum(gap or 1 for gap in self.gaps)
 
-    def max_words(self, setting: ModelInfo) -> int:
+    def max_words(self, info: ModelInfo) -> int:
         """The most tokens of the whole text."""
         if self.most is None:
-            return setting.max_words
-        return min(setting.max_words, sum(map(len, self.known(setting))) + self.most)
+            return info.max_words
+        return min(info.max_words, sum(map(len, self.known(info))) + self.most)
 
-    def length(self, setting: ModelInfo) -> int | None:
-        return None if None in self.gaps else self.min_length(setting)
+    def length(self, info: ModelInfo) -> int | None:
+        return None if None in self.gaps else self.min_length(info)
 
-    def laid(
-        self, setting: ModelInfo, words: int, shares: Sequence[float], more: int = 0
+    def place_known(
+        self, info: ModelInfo, words: int, shares: Sequence[float], more: int = 0
     ) -> tuple[dict[int, int], dict[int, str]]:
         """Ids of the known places in a text of `words` tokens, and the words that the model has no id for. What is left
         for the free gaps is cut at `shares`, numbers between 0 and 1, one fewer than such gaps; `more` words go to the
         widest of them."""
-        cut = split_total(words - self.min_length(setting) - more, self.gaps.count(None), shares)
+        cut = split_total(words - self.min_length(info) - more, self.gaps.count(None), shares)
         if cut:
             cut[cut.index(max(cut))] += more
         sizes = iter(cut)
         ids: dict[int, int] = {}
         unknown: dict[int, str] = {}
         place = 0
-        for part, tokens, gap in zip(self.parts, self.known(setting), [*self.gaps, 0], strict=True):
-            names = split_words(part) if setting.whole_words else []
+        for part, tokens, gap in zip(self.parts, self.known(info), [*self.gaps, 0], strict=True):
+            names = split_words(part) if info.whole_words else []
             for k, token in enumerate(tokens):
                 ids[place + k] = token
                 if token == UNK:
@@ -211,14 +164,14 @@ class Infill(Control):
             place += len(tokens) + (1 + next(sizes) if gap is None else gap)
         return ids, unknown
 
-    def rule(self, codec: "Codec", setting: ModelInfo, place: Canvas) -> "Transform | None":
+    def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
         """Byte pairs: a gap behind a space begins with one."""
-        if not isinstance(setting.tokenizer, Bpe):
+        if not isinstance(info.tokenizer, Bpe):
             return None
         from difflm.controls.rules import SeparateGaps
 
-        glued = [i for i, piece in enumerate(setting.tokenizer.pieces, len(SPECIALS)) if not piece.startswith(SPACE)]
-        return SeparateGaps(codec, tuple(glued), tuple(part.endswith(" ") for part in self.parts[:-1]), place)
+        glued = [i for i, piece in enumerate(info.tokenizer.pieces, len(SPECIALS)) if not piece.startswith(SPACE)]
+        return SeparateGaps(codec, tuple(glued), tuple(part.endswith(" ") for part in self.parts[:-1]), canvas)
 
     def check(self, words: Sequence[str]) -> Check:
         kept = matches_template([split_words(part) for part in self.parts], self.gaps, list(words))
@@ -263,25 +216,11 @@ def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
     return everything[-1] in placed
 
 
-def contains_words(phrase: Sequence[str], words: Sequence[str]) -> bool:
-    size = len(phrase)
-    return any(list(words[i : i + size]) == list(phrase) for i in range(len(words) - size + 1))
-
-
-def spell_variants(word: str, setting: ModelInfo) -> list[list[int]]:
+def spell_variants(word: str, info: ModelInfo) -> list[list[int]]:
     """The ways in which the model can write a word: all of them, or with byte pairs the usual ones."""
     word = word.strip()
-    if isinstance(setting.tokenizer, Words):
-        known = enumerate(setting.tokenizer.words)
+    if isinstance(info.tokenizer, Words):
+        known = enumerate(info.tokenizer.words)
         return [[i] for i, other in known if i >= len(SPECIALS) and other.lower() == word.lower()]
     cases = {word, word.lower(), word.upper(), word.capitalize(), word.title()}
-    return setting.tokenizer.encode_batch(sorted(space + case for case in cases for space in ("", " ")))
-
-
-def nearest_words(word: str, setting: ModelInfo) -> str:
-    """A hint at words of like spelling."""
-    import difflib
-
-    known = getattr(setting.tokenizer, "words", [])
-    near = difflib.get_close_matches(word, known, n=3) or difflib.get_close_matches(word.capitalize(), known, n=3)
-    return f" Near: {', '.join(near)}." if near else ""
+    return info.tokenizer.encode_batch(sorted(space + case for case in cases for space in ("", " ")))

@@ -59,7 +59,7 @@ ORIGINAL = GuidanceSettings(
 
 @dataclass(frozen=True)
 class GuidanceTarget:
-    """Labels that a tile's texts should bear under one head, each text its own."""
+    """Labels that the texts of a batch should bear under one head, each text its own."""
 
     classifier: Classifier
     head: str
@@ -89,28 +89,28 @@ class GuidanceTarget:
 
 @dataclass(frozen=True)
 class Guidance:
-    wishes: Sequence[GuidanceTarget]
+    targets: Sequence[GuidanceTarget]
     denoiser: Denoiser
     mask: Tensor
-    knobs: GuidanceSettings
+    settings: GuidanceSettings
 
     def __call__(self, now: StepState, x: Tensor) -> Tensor:
-        knobs, s = self.knobs, now.s
+        settings, s = self.settings, now.s
         mean, std = now.process.posterior(now.x, now.belief.clean, now.level, now.next_level)
-        before_tail = expand_levels(s > knobs.tail, x)
-        for _ in range(knobs.inner):
+        before_tail = expand_levels(s > settings.tail, x)
+        for _ in range(settings.inner):
             slope = self.slope(x, s)
-            if knobs.climb == "gradient":
-                move = knobs.size * std**2 * slope
+            if settings.climb == "gradient":
+                move = settings.size * std**2 * slope
                 if now.eta < 1:  # a step with less noise follows the score less far
                     move = move * expand_levels(clean_weight(now), x)
             else:
-                if knobs.fluency:  # the released code divides by σ where the Gaussian has σ²
+                if settings.fluency:  # the released code divides by σ where the Gaussian has σ²
                     slope = slope - expand_levels(self.fluency, x) * 2 * (x - mean) / std.clamp(min=1e-6)
                 size = (
-                    torch.full_like(s, knobs.size)
-                    if knobs.absolute
-                    else knobs.size * now.process.at(now.next_level).sigma
+                    torch.full_like(s, settings.size)
+                    if settings.absolute
+                    else settings.size * now.process.at(now.next_level).sigma
                 )
                 move = expand_levels(size, x) * slope.sign()
             x = torch.where(before_tail, x + move, x)
@@ -120,8 +120,8 @@ class Guidance:
     def fluency(self) -> Tensor:
         """λ of each text, [B]. The original never mixed kinds of controls; here the smallest λ holds for all, since a
         mean over many places would be lost beside a larger one. A text that asks for nothing is left alone."""
-        assert self.knobs.fluency is not None
-        own = [torch.where(w.asks, getattr(self.knobs.fluency, w.kind), torch.inf) for w in self.wishes]
+        assert self.settings.fluency is not None
+        own = [torch.where(w.asks, getattr(self.settings.fluency, w.kind), torch.inf) for w in self.targets]
         return torch.nan_to_num(torch.stack(own).amin(0), posinf=0.0)
 
     @torch.enable_grad()
@@ -129,16 +129,16 @@ class Guidance:
         """∇ log p(c | x_s), positions that do not exist left out; beside fluency, of means."""
         x = x.detach().requires_grad_()
         found = self.nats_apiece(x, s)
-        if self.knobs.fluency:
-            found = [nats / wish.terms(self.mask) for nats, wish in zip(found, self.wishes, strict=True)]
+        if self.settings.fluency:
+            found = [nats / target.terms(self.mask) for nats, target in zip(found, self.targets, strict=True)]
         (slope,) = torch.autograd.grad(-torch.stack(found).sum(0).sum(), x)
         return torch.nan_to_num(slope) * self.mask.unsqueeze(-1)
 
     def nats(self, x: Tensor, s: Tensor) -> Tensor:
-        """−log p(c | x_s) of each text, all wishes together, [B]; each classifier is asked once."""
+        """−log p(c | x_s) of each text, all targets together, [B]; each classifier is asked once."""
         return torch.stack(self.nats_apiece(x, s)).sum(0)
 
     def nats_apiece(self, x: Tensor, s: Tensor) -> list[Tensor]:
-        classifiers = {id(w.classifier): w.classifier for w in self.wishes}
+        classifiers = {id(w.classifier): w.classifier for w in self.targets}
         opinions = {key: one(self.denoiser.view(x, s), s, self.mask) for key, one in classifiers.items()}
-        return [opinions[id(w.classifier)].nats(w.head, w.labels, w.whole) * w.asks for w in self.wishes]
+        return [opinions[id(w.classifier)].nats(w.head, w.labels, w.whole) * w.asks for w in self.targets]

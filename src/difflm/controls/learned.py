@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from difflm.diffusion.samplers import Transform
 
 POS = "pos"  # the head that tells parts of speech
+MEANING: dict[Kind, str] = {"text": "a label of a whole text", "tags": "a tag for every word", "spans": "spans"}
 VERBATIM = ("name", "near", "food")  # fields whose values people write as they are
 
 
@@ -39,13 +40,13 @@ class Label(Control):
     def target(self) -> str:
         return f"{self.head}={self.value}"
 
-    def prepare(self, setting: ModelInfo) -> None:
-        known = check_label_known(self.head, setting)
+    def prepare(self, info: ModelInfo) -> None:
+        known = check_label_known(self.head, self.kind, info)
         if self.value not in known:
             raise UsageError(f"{self.head}: unknown value {self.value!r}. {list_names(self.value, known)}")
 
-    def wanted(self, setting: ModelInfo) -> int:
-        return list(setting.labels[self.head]).index(self.value)
+    def wanted(self, info: ModelInfo) -> int:
+        return list(info.labels[self.head]).index(self.value)
 
     def check(self, words: Sequence[str]) -> Check:
         return Check(None, None, "none: no checker but the classifier itself knows this label")
@@ -62,13 +63,13 @@ class Field(Label):
         object.__setattr__(self, "label", head)
         object.__setattr__(self, "value", value)
 
-    def verbatim(self, setting: ModelInfo) -> str | None:
+    def verbatim(self, info: ModelInfo) -> str | None:
         """Where people write the value itself, it must appear; the classifier sees to what is said around it."""
-        known = UNK not in setting.tokenizer.encode(self.value)
+        known = UNK not in info.tokenizer.encode(self.value)
         return self.value if self.label in VERBATIM and known else None
 
-    def wordings(self, setting: ModelInfo) -> Sequence[str]:
-        return [text for text in wordings(self.label, self.value) if UNK not in setting.tokenizer.encode(text)]
+    def wordings(self, info: ModelInfo) -> Sequence[str]:
+        return [text for text in wordings(self.label, self.value) if UNK not in info.tokenizer.encode(text)]
 
     def check(self, words: Sequence[str]) -> Check:
         there = expresses(words, self.head, self.value)
@@ -91,33 +92,33 @@ class Tags(Control):
     def target(self) -> str:
         return " ".join(self.tags)
 
-    def prepare(self, setting: ModelInfo) -> None:
+    def prepare(self, info: ModelInfo) -> None:
         if not self.tags:
             raise UsageError('pos: give tags, such as --pos "PROPN AUX DET NOUN PUNCT".')
         for tag in self.tags:
             if tag not in TAGS:
                 raise UsageError(f"pos: unknown tag {tag!r}. {list_names(tag, TAGS)}")
-        if not setting.whole_words:
+        if not info.whole_words:
             raise UsageError("pos: this model writes pieces of words; tags need whole words.")
-        if len(self.tags) > setting.max_words:
-            raise UsageError(f"pos: {len(self.tags)} tags are more words than this model holds ({setting.max_words}).")
-        known = check_label_known(POS, setting)
+        if len(self.tags) > info.max_words:
+            raise UsageError(f"pos: {len(self.tags)} tags are more words than this model holds ({info.max_words}).")
+        known = check_label_known(POS, self.kind, info)
         if unseen := [tag for tag in self.tags if tag not in known]:
             raise UsageError(f"pos: this model's classifier never saw {unseen[0]}. Known: {', '.join(known)}.")
 
-    def length(self, setting: ModelInfo) -> int:
+    def length(self, info: ModelInfo) -> int:
         return len(self.tags)
 
-    def rule(self, codec: "Codec", setting: ModelInfo, place: Canvas) -> "Transform | None":
+    def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
         from difflm.controls.word_prior import WordPrior
 
-        counts = setting.word_labels.get(POS)
+        counts = info.word_labels.get(POS)
         if counts is None:
             return None
-        return WordPrior(codec, counts, self.wanted(setting), place)
+        return WordPrior(codec, counts, self.wanted(info), canvas)
 
-    def wanted(self, setting: ModelInfo) -> list[int]:
-        values = list(setting.labels[POS])
+    def wanted(self, info: ModelInfo) -> list[int]:
+        values = list(info.labels[POS])
         return [values.index(tag) for tag in self.tags]
 
     @cached_property
@@ -140,13 +141,17 @@ def checking_tagger() -> Tagger:
         return own_tagger()
 
 
-def check_label_known(head: str, setting: ModelInfo) -> list[str]:
-    if head not in setting.labels:
-        known = ", ".join(setting.labels) or "none"
+def check_label_known(head: str, kind: Kind, info: ModelInfo) -> list[str]:
+    """The values that a classifier tells apart. A label is of a whole text, tags are of words: what was learned as one
+    cannot be asked for as the other."""
+    if (known_as := info.kinds.get(head, kind)) != kind:
+        raise UsageError(f"{head!r} is {MEANING[known_as]} in this classifier, not {MEANING[kind]}.")
+    if head not in info.labels:
+        known = ", ".join(info.labels) or "none"
         raise UsageError(
             f"no classifier of this model tells {head!r} apart (known: {known}). Give one with --guide DIR."
         )
-    return [value for value in setting.labels[head] if value != NONE]
+    return [value for value in info.labels[head] if value != NONE]
 
 
 def list_names(wrong: str, known: Sequence[str]) -> str:

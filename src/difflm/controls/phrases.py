@@ -1,14 +1,15 @@
 """Words and phrases that must appear: whether they fit, and the one rule that places them together."""
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from difflm.controls.base import Canvas, Control, ModelInfo
-from difflm.controls.exact import Avoid, Contains, Infill, fits_between
-from difflm.data.tokenizers import SPECIALS, Bpe
+from difflm.controls.base import Canvas, Check, Control, ModelInfo
+from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
+from difflm.data.tokenizers import SPECIALS, UNK, Bpe
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
@@ -20,57 +21,59 @@ MOST = 8  # all their orders are weighed at every step, which doubles with each
 
 
 @dataclass(frozen=True)
-class Phrases:
-    """Those that do not stand in known words, nor in each other; of each the ways to say it, of which one will do."""
+class Contains(Control):
+    """A word or phrase that must appear; it stands where the model finds it likeliest."""
 
-    asked: tuple[tuple[Contains, ...], ...]
-    setting: ModelInfo
-
-    @classmethod
-    def of(
-        cls,
-        controls: Sequence[Control],
-        setting: ModelInfo,
-        known: Sequence[Sequence[str]],
-        words: int | None = None,
-        worded: bool = False,
-    ) -> "Phrases":
-        """`worded`: with ways to say what has such, even where no control speaks of every word."""
-        every_word = any(c.head and c.length(setting) is not None for c in controls)
-        if (every_word or worded) and not known:
-            found = cls.said(controls, setting)
-            if len(found.asked) <= MOST and found.needed <= (setting.max_words if words is None else words):
-                return found
-        found = cls(tuple((one,) for one in tokens_that_lengthen(verbatim_phrases(controls, setting), known)), setting)
-        if len(found.asked) > MOST:
-            raise UsageError(f"contains: at most {MOST} words or phrases can be asked at once, not {len(found.asked)}.")
-        return found
-
-    @classmethod
-    def said(cls, controls: Sequence[Control], setting: ModelInfo) -> "Phrases":
-        """With ways to say what has such."""
-        avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
-        ways = {c: [Contains(text) for text in c.wordings(setting)] for c in controls}
-        ways = {c: [one for one in own if not avoided & {w.lower() for w in one.words}] for c, own in ways.items()}
-        plain = tokens_that_lengthen(verbatim_phrases([c for c in controls if not ways[c]], setting), [])
-        more = [own for own in ways.values() if own and not any(w.stands_in(p.words) for w in own for p in plain)]
-        return cls((*((one,) for one in plain), *map(tuple, more)), setting)
-
-    @cached_property
-    def ids(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        return tuple(tuple(tuple(one.ids(self.setting)) for one in ways) for ways in self.asked)
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        return [min(map(len, ways)) for ways in self.ids]
+    phrase: str
+    name = "contains"
 
     @property
-    def needed(self) -> int:
-        """The fewest tokens of a text that holds them all."""
-        return sum(self.sizes)
+    def target(self) -> str:
+        return self.phrase
+
+    @cached_property
+    def words(self) -> list[str]:
+        return split_words(self.phrase.strip())
+
+    def prepare(self, info: ModelInfo) -> None:
+        if not self.words:
+            raise UsageError("contains: give a word, such as --contains Japanese.")
+        ids = self.ids(info)
+        if UNK in ids:
+            unknown = self.words[ids.index(UNK)]
+            raise UsageError(f"contains: this model does not know the word {unknown!r}.{nearest_words(unknown, info)}")
+        if len(ids) > info.max_words:
+            raise UsageError(
+                f"contains: {self.phrase!r} is longer than a text of this model ({info.max_words} tokens)."
+            )
+
+    def ids(self, info: ModelInfo) -> list[int]:
+        # Byte pairs spell a word inside a text with the space before it.
+        text = self.phrase.strip() if info.whole_words else f" {self.phrase.strip()}"
+        return info.tokenizer.encode(text)
+
+    def verbatim(self, info: ModelInfo) -> str:
+        return self.phrase
+
+    def stands_in(self, words: Sequence[str]) -> bool:
+        return contains_words([w.lower() for w in self.words], [w.lower() for w in words])
+
+    def check(self, words: Sequence[str]) -> Check:
+        there = self.stands_in(words)
+        return Check(there, float(there), WORDS)
+
+
+class Phrases:
+    """Phrases that known words do not hold, nor each other; of each the ways to say it, of which one will do."""
+
+    def __init__(self, asked: Sequence[Sequence[Contains]], info: ModelInfo) -> None:
+        self.asked, self.info = asked, info
+        self.ids = tuple(tuple(tuple(one.ids(info)) for one in ways) for ways in asked)
+        self.sizes = [min(map(len, ways)) for ways in self.ids]
+        self.needed = sum(self.sizes)  # the fewest tokens of a text that holds them all
 
     def check_length(self, words: int | None) -> None:
-        room = self.setting.max_words if words is None else words
+        room = self.info.max_words if words is None else words
         if self.needed > room:
             what = "this model holds" if words is None else "the length is"
             raise UsageError(f"contains: {self.needed} words must appear; {what} {room}.")
@@ -93,7 +96,7 @@ class Phrases:
         if None not in infill.gaps and not fits_between(self.sizes, [gap for gap in infill.gaps if gap is not None]):
             raise UsageError(f"contains: {self.named} cannot stand in the gaps of {infill.template!r}.")
         more = max(0, sum(left) - 1) if None in infill.gaps else 0
-        least, room = infill.min_length(self.setting) + more, self.setting.max_words if words is None else words
+        least, room = infill.min_length(self.info) + more, self.info.max_words if words is None else words
         if least > room:
             raise UsageError(
                 f"contains: with {self.named} the infilled text has {least} words; there is room for {room}."
@@ -104,22 +107,21 @@ class Phrases:
     def named(self) -> str:
         return " and ".join(repr(ways[0].phrase) for ways in self.asked)
 
-    def rule(self, codec: "Codec", place: Canvas, open_ended: bool) -> "list[Transform]":
+    def rule(self, codec: "Codec", canvas: Canvas, open_ended: bool) -> "list[Transform]":
         if not self.asked:
             return []
         from difflm.controls.rules import PlacePhrases
 
-        free = place.mask & ~place.settled
-        free[:, : place.first] = False
-        free[:, place.first + self.setting.max_words :] = False
-        return [PlacePhrases(codec, self.ids, free, self.glued, open_ended)]
+        free = canvas.mask & ~canvas.settled
+        free[:, : canvas.first] = False
+        free[:, canvas.first + self.info.max_words :] = False
+        glued = self.glued if isinstance(self.info.tokenizer, Bpe) else ()
+        return [PlacePhrases(codec, self.ids, free, glued, open_ended)]
 
     @cached_property
     def glued(self) -> tuple[tuple[int, ...], ...]:
-        """Byte pairs: pieces that would lengthen the last word of each phrase."""
-        if not isinstance(self.setting.tokenizer, Bpe):
-            return ()
-        pieces = self.setting.tokenizer.tokens(range(len(SPECIALS), self.setting.tokenizer.size))
+        """Of byte pairs: pieces that would lengthen the last word of each phrase."""
+        pieces = self.info.tokenizer.tokens(range(len(SPECIALS), self.info.tokenizer.size))
         return tuple(
             tuple(
                 i
@@ -130,14 +132,54 @@ class Phrases:
         )
 
 
-def verbatim_phrases(controls: Sequence[Control], setting: ModelInfo) -> list[Contains]:
-    return [Contains(text) for c in controls if (text := c.verbatim(setting)) is not None]
+def choose_phrases(
+    controls: Sequence[Control],
+    info: ModelInfo,
+    known: Sequence[Sequence[str]],
+    words: int | None = None,
+    worded: bool = False,
+) -> Phrases:
+    """The phrases that the controls ask for. `worded`: with ways to say what has such, even where no control speaks of
+    every word."""
+    every_word = any(c.head and c.length(info) is not None for c in controls)
+    if (every_word or worded) and not known:
+        found = choose_wordings(controls, info)
+        if len(found.asked) <= MOST and found.needed <= (info.max_words if words is None else words):
+            return found
+    asked = [Contains(text) for c in controls if (text := c.verbatim(info)) is not None]
+    found = Phrases([[one] for one in drop_contained(asked, known)], info)
+    if len(found.asked) > MOST:
+        raise UsageError(f"contains: at most {MOST} words or phrases can be asked at once, not {len(found.asked)}.")
+    return found
 
 
-def tokens_that_lengthen(asked: Sequence[Contains], known: Sequence[Sequence[str]]) -> list[Contains]:
-    """Those that stand neither in known words nor in longer ones of them."""
+def choose_wordings(controls: Sequence[Control], info: ModelInfo) -> Phrases:
+    """The phrases that the controls ask for, with ways to say what has such."""
+    avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
+    ways = {c: [Contains(text) for text in c.wordings(info)] for c in controls}
+    ways = {c: [one for one in own if not avoided & {w.lower() for w in one.words}] for c, own in ways.items()}
+    asked = [Contains(text) for c in controls if not ways[c] and (text := c.verbatim(info)) is not None]
+    plain = drop_contained(asked, [])
+    more = [own for own in ways.values() if own and not any(w.stands_in(p.words) for w in own for p in plain)]
+    return Phrases([*([one] for one in plain), *more], info)
+
+
+def drop_contained(asked: Sequence[Contains], known: Sequence[Sequence[str]]) -> list[Contains]:
+    """Phrases that neither known words nor longer phrases hold."""
     found: list[Contains] = []
     for control in sorted(asked, key=lambda c: -len(c.words)):
         if not any(control.stands_in(words) for words in [*known, *(c.words for c in found)]):
             found.append(control)
     return found
+
+
+def contains_words(phrase: Sequence[str], words: Sequence[str]) -> bool:
+    size = len(phrase)
+    return any(list(words[i : i + size]) == list(phrase) for i in range(len(words) - size + 1))
+
+
+def nearest_words(word: str, info: ModelInfo) -> str:
+    """A hint at words of like spelling."""
+    known = getattr(info.tokenizer, "words", [])
+    near = difflib.get_close_matches(word, known, n=3) or difflib.get_close_matches(word.capitalize(), known, n=3)
+    return f" Near: {', '.join(near)}." if near else ""

@@ -1,8 +1,7 @@
 """A list of controls bound to a model: checked for sense beforehand, then layouts and steering, then checks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -10,18 +9,20 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas, Control, ModelInfo
+from difflm.controls.batch_plan import merge_rules, merge_targets
 from difflm.controls.classifier import Classifier, labels_on_canvas
 from difflm.controls.exact import Avoid, Infill, Length, Letters
 from difflm.controls.guidance import STANDARD, Guidance, GuidanceSettings, GuidanceTarget
-from difflm.controls.phrases import Phrases
+from difflm.controls.phrases import choose_phrases
 from difflm.controls.rules import ForbidSpecials
+from difflm.controls.token_guidance import GuidedBelief
 from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
 from difflm.data.words import split_words
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import Transform
+from difflm.diffusion.samplers import Steering, StepSpan, Transform
 from difflm.errors import UsageError
-from difflm.models.batching import Layout, pad_token_rows
+from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
@@ -38,64 +39,78 @@ class Edit:
 
 
 class ControlPlan:
-    """What is asked of every text of a request."""
+    """The controls of a request, bound to a model."""
 
     def __init__(
         self,
         model: DiffusionModel,
         denoiser: Denoiser,
-        setting: ModelInfo,
+        info: ModelInfo,
         controls: Sequence[Control],
         edit: Edit | None = None,
         classifiers: Sequence[Classifier] = (),
-        knobs: GuidanceSettings = STANDARD,
+        guidance: GuidanceSettings = STANDARD,
     ) -> None:
-        if isinstance(setting.tokenizer, Characters):
+        if isinstance(info.tokenizer, Characters):
             controls = [Letters(control.words) if type(control) is Length else control for control in controls]
-        self.model, self.denoiser, self.setting = model, denoiser, setting
+        self.model, self.denoiser, self.info = model, denoiser, info
         self.controls, self.edit = list(controls), edit
-        self.classifiers, self.knobs = classifiers, knobs
+        self.classifiers, self.guidance = classifiers, guidance
         for control in self.controls:
-            control.prepare(setting)
-        self.infill = at_most_one([c for c in self.controls if isinstance(c, Infill)], "infill")
+            control.prepare(info)
+        infills = [c for c in self.controls if isinstance(c, Infill)]
+        if len(infills) > 1:
+            raise UsageError("infill can be asked once; put all gaps into one text.")
+        self.infill = infills[0] if infills else None
         if edit is not None:
             self.check_edit(edit)
-        self.words = self.agreed_length()
+        self.guided = any(control.head for control in self.controls)  # whether a classifier guides
+        self.words, self.least = self.agree_on_length()
+        # Whether nothing settles the length, and the model writes its own end.
+        own_end = END not in model.lengths.forbidden
+        self.open_ended = own_end and self.words is None and self.least <= 1 and self.infill is None
+        given = self.infill.parts if self.infill else (edit.text,) if edit else ()
+        # Words that were given and that the model does not know, each once.
+        self.unknown_words = list(
+            dict.fromkeys(word for text in given for word in info.tokenizer.unknown(text.strip()))
+        )
         known = [split_words(part) for part in (self.infill.parts if self.infill else edit.keep if edit else ())]
-        check_words(self.controls, setting, known)
-        self.ruling = [c for c in self.controls if knobs.impose or not c.head]
-        # A tilt of single words hardly says a phrase: docs/log.md has the figures.
-        self.phrases = Phrases.of(self.ruling, setting, known, self.words, model.denoiser.codec.holds_tokens)
-        self.more = self.phrases.more(self.infill, self.words) if self.infill else 0
+        if any(isinstance(c, Avoid) for c in self.controls):
+            check_avoided(self.controls, info, known)
+        self.imposed = [c for c in self.controls if guidance.impose or not c.head]
+        # Tilting single words hardly ever makes a phrase appear: docs/log.md has the figures.
+        self.phrases = choose_phrases(self.imposed, info, known, self.words, model.denoiser.codec.holds_tokens)
+        self.extra = self.phrases.more(self.infill, self.words) if self.infill else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)
         elif self.infill is None:
             self.phrases.check_length(self.words)
 
-    @property
-    def guided(self) -> bool:
-        """Whether a classifier is climbed."""
-        return any(control.head for control in self.controls)
-
-    def agreed_length(self) -> int | None:
-        """The number of tokens that the controls settle, all the same."""
-        unit = self.setting.unit
-        asked = [(c.name, n) for c in self.controls if (n := c.length(self.setting)) is not None]
+    def agree_on_length(self) -> tuple[int | None, int]:
+        """The number of tokens that the controls settle, all the same, and the fewest with which all can be obeyed."""
+        info = self.info
+        asked = [(c.name, n) for c in self.controls if (n := c.length(info)) is not None]
         if self.edit is not None:
-            asked.append(("edit", len(self.setting.tokenizer.encode(self.edit.text.strip()))))
+            asked.append(("edit", len(info.tokenizer.encode(self.edit.text.strip()))))
         for (one, n), (other, m) in pairwise(asked):
             if n != m:
-                raise UsageError(f"{one} asks for {n} {unit}, {other} for {m}: no text has both.")
-        words = asked[0][1] if asked else None
-        least = self.infill.min_length(self.setting) if self.infill else 0
-        if words is not None and words < least:
-            raise UsageError(f"the infilled text has at least {least} {unit}; a length of {words} is too short.")
-        if words is not None and words > self.setting.max_words:
-            raise UsageError(f"{words} {unit} are asked for; this model holds {self.setting.max_words}.")
-        for control in self.controls:
-            if words is not None and words < (needed := control.min_length(self.setting)):
-                raise UsageError(f"{control} needs {needed} {unit}; a length of {words} is too short.")
-        return words
+                raise UsageError(f"{one} asks for {n} {info.unit}, {other} for {m}: no text has both.")
+        needed = [(c, c.min_length(info)) for c in self.controls]
+        least = max([1, *(n for _, n in needed)])
+        if not asked:
+            return None, least
+        words = asked[0][1]
+        shortest = self.infill.min_length(info) if self.infill else 0
+        if words < shortest:
+            raise UsageError(
+                f"the infilled text has at least {shortest} {info.unit}; a length of {words} is too short."
+            )
+        if words > info.max_words:
+            raise UsageError(f"{words} {info.unit} are asked for; this model holds {info.max_words}.")
+        for control, n in needed:
+            if words < n:
+                raise UsageError(f"{control} needs {n} {info.unit}; a length of {words} is too short.")
+        return words, least
 
     def check_edit(self, edit: Edit) -> None:
         if self.infill:
@@ -104,17 +119,17 @@ class ControlPlan:
             raise UsageError("edit: the text is empty.")
         if not 0 < edit.strength <= 1:
             raise UsageError(f"--strength must lie above 0 and up to 1, not {edit.strength}.")
-        if not self.setting.whole_words:
+        if not self.info.whole_words:
             raise UsageError("edit: this model writes pieces of words; edit a text with a model of whole words.")
 
     def edit_layout(self, edit: Edit) -> tuple[Layout, dict[int, str]]:
         """The text on its canvas, with the words that stay as known ones; of these, those without an id."""
-        words, ids = split_words(edit.text.strip()), self.setting.tokenizer.encode(edit.text.strip())
-        kept = {place: ids[place] for phrase in edit.keep for place in find_kept(phrase, words)}
-        self.phrases.check_kept([place in kept for place in range(len(words))])
-        return self.layout(len(ids), kept, ids), {place: words[place] for place, token in kept.items() if token == UNK}
+        words, ids = split_words(edit.text.strip()), self.info.tokenizer.encode(edit.text.strip())
+        kept = {k: ids[k] for phrase in edit.keep for k in find_kept(phrase, words)}
+        self.phrases.check_kept([k in kept for k in range(len(words))])
+        return self.layout(len(ids), kept, ids), {k: words[k] for k, token in kept.items() if token == UNK}
 
-    # -- before -------------------------------------------------------------------------------------------------
+    # -- before sampling ----------------------------------------------------------------------------------------
 
     def layouts(self, samples: Tensor, seed: int) -> tuple[list[Layout], list[dict[int, str]]]:
         """Layouts of these samples, and for each the words that the model has no id for."""
@@ -126,97 +141,81 @@ class ControlPlan:
         if self.open_ended:
             layouts = [Layout(n) for n in self.model.draw_lengths(noise).tolist()]
         else:
-            layouts = [self.layout(n, {}) for n in self.totals(noise, self.phrases.needed)]
+            layouts = [self.layout(n, {}) for n in self.draw_totals(noise, self.phrases.needed)]
         return layouts, [{}] * len(samples)
 
-    @property
-    def open_ended(self) -> bool:
-        """Whether nothing settles the length, and the model writes its own end."""
-        settled = self.words is not None or any(control.min_length(self.setting) > 1 for control in self.controls)
-        return END not in self.model.lengths.forbidden and not settled and self.infill is None
-
-    def totals(self, noise: Noise, least: int) -> list[int]:
+    def draw_totals(self, noise: Noise, least: int) -> list[int]:
         """The number of tokens of each text."""
         if self.words is not None:
             return [self.words] * len(noise.samples)
-        least = max([least, *(control.min_length(self.setting) for control in self.controls)])
-        room = self.infill.max_words(self.setting) if self.infill else self.setting.max_words
-        lengths: list[int] = self.model.lengths.draw_between(
-            noise.uniform(0, stream=1), least, max(least, room)
-        ).tolist()
-        return lengths
+        least = max(least, self.least)
+        room = self.infill.max_words(self.info) if self.infill else self.info.max_words
+        drawn = self.model.lengths.draw_between(noise.uniform(0, stream=1), least, max(least, room))
+        return [int(n) for n in drawn.tolist()]
 
     def gap_layouts(self, infill: Infill, noise: Noise) -> tuple[list[Layout], list[dict[int, str]]]:
-        totals = self.totals(noise, infill.min_length(self.setting) + self.more)
+        totals = self.draw_totals(noise, infill.min_length(self.info) + self.extra)
         shares = noise.uniform(0, len(infill.gaps), stream=GAPS).tolist()
-        laid = [infill.laid(self.setting, n, cut, self.more) for n, cut in zip(totals, shares, strict=True)]
-        layouts = [self.layout(n, known) for n, (known, _) in zip(totals, laid, strict=True)]
-        return layouts, [unknown for _, unknown in laid]
+        placed = [infill.place_known(self.info, n, cut, self.extra) for n, cut in zip(totals, shares, strict=True)]
+        layouts = [self.layout(n, known) for n, (known, _) in zip(totals, placed, strict=True)]
+        return layouts, [unknown for _, unknown in placed]
 
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
         positions, settled = self.model.lengths.settled(words)
-        first = self.setting.first
-        known = settled | {place + first: token for place, token in known.items()}
+        first = self.info.first
+        known = settled | {k + first: token for k, token in known.items()}
         if begin:
-            canvas = {**settled, **{i + first: token for i, token in enumerate(begin)}}
-            begin = [canvas[i] for i in range(positions)]
+            canvas = {**settled, **{k + first: token for k, token in enumerate(begin)}}
+            begin = [canvas[k] for k in range(positions)]
         return Layout(positions, known, begin)
 
-    # -- while it forms -----------------------------------------------------------------------------------------
+    # -- while sampling -----------------------------------------------------------------------------------------
 
-    def rules(self, place: Canvas) -> list[Transform]:
-        codec = self.denoiser.codec
-        rules: list[Transform] = [] if self.open_ended else [ForbidSpecials(codec, place, self.newline)]
-        rules += [rule for c in self.ruling if (rule := c.rule(codec, self.setting, place)) is not None]
-        # Words that must appear come last: what else is asked of their places must not unsettle them.
-        return rules + self.phrases.rule(codec, place, self.open_ended)
+    def rules(self, canvas: Canvas) -> list[Transform]:
+        """Transforms of the belief that impose what can be imposed."""
+        codec, rules = self.denoiser.codec, list[Transform]()
+        if not self.open_ended:
+            # A vocabulary of words may hold a newline; a text does not begin or end with it.
+            words = self.info.tokenizer.words[len(SPECIALS) :] if isinstance(self.info.tokenizer, Words) else []
+            newline = words.index("\n") + len(SPECIALS) if "\n" in words else None
+            rules.append(ForbidSpecials(codec, canvas, newline))
+        rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
+        # Words that must appear come last: what else is asked of their positions must not unsettle them.
+        return rules + self.phrases.rule(codec, canvas, self.open_ended)
 
-    @property
-    def newline(self) -> int | None:
-        """Its id: a vocabulary of words may hold one, a text does not begin or end with it."""
-        words = self.setting.tokenizer.words if isinstance(self.setting.tokenizer, Words) else []
-        return words.index("\n", len(SPECIALS)) if "\n" in words[len(SPECIALS) :] else None
-
-    def wishes(self, place: Canvas) -> list[GuidanceTarget]:
-        """Of every control that a classifier knows: which one, and what is asked of it."""
-        return [wish for control in self.controls if control.head for wish in self._wish(control, place)]
-
-    def _wish(self, control: Control, place: Canvas) -> Iterator[GuidanceTarget]:
-        for classifier in self.classifiers:
-            if control.head in classifier.labellings:
+    def targets(self, canvas: Canvas) -> list[GuidanceTarget]:
+        """For every control that a classifier knows: which classifier, and the labels it should find."""
+        found = []
+        for control in self.controls:
+            classifier = next((c for c in self.classifiers if control.head in c.labellings), None)
+            if control.head and classifier is not None:
+                rows = torch.tensor([control.wanted(self.info)] * len(canvas.mask), device=canvas.mask.device)
                 labelling = classifier.labellings[control.head]
-                rows = torch.tensor([control.wanted(self.setting)] * len(place.mask), device=place.mask.device)
-                labels = labels_on_canvas(labelling, rows, place.mask.shape[1], place.first)
-                yield GuidanceTarget(classifier, control.head, labels, control.whole)
-                return
+                labels = labels_on_canvas(labelling, rows, canvas.mask.shape[1], canvas.first)
+                found.append(GuidanceTarget(classifier, control.head, labels, control.whole))
+        return found
 
-    # -- after --------------------------------------------------------------------------------------------------
+    # -- after sampling -----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def own_nats(self, rows: list[list[int]]) -> list[float]:
+    def classifier_nats(self, rows: list[list[int]]) -> list[float]:
         """−log p(what is asked | finished text) under the guiding classifiers, for word ids."""
         device = self.model.denoiser.codec.bias.device
         ids, lengths = pad_token_rows(rows)
         canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
-        wishes = self.wishes(Canvas(mask, self.setting.first, torch.zeros_like(mask)))
-        guide = Guidance(wishes, self.model.denoiser, mask, self.knobs)
+        targets = self.targets(Canvas(mask, self.info.first, torch.zeros_like(mask)))
+        guide = Guidance(targets, self.model.denoiser, mask, self.guidance)
         t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
         return guide.nats(self.model.denoiser.codec.encode(canvas), t).tolist()
 
-    @cached_property
-    def unknown_words(self) -> list[str]:
-        """The words that were given and that the model does not know, each once."""
-        given = [*(self.infill.parts if self.infill else ()), *([self.edit.text] if self.edit else ())]
-        return list(dict.fromkeys(word for text in given for word in self.setting.tokenizer.unknown(text.strip())))
-
     def checks(self, text: str) -> list[dict[str, Any]]:
-        """What the checkers say. A gap between words that the model cannot read may be filled with anything, so that
-        unknown words leave the infilling unjudged: that they stand where they were put says nothing."""
+        """What the checkers say. Where a template holds words that the model does not know, infilling is not judged:
+        that they are where they were put says nothing."""
         found = check_text(self.controls, text)
         if self.infill and self.unknown_words:
-            place = self.controls.index(self.infill)
-            if found[place]["satisfied"]:
-                found[place] |= {"satisfied": None, "score": None, "checker": "none: the model does not know all words"}
+            k = self.controls.index(self.infill)
+            if found[k]["satisfied"]:
+                found[k] |= {"satisfied": None, "score": None, "checker": "none: the model does not know all words"}
         return found
 
 
@@ -236,14 +235,8 @@ def check_text(controls: Sequence[Control], text: str) -> list[dict[str, Any]]:
     ]
 
 
-def at_most_one(found: Sequence[Any], name: str) -> Any:
-    if len(found) > 1:
-        raise UsageError(f"{name} can be asked once; put all gaps into one text.")
-    return found[0] if found else None
-
-
 def find_kept(phrase: str, words: Sequence[str]) -> list[int]:
-    """Where the words of a phrase stand in a text, however often."""
+    """Positions of a phrase's words in a text, wherever it occurs."""
     asked = split_words(phrase.strip())
     starts = [i for i in range(len(words) - len(asked) + 1) if list(words[i : i + len(asked)]) == asked]
     if not asked or not starts:
@@ -251,12 +244,35 @@ def find_kept(phrase: str, words: Sequence[str]) -> list[int]:
     return [start + k for start in starts for k in range(len(asked))]
 
 
-def check_words(controls: Sequence[Control], setting: ModelInfo, known: Sequence[Sequence[str]]) -> None:
-    """Words that must and must not be there at once."""
+def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[Sequence[str]]) -> None:
+    """Refuse words that must appear and must not."""
     avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
     wanted = [("the words that stay", words) for words in known]
-    wanted += [(str(c), split_words(text)) for c in controls if (text := c.verbatim(setting)) is not None]
+    wanted += [(str(c), split_words(text)) for c in controls if (text := c.verbatim(info)) is not None]
     for where, words in wanted:
         for word in words:
             if word.lower() in avoided:
                 raise UsageError(f"avoid {word!r} contradicts {where}: the word cannot be there and not there.")
+
+
+Part = tuple[ControlPlan | None, slice]  # the controls of some rows of a batch; None: none
+
+
+def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan]) -> Steering:
+    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings."""
+    lead = next((plan for plan, _ in parts if plan is not None), None)
+    if lead is None:
+        return Steering(batch.known, batch.begin, spans)
+    settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(batch.mask)
+    canvas = Canvas(batch.mask, lead.info.first, settled)
+    if len(parts) == 1:
+        rules, targets = lead.rules(canvas), lead.targets(canvas)
+    else:
+        rows = [(plan, part, canvas.rows(part)) for plan, part in parts]
+        rules = merge_rules([(part, plan.rules(own) if plan else []) for plan, part, own in rows], canvas)
+        sizes = [len(own.mask) for *_, own in rows]
+        targets = merge_targets([plan.targets(own) if plan else [] for plan, _, own in rows], sizes)
+    guidance = Guidance(targets, lead.denoiser, batch.mask, lead.guidance) if targets else None
+    if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient to climb: the belief is tilted
+        return Steering(batch.known, batch.begin, spans, [GuidedBelief(guidance), *rules])
+    return Steering(batch.known, batch.begin, spans, rules, guidance)

@@ -187,18 +187,18 @@ class ForbidSpecials:
     its print would lose it) or before a known word."""
 
     codec: Codec
-    place: Canvas
+    canvas: Canvas
     newline: int | None
 
     @cached_property
     def free(self) -> Tensor:
-        return self.place.mask & ~self.place.settled
+        return self.canvas.mask & ~self.canvas.settled
 
     @cached_property
     def edges(self) -> Tensor:
         around = torch.nn.functional.pad(self.free, (1, 1))
         before, after = torch.zeros_like(self.free), ~around[:, 2:]
-        before[:, self.place.first] = True
+        before[:, self.canvas.first] = True
         return self.free & (before | after)
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
@@ -215,11 +215,11 @@ class SeparateGaps:
     codec: Codec
     glued: tuple[int, ...]
     gaps: tuple[bool, ...]  # which of them
-    place: Canvas
+    canvas: Canvas
 
     @cached_property
     def banned(self) -> Tensor:
-        free = self.place.mask & ~self.place.settled
+        free = self.canvas.mask & ~self.canvas.settled
         begins = free.clone()
         begins[:, 1:] &= ~free[:, :-1]
         number = (begins.cumsum(1) - 1).clamp(0, len(self.gaps) - 1)

@@ -40,33 +40,33 @@ class Tree(Control):
     def tree(self) -> trees.Tree:
         return parse_tree(self.brackets)
 
-    def prepare(self, setting: ModelInfo) -> None:
+    def prepare(self, info: ModelInfo) -> None:
         words = self.tree.words()
         if given := [word for word in words if word != trees.ANY]:
             raise UsageError(f"tree: write * for every word, not {given[0]!r}; --contains asks for words.")
-        check_room(len(words), setting, self.name)
-        known = check_label_known(PHRASES, setting)
+        check_room(len(words), info, self.name)
+        known = check_label_known(PHRASES, self.kind, info)
         for span in phrases(self.tree):
             if span.label not in known:
                 raise UsageError(
                     f"tree: this model's classifier never saw {span.label}. {list_names(span.label, known)}"
                 )
 
-    def length(self, setting: ModelInfo) -> int:
+    def length(self, info: ModelInfo) -> int:
         return len(self.tree.words())
 
-    def rule(self, codec: "Codec", setting: ModelInfo, place: Canvas) -> "Transform | None":
+    def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
         """Words that like to stand where the tree has their place are likelier there."""
         from difflm.controls.word_prior import WordPrior
 
-        counts, values = setting.word_labels.get(SHAPE), list(setting.labels.get(SHAPE, ()))
+        counts, values = info.word_labels.get(SHAPE), list(info.labels.get(SHAPE, ()))
         wanted = shapes(self.tree)
         if counts is None or any(shape not in values for shape in wanted):
             return None
-        return WordPrior(codec, counts, [values.index(shape) for shape in wanted], place)
+        return WordPrior(codec, counts, [values.index(shape) for shape in wanted], canvas)
 
-    def wanted(self, setting: ModelInfo) -> list[list[int]]:
-        values = list(setting.labels[PHRASES])
+    def wanted(self, info: ModelInfo) -> list[list[int]]:
+        values = list(info.labels[PHRASES])
         return [[first, last, values.index(label)] for first, last, label in phrases(self.tree)]
 
     def check(self, words: Sequence[str]) -> Check:
@@ -100,23 +100,23 @@ class Span(Control):
     def target(self) -> str:
         return f"{self.first},{self.last},{self.label}"
 
-    def prepare(self, setting: ModelInfo) -> None:
+    def prepare(self, info: ModelInfo) -> None:
         if not 0 <= self.first <= self.last:
             raise UsageError(f"span {self.target}: places count from 0, and the first does not come after the last.")
-        check_room(self.last + 1, setting, self.name)
-        known = check_label_known(PHRASES, setting)
-        if not self.alternatives(setting):
+        check_room(self.last + 1, info, self.name)
+        known = check_label_known(PHRASES, self.kind, info)
+        if not self.alternatives(info):
             raise UsageError(f"span: this model's classifier never saw {self.label}. {list_names(self.label, known)}")
 
-    def min_length(self, setting: ModelInfo) -> int:
+    def min_length(self, info: ModelInfo) -> int:
         return self.last + 1
 
-    def alternatives(self, setting: ModelInfo) -> list[int]:
+    def alternatives(self, info: ModelInfo) -> list[int]:
         """Labels of which any will do: the one that is asked, and chains that hold it."""
-        return [i for i, label in enumerate(setting.labels[PHRASES]) if span_has_label(label, self.label)]
+        return [i for i, label in enumerate(info.labels[PHRASES]) if span_has_label(label, self.label)]
 
-    def wanted(self, setting: ModelInfo) -> list[list[int]]:
-        return [[self.first, self.last, *self.alternatives(setting)]]
+    def wanted(self, info: ModelInfo) -> list[list[int]]:
+        return [[self.first, self.last, *self.alternatives(info)]]
 
     def check(self, words: Sequence[str]) -> Check:
         tree, checker = parse_bracketed(words)
@@ -136,11 +136,11 @@ def span_in_tree(tree: trees.Tree, asked: Span) -> bool:
     )
 
 
-def check_room(words: int, setting: ModelInfo, name: str) -> None:
-    if not setting.whole_words:
+def check_room(words: int, info: ModelInfo, name: str) -> None:
+    if not info.whole_words:
         raise UsageError(f"{name}: this model writes pieces of words; phrases need whole words.")
-    if words > setting.max_words:
-        raise UsageError(f"{name}: it needs {words} words; this model holds {setting.max_words}.")
+    if words > info.max_words:
+        raise UsageError(f"{name}: it needs {words} words; this model holds {info.max_words}.")
 
 
 def parse_bracketed(words: Sequence[str]) -> tuple[trees.Tree | None, str]:

@@ -17,20 +17,20 @@ from difflm.diffusion.processes.discrete import DiscreteProcess, one_hot_states
 @dataclass(frozen=True)
 class GuidedBelief:
     """A transform: where vectors are moved after a step, the belief in words is tilted before it. The weight of the
-    classifiers is the knobs' size; "enumerate" asks about each of the `words` likeliest words of a place by itself."""
+    classifiers is the settings' size; "enumerate" asks about each of the `words` likeliest words of a position."""
 
     guidance: Guidance
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         process: object = self.guidance.denoiser.process
         assert isinstance(process, DiscreteProcess)
-        knobs = self.guidance.knobs
-        if not knobs.size:  # an impossible word is −∞ times nothing
+        settings = self.guidance.settings
+        if not settings.size:  # an impossible word is −∞ times nothing
             return belief
         open_ = self.guidance.mask & ((x == process.mask_id) | (not process.settles))
-        gain = self.enumerated(belief, x, t, open_) if knobs.climb == "enumerate" else self.sloped(x, t, process)
+        gain = self.enumerated(belief, x, t, open_) if settings.climb == "enumerate" else self.sloped(x, t, process)
         gain = torch.where(open_.unsqueeze(-1), gain, 0.0)
-        return belief.with_logits(belief.logits + knobs.size * gain)
+        return belief.with_logits(belief.logits + settings.size * gain)
 
     def sloped(self, x: Tensor, t: Tensor, process: DiscreteProcess) -> Tensor:
         """log p(c | x_t with w at a place) − log p(c | x_t) to first order in the one-hot vectors, [B, L, words]."""
@@ -40,8 +40,8 @@ class GuidedBelief:
 
     def enumerated(self, belief: Belief, x: Tensor, t: Tensor, open_: Tensor) -> Tensor:
         """The same without the approximation, for the likeliest words; others are taken to change nothing."""
-        count = min(self.guidance.knobs.words, belief.logits.shape[-1])
-        asked = replace(self.guidance, wishes=repeat_rows(self.guidance.wishes, count))
+        count = min(self.guidance.settings.words, belief.logits.shape[-1])
+        asked = replace(self.guidance, targets=repeat_rows(self.guidance.targets, count))
         asked = replace(asked, mask=self.guidance.mask.repeat_interleave(count, 0))
         before, gain = self.guidance.nats(x, t), torch.zeros_like(belief.logits)
         for place in open_.any(0).nonzero().flatten().tolist():
@@ -53,5 +53,5 @@ class GuidedBelief:
         return gain
 
 
-def repeat_rows(wishes: Sequence[GuidanceTarget], count: int) -> list[GuidanceTarget]:
-    return [replace(wish, labels=wish.labels.repeat_interleave(count, 0)) for wish in wishes]
+def repeat_rows(targets: Sequence[GuidanceTarget], count: int) -> list[GuidanceTarget]:
+    return [replace(target, labels=target.labels.repeat_interleave(count, 0)) for target in targets]

@@ -21,14 +21,14 @@ class WordPrior:
     codec: Codec
     counts: Tensor  # how often each word bears each label, [V, labels]
     wanted: Sequence[int]
-    place: Canvas
+    canvas: Canvas
 
     @cached_property
     def log_shares(self) -> Tensor:
         """log p(label | word) for every place and word, [W, V]."""
         shares = (self.counts + SMOOTH / self.counts.shape[-1]) / (self.counts.sum(-1, keepdim=True) + SMOOTH)
-        out = torch.zeros(self.place.mask.shape[1], len(shares), device=shares.device)
-        first = self.place.first
+        out = torch.zeros(self.canvas.mask.shape[1], len(shares), device=shares.device)
+        first = self.canvas.first
         out[first : first + len(self.wanted)] = shares.log()[:, list(self.wanted)].T
         return out
 

@@ -15,17 +15,13 @@ MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
-def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical right shift; torch's own keeps the sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
 def mix_bits(z: Tensor) -> Tensor:
-    """Splitmix64's finaliser: every input bit moves every output bit."""
+    """Splitmix64's finaliser: every input bit moves every output bit. Torch's right shift keeps the sign, so that the
+    bits which it moves in are masked."""
     z = z + GOLDEN
-    z = (z ^ _shift(z, 30)) * MIX_1
-    z = (z ^ _shift(z, 27)) * MIX_2
-    return z ^ _shift(z, 31)
+    z = (z ^ (z >> 30 & 2**34 - 1)) * MIX_1
+    z = (z ^ (z >> 27 & 2**37 - 1)) * MIX_2
+    return z ^ (z >> 31 & 2**33 - 1)
 
 
 def fold_counter(*parts: int) -> int:
@@ -67,13 +63,14 @@ class Noise:
     def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
         """U(0, 1), never 0 or 1, `[B, *shape]`, the same for a position whatever lies beside it."""
         samples = self.samples
-        seed = fold_counter(self.seed, stream) if isinstance(self.seed, int) else folded(self.seed, stream)
+        found = folded(self.seed, stream)
+        seed = int(found) if isinstance(self.seed, int) else found
         key = mix_bits(mix_bits(samples + seed) + step)
         for size in shape:
             counter = torch.arange(size, device=samples.device, dtype=torch.int64)
             key = mix_bits(key.unsqueeze(-1) + counter)
         # 23 bits: with 24, the largest value plus a half rounds to 2²⁴ in float32, and u = 1 is an infinite normal.
-        return (_shift(key, 41).to(torch.float32) + 0.5) * 2.0**-23
+        return ((key >> 41 & 2**23 - 1).to(torch.float32) + 0.5) * 2.0**-23
 
     def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
         u = self.uniform(step, *shape, stream=stream)

@@ -57,7 +57,7 @@ class Protocol:
     each: int = 5  # samples a target
     seed: int = 0
     candidates: int = 1
-    knobs: GuidanceSettings | None = None  # None: the model's own
+    guidance: GuidanceSettings | None = None  # None: the model's own
     settings: Mapping[str, Any] | None = None  # of `Sampling`
 
     def check(self) -> None:
@@ -65,29 +65,29 @@ class Protocol:
         check_request(self.each, self.seed, 1)
         if not 1 <= self.candidates <= 1000:
             raise UsageError(f"--candidates must lie between 1 and 1,000, not {self.candidates}.")
-        if self.knobs and not 0 <= self.knobs.size <= 1000:
-            raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.knobs.size}.")
+        if self.guidance and not 0 <= self.guidance.size <= 1000:
+            raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.guidance.size}.")
 
-    def work(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
+    def make_job(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
         """Return the job that samples one target, with its own noise."""
         controls = target.asked.controls()
-        return lm.work(
+        return lm.make_job(
             self.each,
             zlib.crc32(f"{self.seed} {target.control} {number}".encode()) >> 1,
             candidates=self.candidates if any(control.head for control in controls) else 1,  # a classifier chooses
             controls=controls,
-            knobs=self.knobs,
+            guidance=self.guidance,
             **(self.settings or {}),
         )
 
     def warm_up(self, lm: TextDiffusion, target: Target) -> None:
         """Run a short job: the first call is slower than the next ones."""
         quick = replace(self, each=1, candidates=1, settings={**(self.settings or {}), "steps": 2})
-        list(lm.together([quick.work(lm, target, 0)]))
+        list(lm.run_jobs([quick.make_job(lm, target, 0)]))
 
     def describe(self, lm: TextDiffusion) -> str:
         sampling = describe_sampling(lm.sampling(**(self.settings or {})))
-        rule = "original" if self.knobs == ORIGINAL else f"{lm.knobs(self.knobs).size:g}"
+        rule = "original" if self.guidance == ORIGINAL else f"{lm.guidance_settings(self.guidance).size:g}"
         return f"{sampling} guidance={rule} candidates={self.candidates}"
 
 
@@ -128,7 +128,7 @@ def evaluate_control(
     checkers = Checkers.load(second_parser)
     kept = read_texts(texts, targets, protocol.each) if texts and texts.exists() else None
     for target in targets if kept is None else ():  # report every error before the first text is generated
-        lm.brief(target.asked.controls(), knobs=protocol.knobs)
+        lm.plan_controls(target.asked.controls(), guidance=protocol.guidance)
     people = human_self_bleu(pairs, min(protocol.each, COMPARED), protocol.seed)
     rows: list[Row] = []
     every: list[Made] = []
@@ -173,7 +173,7 @@ def written(
     """Generate the texts of all targets together."""
     found: list[dict[int, Generation]] = [{} for _ in targets]
     total = len(targets) * protocol.each
-    for number, made in lm.together([protocol.work(lm, target, n) for n, target in enumerate(targets)]):
+    for number, made in lm.run_jobs([protocol.make_job(lm, target, n) for n, target in enumerate(targets)]):
         found[number] |= made
         on_progress(sum(map(len, found)), total)
     return [Made(t, [texts[k] for k in range(protocol.each)]) for t, texts in zip(targets, found, strict=True)]

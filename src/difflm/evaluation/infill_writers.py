@@ -168,15 +168,15 @@ class BothSides(Writer):
 
     def candidates(self, on_progress: Counted) -> list[list[Words]]:
         requests = [request for gap in self.set.gaps for request in self.requests(gap)]
-        works = [self.lm.work(1, seed, controls=[infill], **self.settings) for seed, infill in requests]
-        texts, calls = ["" for _ in works], [0 for _ in works]
+        jobs = [self.lm.make_job(1, seed, controls=[infill], **self.settings) for seed, infill in requests]
+        texts, calls = ["" for _ in jobs], [0 for _ in jobs]
         kept = 0
-        for done, (number, finished) in enumerate(self.lm.together(works), start=1):
+        for done, (number, finished) in enumerate(self.lm.run_jobs(jobs), start=1):
             texts[number], calls[number] = finished[0].text, finished[0].denoiser_calls
             # An answer to a user leaves sides with unknown words unjudged; here the words are compared all the same.
             kept += bool(requests[number][1].check(split_words(texts[number])).satisfied)
-            on_progress(done, len(works))
-        self.kept = kept / len(works)
+            on_progress(done, len(jobs))
+        self.kept = kept / len(jobs)
         gaps = [gap for gap in self.set.gaps for _ in range(self.asked.mbr)]
         made = [between(gap, text) for gap, text in zip(gaps, texts, strict=True)]
         starts = range(0, len(made), self.asked.mbr)

@@ -32,7 +32,8 @@ from difflm.evaluation.corpora import MOST_TEXTS, Corpus, corpus_for
 from difflm.evaluation.reports import LANGUAGE, LanguageReport, Row
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
-from difflm.models.batching import denoise_batch, draw_rows, finished_ids, make_batches
+from difflm.models.batching import denoise_batch, draw_rows, make_batches
+from difflm.models.sampling import FAMILIES, understood_by
 
 __all__ = ["Corpus", "LanguageReport", "Row", "corpus_for", "evaluate_language"]
 
@@ -41,7 +42,6 @@ OnProgress = Callable[[str, int, int], None]  # description, done, total
 Counted = Callable[[int, int], None]
 
 CHUNK = 256  # texts scored between two calls of on_progress
-OF_DENOISING = {"sampler", "steps", "noise_temperature", "noise_top_p", "clamp", "clamp_below", "draw"}
 
 
 def evaluate_language(
@@ -130,21 +130,17 @@ class Writer:
     def write(self, n: int, seed: int, on_progress: Counted) -> Texts:
         """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
         lm, method = self.lm, self.lm.config["method"]
-        # One set of changes serves diffusion models and the twin; the twin ignores settings of denoising.
-        ignored = OF_DENOISING if method == "autoregressive" else set()
-        job = lm.work(n, seed, **{key: value for key, value in self.changes.items() if key not in ignored})
+        # One set of changes serves diffusion models and the twin, which ignores settings of denoising.
+        known = FAMILIES if method != "autoregressive" else understood_by(lm.model.families)
+        job = lm.make_job(n, seed, **{key: value for key, value in self.changes.items() if key in known})
         sampling = job.sampling
         self.warm_up(seed, sampling)
         rows: dict[int, list[int]] = {}
         calls = 0
         start = time.perf_counter()
-        for batch, last in lm.ends([job]):
-            made = finished_ids(lm.model, batch, last)
-            rows |= {row.sample: ids for row, ids in zip(batch.rows, made, strict=True)}
-            counted = (
-                [lm.model.calls(sampling, len(ids)) for ids in made] if last.calls is None else last.calls.tolist()
-            )
-            calls += sum(counted[: len(made)])
+        for made in lm.run_unchecked([job]):
+            rows |= {row.sample: row.ids for row in made}
+            calls += sum(row.calls for row in made)
             on_progress(len(rows), n)
         seconds = time.perf_counter() - start
         ids = [rows[k] for k in range(n)]

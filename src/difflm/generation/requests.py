@@ -1,20 +1,28 @@
-"""A request as people write it: options of the command, a line of a .jsonl file. It becomes controls. And the answer
-as machines read it."""
+"""What a person asks: options of the command, a line of a .jsonl file, a body of the HTTP API. The answer as JSON."""
 
 import difflib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pydantic
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic import Field as ModelInfo
 
 from difflm.controls import Avoid, Contains, Control, Field, Infill, Label, Length, Span, Tags, Tree, parse_control
 from difflm.errors import DifflmError, UsageError
+from difflm.models.sampling import SETTINGS
 
 if TYPE_CHECKING:
     from difflm.controls.plan import Edit
     from difflm.generation.jobs import Generation
+
+
+def setting(name: str) -> Any:
+    """A setting of `Sampling` as a key of a request. The schema states its range; the model checks it."""
+    known = SETTINGS[name]
+    ends = {"minimum": known.json_schema_extra["low"], "maximum": known.json_schema_extra["high"]}
+    extra = {key: end for key, end in ends.items() if end is not None}
+    return pydantic.Field(None, description=known.description, json_schema_extra=extra)
 
 
 class Request(BaseModel):
@@ -24,20 +32,29 @@ class Request(BaseModel):
 
     n: int = 1
     seed: int = 0
-    steps: int | None = None
-    temperature: float | None = None
+    steps: int | None = setting("steps")
+    temperature: float | None = setting("temperature")
+    sampler: str | None = setting("sampler")
+    noise_temperature: float | None = setting("noise_temperature")
+    noise_top_p: float | None = setting("noise_top_p")
+    clamp: bool | None = setting("clamp")
+    clamp_below: float | None = setting("clamp_below")
+    contrast: float | None = setting("contrast")
+    top_k: int | None = setting("top_k")
+    top_p: float | None = setting("top_p")
+    beams: int | None = setting("beams")
     length: int | None = None
-    contains: list[str] = ModelInfo(default_factory=list)
-    avoid: list[str] = ModelInfo(default_factory=list)
-    field: dict[str, str] = ModelInfo(default_factory=dict)
-    label: dict[str, str] = ModelInfo(default_factory=dict)
+    contains: list[str] = pydantic.Field(default_factory=list)
+    avoid: list[str] = pydantic.Field(default_factory=list)
+    field: dict[str, str] = pydantic.Field(default_factory=dict)
+    label: dict[str, str] = pydantic.Field(default_factory=dict)
     pos: str | None = None
     tree: str | None = None
-    span: list[str] = ModelInfo(default_factory=list)
-    control: list[str] = ModelInfo(default_factory=list)  # NAME=VALUE of controls that other packages register
+    span: list[str] = pydantic.Field(default_factory=list)
+    control: list[str] = pydantic.Field(default_factory=list)  # NAME=VALUE of controls that other packages register
     infill: str | None = None
     edit: str | None = None
-    keep: list[str] = ModelInfo(default_factory=list)
+    keep: list[str] = pydantic.Field(default_factory=list)
     strength: float | None = None
 
     def controls(self) -> list[Control]:
@@ -68,11 +85,12 @@ class Request(BaseModel):
         return Edit(self.edit, 0.5 if self.strength is None else self.strength, tuple(self.keep))
 
     def settings(self) -> dict[str, Any]:
-        return {"steps": self.steps, "temperature": self.temperature}
+        """The settings of `Sampling` that are given."""
+        return {name: value for name in SETTINGS if (value := getattr(self, name, None)) is not None}
 
 
 def read_requests(path: Path) -> list[Request]:
-    """One JSON object a line; every fault is told with its line, before anything is made."""
+    """One JSON object a line; an error names its line, before anything is made."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other line separators
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """What the trainer, the evaluation and the front doors ask of every model."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,31 +10,10 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import (
-    STEPS,
-    Frame,
-    Steering,
-)
+from difflm.diffusion.samplers import STEPS, Frame, Steering
+from difflm.models.sampling import Family, Sampling
 
 Likelihood = Literal["exact", "bound"]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How text is made. A method holds its own defaults; a request changes some of them."""
-
-    sampler: str = "ancestral"
-    steps: int = 50
-    temperature: float = 1.0
-    noise_temperature: float = 1.0
-    noise_top_p: float = 1.0
-    clamp: bool = False
-    clamp_below: float = 1.0  # clamp at times up to this one
-    draw: bool = False
-    contrast: float = 0.0  # tokens alone: how much more known words count than they do by themselves
-    top_k: int = 0  # the twin alone
-    top_p: float = 1.0  # the twin alone
-    beams: int = 0  # the twin alone: beam search instead of drawing
 
 
 @dataclass(frozen=True)
@@ -94,6 +73,7 @@ class LanguageModel(Trainable):
     vocabulary: int
     sampling: Sampling
     samplers: tuple[str, ...] = tuple(STEPS)  # step rules it understands
+    families: Collection[Family] = ("any", "left-to-right")  # of settings that it understands
     greedy = False  # whether temperature 0 means the likeliest word
     predicts_words = True  # whether a temperature means something
     syncs_with_device = True  # whether sampling synchronises with the device

@@ -1,6 +1,6 @@
-"""From a model to word ids: samples of like length share a tile, and each tile's frames are drained.
+"""Samples of like length in batches, and a plain generator of each batch's frames.
 
-On the CPU a tile always has the same shape for a given length: matrix products then round alike, and sample k of a
+On the CPU a batch always has the same shape for a given length: matrix products then round alike, and sample k of a
 seed is the same to the bit however many are asked for.
 """
 
@@ -18,13 +18,12 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import FREE, Frame, Steering
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.inference import Inference
-from difflm.runtime.tensors import submodules
 
 CPU_BATCH = 4  # small enough that one text does not pay for many, large enough to be worth a call
 GUIDED_BATCH = 2  # the same where a classifier is climbed, which costs each text as much again
 GPU_BATCH = 1024  # at most, and fewer where words are many
-SINGLE_BATCH_POSITIONS = 8192  # positions up to which a GPU takes no longer for more: widths then share a tile
-GPU_BYTES = 2**31  # that a tile's float32 logits may take
+SINGLE_BATCH_POSITIONS = 8192  # positions up to which a GPU takes no longer for more: widths then share a batch
+GPU_BYTES = 2**31  # that a batch's float32 logits may take
 WIDTH = 16  # canvases are multiples of this
 
 
@@ -38,7 +37,7 @@ def pad_token_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def canvas_width(positions: int) -> int:
-    """The canvas that holds so many."""
+    """The width of the canvas that holds so many positions."""
     return -(-positions // WIDTH) * WIDTH
 
 
@@ -52,7 +51,7 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Of the canvas that it stands on."""
+        """The width of its canvas."""
         return canvas_width(self.positions)
 
 
@@ -63,13 +62,13 @@ class Row:
     seed: int
     sample: int
     layout: Layout
-    owner: int = 0  # the number of the request, where several are made together
-    guided: bool = False  # by a classifier: on a CPU such texts stand in tiles of their own
+    owner: int = 0  # the index of its job, where several share a batch
+    guided: bool = False  # by a classifier: on a CPU such texts have batches of their own
 
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Some samples that are made together. `rows` may be fewer than the tile holds; the rest is filling."""
+    """Samples that are made together, as tensors. `rows` may be fewer than the batch holds; the rest is padding."""
 
     seeds: Tensor  # [B]
     samples: Tensor  # [B] sample numbers
@@ -85,14 +84,14 @@ class SampleBatch:
 
     @cached_property
     def owners(self) -> list[tuple[int, slice]]:
-        """Whose rows stand where, the filling with the last of them."""
+        """The slice of rows of each owner; padding belongs to the last of them."""
         found = [(owner, len(list(run))) for owner, run in groupby(row.owner for row in self.rows)]
         ends = [*accumulate(size for _, size in found[:-1]), len(self.samples)]
         return [(owner, slice(a, b)) for (owner, _), a, b in zip(found, [0, *ends], ends, strict=False)]
 
 
 def draw_rows(model: LanguageModel, count: int, seed: int, owner: int = 0) -> list[Row]:
-    """Samples 0 … count − 1, nothing settled but the length that the model draws: on the host, where it is read."""
+    """Samples 0 … count − 1, nothing settled but the length that the model draws: on the host, where it is needed."""
     lengths = model.draw_lengths(Noise(seed, torch.arange(count))).tolist()
     layouts = {n: Layout(n) for n in {*lengths}}
     return [Row(seed, sample, layouts[n], owner) for sample, n in enumerate(lengths)]
@@ -101,14 +100,14 @@ def draw_rows(model: LanguageModel, count: int, seed: int, owner: int = 0) -> li
 def make_batches(
     model: LanguageModel, rows: Sequence[Row], device: torch.device, device_type: str | None = None
 ) -> Iterator[SampleBatch]:
-    """The rows in tiles on `device`, batched as for devices of `device_type`; None: as for this one."""
+    """The rows in batches on `device`, sized as for devices of `device_type`; None: as for this one."""
     kind = device_type or device.type
     for chosen, width in batched(rows, model.vocabulary, kind):
         yield pad_batch(chosen, width, device, kind)
 
 
 def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[tuple[list[Row], int]]:
-    """The rows of each tile and its canvas width, one width each; few rows on a GPU in one, as wide as the widest."""
+    """The rows of each batch and its canvas width, one width each; few rows on a GPU in one, as wide as the widest."""
     widest = max((row.layout.width for row in rows), default=0)
     most = min(SINGLE_BATCH_POSITIONS, max_batch_rows(vocabulary, widest, device_type) * widest)
     if device_type != "cpu" and rows and len(rows) * widest <= most:
@@ -127,8 +126,8 @@ def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[
 
 
 def fill_with_narrower(waiting: Mapping[int, Sequence[Row]], device_type: str) -> Iterator[tuple[list[Row], int]]:
-    """Rows by their width, the widest first: where a tile would have filling, rows of narrower ones stand instead. Of a
-    width whose rows were all taken so there is no tile."""
+    """Batches by width, the widest first; padding rows are replaced by narrower samples. A width whose rows were all
+    taken so has no batch."""
     rest = {width: deque(rows) for width, rows in waiting.items()}
     for width in sorted(rest, reverse=True):
         chosen = [*rest.pop(width)]
@@ -143,7 +142,7 @@ def fill_with_narrower(waiting: Mapping[int, Sequence[Row]], device_type: str) -
 
 
 def max_batch_rows(vocabulary: int, width: int, device_type: str, guided: bool = False) -> int:
-    """The most rows of a tile; on a GPU a size that `places` gives, so that filling never exceeds it."""
+    """The most rows of a batch; on a GPU a size that `batch_rows` gives, so that padding never exceeds it."""
     if device_type == "cpu":
         return GUIDED_BATCH if guided else CPU_BATCH
     most = max(16, min(GPU_BATCH, GPU_BYTES // (max(1, width) * vocabulary * 4)))
@@ -151,25 +150,25 @@ def max_batch_rows(vocabulary: int, width: int, device_type: str, guided: bool =
 
 
 def batch_rows(rows: int, device_type: str, guided: bool) -> int:
-    """Of the tile that holds so many rows: its full size on the CPU, on a GPU one of few sizes (four between a power of
-    two and the next), so that what was recorded for one tile serves others."""
+    """Rows with padding of a batch of so many: its full size on the CPU, on a GPU one of few sizes (four between a power
+    of two and the next), so that steps captured for one batch serve others."""
     if device_type == "cpu":
         return GUIDED_BATCH if guided else CPU_BATCH
     return -(-rows // coarseness(rows)) * coarseness(rows)
 
 
 def coarseness(rows: int) -> int:
-    """What the size of a GPU's tile of about so many rows is a multiple of."""
+    """What the size of a GPU's batch of about so many rows is a multiple of."""
     return 2 ** max(0, (rows - 1).bit_length() - 3) if rows > 8 else 1
 
 
 def pad_batch(rows: Sequence[Row], width: int, device: torch.device, device_type: str | None = None) -> SampleBatch:
-    """A tile with filling, which repeats a sample; nobody reads its answer."""
+    """A batch with padding, which repeats a sample and is dropped later."""
     size = batch_rows(len(rows), device_type or device.type, rows[0].guided)
     chosen = [*rows, *[rows[-1]] * (size - len(rows))]
     layouts = [row.layout for row in chosen]
     numbers = [[row.seed for row in chosen], [row.sample for row in chosen], [layout.positions for layout in layouts]]
-    # Not waited for: the device may still be busy with another tile.
+    # Not waited for: the device may still be busy with another batch.
     seeds, samples, lengths = torch.tensor(numbers).to(device, non_blocking=True).unbind()
     known = token_rows(width, FREE, [layout.known for layout in layouts])
     begin = token_rows(width, PAD, [dict(enumerate(layout.begin)) for layout in layouts])
@@ -185,13 +184,13 @@ def pad_batch(rows: Sequence[Row], width: int, device: torch.device, device_type
 
 
 def token_rows(width: int, empty: int, rows: Sequence[Mapping[int, int]]) -> Tensor | None:
-    """Ids by place, [B, W], `empty` elsewhere; None where there are none at all."""
+    """Ids by position, [B, W], `empty` elsewhere; None where there are none at all."""
     if not any(rows):
         return None
     lines = [[empty] * width for _ in rows]
     for line, ids in zip(lines, rows, strict=True):
-        for place, token in ids.items():
-            line[place] = token
+        for position, token in ids.items():
+            line[position] = token
     return torch.tensor(lines)
 
 
@@ -200,12 +199,6 @@ def denoise_batch(
     inference: Inference, batch: SampleBatch, sampling: Sampling, steering: Steering | None = None
 ) -> Iterator[Frame]:
     """One batch from noise to text."""
-    if any(part.training for part in submodules(inference.model)):
+    if any(part.training for part in inference.model.modules()):
         inference.model.eval()
     yield from inference.stream(Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling, steering)
-
-
-def finished_ids(model: LanguageModel, tile: SampleBatch, frame: Frame) -> list[list[int]]:
-    """Word ids of a tile's rows, from their last frame."""
-    tokens = frame.tokens[: len(tile.rows)].tolist()
-    return [model.words(ids[: row.layout.positions]) for row, ids in zip(tile.rows, tokens, strict=True)]

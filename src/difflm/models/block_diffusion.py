@@ -37,12 +37,8 @@ class BlockLengths(DrawnLength):
     forbidden: tuple[int, ...] = (START, UNK)
 
     def __init__(self, longest: int, size: int) -> None:
-        super().__init__(longest)
+        super().__init__(longest, MAX_WORDS)
         self.size = size
-
-    @property
-    def max_words(self) -> int:
-        return MAX_WORDS
 
     def positions(self, words: int) -> int:
         return (words // self.size + 1) * self.size

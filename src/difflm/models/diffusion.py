@@ -34,12 +34,12 @@ from difflm.diffusion.samplers import (
     Temperature,
     Transform,
     expand_grid,
-    new_step_counter,
 )
 from difflm.diffusion.samplers.discrete_steps import add_corrections
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
 from difflm.models.lengths import LengthPolicy
+from difflm.models.sampling import Family
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 STRETCH, LAG, X0_NOISE, TEXT_NOISE = 21, 22, 23, 24  # streams of random numbers in training
@@ -78,6 +78,8 @@ class DiffusionModel(LanguageModel):
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, codec.vocabulary
         self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
         self.samplers = process.steps
+        kinds: list[Family] = ["any", "diffusion", "masks" if self.can_hide_known else "diffusion"]
+        self.families = kinds if codec.holds_tokens else [*kinds, "vectors"]
 
     @property
     def max_words(self) -> int:
@@ -243,14 +245,15 @@ class DiffusionModel(LanguageModel):
         """Frames by this model's own denoiser, or by a copy of it that is made for inference."""
         steering = steering or Steering()
         inputs = self.sampler_inputs(denoiser or self.denoiser, noise, lengths, width, sampling, steering)
-        return self.follow_frames(inputs.frames(), lengths, sampling, steering)
+        frames = inputs.frames()
+        return self.follow_frames(frames, lengths, sampling, steering) if self.denoiser.codec.holds_tokens else frames
 
     def sampler_inputs(
         self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
     ) -> SamplerInputs:
         noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
         mask = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
-        counter = new_step_counter(lengths.device)
+        counter = torch.zeros(1, dtype=torch.int64, device=lengths.device)
         grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, lengths.device)
         grid = add_corrections(grid) if sampling.sampler == "self-correct" else grid
         rules = DISCRETE_STEPS if denoiser.codec.holds_tokens else STEPS
@@ -262,7 +265,7 @@ class DiffusionModel(LanguageModel):
         )
         return SamplerInputs(
             self.bind_denoiser(denoiser, mask, sampling, steering),
-            self.process,
+            denoiser.process,
             expand_grid(grid, len(lengths)),
             sampler,
             noise,
@@ -313,10 +316,7 @@ class DiffusionModel(LanguageModel):
     def follow_frames(
         self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering
     ) -> Iterator[Frame]:
-        """The frames, with network calls counted text by text where states are tokens; they end with the last mask."""
-        if not self.denoiser.codec.holds_tokens:
-            yield from frames
-            return
+        """The frames of a model of tokens, with network calls counted text by text; they end with the last mask."""
         ordered = sampling.sampler in ORDERED
         calls = torch.zeros_like(lengths)
         cost = 2 if sampling.contrast and steering.known is not None else 1

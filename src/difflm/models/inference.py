@@ -89,7 +89,7 @@ class Inference:
         inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
         record = lengths.is_cuda if self.record is None else self.record
         frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
-        return model.follow_frames(frames, lengths, sampling, steering)
+        return model.follow_frames(frames, lengths, sampling, steering) if model.denoiser.codec.holds_tokens else frames
 
     def _replay(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
         compiled = self.compiled and inputs.mask.is_cuda

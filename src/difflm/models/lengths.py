@@ -16,14 +16,10 @@ class LengthPolicy(nn.Module):
     first = 0  # canvas position of a text's first word
     forbidden: tuple[int, ...]  # ids that no position may have
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest: int, max_words: int | None = None) -> None:
         super().__init__()
         self.longest = longest
-
-    @property
-    def max_words(self) -> int:
-        """The most words a text may have."""
-        return self.longest
+        self.max_words = longest if max_words is None else max_words  # the most words a text may have
 
     @abstractmethod
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,8 +56,8 @@ class DrawnLength(LengthPolicy):
     forbidden: tuple[int, ...] = (START, END, UNK, PAD)
     counts: Tensor
 
-    def __init__(self, longest: int) -> None:
-        super().__init__(longest)
+    def __init__(self, longest: int, max_words: int | None = None) -> None:
+        super().__init__(longest, max_words)
         self.register_buffer("counts", torch.ones(longest))  # counts[i]: texts of i + 1 words
 
     def observe(self, counts: Tensor) -> None:
@@ -97,9 +93,8 @@ class PadTokens(LengthPolicy):
     first = 1
     forbidden = (UNK,)
 
-    @property
-    def max_words(self) -> int:
-        return self.longest - 2
+    def __init__(self, longest: int) -> None:
+        super().__init__(longest, longest - 2)
 
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         batch = ids.shape[0]

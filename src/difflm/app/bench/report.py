@@ -13,7 +13,6 @@ from difflm import __version__
 from difflm.app.bench.clock import Row, matrix_rate, rounded, time_work
 from difflm.app.bench.training import SMALL, SMALL_VOCABULARY, training_speed
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.autoregressive import Autoregressive
 from difflm.models.batching import CPU_BATCH, GPU_BATCH
 from difflm.models.diffusion import DiffusionModel
 from difflm.training.recipe import Recipe, check
@@ -92,9 +91,8 @@ def sampling_speed(name: str, lm: TextDiffusion, texts: int, **settings: Any) ->
 
 def dtype_name(lm: TextDiffusion) -> str:
     """The arithmetic of the network while it samples."""
-    model, dtype = lm.model, None
-    if isinstance(model, DiffusionModel):
+    if isinstance(lm.model, DiffusionModel):
         dtype = lm.inference.denoiser.precision
-    elif isinstance(model, Autoregressive):
-        dtype = model.precision or model.written_in
+    else:
+        dtype = lm.inference.dtype
     return str(dtype or torch.float32).removeprefix("torch.")

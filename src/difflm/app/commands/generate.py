@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from difflm.app.commands.options import (
+    Beams,
     Clamp,
+    ClampBelow,
+    Contrast,
     Device,
     Dtype,
     Guidance,
@@ -23,20 +26,21 @@ from difflm.app.commands.options import (
     Seed,
     Steps,
     Temperature,
-    guidance_knobs,
+    TopK,
+    TopP,
     load_model,
+    parse_guidance,
     report_errors,
 )
 from difflm.app.console import Bar, complain, note
 from difflm.errors import UsageError
+from difflm.models.sampling import FAMILIES, SETTINGS, option_name
 
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
-    from difflm.generation.jobs import Draft, Generation, Watch
+    from difflm.generation.jobs import Draft, Generation, GenerationJob, Watch
     from difflm.generation.pipeline import TextDiffusion
     from difflm.generation.requests import Request
-
-OPEN = {"n", "seed", "steps", "temperature"}  # what a line of --input may leave to the command
 
 
 @report_errors
@@ -50,14 +54,12 @@ def generate(
     noise_temperature: NoiseTemperature = None,
     noise_top_p: NoiseTopP = None,
     clamp: Clamp = None,
-    clamp_below: Annotated[float | None, typer.Option(help="Clamp at times up to this one, in 0 to 1.")] = None,
-    contrast: Annotated[
-        float | None, typer.Option(help="Models of masks: how much more known words count. [0]")
-    ] = None,
+    clamp_below: ClampBelow = None,
+    contrast: Contrast = None,
     mbr: Annotated[int, typer.Option(help="Of so many candidates, the one most like the others.")] = 1,
-    top_k: Annotated[int | None, typer.Option(help="Autoregressive: draw from the k likeliest words.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Autoregressive: draw from this share of probability.")] = None,
-    beams: Annotated[int | None, typer.Option(help="Autoregressive: beam search.")] = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    beams: Beams = None,
     length: Annotated[
         int | None, typer.Option(help="So many words, punctuation included; of a model of characters, these.")
     ] = None,
@@ -100,38 +102,30 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Write texts; ask of them what you like."""
-    shared = {"n": n, "seed": seed, "steps": steps, "temperature": temperature}
+    from difflm.generation.requests import Request, read_requests
+
+    given = dict(locals())
+    settings = {name: given[name] for name in SETTINGS if name in given}
     asked = {"length": length, "pos": pos, "tree": tree, "infill": infill, "edit": edit, "strength": strength}
     lists = {"contains": contains, "avoid": avoid, "span": span, "keep": keep, "control": control}
     facts = {"field": named_values("field", field), "label": named_values("label", label)}
-    diffusion = {
-        "sampler": sampler,
-        "noise_temperature": noise_temperature,
-        "noise_top_p": noise_top_p,
-        "clamp": clamp,
-        "clamp_below": clamp_below,
-        "contrast": contrast,
-    }
-    twin = {"top_k": top_k, "top_p": top_p, "beams": beams}
-    from difflm.generation.requests import Request, read_requests
-
-    given = {key: value or [] for key, value in lists.items()}
-    one = Request.model_validate({**shared, **asked, **facts, **given})
+    filled = {key: value or [] for key, value in lists.items()}
+    one = Request.model_validate({"n": n, "seed": seed, **settings, **asked, **facts, **filled})
     many = [one]
     if requests:
         refuse_beside_input({**asked, **lists, "field": field, "label": label, "show": show, "html": html})
-        many = [r.model_copy(update=defaults(r, one)) for r in read_requests(requests)]
+        many = [r.model_copy(update=fill_from_command(r, one)) for r in read_requests(requests)]
     if show and as_json:
         raise UsageError("--show is for people, --json for machines: choose one.")
     lm = load_model(model, device, dtype)
     for folder in guide or []:
         lm.guided_by(folder)
-    asked_steps = next((request.steps for request in many if request.steps is not None), None)
-    refuse_foreign_options(lm, model, {"steps": asked_steps, **diffusion}, twin)
-    writer = Writer(lm, {**diffusion, **twin}, mbr, candidates, guidance, as_json, numbered=requests is not None)
+    for request in many:
+        refuse_foreign_options(lm, model, request)
+    writer = Writer(lm, mbr, candidates, parse_guidance(guidance), as_json, numbered=requests is not None)
     writer.refuse(many)
     if show or html:
-        watched(writer, one, show, html, model)
+        write_watched(writer, one, show, html, model)
     else:
         writer.write(many)
 
@@ -149,9 +143,11 @@ def named_values(option: str, given: list[str] | None) -> dict[str, str]:
     return found
 
 
-def defaults(request: "Request", command: "Request") -> dict[str, Any]:
-    """What a line of --input leaves open is as the command says."""
-    return {key: getattr(command, key) for key in OPEN - request.model_fields_set}
+def fill_from_command(request: "Request", command: "Request") -> dict[str, Any]:
+    """The command's values for what a line of --input leaves open."""
+    return {
+        key: getattr(command, key) for key in ("n", "seed", *command.settings()) if key not in request.model_fields_set
+    }
 
 
 def refuse_beside_input(options: dict[str, Any]) -> None:
@@ -165,16 +161,11 @@ class Writer:
     """Answers requests one after the other, with one bar over all of them."""
 
     lm: "TextDiffusion"
-    settings: dict[str, Any]
     mbr: int
     candidates: int
-    guidance: str | None
+    guidance: "GuidanceSettings | None"
     as_json: bool
     numbered: bool  # the requests, in what is printed of them
-
-    @property
-    def knobs(self) -> "GuidanceSettings | None":
-        return guidance_knobs(self.guidance)
 
     @property
     def each(self) -> int:
@@ -183,22 +174,17 @@ class Writer:
 
     def refuse(self, requests: "list[Request]") -> None:
         """Refuse what is wrong, and warn of what is doubtful, before the first text is made."""
-        from difflm.generation.validation import check_candidates, check_request
-
-        if self.knobs is not None and not any(control.head for r in requests for control in r.controls()):
+        if self.guidance is not None and not any(control.head for r in requests for control in r.controls()):
             raise UsageError(
                 "--guidance is how strongly classifiers pull: ask for a field, a label, tags or phrases as well."
             )
         warnings = []
         for number, request in enumerate(requests):
             try:
-                check_request(request.n, request.seed, self.mbr)
-                self.lm.sampling(**request.settings(), **self.settings)
-                check_candidates(self.candidates, self.mbr, request.controls())
-                brief = self.lm.brief(request.controls(), request.edited(), self.knobs)
+                job = self.make_job(request)
             except UsageError as error:
                 raise UsageError(self.numbered_line(number, str(error))) from None
-            warnings += [self.numbered_line(number, warning) for warning in self.lm.warnings(brief)]
+            warnings += [self.numbered_line(number, warning) for warning in job.warnings]
         for warning in warnings:
             complain(f"warning: {warning}")
 
@@ -218,22 +204,23 @@ class Writer:
                     bar.put(self.line(text, number if self.numbered else None))
                 done += request.n
 
-    def texts(
-        self, request: "Request", on_done: Callable[[int], None], watch: "Watch | None" = None
-    ) -> "Iterator[Generation]":
-        batches = self.lm.batches(
+    def make_job(self, request: "Request", watch: "Watch | None" = None) -> "GenerationJob":
+        return self.lm.make_job(
             request.n,
             request.seed,
             self.mbr,
             self.candidates,
             controls=request.controls(),
             edit=request.edited(),
-            knobs=self.knobs,
+            guidance=self.guidance,
             watch=watch,
             **request.settings(),
-            **self.settings,
         )
-        return in_order(batches, on_done)
+
+    def texts(
+        self, request: "Request", on_done: Callable[[int], None], watch: "Watch | None" = None
+    ) -> "Iterator[Generation]":
+        return in_order((made for _, made in self.lm.run_jobs([self.make_job(request, watch)])), on_done)
 
     def line(self, text: "Generation", request: int | None) -> str:
         if not self.as_json:
@@ -244,7 +231,7 @@ class Writer:
         return json.dumps({**generation_to_json(text), **about}, ensure_ascii=False)
 
 
-def watched(writer: Writer, request: "Request", show: bool, html: Path | None, model: str) -> None:
+def write_watched(writer: Writer, request: "Request", show: bool, html: Path | None, model: str) -> None:
     """Make the texts of one request before somebody's eyes, or for a player, or both."""
     from difflm.app.live_view import TerminalView
     from difflm.app.studio import Recording, write_player
@@ -301,10 +288,11 @@ def in_order(batches: Iterator[dict[int, Any]], on_done: Callable[[int], None]) 
             following += 1
 
 
-def refuse_foreign_options(lm: "TextDiffusion", name: str, diffusion: dict[str, Any], twin: dict[str, Any]) -> None:
+def refuse_foreign_options(lm: "TextDiffusion", name: str, request: "Request") -> None:
     """An option without effect would be taken for one that has some."""
     method = lm.config["method"]
-    foreign, kind = (diffusion, "diffusion") if method == "autoregressive" else (twin, "autoregressive")
-    given = [key for key, value in foreign.items() if value is not None]
-    if given:
-        raise UsageError(f"--{given[0].replace('_', '-')} is for {kind} models; {name} is {method}.")
+    twin = method == "autoregressive"
+    for key in request.settings():
+        if FAMILIES[key] != "any" and (FAMILIES[key] == "left-to-right") != twin:
+            kind = "diffusion" if twin else "autoregressive"
+            raise UsageError(f"--{option_name(key)} is for {kind} models; {name} is {method}.")

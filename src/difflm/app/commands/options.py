@@ -1,4 +1,4 @@
-"""What verbs share: their common options, and how a failure is told."""
+"""What commands share: their common options, and how an error is reported."""
 
 import functools
 import os
@@ -7,12 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
 import typer
 
 from difflm.app.console import complain
 from difflm.errors import DifflmError, UsageError
+from difflm.models.sampling import SETTINGS
 
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
@@ -33,21 +34,32 @@ Split = Annotated[Literal["train", "valid"], typer.Option(help="Which texts to m
 ScoreTexts = Annotated[int, typer.Option(help="Held-out texts whose likelihood is measured.")]
 Judge = Annotated[str | None, typer.Option(metavar="RUN", help="Left-to-right model that reads the samples. [judge]")]
 Twin = Annotated[str | None, typer.Option(metavar="RUN", help="Autoregressive run whose samples stand beside.")]
-Steps = Annotated[int | None, typer.Option(help="Denoising steps.")]
-Sampler = Annotated[str | None, typer.Option(help="ancestral, ddim, dpm-solver …; masked models: confidence, remask …")]
-Temperature = Annotated[float | None, typer.Option(help="Below 1: the likelier words more often.")]
-NoiseTemperature = Annotated[float | None, typer.Option(help="Scale of the noise that is drawn.")]
-NoiseTopP = Annotated[float | None, typer.Option(help="Keep noise inside this share of its probability.")]
-Clamp = Annotated[bool | None, typer.Option("--clamp/--no-clamp", help="Snap each belief to the nearest word.")]
 
+
+def setting(name: str, *flags: str) -> Any:
+    """A setting of `Sampling` as an option."""
+    return typer.Option(*flags, help=SETTINGS[name].description)
+
+
+Steps = Annotated[int | None, setting("steps")]
+Sampler = Annotated[str | None, setting("sampler")]
+Temperature = Annotated[float | None, setting("temperature")]
+NoiseTemperature = Annotated[float | None, setting("noise_temperature")]
+NoiseTopP = Annotated[float | None, setting("noise_top_p")]
+Clamp = Annotated[bool | None, setting("clamp", "--clamp/--no-clamp")]
+ClampBelow = Annotated[float | None, setting("clamp_below")]
+Contrast = Annotated[float | None, setting("contrast")]
+TopK = Annotated[int | None, setting("top_k")]
+TopP = Annotated[float | None, setting("top_p")]
+Beams = Annotated[int | None, setting("beams")]
 Guidance = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="How strongly classifiers pull; `original`: as Li et al. did. [10; tokens 2]"),
 ]
 
 
-def guidance_knobs(given: str | None) -> "GuidanceSettings | None":
-    """A size of our own rule, or the rule and the sizes of the first system; None: as the model would."""
+def parse_guidance(given: str | None) -> "GuidanceSettings | None":
+    """A size of our own rule, or the rule and the sizes of Li et al. (2022); None: the model's own."""
     from difflm.controls.guidance import ORIGINAL, STANDARD
 
     if given is None:
@@ -63,13 +75,13 @@ def guidance_knobs(given: str | None) -> "GuidanceSettings | None":
     return replace(STANDARD, size=size)
 
 
-def report_errors(work: Callable[P, int | None]) -> Callable[P, int]:
-    """Run a verb; say in a line what went wrong, and answer with the exit code."""
+def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
+    """Run a command; report an error in a line, and return the exit code."""
 
-    @functools.wraps(work)
-    def verb(*args: P.args, **kwargs: P.kwargs) -> int:
+    @functools.wraps(command)
+    def reporting(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
-            code = work(*args, **kwargs) or 0
+            code = command(*args, **kwargs) or 0
             sys.stdout.flush()
             return code
         except DifflmError as error:
@@ -88,7 +100,7 @@ def report_errors(work: Callable[P, int | None]) -> Callable[P, int]:
             complain("out of memory. Try a smaller batch_size, fewer candidates or a smaller model.")
         return 1
 
-    return verb
+    return reporting
 
 
 def silence_stdout() -> None:
@@ -98,7 +110,7 @@ def silence_stdout() -> None:
 
 
 def load_model(name: str, device: str, dtype: str | None = None) -> "TextDiffusion":
-    """A model for a verb; what measures models is not loaded with it."""
+    """A model for a command; what measures models is not imported with it."""
     import torch
 
     from difflm.generation.pipeline import TextDiffusion

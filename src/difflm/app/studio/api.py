@@ -56,7 +56,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     503: {"model": ErrorAnswer, "description": "The time limit passed, or the server stops."},
 }
 STUCK: dict[int | str, dict[str, Any]] = {
-    503: {"model": ErrorAnswer, "description": "GenerationJob waits and nothing moves."}
+    503: {"model": ErrorAnswer, "description": "Requests wait and nothing moves."}
 }
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
@@ -91,7 +91,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
 
     async def texts(request: Request, asked: Asked) -> dict[str, Any]:
         asked.check(limits)
-        (job,) = await engine.submit([asked.work()])
+        (job,) = await engine.submit([asked.job()])
         return {"texts": [generation_to_json(g) for g in await unless_left(request.receive, texts_of(job))]}
 
     @router.post(
@@ -115,7 +115,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then
         `done` {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
         asked.check(limits)
-        (job,) = await engine.submit([asked.work()], watched=True)
+        (job,) = await engine.submit([asked.job()], watched=True)
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
 
     @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=StreamingResponse)
@@ -125,7 +125,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         asked.check(limits)
         frames = served.lm.frames(asked.controls(), **asked.settings())
         recording = Recording(asked.n, frames, asked.each)
-        (job,) = await engine.submit([asked.work()], watched=recording.frame)
+        (job,) = await engine.submit([asked.job()], watched=recording.frame)
         made = await unless_left(request.receive, texts_of(job))
         about = {"model": served.name, "command": asked.command(served.name)}
         headers = {"content-disposition": 'attachment; filename="difflm.html"', "content-security-policy": "sandbox"}
@@ -136,7 +136,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
 
 async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> AsyncIterator[bytes]:
     """The events of a job as its client gets them."""
-    yield event("queued", {"ahead": engine.ahead(job), "candidates": each, "warnings": job.work.warnings})
+    yield event("queued", {"ahead": engine.ahead(job), "candidates": each, "warnings": job.generation.warnings})
     try:
         async for happened in job.events():
             match happened:

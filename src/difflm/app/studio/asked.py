@@ -4,16 +4,14 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-from pydantic import Field as ModelInfo
+from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.app.studio.limits import Limits
-from difflm.controls.guidance import STANDARD, GuidanceSettings
+from difflm.controls.guidance import STANDARD
 from difflm.errors import UsageError
 from difflm.generation.requests import Request
 
 MOST_SEED = 2**31 - 1
-CHOICES = ("sampler", "noise_temperature", "noise_top_p", "clamp", "clamp_below", "top_k", "top_p", "beams", "contrast")
 
 
 def shown(example: dict[str, Any]) -> ConfigDict:
@@ -26,35 +24,19 @@ class Asked(Request):
 
     model_config = shown({"n": 2, "length": 14, "field": {"food": "Japanese"}, "contains": ["cheap"], "steps": 50})
 
-    n: int = ModelInfo(1, ge=1, description="How many texts.")
-    seed: int = ModelInfo(0, ge=0, le=MOST_SEED, description="The same seed gives the same texts.")
-    steps: int | None = ModelInfo(None, ge=1, description="Denoising steps.")
-    mbr: int = ModelInfo(1, ge=1, description="Of so many candidates, the one most like the others.")
-    candidates: int = ModelInfo(1, ge=1, description="Of so many, the one that the classifiers like best.")
-    guidance: float | None = ModelInfo(None, ge=0, le=1000, description="How strongly classifiers pull.")
-    sampler: str | None = ModelInfo(None, description="A step rule, such as ddim.")
-    noise_temperature: float | None = None
-    noise_top_p: float | None = None
-    clamp: bool | None = None
-    clamp_below: float | None = None
-    contrast: float | None = ModelInfo(None, description="Masked models alone: how much more known words count.")
-    top_k: int | None = ModelInfo(None, description="Autoregressive models alone.")
-    top_p: float | None = ModelInfo(None, description="Autoregressive models alone.")
-    beams: int | None = ModelInfo(None, description="Autoregressive models alone.")
+    n: int = Field(1, ge=1, description="How many texts.")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="The same seed gives the same texts.")
+    mbr: int = Field(1, ge=1, description="Of so many candidates, the one most like the others.")
+    candidates: int = Field(1, ge=1, description="Of so many, the one that the classifiers like best.")
+    guidance: float | None = Field(None, ge=0, le=1000, description="How strongly classifiers pull.")
 
     @property
     def each(self) -> int:
         """Texts that are made for one that is kept."""
         return max(self.mbr, self.candidates)
 
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), **{key: getattr(self, key) for key in CHOICES}}
-
-    def knobs(self) -> GuidanceSettings | None:
-        return None if self.guidance is None else replace(STANDARD, size=self.guidance)
-
-    def work(self) -> dict[str, Any]:
-        """Arguments of `TextDiffusion.work`."""
+    def job(self) -> dict[str, Any]:
+        """Arguments of `TextDiffusion.make_job`."""
         return {
             "n": self.n,
             "seed": self.seed,
@@ -62,12 +44,12 @@ class Asked(Request):
             "candidates": self.candidates,
             "controls": self.controls(),
             "edit": self.edited(),
-            "knobs": self.knobs(),
+            "guidance": None if self.guidance is None else replace(STANDARD, size=self.guidance),
             **self.settings(),
         }
 
     def check(self, limits: Limits) -> None:
-        """Refuse what is too much for this server; what the model refuses is for `TextDiffusion.work` to say."""
+        """Refuse what is too much for this server; what the model refuses is for `TextDiffusion.make_job` to say."""
         sizes = {"n": limits.n, "mbr": limits.candidates, "candidates": limits.candidates, "steps": limits.steps}
         sizes["beams"] = limits.rows
         for key, most in sizes.items():
@@ -116,7 +98,7 @@ class InfillAsked(Asked):
 
     model_config = shown({"template": "The Eagle is a ___ near the riverside.", "seed": 1})
 
-    template: str = ModelInfo(description="`___` is a gap of any length, `___:4` one of four words.")
+    template: str = Field(description="`___` is a gap of any length, `___:4` one of four words.")
 
     def asked(self) -> Asked:
         if self.infill is not None:
@@ -140,7 +122,7 @@ class ControlAnswer(BaseModel):
 
     name: str
     target: Any
-    satisfied: bool | None = ModelInfo(description="null: nothing here can tell, or the model does not know all words.")
+    satisfied: bool | None = Field(description="null: nothing here can tell, or the model does not know all words.")
     score: float | None
     checker: str
 
@@ -153,9 +135,9 @@ class TextAnswer(BaseModel):
     controls: list[ControlAnswer]
     steps: int
     denoiser_calls: int
-    seconds: float = ModelInfo(description="Wall clock of the batch that made it.")
+    seconds: float = Field(description="Wall clock of the batch that made it.")
     seed: int
-    warnings: list[str] = ModelInfo(
+    warnings: list[str] = Field(
         default_factory=list,
         description="Why it may not be what was asked for; left out where there is nothing to say.",
     )
@@ -179,17 +161,17 @@ class ErrorAnswer(BaseModel):
 class HealthAnswer(BaseModel):
     status: str
     model: str
-    queue: int = ModelInfo(description="Requests that wait.")
+    queue: int = Field(description="Requests that wait.")
 
 
 class ModelFacts(BaseModel):
     name: str
     method: str
     parameters: int
-    longest: int = ModelInfo(description="The most words of a text.")
-    steps: int = ModelInfo(description="Denoising steps, where a request names none.")
-    temperature: float = ModelInfo(description="The temperature, where a request names none.")
-    whole_words: bool = ModelInfo(description="Whether a token is a word.")
+    longest: int = Field(description="The most words of a text.")
+    steps: int = Field(description="Denoising steps, where a request names none.")
+    temperature: float = Field(description="The temperature, where a request names none.")
+    whole_words: bool = Field(description="Whether a token is a word.")
     device: str
 
 
@@ -210,14 +192,14 @@ class LabelsKnown(BaseModel):
 
 
 class GapsKnown(BaseModel):
-    sizes: bool = ModelInfo(description="Whether a gap can be asked to have a number of words.")
+    sizes: bool = Field(description="Whether a gap can be asked to have a number of words.")
 
 
 class LimitsAnswer(BaseModel):
     n: int
     steps: int
     candidates: int
-    rows: int = ModelInfo(description="n times candidates.")
+    rows: int = Field(description="n times candidates.")
 
 
 class ControlsAnswer(BaseModel):
@@ -229,7 +211,7 @@ class ControlsAnswer(BaseModel):
     pos: TagsKnown | None
     tree: LabelsKnown | None
     span: LabelsKnown | None
-    contains: Most | None = ModelInfo(description="So many words or phrases at once.")
+    contains: Most | None = Field(description="So many words or phrases at once.")
     avoid: dict[str, str] | None
     infill: GapsKnown | None
     edit: dict[str, str] | None

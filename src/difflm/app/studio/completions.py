@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict
-from pydantic import Field as ModelInfo
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from difflm.app.studio.api import ERRORS, REFUSED, one_event
@@ -48,20 +47,20 @@ class CompletionAsked(BaseModel):
 
     model_config = shown({"model": "e2e", "prompt": "The Eagle is a", "suffix": "near the riverside.", "seed": 1})
 
-    model: str | None = ModelInfo(None, description="The model served, or nothing.")
-    prompt: str | list[str] | None = ModelInfo(None, description="Continued; nothing: free texts.")
-    suffix: str | None = ModelInfo(None, description="What is written stands between prompt and suffix.")
-    max_tokens: int | None = ModelInfo(None, ge=1, description="The most words that are written.")
-    n: int | None = ModelInfo(None, ge=1, description="Choices for each prompt. [1]")
-    seed: int | None = ModelInfo(None, ge=0, le=MOST_SEED, description="Nothing: a new one each time.")
-    temperature: float | None = ModelInfo(None, ge=0, le=10)
-    stop: str | list[str] | None = ModelInfo(None, description="A choice ends before the first of these.")
+    model: str | None = Field(None, description="The model served, or nothing.")
+    prompt: str | list[str] | None = Field(None, description="Continued; nothing: free texts.")
+    suffix: str | None = Field(None, description="What is written stands between prompt and suffix.")
+    max_tokens: int | None = Field(None, ge=1, description="The most words that are written.")
+    n: int | None = Field(None, ge=1, description="Choices for each prompt. [1]")
+    seed: int | None = Field(None, ge=0, le=MOST_SEED, description="Nothing: a new one each time.")
+    temperature: float | None = Field(None, ge=0, le=10)
+    stop: str | list[str] | None = Field(None, description="A choice ends before the first of these.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    echo: bool | None = ModelInfo(None, description="Repeat the prompt before every choice, and the suffix behind it.")
-    user: str | None = ModelInfo(None, description="Not looked at.")
-    infill: str | None = ModelInfo(None, description="A text with gaps instead of a prompt, as in /api/infill.")
-    controls: Asked | None = ModelInfo(None, description="What else is asked: keys of /api/generate.")
+    echo: bool | None = Field(None, description="Repeat the prompt before every choice, and the suffix behind it.")
+    user: str | None = Field(None, description="Not looked at.")
+    infill: str | None = Field(None, description="A text with gaps instead of a prompt, as in /api/infill.")
+    controls: Asked | None = Field(None, description="What else is asked: keys of /api/generate.")
     best_of: int | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -146,8 +145,8 @@ class Choice(BaseModel):
     text: str
     finish_reason: Literal["stop", "length"]
     logprobs: None = None
-    controls: list[ControlAnswer] = ModelInfo(description="For each control whether the text obeys.")
-    warnings: list[str] = ModelInfo(description="Why it may not be what was asked for, such as words the model lacks.")
+    controls: list[ControlAnswer] = Field(description="For each control whether the text obeys.")
+    warnings: list[str] = Field(description="Why it may not be what was asked for, such as words the model lacks.")
 
 
 class Usage(BaseModel):
@@ -163,7 +162,7 @@ class CompletionAnswer(BaseModel):
     object: Literal["text_completion"]
     created: int
     model: str
-    seed: int = ModelInfo(description="The one that makes these texts again.")
+    seed: int = Field(description="The one that makes these texts again.")
     choices: list[Choice]
     usage: Usage | None = None
 
@@ -263,14 +262,14 @@ def routes(served: Served, engine: Engine) -> APIRouter:
             return [Gap(template=asked.infill, most=asked.max_tokens)]
         return [Gap(p, asked.suffix or "", None, asked.max_tokens, bool(asked.echo)) for p in asked.prompts]
 
-    def works(asked: CompletionAsked, gaps: Sequence[Gap], seed: int) -> list[dict[str, Any]]:
+    def job_arguments(asked: CompletionAsked, gaps: Sequence[Gap], seed: int) -> list[dict[str, Any]]:
         one = asked.asked(seed)
         one.check(limits)
         if len(gaps) * one.n * one.each > limits.rows:
             raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server makes {limits.rows} texts at most.")
-        work = one.work()
+        job = one.job()
         steered = isinstance(served.lm.model, DiffusionModel) and one.edit is None and one.infill is None
-        return [{**work, "controls": [*gap.control(steered), *work["controls"]]} for gap in gaps]
+        return [{**job, "controls": [*gap.control(steered), *job["controls"]]} for gap in gaps]
 
     @router.post("/v1/completions", response_model=CompletionAnswer, responses={**ERRORS, **missing, 200: COMPLETED})
     async def complete(request: Request, asked: CompletionAsked) -> Any:
@@ -279,14 +278,14 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         asked.check(limits)
         seed = secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed
         gaps = gaps_of(asked)
-        asked_works = works(asked, gaps, seed)
-        jobs = await engine.submit(asked_works)
+        arguments = job_arguments(asked, gaps, seed)
+        jobs = await engine.submit(arguments)
         about = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": served.name,
-            "seed": asked_works[0]["seed"],
+            "seed": arguments[0]["seed"],
         }
         completion = Completion(asked, gaps, jobs, about)
         if asked.stream:

@@ -1,7 +1,7 @@
-"""The one thread that owns the model: requests wait in a bounded queue and are made together, in one denoising loop.
+"""The one thread that owns the model: requests wait in a bounded queue and share batches.
 
-What it makes goes to the event loop through small bounded boxes, so that neither a slow client nor one that has left
-holds the model or memory.
+Results go to the event loop through small bounded queues, so that neither a slow client nor one that has left keeps the
+model or memory occupied.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class Job:
         self.begun, self.seconds = time.monotonic(), limits.seconds
         self.deadline = self.begun + limits.seconds
         self.watched, self.box = watched, Box(limits.frames)
-        self.shape: Counter[Any] = Counter()  # its rows by the tiles that they can stand in
+        self.rows: Counter[Any] = Counter()  # by the batches that they can be part of
         self._left, self._made = False, set[int]()
 
     @property
@@ -135,9 +135,9 @@ class Job:
             moved()
             return not self.over
 
-        self.work = lm.work(watch=self.watch if self.watched else None, **self.asked)
-        self.work.wanted = wanted
-        self.shape = lm.shape(self.work)
+        self.generation = lm.make_job(watch=self.watch if self.watched else None, **self.asked)
+        self.generation.wanted = wanted
+        self.rows = lm.count_rows(self.generation)
 
     def leave(self) -> None:
         self._left = True
@@ -189,7 +189,7 @@ class Engine:
         self._binding, self._stopped = 0, False
         self._moved = time.monotonic()  # when the model last did
         self._bound: float | None = None  # since when a request is being bound; None: none is
-        self._pace, self._promised = 1.0, 0.0  # seconds a request, in full tiles; when the last one refused may come
+        self._pace, self._promised = 1.0, 0.0  # seconds a request, in full batches; when the last one refused may come
         self._binder = ThreadPoolExecutor(1, "difflm-binder")  # one, since loading a classifier must happen once
         self._thread = threading.Thread(target=self._run, name="difflm-model", daemon=True)
         self._thread.start()
@@ -199,7 +199,7 @@ class Engine:
         return len(self._waiting) + self._binding
 
     async def submit(self, asked: Sequence[dict[str, Any]], watched: Watch | bool = False) -> list[Job]:
-        """All of them or none; each is the arguments of `TextDiffusion.work`. What is wrong with one is raised.
+        """All of them or none; each is the arguments of `TextDiffusion.make_job`. What is wrong with one is raised.
         `watched`: their events hold frames; or who else sees these, in the model's thread."""
         if self.queue + len(asked) > self.limits.queue:
             raise Busy(self._retry_after())
@@ -281,12 +281,12 @@ class Engine:
             del jobs  # else the last ones would stay in memory until the next
 
     def _take(self) -> list[Job]:
-        """The oldest that waits, and those that fit into what its tiles have room for: they cost nothing more. None
+        """The oldest that waits, and those that fit into the free rows of its batches: they cost nothing more. None
         when the server stops."""
         with self._change:
             while not self._stopped:
                 waiting = [job for job in self._waiting if not job.over]
-                jobs = riding(waiting, self._room)
+                jobs = choose_jobs(waiting, self._room)
                 self._waiting = deque(job for job in waiting if job not in jobs)
                 if jobs:
                     self._move()
@@ -296,18 +296,18 @@ class Engine:
         return []
 
     def _filled(self, jobs: Sequence[Job]) -> float:
-        """The share of their tiles that is not filling. Where requests are refused, it is near 1."""
-        rows = sum((job.shape for job in jobs), Counter[Any]())
-        places = sum(-(-count // self._room(kind)) * self._room(kind) for kind, count in rows.items())
-        return rows.total() / places
+        """The share of rows in their batches that is not padding. Where requests are refused, it is near 1."""
+        rows = sum((job.rows for job in jobs), Counter[Any]())
+        size = sum(-(-count // self._room(key)) * self._room(key) for key, count in rows.items())
+        return rows.total() / size
 
-    def _room(self, kind: tuple[Any, int]) -> int:
-        (*_, guided), width = kind
+    def _room(self, key: tuple[Any, int]) -> int:
+        (*_, guided), width = key
         return max_batch_rows(self.lm.model.vocabulary, width, self.lm.device.type, guided)
 
     def _make(self, jobs: Sequence[Job]) -> None:
         try:
-            for number, made in self.lm.together([job.work for job in jobs]):
+            for number, made in self.lm.run_jobs([job.generation for job in jobs]):
                 jobs[number].deliver(made)
         except Exception as error:
             if len(jobs) > 1:  # the fault is that of one: the others shall not suffer for it
@@ -321,12 +321,12 @@ class Engine:
             jobs[0].end(error)
 
 
-def riding(waiting: Sequence[Job], room: Callable[[Any], int]) -> list[Job]:
-    """The first of those that wait, and in their order all that fit into the tiles which it leaves unfilled."""
+def choose_jobs(waiting: Sequence[Job], room: Callable[[Any], int]) -> list[Job]:
+    """The first of those that wait, and in their order all that fit into the free rows of its batches."""
     rows: Counter[Any] = Counter()
     taken: list[Job] = []
     for job in waiting:
-        if not taken or all(count <= -rows[kind] % room(kind) for kind, count in job.shape.items()):
+        if not taken or all(count <= -rows[key] % room(key) for key, count in job.rows.items()):
             taken.append(job)
-            rows += job.shape
+            rows += job.rows
     return taken

@@ -84,7 +84,7 @@ export function python(model, request) {
   const lines = [];
   if ("guidance" in request) {
     lines.push("from dataclasses import replace", "");
-    given.push(`knobs=replace(STANDARD, size=${request.guidance})`);
+    given.push(`guidance=replace(STANDARD, size=${request.guidance})`);
   }
   lines.push(`from difflm import ${[...names].sort().join(", ")}`);
   if ("guidance" in request) lines.push("from difflm.controls.guidance import STANDARD");

@@ -61,7 +61,8 @@ class Embedding(Codec):
 
     def evidence(self, x: Tensor, level: Levels) -> Tensor | None:
         assert isinstance(level, GaussianLevels)
-        return self.log_likelihood(x, level) if self.shows_evidence else None
+        shown = isinstance(self.prediction, Logits) and self.prediction.evidence
+        return self.log_likelihood(x, level) if shown else None
 
     def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
         """The state at unit scale; with evidence also its mean word, which is the best guess without context."""
@@ -91,10 +92,6 @@ class Embedding(Codec):
     @property
     def predicts_tokens(self) -> bool:  # type: ignore[override]
         return isinstance(self.prediction, Logits)
-
-    @property
-    def shows_evidence(self) -> bool:
-        return isinstance(self.prediction, Logits) and self.prediction.evidence
 
     def word_noise(self, level: GaussianLevels) -> tuple[Tensor, Tensor]:
         """α and σ of q(x_t | w): the spread of x_0 around its word adds to the process's own."""

@@ -1,0 +1,92 @@
+"""`Sampling`: how text is made. Every setting states its range, its help text and the models that understand it once;
+the command's options, the HTTP API's schema, the checks and their messages derive from it. Nothing here imports torch,
+so that the command's help need not."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+from difflm.errors import UsageError
+
+Family = Literal["any", "diffusion", "vectors", "masks", "left-to-right"]
+
+
+def setting(
+    family: Family, help: str, low: float | None = None, high: float | None = None, above: bool = False, zero: str = ""
+) -> Any:
+    """`above`: the range begins above `low`. `zero`: what 0 means, where it is none of the usual values."""
+    ends: dict[str, Any] = {"gt" if above and not zero else "ge": low, "le": high}
+    about: dict[str, Any] = {"family": family, "low": low, "high": high, "above": above, "zero": zero}
+    return Field(description=help, json_schema_extra=about, **ends)
+
+
+@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
+class Sampling:
+    """How text is made. A method holds its own defaults; a request changes some of them."""
+
+    sampler: Annotated[
+        str, setting("diffusion", "ancestral, ddim, dpm-solver …; masked models: confidence, remask …")
+    ] = "ancestral"
+    steps: Annotated[int, setting("diffusion", "Denoising steps.", 1, 10_000)] = 50
+    # Of left-to-right models alone: 0 is the likeliest word.
+    temperature: Annotated[
+        float, setting("any", "Below 1: the likelier words more often.", 0, 10, above=True, zero="greedy")
+    ] = 1.0
+    noise_temperature: Annotated[float, setting("vectors", "Scale of the noise that is drawn.", 0, 10)] = 1.0
+    noise_top_p: Annotated[
+        float, setting("vectors", "Keep noise inside this share of its probability.", 0, 1, above=True)
+    ] = 1.0
+    clamp: Annotated[bool, setting("vectors", "Snap each belief to the nearest word.")] = False
+    clamp_below: Annotated[float, setting("vectors", "Clamp at times up to this one, in 0 to 1.", 0, 1)] = 1.0
+    draw: Annotated[bool, setting("vectors", "Draw a word from each belief instead of its mean.")] = False
+    contrast: Annotated[float, setting("masks", "Models of masks: how much more known words count. [0]", 0, 100)] = 0.0
+    top_k: Annotated[
+        int, setting("left-to-right", "Autoregressive: draw from the k likeliest words.", 0, zero="all words")
+    ] = 0
+    top_p: Annotated[
+        float, setting("left-to-right", "Autoregressive: draw from this share of probability.", 0, 1, above=True)
+    ] = 1.0
+    beams: Annotated[int, setting("left-to-right", "Autoregressive: beam search.", 0, 1000, zero="draw instead")] = 0
+
+    def change(self, changes: Mapping[str, Any]) -> "Sampling":
+        """The same with other values; `None` leaves one as it is. Unknown names and values out of range are refused."""
+        for name in changes:
+            if name not in SETTINGS:
+                near = difflib.get_close_matches(name, SETTINGS, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(SETTINGS)}."
+                raise UsageError(f"unknown setting {name!r}. {hint}")
+        given = {name: value for name, value in changes.items() if value is not None}
+        try:
+            return replace(self, **given)
+        except ValidationError as error:
+            wrong = str(error.errors()[0]["loc"][0])
+            raise UsageError(f"--{option_name(wrong)} {describe_range(wrong)}, not {given[wrong]}.") from None
+
+
+SETTINGS = Sampling.__pydantic_fields__  # type: ignore[attr-defined]
+FAMILIES: dict[str, Family] = {name: one.json_schema_extra["family"] for name, one in SETTINGS.items()}
+
+
+def understood_by(families: Collection[Family]) -> list[str]:
+    """Settings that a model of these families understands."""
+    return [name for name, family in FAMILIES.items() if family in families]
+
+
+def option_name(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def describe_range(name: str) -> str:
+    about = SETTINGS[name].json_schema_extra
+    low, high, zero = about["low"], about["high"], about["zero"]
+    if low is None:
+        return f"must be of type {SETTINGS[name].annotation.__name__}"
+    if high is None:
+        return f"must be at least 1 (0: {zero})"
+    if about["above"]:
+        return f"must lie above 0 and up to {high}"
+    return f"must lie between {1 if zero else low} and {high:,}" + (f" (0: {zero})" if zero else "")
