@@ -23,6 +23,7 @@ from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.predictions import Logits
 from difflm.diffusion.processes import DiscreteProcess, Gaussian
 from difflm.diffusion.schedules import interpolate
 from difflm.diffusion.timesteps import TimeSampler
@@ -266,7 +267,8 @@ def _squares(vectors: Tensor, believed: Tensor, mask: Tensor) -> Tensor:
 def _is_told(denoiser: Denoiser) -> bool:
     """Whether what context says of a word stands apart from what the word's own noisy vector says, so that a control
     variate tells the errors which that vector's noise adds by chance."""
-    return _embedding(denoiser).shows_evidence and not _embedding(denoiser).x0_std
+    prediction = _embedding(denoiser).prediction
+    return isinstance(prediction, Logits) and prediction.evidence and not _embedding(denoiser).x0_std
 
 
 def _opinion(belief: Belief) -> Tensor:

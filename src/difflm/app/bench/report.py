@@ -91,8 +91,5 @@ def sampling_speed(name: str, lm: TextDiffusion, texts: int, **settings: Any) ->
 
 def dtype_name(lm: TextDiffusion) -> str:
     """The arithmetic of the network while it samples."""
-    if isinstance(lm.model, DiffusionModel):
-        dtype = lm.inference.denoiser.precision
-    else:
-        dtype = lm.inference.dtype
+    dtype = lm.inference.denoiser.precision if isinstance(lm.model, DiffusionModel) else lm.inference.dtype
     return str(dtype or torch.float32).removeprefix("torch.")
