@@ -1,9 +1,9 @@
-"""How far the field rules and the taggers can be trusted, on real pairs: `python -m benchmarks.checkers --data DIR`.
+"""Measure the field rules and the taggers on real pairs: `python -m benchmarks.checkers --data DIR`.
 
-Fields: validation pairs; for values that validation lacks, the tenth of the training pairs that no rule was looked at
-with (`held_out`). A false alarm is `wrong` where the pair holds another value of the field, `unasked` where it holds
-none, and `sister` where it holds the same level said otherwise (cheap for less than £ 20). Tags: the two taggers
-against each other on 1,000 validation texts, and against UD English EWT's dev split.
+Fields: on validation pairs; for values that validation lacks, on the tenth of the training pairs that was not used to
+write the rules (`held_out`). A false alarm is `wrong` if the pair has another value of the field, `unasked` if it has
+none, and `sister` if it has the same level in other words (cheap for less than £ 20). Tags: the two taggers against
+each other on 1,000 validation texts, and against UD English EWT's dev split.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Read = tuple[E2EPair, list[str]]
 
 
 def held_out(pairs: Iterator[E2EPair]) -> list[E2EPair]:
-    """A tenth of the meanings: all texts of one meaning fall on the same side."""
+    """Keep a tenth of the meanings: all texts of one meaning are on the same side."""
 
     def meaning(pair: E2EPair) -> str:
         return " | ".join(f"{field} : {value}" for field, value in pair.fields.items())
@@ -36,25 +36,25 @@ def held_out(pairs: Iterator[E2EPair]) -> list[E2EPair]:
     return [pair for pair in pairs if zlib.crc32(meaning(pair).encode()) % 10 == 0]
 
 
-def sisters(field: str, value: str) -> set[str]:
+def sister_values(field: str, value: str) -> set[str]:
     return {other for level in LEVELS.get(field, ()) if value in level for other in level} - {value}
 
 
-def counts(pairs: Sequence[Read], field: str, value: str) -> Counter[str]:
-    """Outcomes of a rule by what the pair holds."""
+def count_outcomes(pairs: Sequence[Read], field: str, value: str) -> Counter[str]:
+    """Count the outcomes of a rule by the value of the pair."""
     found: Counter[str] = Counter()
     for pair, words in pairs:
         fires, held = expresses(words, field, value), pair.fields.get(field)
         if held == value:
-            said_otherwise = not fires and any(expresses(words, field, other) for other in sisters(field, value))
+            said_otherwise = not fires and any(expresses(words, field, other) for other in sister_values(field, value))
             found["hit" if fires else "said as sister" if said_otherwise else "missed"] += 1
             found["verbatim"] += verbatim(words, field, value)
         elif fires:
-            found["unasked" if held is None else "sister" if held in sisters(field, value) else "wrong"] += 1
+            found["unasked" if held is None else "sister" if held in sister_values(field, value) else "wrong"] += 1
     return found
 
 
-def row(field: str, value: str, found: Counter[str], split: str) -> str:
+def format_row(field: str, value: str, found: Counter[str], split: str) -> str:
     held = found["hit"] + found["missed"] + found["said as sister"]
     fired = found["hit"] + found["sister"] + found["unasked"] + found["wrong"]
     figures = [found["hit"] / held, (found["hit"] + found["said as sister"]) / held, found["verbatim"] / held]
@@ -73,15 +73,15 @@ def print_fields(data: Path) -> None:
         total: Counter[str] = Counter()
         for value in values:
             in_valid = any(pair.fields.get(field) == value for pair, _ in valid)
-            found = counts(valid if in_valid else spare, field, value)
+            found = count_outcomes(valid if in_valid else spare, field, value)
             if field not in ("name", "near"):
-                print(row(field, value, found, "valid" if in_valid else "held out"))
+                print(format_row(field, value, found, "valid" if in_valid else "held out"))
             total += found
-        print(row(field, "all", total, "both"))
+        print(format_row(field, "all", total, "both"))
 
 
-def agreement(one: Tagger, other: Tagger, texts: Sequence[list[str]]) -> tuple[float, float]:
-    """Share of words, and of whole texts, that two taggers tag alike."""
+def measure_agreement(one: Tagger, other: Tagger, texts: Sequence[list[str]]) -> tuple[float, float]:
+    """Return the shares of words and of whole texts with equal tags."""
     pairs = list(zip(one.tags(texts), other.tags(texts), strict=True))
     same = Counter(a == b for left, right in pairs for a, b in zip(left, right, strict=True))
     return same[True] / same.total(), sum(left == right for left, right in pairs) / len(pairs)
@@ -97,7 +97,7 @@ def print_tags(data: Path) -> None:
         return
     print(f"{theirs.name}: {accuracy(theirs, dev):.4f} of the words of EWT dev")
     texts = [split_words(pair.text) for pair in islice(read_e2e(e2e_path(data, "valid")), 0, None, 4)][:1000]
-    words, whole = agreement(own, theirs, texts)
+    words, whole = measure_agreement(own, theirs, texts)
     print(f"agreement on {len(texts)} E2E validation texts: {words:.4f} of the words, {whole:.4f} of whole texts")
     pairs = Counter(
         (ours, other, word.lower())

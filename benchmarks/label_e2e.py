@@ -1,5 +1,5 @@
-"""Label E2E for guiding classifiers: the eight fields of each meaning representation and a part of speech for every
-word, or the phrases that a parser finds and how each word stands in them.
+"""Label E2E for guidance classifiers: the eight fields of each meaning representation and a part of speech for every
+word, or the phrases of the bundled parser and the position of each word in them.
 
     python benchmarks/label_e2e.py words --data DIR --split train --out words.jsonl
     python benchmarks/label_e2e.py trees --data DIR --split train --out trees.jsonl
@@ -28,18 +28,18 @@ def main() -> None:
     asked = parser.parse_args()
     pairs = list(read_e2e(e2e_path(asked.data, asked.split)))
     words = [split_words(pair.text) for pair in pairs]
-    labels = word_labels(pairs, words) if asked.what == "words" else tree_labels(words)
+    labels = label_words(pairs, words) if asked.what == "words" else label_trees(words)
     rows = [{"text": pair.text, **label} for pair, label in zip(pairs, labels, strict=True)]
     write_atomic(asked.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def word_labels(pairs: list[E2EPair], words: list[list[str]]) -> list[dict[str, Any]]:
+def label_words(pairs: list[E2EPair], words: list[list[str]]) -> list[dict[str, Any]]:
     tags = spacy_tagger().tags(words)
     fields = [{name: pair.fields.get(name) for name in FIELDS} for pair in pairs]
     return [{**own, "pos": tag} for own, tag in zip(fields, tags, strict=True)]
 
 
-def tree_labels(words: list[list[str]]) -> list[dict[str, Any]]:
+def label_trees(words: list[list[str]]) -> list[dict[str, Any]]:
     trees = parse_texts(own_parser(), words)
     return [{"tree": [list(span) for span in phrases(tree)], "shape": shapes(tree)} for tree in trees]
 

@@ -1,12 +1,12 @@
-"""Masked diffusion that obeys, on E2E: train `mdlm` and its classifier, and write the texts of a file of targets.
+"""Controlled masked diffusion on E2E: train `mdlm` and its classifier, and generate the texts of a file of targets.
 
   python -m benchmarks.token_control --data DIR --labels words.jsonl --targets targets.jsonl --out runs/token-control \\
       --steps 4000 --guide-steps 2500 --device cuda
   difflm evaluate runs/token-control/mdlm --task control --data DIR --targets targets.jsonl --controls field,pos \\
       --texts runs/token-control/best.jsonl
 
-`words.jsonl` is what `benchmarks/label_e2e.py words` makes; targets are those of `difflm evaluate --task control`. What
-is there already is not made again. Nothing is checked here: `evaluate` does it, on a machine with spaCy.
+`benchmarks/label_e2e.py words` writes `words.jsonl`; targets are those of `difflm evaluate --task control`. Existing
+files are kept. Texts are not checked here: `evaluate` does it, on a machine with spaCy.
 """
 
 import argparse
@@ -65,7 +65,7 @@ class Asked:
 
 
 def budget(steps: int, asked: Asked) -> list[str]:
-    """A short run: an average over its last fifth, and one validation at the end."""
+    """Settings of a short run: an average over its last fifth, and one validation at the end."""
     every = [f"{key}={steps}" for key in ("save_every", "validate_every")]
     shape = [f"warmup={max(1, steps // 10)}", f"ema={max(0.0, 1 - 4.5 / steps):.6f}", "sample_every=0"]
     usual = [f"steps={steps}", f"log_every={max(1, steps // 5)}", f"compile={str(asked.compile).lower()}"]
@@ -73,7 +73,7 @@ def budget(steps: int, asked: Asked) -> list[str]:
 
 
 def train(run: Path, recipe: str, changes: Sequence[str], asked: Asked) -> None:
-    """The run of a recipe, unless it is there."""
+    """Train the run of a recipe, unless it exists."""
     if (run / "config.json").exists() and "trained" in read_json(run / "config.json"):
         return
     shutil.rmtree(run, ignore_errors=True)
@@ -84,14 +84,14 @@ def train(run: Path, recipe: str, changes: Sequence[str], asked: Asked) -> None:
 
 
 def train_both(asked: Asked) -> None:
-    """The classifier lies in the run that it guides, and is found there."""
+    """Train the model and its classifier, inside the run that it guides."""
     train(asked.run, asked.recipe, [*budget(asked.steps, asked), *asked.more], asked)
     own = [f"data={asked.labels}", f"model.guides={asked.run}"]
     train(asked.run / "guide", "e2e-guide", [*budget(asked.guide_steps, asked), *own], asked)
 
 
 def write(lm: TextDiffusion, targets: Sequence[Target], way: str, asked: Asked) -> None:
-    """The texts of one way, a file for each control as soon as it is written, and one of all."""
+    """Generate the texts of one setting: a file for each control when it is done, and one of all."""
     candidates, impose, share = WAYS[way]
     guidance = lm.guidance_settings(None if asked.guidance is None else GuidanceSettings(size=asked.guidance))
     guidance = replace(guidance, size=share * guidance.size, impose=impose)

@@ -327,7 +327,7 @@ def test_targets_of_a_file_are_made_fit(lm):
         ('["food", ":", "Martian"]', "unknown value 'Martian' for food"),
         ('{"pos": ["NOUN"], "words_": ["a", "pub"]}', "1 tags for 2 words"),
         ('{"pos": 3, "words_": ["a", "pub"]}', "lists of words"),
-        ("\n", "holds no target"),
+        ("\n", "has no target"),
     ],
 )
 def test_a_line_that_is_no_target_is_told_by_its_number(tmp_path, line, told):

@@ -1,7 +1,7 @@
-"""What a restaurant text says: for each field of E2E and each of its values, a rule over the words of a text.
+"""Rules that decide whether a restaurant text expresses a value of an E2E field, one rule for each value.
 
-The rules are strict: a text that says "highly rated" does not express `5 out of 5`, nor "five stars" `high`, although
-people wrote one for the other. docs/checkers.md has what they find and miss on real pairs.
+The rules are strict: a text with "highly rated" does not express `5 out of 5`, nor "five stars" `high`, although
+people wrote one for the other. docs/checkers.md has their precision and recall on real pairs.
 """
 
 import difflib
@@ -48,8 +48,8 @@ _VALUE_ALIASES = {
 
 @cache
 def normalise(field: str, value: str) -> tuple[str, str]:
-    """The field and value as the corpus writes them: case, spaces, signs and "The" may differ, and names of fields
-    may be those of the challenge (eatType, priceRange, familyFriendly)."""
+    """Return field and value as the corpus writes them. Case, spaces, punctuation and "The" may differ, and fields may
+    have the challenge's names (eatType, priceRange, familyFriendly)."""
     fields = {_key(name): name for name in FIELDS} | _ALIASES
     known = fields.get(_key(field))
     if known is None:
@@ -64,13 +64,13 @@ def normalise(field: str, value: str) -> tuple[str, str]:
 
 
 def verbatim(words: Sequence[str], field: str, value: str) -> bool:
-    """Whether the value's words stand in the text, one after the other: the measure of Li et al. (2022)."""
+    """Return whether the text contains the value's words in sequence: the measure of Li et al. (2022)."""
     _, value = normalise(field, value)
     return f" {value} " in f" {' '.join(words)} "
 
 
 def expresses(words: Sequence[str], field: str, value: str) -> bool:
-    """Whether a text says that `field` is `value`; case does not matter."""
+    """Return whether a text expresses that `field` is `value`; case does not matter."""
     field, value = normalise(field, value)
     text = _Text.of(" ".join(words))
     if field == "name":
@@ -81,7 +81,7 @@ def expresses(words: Sequence[str], field: str, value: str) -> bool:
 
 
 def _key(name: str) -> str:
-    return "".join(sign for sign in _plain(name) if sign.isalnum())
+    return "".join(c for c in _normalise_text(name) if c.isalnum())
 
 
 def _nearest(name: str, known: dict[str, str]) -> str:
@@ -89,10 +89,10 @@ def _nearest(name: str, known: dict[str, str]) -> str:
     return f"Did you mean {known[near[0]]!r}? " if near else ""
 
 
-def _plain(text: str) -> str:
-    """Lower case, no accents, no hyphens or apostrophes; "isn't" is "is not", "five" is "5"."""
+def _normalise_text(text: str) -> str:
+    """Normalise a text: lower case, no accents, hyphens or apostrophes; "isn't" becomes "is not"."""
     text = unicodedata.normalize("NFKD", text.lower())
-    text = "".join(sign for sign in text if not unicodedata.combining(sign))
+    text = "".join(c for c in text if not unicodedata.combining(c))
     text = re.sub(r"n ?['’] ?t\b", " not", text)
     text = re.sub(r"\b(is|are|was|do|does|did|ca|wo)nt\b|\bcannot\b", r"\1 not", text)
     text = re.sub(r" ?['’] ?(?=(?:s|t|re|ll|d|ve|m)\b)", "", text)
@@ -124,7 +124,7 @@ _VENUE_NAMES = tuple(dict.fromkeys(FIELDS["name"] + FIELDS["near"]))
 
 
 def _venue_pattern() -> re.Pattern[str]:
-    spelt = {name: _SPELLINGS.get(name, re.escape(_plain(name).removeprefix("the "))) for name in _VENUE_NAMES}
+    spelt = {name: _SPELLINGS.get(name, re.escape(_normalise_text(name).removeprefix("the "))) for name in _VENUE_NAMES}
     listed = "|".join(f"(?P<v{number}>{spelt[name]})" for number, name in enumerate(_VENUE_NAMES))
     return re.compile(rf"\b(?:the )?(?:{listed})s?\b")
 
@@ -157,7 +157,7 @@ _AFTER = re.compile(
 
 
 class _Text:
-    """A plain text with its venues replaced by @, so that Raja Indian Cuisine is no Indian food."""
+    """A normalised text with venues replaced by @, so that Raja Indian Cuisine does not count as Indian food."""
 
     def __init__(self, text: str) -> None:
         self.venues: dict[str, list[tuple[str, str]]] = {}
@@ -167,7 +167,7 @@ class _Text:
             names.append(_VENUE_NAMES[int(str(match.lastgroup)[1:])])
             return "@"
 
-        masked = _VENUES.sub(mask, _plain(text).replace("@", " "))
+        masked = _VENUES.sub(mask, _normalise_text(text).replace("@", " "))
         pieces = masked.split("@")
         for number, name in enumerate(names, 1):
             around = "@".join(pieces[:number]).strip(), "@".join(pieces[number:])
@@ -188,7 +188,7 @@ class _Text:
 
 Rule = Callable[[_Text], bool]
 
-_DENIED = re.compile(
+_NEGATED = re.compile(
     r"\b(?:not|no|non|never|without|nor)(?: (?:serve|sell|offer|provide|have|any|a|an|the|in|at|on|by|near|close|to|"
     r"located|situated|very|really|too|so|particularly|overly|as))*$|"
     # Places beyond: north of the city centre.
@@ -196,21 +196,21 @@ _DENIED = re.compile(
 )
 
 
-def _says(pattern: str) -> Rule:
-    """Some match that is not denied: "does not serve Chinese food" is none of Chinese."""
+def _matches(pattern: str) -> Rule:
+    """Require a match that is not negated: "does not serve Chinese food" does not express Chinese."""
     compiled = re.compile(pattern)
 
     def rule(text: _Text) -> bool:
-        return any(not _DENIED.search(text.plain[: match.start()].rstrip()) for match in compiled.finditer(text.plain))
+        return any(not _NEGATED.search(text.plain[: match.start()].rstrip()) for match in compiled.finditer(text.plain))
 
     return rule
 
 
-def _either(*rules: Rule) -> Rule:
+def _any_of(*rules: Rule) -> Rule:
     return lambda text: any(rule(text) for rule in rules)
 
 
-# Ratings and prices share their words (low, average, high): each belongs to the noun beside it.
+# Ratings and prices share adjectives (low, average, high): each belongs to the noun next to it.
 _RATING = re.compile(
     r"rat(?:e|es|ed|ing|ings)|reviews?|reviewe[dr]s?|scor\w+|rank\w*|recommended|regarded|satisfaction|satisfied|"
     r"feedback|marks|approv\w+|acclaimed|reputation|opinions?|praised|critic\w*|graded"
@@ -220,8 +220,8 @@ _ENDS = re.compile(r"\W|and|but|with|or|yet|in|is|are|has|for|near|which|that|wh
 _TURNS = re.compile(r"[.,;!?]|with|but|which|that|yet|although|near")
 
 
-def _noun_of(words: Sequence[str], at: int) -> str:
-    """What the word at a place is said of: the next such noun in its phrase, else the last one before it."""
+def _described_noun(words: Sequence[str], at: int) -> str:
+    """Return what the word at a position describes: the next such noun in its phrase, else the last one before it."""
     for step, ends, reach in ((1, _ENDS, 4), (-1, _TURNS, 6)):
         for other in range(at + step, at + step * (reach + 1), step):
             if not 0 <= other < len(words) or ends.fullmatch(words[other]):
@@ -233,8 +233,8 @@ def _noun_of(words: Sequence[str], at: int) -> str:
     return ""
 
 
-def _said_of(noun: str, adjectives: str, unless: str = r"$.") -> Rule:
-    """One of the adjectives is said of ratings or prices ("" for neither), and neither denied nor compared with."""
+def _describes(noun: str, adjectives: str, unless: str = r"$.") -> Rule:
+    """Require an adjective that describes ratings or prices ("" for neither), neither negated nor compared."""
     wanted = re.compile(adjectives)
     excluded = re.compile(unless)
 
@@ -242,8 +242,8 @@ def _said_of(noun: str, adjectives: str, unless: str = r"$.") -> Rule:
         words = text.plain.split()
         return any(
             wanted.fullmatch(word)
-            and _noun_of(words, at) == noun
-            and not _DENIED.search(" ".join(words[:at]))
+            and _described_noun(words, at) == noun
+            and not _NEGATED.search(" ".join(words[:at]))
             and not excluded.match(" ".join(words[max(0, at - 2) : at + 9]))
             for at, word in enumerate(words)
         )
@@ -266,7 +266,7 @@ _MARKS = re.compile(
 
 
 def _marks(number: str) -> Rule:
-    """So many out of five, or stars; read from the left, so that "1 out of 5 stars" holds no "5 stars"."""
+    """Require a number out of five, or of stars, read from the left: "1 out of 5 stars" has no "5 stars"."""
     return lambda text: any(number in match.groups() for match in _MARKS.finditer(text.plain))
 
 
@@ -289,8 +289,8 @@ _ADULTS = re.compile(
 )
 
 
-def _families(text: _Text) -> Iterator[bool]:
-    """For each mention of families or children: whether they are welcome."""
+def _find_welcomes(text: _Text) -> Iterator[bool]:
+    """Yield for each mention of families or children whether they are welcome."""
     plain = _HARMLESS.sub("", text.plain)
     if _ADULTS.search(plain):
         yield False
@@ -302,68 +302,68 @@ def _families(text: _Text) -> Iterator[bool]:
 
 
 def _welcome(text: _Text) -> bool:
-    return all(said := list(_families(text))) and bool(said)
+    return all(found := list(_find_welcomes(text))) and bool(found)
 
 
 def _unwelcome(text: _Text) -> bool:
-    return not all(_families(text))
+    return not all(_find_welcomes(text))
 
 
 _MONEY_20 = r"(?:price |prices? of |an? )*20\b(?! (?:to |and |or )?25)"
 _RULES: dict[tuple[str, str], Rule] = {
-    ("Type", "coffee shop"): _says(r"\bcoffee ?(?:shop|house|place)s?\b|\bcafes?\b"),
-    ("Type", "pub"): _says(r"\b(?:gastro)?pubs?\b"),
-    ("Type", "restaurant"): _says(r"\brestaurants?\b"),
-    # A cuisine is named, or told by a dish of its own (all but one in fifty training texts with the word hold it).
-    ("food", "Chinese"): _says(r"\bchinese\b"),
-    ("food", "English"): _says(r"\b(?:english|british)\b"),
-    ("food", "Fast food"): _says(r"\bfast ?foods?\b|\bburgers?\b"),
-    ("food", "French"): _says(r"\bfrench\b(?! fries)"),
-    ("food", "Indian"): _says(r"\bindian\b"),
-    ("food", "Italian"): _says(r"\bitalian\b|\bpastas?\b|\bspaghetti\b|\bpizzas?\b"),
-    ("food", "Japanese"): _says(r"\bjapanese\b|\bsushi\b"),
-    ("price", "cheap"): _either(
-        _says(r"\b(?:cheap(?:ly|er|est)?|inexpensive(?:ly)?|economical(?:ly)?|less expensive)\b"),
-        _said_of("price", "low|lower|lowest|budget"),
+    ("Type", "coffee shop"): _matches(r"\bcoffee ?(?:shop|house|place)s?\b|\bcafes?\b"),
+    ("Type", "pub"): _matches(r"\b(?:gastro)?pubs?\b"),
+    ("Type", "restaurant"): _matches(r"\brestaurants?\b"),
+    # A cuisine is named, or implied by a dish (all but one in fifty training texts with the word have the value).
+    ("food", "Chinese"): _matches(r"\bchinese\b"),
+    ("food", "English"): _matches(r"\b(?:english|british)\b"),
+    ("food", "Fast food"): _matches(r"\bfast ?foods?\b|\bburgers?\b"),
+    ("food", "French"): _matches(r"\bfrench\b(?! fries)"),
+    ("food", "Indian"): _matches(r"\bindian\b"),
+    ("food", "Italian"): _matches(r"\bitalian\b|\bpastas?\b|\bspaghetti\b|\bpizzas?\b"),
+    ("food", "Japanese"): _matches(r"\bjapanese\b|\bsushi\b"),
+    ("price", "cheap"): _any_of(
+        _matches(r"\b(?:cheap(?:ly|er|est)?|inexpensive(?:ly)?|economical(?:ly)?|less expensive)\b"),
+        _describes("price", "low|lower|lowest|budget"),
     ),
-    ("price", "moderate"): _either(
-        _said_of("price", "moderate|moderately|medium|mid|middle"),
-        _said_of("", "moderate|moderately"),
-        _said_of("price", "average|averagely", _COMPARED),
+    ("price", "moderate"): _any_of(
+        _describes("price", "moderate|moderately|medium|mid|middle"),
+        _describes("", "moderate|moderately"),
+        _describes("price", "average|averagely", _COMPARED),
     ),
-    ("price", "high"): _either(
-        _says(r"(?<!less )\b(?:expensive|pricey|pricy|costly|upscale)\b|\babove average (?:in )?(?:pric|cost)"),
-        _said_of("price", "high|highly|higher|highest"),
+    ("price", "high"): _any_of(
+        _matches(r"(?<!less )\b(?:expensive|pricey|pricy|costly|upscale)\b|\babove average (?:in )?(?:pric|cost)"),
+        _describes("price", "high|highly|higher|highest"),
     ),
-    ("price", "less than £ 20"): _says(
+    ("price", "less than £ 20"): _matches(
         rf"\b(?:less|lower|cheaper|under|below|beneath|up to|maximum|max|at most|within|sub|bellow|<)"
         rf"(?: (?:than|then|of))? {_MONEY_20}|\b20 (?:or|and) (?:less|under|below|lower)\b"
     ),
-    ("price", "£ 20 - 25"): _says(r"\b20 (?:to |and |through |or |up to )?25\b"),
-    ("price", "more than £ 30"): _says(
+    ("price", "£ 20 - 25"): _matches(r"\b20 (?:to |and |through |or |up to )?25\b"),
+    ("price", "more than £ 30"): _matches(
         r"\b(?:more|greater|higher|over|above|upwards?|exceed\w*|excess|start\w*|from|at least|minimum|beyond|plus|>)"
         r"(?: (?:than|then|of|at|from))*(?: (?:an?|the|price))* 30\b|"
         r"\b30 (?:or|and) (?:more|over|above|up|upwards|higher)\b|\b30 ?(?:\+|plus\b)"
     ),
-    ("customer rating", "low"): _either(
-        _said_of("rating", "low|lower|lowest|lowly|poor|poorly|bad|badly|negative"),
-        _says(r"\bbelow average (?:\w+ )?rat"),
+    ("customer rating", "low"): _any_of(
+        _describes("rating", "low|lower|lowest|lowly|poor|poorly|bad|badly|negative"),
+        _matches(r"\bbelow average (?:\w+ )?rat"),
     ),
-    ("customer rating", "average"): _either(
-        _said_of("rating", "average|averagely|mediocre|moderate|moderately|decent", _COMPARED),
-        _said_of("", "average", _COMPARED),
+    ("customer rating", "average"): _any_of(
+        _describes("rating", "average|averagely|mediocre|moderate|moderately|decent", _COMPARED),
+        _describes("", "average", _COMPARED),
     ),
-    ("customer rating", "high"): _said_of(
+    ("customer rating", "high"): _describes(
         "rating", "high|highly|higher|highest|excellent|great|outstanding|perfect|top"
     ),
     ("customer rating", "1 out of 5"): _marks("1"),
     ("customer rating", "3 out of 5"): _marks("3"),
     ("customer rating", "5 out of 5"): _marks("5"),
-    ("area", "city centre"): _says(
+    ("area", "city centre"): _matches(
         r"\b(?:(?:city|town) cent(?:re|er)|cent(?:re|er)(?: area)? of (?:the )?(?:\w+ )?(?:city|town)|"
         r"(?:heart|middle) of (?:the )?(?:city|town)|downtown|centrally located|central location)"
     ),
-    ("area", "riverside"): _says(r"\briver(?:side|front|bank)?s?\b|\bwater ?(?:front|side)\b"),
+    ("area", "riverside"): _matches(r"\briver(?:side|front|bank)?s?\b|\bwater ?(?:front|side)\b"),
     ("family friendly", "no"): _unwelcome,
     ("family friendly", "yes"): _welcome,
 }

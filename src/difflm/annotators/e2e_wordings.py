@@ -1,8 +1,8 @@
-"""How people say what a field holds, where they do not write the value as it stands.
+"""Wordings of the values of E2E fields, for values that people do not write verbatim.
 
-Each wording stands in at least five training texts of E2E that have the field, and more of these have the value than
-any other: "low prices" is none of cheap, since more of its texts have less than £ 20. They are no rules: what a text
-says depends on the words around, which the classifiers and the checker (`difflm.annotators.e2e_fields`) read.
+Each wording occurs in at least five training texts of E2E that have the field, and more of these have the value than
+any other: "low prices" is not a wording of cheap, since more of its texts have less than £ 20. Wordings are not rules:
+the meaning depends on the words around, which the classifiers and `difflm.annotators.e2e_fields` read.
 """
 
 _YOUNG = ("family", "kid", "kids", "child", "children")
@@ -90,7 +90,7 @@ WORDINGS: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 def wordings(field: str, value: str) -> tuple[str, ...]:
-    """None for fields whose value is what people write."""
+    """Return the wordings of a value; none for fields whose value people write verbatim."""
     if field == "near":
         return tuple(f"{near} {value}" for near in _NEAR)
     return WORDINGS.get((field, value), ())

@@ -87,7 +87,7 @@ def parse_tree(text: str) -> Tree:
     if cleaned is None:
         raise UsageError(f"the tree {text.strip()!r} has no words: write {ANY} for any word.")
     if any(span.label == ANY for span in cleaned.spans()):
-        raise UsageError(f"a phrase has no label in {text.strip()!r}: {ANY} stands for a word, write (NP {ANY}).")
+        raise UsageError(f"a phrase has no label in {text.strip()!r}: {ANY} means any word, write (NP {ANY}).")
     return cleaned
 
 

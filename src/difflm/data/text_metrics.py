@@ -1,12 +1,14 @@
-"""What can be counted on texts alone: overlap, variety, copying, length. No model, no torch.
+"""Metrics of texts alone: overlap, variety, copying, length. They need neither a model nor torch.
 
-Every function is pure. A *token list* is one text as a list of tokens; tokens may be words or ids.
+A *token list* is one text as a list of tokens, which may be words or ids.
 """
 
 import math
 import random
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from functools import cache
+from typing import Any
 
 from difflm.errors import DifflmError
 
@@ -17,24 +19,24 @@ ORDERS = 4
 
 
 def distinct_n(token_lists: Iterable[Tokens], n: int) -> float:
-    """Different n-grams over all n-grams, counted over the whole set (Li et al., 2016); 0 where there is no n-gram."""
+    """Return distinct n-grams over all n-grams of the whole set (Li et al., 2016); 0 if there is no n-gram."""
     grams = Counter(gram for tokens in token_lists for gram in _windows(tokens, n))
     return len(grams) / grams.total() if grams else 0.0
 
 
 def sentence_bleu(candidate: Tokens, references: Sequence[Tokens], smooth: bool = True) -> float:
-    """BLEU-4 of one text in [0, 1] (Papineni et al., 2002): mean log precision of n-grams, and a brevity penalty.
+    """Return BLEU-4 of one text in [0, 1] (Papineni et al., 2002): mean log precision of n-grams and a brevity penalty.
 
-    Smoothed, orders 2 to 4 count one match and one n-gram more (Lin & Och, 2004), so that a text equal to a reference
-    scores 1 however short it is, and a missing 4-gram does not hide the rest. A candidate that shares no word scores 0.
-    A gram is clipped at its largest count in any one reference; the penalty is against the nearest reference length.
+    With smoothing, orders 2 to 4 count one match and one n-gram more (Lin & Och, 2004), so that a text equal to a
+    reference scores 1 however short it is; sacrebleu's `add-k` gives texts of fewer than four words 0. A candidate that
+    shares no word scores 0. The brevity penalty uses the nearest reference length.
     """
     return _bleu(_grams(candidate), [_grams(reference) for reference in references], smooth)
 
 
 def self_bleu(token_lists: Sequence[Tokens], references: int = 100, seed: int = 0) -> float:
-    """How alike the texts of a set are (Zhu et al., 2018): the mean smoothed `sentence_bleu` of each text
-    against `references` other texts of the set, drawn without replacement by `seed`; all others where there are fewer.
+    """Return how similar the texts of a set are (Zhu et al., 2018): the mean smoothed `sentence_bleu` of each text
+    against `references` other texts of the set, drawn without replacement by `seed`, or all others if there are fewer.
 
     Lower is more varied. More references give a higher value: compare only values with the same number.
     """
@@ -50,33 +52,33 @@ def self_bleu(token_lists: Sequence[Tokens], references: int = 100, seed: int = 
     return total / len(grams)
 
 
-def bleu_counts(candidate: Tokens, references: Sequence[Tokens]) -> list[int]:
-    """What corpus BLEU-4 adds up over texts: matched and all n-grams of order 1 … 4, the candidate's length, and that
-    of the nearest reference (of two equally near the shorter)."""
-    own, others = _grams(candidate), [_grams(reference) for reference in references]
-    counts = []
-    for order, grams in enumerate(own):
-        pool = [other[order] for other in others]
-        counts += [sum(min(n, max(other.get(gram, 0) for other in pool)) for gram, n in grams.items()), grams.total()]
-    length = len(candidate)
-    return [*counts, length, min((len(r) for r in references), key=lambda n: (abs(n - length), n))]
+def bleu_counts(candidate: Sequence[str], references: Sequence[Sequence[str]]) -> list[int]:
+    """Return sacrebleu's statistics of one text, which corpus BLEU-4 adds over texts: matched and all n-grams of order
+    1 … 4, the candidate's length, and that of the nearest reference (the shorter of two equally near)."""
+    score = _sacrebleu().sentence_score(" ".join(candidate), [" ".join(reference) for reference in references])
+    return [*score.counts, *score.totals, score.sys_len, score.ref_len]
 
 
 def corpus_bleu(counts: Sequence[float]) -> float:
-    """BLEU-4 of a whole set in [0, 1] (Papineni et al., 2002), not smoothed, from sums of `bleu_counts`."""
-    *pairs, length, nearest = counts
-    if not all(pairs[::2]):
-        return 0.0
-    logs = sum(math.log(matched / total) for matched, total in zip(pairs[::2], pairs[1::2], strict=True))
-    return math.exp(logs / ORDERS + min(0.0, 1 - nearest / length))
+    """Return BLEU-4 of a whole set in [0, 1] (Papineni et al., 2002), not smoothed, from sums of `bleu_counts`."""
+    *grams, length, nearest = map(round, counts)  # sacrebleu formats them as integers
+    score = _sacrebleu().compute_bleu(grams[:ORDERS], grams[ORDERS:], length, nearest, smooth_method="none")
+    return float(score.score) / 100
+
+
+@cache
+def _sacrebleu() -> Any:
+    from sacrebleu.metrics import BLEU  # late: few commands need it
+
+    return BLEU(tokenize="none", force=True, effective_order=True)
 
 
 def rouge_l(candidate: Tokens, references: Sequence[Tokens], beta: float = 1.2) -> float:
-    """The longest common subsequence as an F measure in [0, 1] (Lin, 2004). As in the captioning task's code (Chen et
-    al., 2015): best precision and best recall over the references, recall counting β² times."""
+    """Return the longest common subsequence as an F measure in [0, 1] (Lin, 2004). As in the captioning task's code
+    (Chen et al., 2015), with the best precision and best recall over the references, and recall weighted by β²."""
     if not candidate:
         return 0.0
-    common = [_common(candidate, reference) for reference in references]
+    common = [_longest_common(candidate, reference) for reference in references]
     precision = max(common) / len(candidate)
     recall = max(n / len(reference) for n, reference in zip(common, references, strict=True))
     both = recall + beta**2 * precision
@@ -84,10 +86,10 @@ def rouge_l(candidate: Tokens, references: Sequence[Tokens], beta: float = 1.2) 
 
 
 def cider(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], sigma: float = 6.0) -> list[float]:
-    """CIDEr-D of each text, in [0, 10] (Vedantam et al., 2015): cosine of the tf-idf weights of n-grams, clipped at the
-    reference's, averaged over orders 1 … 4 and over its references; unlike lengths count less.
+    """Return CIDEr-D of each text, in [0, 10] (Vedantam et al., 2015): the cosine of the tf-idf weights of n-grams,
+    clipped at the reference's, averaged over orders 1 … 4 and over references, with a penalty for different lengths.
 
-    How rare an n-gram is, the references of the whole set say: among how many texts' references it stands."""
+    Document frequencies count the texts whose references contain an n-gram."""
     grams = [[_grams(reference) for reference in many] for many in references]
     seen = Counter(gram for many in grams for gram in {g for one in many for order in one for g in order})
     known = math.log(len(references))
@@ -108,8 +110,8 @@ def cider(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], 
 
 
 def most_central(candidates: Sequence[Tokens]) -> int:
-    """Minimum Bayes risk: the index of the candidate with the highest mean smoothed BLEU against each other one
-    (Kumar & Byrne, 2004). The first of equals."""
+    """Return the index of the candidate with the highest mean smoothed BLEU against the others, the first of equals:
+    minimum Bayes risk (Kumar & Byrne, 2004)."""
     if not candidates:
         raise DifflmError("there is no candidate to choose from.")
     grams = [_grams(tokens) for tokens in candidates]
@@ -118,29 +120,27 @@ def most_central(candidates: Sequence[Tokens]) -> int:
 
 
 def copied_share(texts: Iterable[str], training_texts: Iterable[str]) -> float:
-    """The share of texts that stand verbatim in the training texts, white space aside: a corpus may write "£ 30 ."
-    where a model prints "£30.".
-
-    The training texts are streamed: a corpus need not fit in memory."""
-    counts = Counter(map(_unspaced, texts))
-    copied = {text for text in map(_unspaced, training_texts) if text in counts}
+    """Return the share of texts that occur in the training texts, which are streamed. White space is ignored: a corpus
+    may write "£ 30 ." where a model prints "£30."."""
+    counts = Counter(map(_strip_spaces, texts))
+    copied = {text for text in map(_strip_spaces, training_texts) if text in counts}
     return _share(sum(counts[text] for text in copied), counts.total())
 
 
 def copied_among(texts: Iterable[str], training_texts: Iterable[str]) -> set[str]:
-    """Those training texts that are, white space aside, among `texts`: one pass over a corpus for many sets."""
-    known = set(map(_unspaced, texts))
-    return {text for text in training_texts if _unspaced(text) in known}
+    """Return the training texts that are among `texts`, ignoring white space: one pass over a corpus for many sets."""
+    known = set(map(_strip_spaces, texts))
+    return {text for text in training_texts if _strip_spaces(text) in known}
 
 
 def unique_share(texts: Iterable[str]) -> float:
-    """Different texts over all texts, runs of whitespace read as one space."""
-    counts = Counter(map(_spaced, texts))
+    """Return distinct texts over all texts; runs of white space count as one space."""
+    counts = Counter(map(_merge_spaces, texts))
     return _share(len(counts), counts.total())
 
 
 def unknown_share(token_lists: Iterable[Tokens], unknown: Hashable) -> float:
-    """The share of all tokens that are `unknown`: the word or the id which stands for what the vocabulary lacks."""
+    """Return the share of all tokens that are `unknown`, the word or id for what the vocabulary lacks."""
     hits = total = 0
     for tokens in token_lists:
         hits += sum(token == unknown for token in tokens)
@@ -149,13 +149,13 @@ def unknown_share(token_lists: Iterable[Tokens], unknown: Hashable) -> float:
 
 
 def length_histogram(lengths: Iterable[int], bin: int = 5) -> dict[int, float]:
-    """The share of lengths in each [k, k + bin), by k, ascending; empty bins are left out."""
+    """Return the share of lengths in each [k, k + bin), by k, ascending, without empty bins."""
     counts = Counter(int(length) // bin * bin for length in lengths)
     return {k: _share(counts[k], counts.total()) for k in sorted(counts)}
 
 
 def length_distance(a: Iterable[int], b: Iterable[int], bin: int = 5) -> float:
-    """Total variation between the histograms of two sets of lengths: 0 when equal, 1 when they share no bin."""
+    """Return the total variation between the histograms of two sets of lengths."""
     p, q = length_histogram(a, bin), length_histogram(b, bin)
     if not p or not q:
         raise DifflmError("there is no text to compare the lengths of.")
@@ -183,8 +183,8 @@ def _clipped_cosine(a: dict[tuple[Hashable, ...], float], b: dict[tuple[Hashable
     return sum(min(w, b[gram]) * b[gram] for gram, w in a.items() if gram in b) / norms if norms else 0.0
 
 
-def _common(a: Tokens, b: Tokens) -> int:
-    """Length of the longest common subsequence."""
+def _longest_common(a: Tokens, b: Tokens) -> int:
+    """Return the length of the longest common subsequence."""
     row = [0] * (len(b) + 1)
     for x in a:
         before = 0
@@ -201,11 +201,11 @@ def _windows(tokens: Tokens, n: int) -> Iterable[tuple[Hashable, ...]]:
     return zip(*(tokens[i:] for i in range(n)), strict=False)
 
 
-def _unspaced(text: str) -> str:
+def _strip_spaces(text: str) -> str:
     return "".join(text.split())
 
 
-def _spaced(text: str) -> str:
+def _merge_spaces(text: str) -> str:
     return " ".join(text.split())
 
 

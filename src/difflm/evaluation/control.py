@@ -204,7 +204,7 @@ def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Ma
     for target in targets:
         own = texts.get((target.control, target.key), [])
         if len(own) < each:
-            raise UsageError(f"{path} holds too few texts for {target.key}: {each} for each target. Lower --each.")
+            raise UsageError(f"{path} has too few texts for {target.key}: {each} for each target. Lower --each.")
         controls, some = target.asked.controls(), [own.pop(0) for _ in range(each)]
         found[id(target)] = Made(target, [replace(text, controls=check_text(controls, text.text)) for text in some])
     return found
@@ -367,7 +367,7 @@ def make_notes(
     if people is None:
         notes.append("no sentences of one meaning to compare self-BLEU with")
     if checkers.second_tagger is None and any(POS in row.group.split("+") for row in rows):
-        notes.append("spaCy is not installed: tags are told by the bundled tagger alone")
+        notes.append("spaCy is not installed: tags are checked by the bundled tagger alone")
     if not all(row.texts["judge_nats_per_token"] for row in rows if row.name == SENTENCES):
         notes.append("some targets come without a sentence")
     return notes

@@ -1,6 +1,6 @@
-"""How models write what is missing: a diffusion model gets both sides as known words and a gap of so many words; a
-left-to-right model that learned from rearranged stories gets both sides, then answers; any other one continues the left
-side up to the end of a sentence."""
+"""Ways of filling a gap: a diffusion model gets both sides as known words and a gap of a given length; a left-to-right
+model of rearranged stories gets both sides, then answers; any other one continues the left side up to the end of a
+sentence."""
 
 import time
 import zlib
@@ -27,14 +27,14 @@ from difflm.generation.validation import check_request
 from difflm.models.base import Sampling
 
 GOLDEN_RATIO = 0.6180339887498949
-NEAR = 500  # training gaps with about the same sentences around them, whose lengths a gap may have
-MOST_WORDS = 40  # that a left-to-right model may write
+NEAR = 500  # training gaps with similar sentences around them, from which a gap's length is drawn
+MOST_WORDS = 40  # of a left-to-right model's middle
 Words = list[str]
 
 
 @dataclass(frozen=True)
 class Set:
-    """Gaps of one kind, and the lengths that such gaps have in training stories."""
+    """Gaps of one kind, and the lengths of such gaps in training stories."""
 
     name: str
     gaps: Sequence[Gap]
@@ -44,14 +44,14 @@ class Set:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long a missing sentence is: as in training stories whose other sentences are about as long."""
+    """The lengths of missing sentences, by the lengths of the sentences around them in training stories."""
 
     around: NDArray[np.float64]  # mean words of the sentences around each training gap, rising
     missing: NDArray[np.int64]  # words of each training gap
 
     @classmethod
     def of(cls, stories: Sequence[Sequence[str]], ends_only: bool) -> "Lengths":
-        """Of stories of five sentences. With `ends_only` the first and the last stand around a gap, else all others."""
+        """Count in stories of five sentences; around a gap are the first and last (`ends_only`) or all others."""
         counts = np.array([[len(split_words(sentence)) for sentence in story] for story in stories])
         missing = counts[:, list(MIDDLES)]
         ends = (counts[:, :1] + counts[:, -1:]) / 2
@@ -60,7 +60,7 @@ class Lengths:
         return cls(around.ravel()[order], missing.ravel()[order])
 
     def spread(self, gap: Gap, count: int, offset: float, most: int) -> list[int]:
-        """`count` lengths that cover the distribution evenly, whatever their number; the first is a plain draw."""
+        """Return `count` lengths that cover the distribution evenly for any count; the first is a plain draw."""
         sides = [sentence for side in (gap.left, gap.right) for sentence in sentences(side)]
         mean = sum(len(split_words(sentence)) for sentence in sides) / len(sides)
         middle = sum(int(np.searchsorted(self.around, mean, side)) for side in ("left", "right")) // 2
@@ -72,7 +72,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Written:
-    """Middles of all gaps in one way."""
+    """The middles of all gaps, generated in one way."""
 
     how: str
     middles: list[Words]
@@ -84,7 +84,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Asked:
-    """How the middles are asked for."""
+    """How middles are requested."""
 
     seed: int = 0
     mbr: int = 10
@@ -101,7 +101,7 @@ class Asked:
 
 
 class Writer:
-    """A model on one set of gaps. Subclasses make candidates, `mbr` a gap, and say what a whole text is."""
+    """A model on one set of gaps. Subclasses generate `mbr` candidates per gap and define the whole text."""
 
     kept: float | None = None  # share of texts whose sides are as given
     counted: list[list[int]] | None = None  # network calls of each candidate, where they were counted
@@ -113,11 +113,11 @@ class Writer:
         raise NotImplementedError
 
     def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
-        """What the model is asked about, to say which candidate is likeliest; None where that would mean little."""
+        """Return the texts to score for the likeliest candidate; None if their likelihood means little."""
         return None
 
     def others(self, on_progress: OnProgress) -> Iterator[Written]:
-        """Ways of writing that need no candidates."""
+        """Yield ways of writing that need no candidates."""
         return iter(())
 
     @cached_property
@@ -144,7 +144,7 @@ class Writer:
         yield from self.others(on_progress)
 
     def written(self, how: str, middles: list[Words], seconds: float, made: list[list[Words]], each: int) -> Written:
-        """Middles that were chosen among the first `each` of those made, which all count in their cost."""
+        """Describe middles chosen among the first `each` candidates, all of which count in the cost."""
         counted = self.counted or [[self.lm.model.calls(self.sampling, len(m)) for m in many] for many in made]
         calls = sum(sum(many[:each]) for many in counted) / len(made)
         return Written(how, middles, seconds, calls, self.kept, describe_sampling(self.sampling))
@@ -154,37 +154,35 @@ class Writer:
         if texts is None:
             return None
         nats = self.scored(texts, on_progress)
-        return [found[told.index(min(told))] for found, told in zip(made, nats, strict=True)]
+        return [found[costs.index(min(costs))] for found, costs in zip(made, nats, strict=True)]
 
     def scored(self, texts: list[list[str]], on_progress: Counted) -> list[list[float]]:
-        """Nats of all candidates' texts, those of one gap with the same noise."""
+        """Return the nats of all candidates' texts; candidates of one gap share noise."""
         flat = self.lm.tokenizer.encode_batch([text for many in texts for text in many])
         nats = iter(score(self.lm, flat, self.asked.seed, self.asked.draws, on_progress, len(texts[0])).tolist())
         return [[next(nats) for _ in many] for many in texts]
 
 
 class BothSides(Writer):
-    """Diffusion: both sides are known words, and every candidate has a gap of its own length."""
+    """Diffusion: both sides are known words, and each candidate has its own gap length."""
 
     def candidates(self, on_progress: Counted) -> list[list[Words]]:
         requests = [request for gap in self.set.gaps for request in self.requests(gap)]
         jobs = [self.lm.make_job(1, seed, controls=[infill], **self.settings) for seed, infill in requests]
         texts, calls = ["" for _ in jobs], [0 for _ in jobs]
-        kept = 0
         for done, (number, finished) in enumerate(self.lm.run_jobs(jobs), start=1):
             texts[number], calls[number] = finished[0].text, finished[0].denoiser_calls
-            # An answer to a user leaves sides with unknown words unjudged; here the words are compared all the same.
-            kept += bool(requests[number][1].check(split_words(texts[number])).satisfied)
             on_progress(done, len(jobs))
-        self.kept = kept / len(jobs)
         gaps = [gap for gap in self.set.gaps for _ in range(self.asked.mbr)]
+        # Not the control's own check: it does not judge texts with words that the model does not know.
+        self.kept = sum(sides_kept(gap, text) for gap, text in zip(gaps, texts, strict=True)) / len(jobs)
         made = [between(gap, text) for gap, text in zip(gaps, texts, strict=True)]
         starts = range(0, len(made), self.asked.mbr)
         self.counted = [calls[k : k + self.asked.mbr] for k in starts]
         return [made[k : k + self.asked.mbr] for k in starts]
 
     def requests(self, gap: Gap) -> Iterator[tuple[int, Infill]]:
-        """A seed and what is asked for, for each candidate."""
+        """Yield a seed and a control for each candidate."""
         key = zlib.crc32(f"{self.asked.seed} {gap.left} {gap.right}".encode())
         room = self.lm.model.max_words - len(split_words(gap.left)) - len(split_words(gap.right))
         for k, words in enumerate(self.set.lengths.spread(gap, self.asked.mbr, key / 2**32, room)):
@@ -196,9 +194,16 @@ class BothSides(Writer):
 
 
 def between(gap: Gap, text: str) -> Words:
-    """The words of a printed text between its two sides."""
+    """Return the words of a printed text between its two sides."""
     words = split_words(text)
     return words[len(split_words(gap.left)) : len(words) - len(split_words(gap.right))]
+
+
+def sides_kept(gap: Gap, text: str) -> bool:
+    """Return whether both sides are printed unchanged around a middle that is not empty."""
+    words, left, right = (split_words(part) for part in (text, gap.left, gap.right))
+    middle = between(gap, text)
+    return words == [*left, *middle, *right] and bool(middle)
 
 
 class Answering(Writer):
@@ -265,7 +270,7 @@ class Answering(Writer):
 
 
 class LeftOnly(Answering):
-    """Left to right on plain stories: the left side goes on for a sentence; nothing knows of the right side."""
+    """Left to right on plain stories: continue the left side for a sentence, without the right side."""
 
     def prompt(self, gap: Gap) -> str:
         return gap.left
@@ -274,7 +279,7 @@ class LeftOnly(Answering):
         return split_words(sentences(text)[0])
 
     def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
-        return None  # a story that breaks off
+        return None  # the story is incomplete
 
     def others(self, on_progress: OnProgress) -> Iterator[Written]:
         yield self.searched("greedy", replace(self.sampling, temperature=0.0), on_progress)

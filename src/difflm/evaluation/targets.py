@@ -164,7 +164,7 @@ def read_targets(path: Path) -> list[Target]:
     check_readable(path)
     found = [parse_target(line, f"{path}, line {number}") for number, line in read_lines(path) if line.strip()]
     if not found:
-        raise UsageError(f"{path} holds no target. Name a file that does not exist, and targets are drawn into it.")
+        raise UsageError(f"{path} has no target. Name a file that does not exist, and targets are drawn into it.")
     return found
 
 
@@ -252,7 +252,7 @@ def choose(targets: Sequence[Target], names: Sequence[str] | None, count: int, p
     there = list(dict.fromkeys(target.control for target in targets))
     for name in names or ():
         if name not in there:
-            raise UsageError(f"{path} holds no target of {name}; it holds {', '.join(there)}.")
+            raise UsageError(f"{path} has no target of {name}; it has {', '.join(there)}.")
     return [t for name in names or there for t in islice((t for t in targets if t.control == name), count)]
 
 

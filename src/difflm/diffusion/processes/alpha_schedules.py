@@ -1,4 +1,4 @@
-"""How many words are still themselves at time t: α(t) falls from 1 at t = 0 to 0 at t = 1, with its slope."""
+"""α-schedules of discrete noise: the share of words that survive until t falls from α = 1 at t = 0 to 0 at t = 1."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ POINTS = 2001
 
 
 class AlphaSchedule:
-    """A curve of token diffusion. Gaussian curves (`schedules.py`) are log-SNRs, cut where no text is left; a chain of
-    words must reach α = 0 itself, and its continuous-time bound needs α′."""
+    """A noise curve of token diffusion. Gaussian curves (`schedules.py`) are log-SNRs, truncated where nothing of the
+    text is left; discrete noise must reach α = 0 itself, and its continuous-time bound needs α′."""
 
     def alpha(self, t: Tensor) -> Tensor:
         raise NotImplementedError
@@ -61,7 +61,7 @@ class CosineAlpha(AlphaSchedule):
 class MutualInformationAlpha(nn.Module, AlphaSchedule):
     """Information about the word falls evenly: 1 − I(x_t; x_0)/H(x_0) = t (Austin et al., 2021, appendix A.7).
 
-    A table, since it depends on how often each word occurs; straight until a process fits it."""
+    It is a table, since it depends on the word frequencies; linear until a process fits it."""
 
     points: Tensor
 
@@ -70,7 +70,7 @@ class MutualInformationAlpha(nn.Module, AlphaSchedule):
         self.register_buffer("points", torch.linspace(1, 0, POINTS, dtype=torch.float64))
 
     def fit(self, exponents: Tensor, shares: Tensor) -> None:
-        """From I/H, `shares`, at exponents σ = −log α, both [N], σ rising."""
+        """Fit the table to I/H, `shares`, at increasing exponents σ = −log α, both [N]."""
         log_sigma = interpolate(1 - self.times[1:-1], shares.flip(0), exponents.log().flip(0))
         self.points[1:-1] = torch.exp(-log_sigma.exp())
 
