@@ -15,6 +15,12 @@ from difflm.runtime.tensors import load_tensors, save_tensors
 KEEP = 2  # checkpoints of a run that are kept on disk
 
 
+def advise_resume(run: Path) -> str:
+    """Advice for a run whose weights are damaged: resume from its newest complete checkpoint, if there is one."""
+    newest = newest_checkpoint(run)
+    return f"Resume from {newest} with --resume." if newest else "Copy or train it again."
+
+
 def checkpoint_steps(run: Path) -> list[int]:
     """Steps of the complete checkpoints of a run, rising. Temporary names begin with a dot and do not count."""
     found = run.glob("checkpoints/step-*/state.json")

@@ -21,6 +21,7 @@ from difflm.models.base import Losses, Trainable, training_noise
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import locked, read_json, write_atomic
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
+from difflm.training.checkpoints import advise_resume
 from difflm.training.fit import (
     INFO,
     Note,
@@ -275,6 +276,7 @@ def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classi
         reason = str(error).splitlines()[0]
         raise DifflmError(f"{folder}/config.json does not describe a classifier ({reason}).") from None
     path = folder / "model.safetensors"
-    weights = {name.removeprefix("classifier."): t for name, t in load_tensors(path).items()}
+    tensors = load_tensors(path, advise_resume(folder))
+    weights = {name.removeprefix("classifier."): tensor for name, tensor in tensors.items()}
     load_into(classifier, weights, path)
     return classifier.to(denoiser.codec.bias.device).eval()

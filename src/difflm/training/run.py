@@ -15,6 +15,7 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.base import LanguageModel, Sampling
 from difflm.runtime.files import read_json, write_atomic
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors, save_tensors
+from difflm.training.checkpoints import advise_resume
 
 FORMAT = 1
 KEYS = ("model", "vocabulary", "tokenizer", "longest", "parameters", "sampling", "recipe")  # that every config has
@@ -85,7 +86,7 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
         reason = str(error).splitlines()[0]
         raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({reason}).") from None
     path = run / "model.safetensors"
-    load_into(model, load_tensors(path), path)
+    load_into(model, load_tensors(path, advise_resume(run)), path)
     return model.to(device).eval(), tokenizer, config
 
 
