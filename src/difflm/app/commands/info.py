@@ -7,12 +7,12 @@ import typer
 from difflm.app.commands.options import Json, Run, report_errors
 from difflm.app.console import complain, put_json, put_table
 
-SHARED = "e2e-mdlm"  # the recipe of all methods of tokens that have none of their own
+SHARED = "e2e-mdlm"  # the recipe of all token methods that have none of their own
 
 
 @report_errors
 def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
-    """What exists, with its recipes."""
+    """The methods, with their recipes."""
     from rich.table import Table
 
     from difflm.methods import METHODS
@@ -69,12 +69,12 @@ def info(
     method = METHODS[config["method"]]
     rows = {
         "method": f"{method.name} ({method.paper}), {method.family}",
-        "sizes": f"{config['parameters']:,} parameters: " + named(config["model"]),
+        "sizes": f"{config['parameters']:,} parameters: " + format_values(config["model"]),
         "tokens": token_summary(config),
         "data": data_summary(config),
         "training": training_summary(config),
         "command": config.get("command", "not noted"),
-        "sampling": named(config["sampling"]),
+        "sampling": format_values(config["sampling"]),
     }
     for key, value in rows.items():
         print(f"{key:9} {value}")
@@ -82,5 +82,5 @@ def info(
         print(f"measured  {record.get('model')}, {record.get('name')}: {figure(record)}")
 
 
-def named(values: dict[str, Any]) -> str:
+def format_values(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())

@@ -18,7 +18,7 @@ plot_app = typer.Typer(
 
 Model = Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="A .png or .svg file. [the picture's name, .png]")]
-Dark = Annotated[bool, typer.Option("--dark", help="Light lines on dark paper.")]
+Dark = Annotated[bool, typer.Option("--dark", help="Light lines on a dark background.")]
 
 
 @plot_app.callback(invoke_without_command=True)
@@ -44,19 +44,21 @@ def schedules(
     if run is not None:
         curves.append(learned_curve(run_name(run), TextDiffusion.from_pretrained(run)))
     draw_schedules(file, curves, dark)
-    tell("schedules", file, as_json)
+    report_file("schedules", file, as_json)
 
 
 @report_errors
 def embeddings(
     model: Model = "e2e",
-    method: Annotated[Literal["tsne", "pca"], typer.Option(help="How vectors become places on a map.")] = "tsne",
+    method: Annotated[
+        Literal["tsne", "pca"], typer.Option(help="How vectors are projected to two dimensions.")
+    ] = "tsne",
     seed: Seed = 0,
     out: Out = None,
     dark: Dark = False,
     as_json: Json = False,
 ) -> None:
-    """The words of a model where its vectors put them, coloured by part of speech."""
+    """A map of a model's word vectors, coloured by part of speech."""
     file = picture_file("embeddings", out)
     check_seed(seed)
     from difflm.app.plots.embeddings import draw_embeddings, project, word_tags, word_vectors
@@ -70,7 +72,7 @@ def embeddings(
     how = {"tsne": "t-SNE", "pca": "PCA"}[method]
     title = f"{len(words):,} word vectors of {run_name(model)}, from {vectors.shape[1]} dimensions to 2 by {how}"
     draw_embeddings(file, words, project(vectors, method, seed), tags, title, dark)
-    tell("embeddings", file, as_json)
+    report_file("embeddings", file, as_json)
 
 
 @report_errors
@@ -83,7 +85,7 @@ def denoising(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """One text while it forms: confidence in every word at every step, and when each word was last changed."""
+    """One text while it is denoised: confidence in every word at every step, and when each word last changed."""
     file = picture_file("denoising", out)
     from difflm.app.plots.denoising import draw_denoising, read_denoising
 
@@ -91,7 +93,7 @@ def denoising(
     text = read_denoising(drafts[0] for drafts in lm.stream(1, seed, steps=steps))
     taken = text.confidence.shape[1]
     draw_denoising(file, text, f"{run_name(model)}, {taken} steps, seed {seed}", dark)
-    tell("denoising", file, as_json)
+    report_file("denoising", file, as_json)
 
 
 @report_errors
@@ -106,7 +108,7 @@ def training(
     from difflm.app.plots.training import draw_training, read_history
 
     draw_training(file, [read_history(run) for run in runs], dark)
-    tell("training", file, as_json)
+    report_file("training", file, as_json)
 
 
 def picture_file(name: str, out: Path | None) -> Path:
@@ -125,7 +127,7 @@ def run_name(name_or_path: str) -> str:
     return Path(name_or_path).resolve().name
 
 
-def tell(name: str, file: Path, as_json: bool) -> None:
+def report_file(name: str, file: Path, as_json: bool) -> None:
     put_json({"plot": name, "file": str(file)}) if as_json else print(file)
 
 

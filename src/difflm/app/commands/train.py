@@ -58,7 +58,7 @@ def train(
         )
         return 0
     if resolved.method == "classifier":
-        tell_guide(resolved.build_method().model_dump()["guides"], out)
+        report_classifier(resolved.build_method().model_dump()["guides"], out)
         return 0
     from difflm.training.model_card import training_summary
     from difflm.training.run import read_config
@@ -68,8 +68,8 @@ def train(
     return 0
 
 
-def tell_guide(guided: str, out: Path) -> None:
-    """What was trained, and a request that it can serve."""
+def report_classifier(guided: str, out: Path) -> None:
+    """Say what was trained, and show a request that it can serve."""
     from difflm.runtime.files import read_json
 
     config = read_json(out / "config.json")
@@ -81,7 +81,7 @@ def tell_guide(guided: str, out: Path) -> None:
 
 
 def show_recipe(recipe: Any, as_json: bool) -> None:
-    """With the method's own defaults filled in: what is printed is a recipe again."""
+    """Print a recipe with the method's own defaults filled in: the output is a recipe again."""
     import yaml
 
     values = {**recipe.model_dump(mode="json"), "model": recipe.build_method().model_dump(mode="json")}

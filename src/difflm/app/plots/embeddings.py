@@ -1,4 +1,4 @@
-"""The word vectors of a model on a map, coloured by part of speech."""
+"""A map of a model's word vectors, coloured by part of speech."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,10 +23,10 @@ from difflm.training.run import find_run
 Method = Literal["tsne", "pca"]
 Floats = NDArray[np.float64]
 
-MAX_WORDS = 2000  # t-SNE of more takes minutes, and dots cover each other
+MAX_WORDS = 2000  # t-SNE of more takes minutes, and the dots overlap
 TEXTS_TO_TAG = 2000
 MAX_LABELS = 170
-DOT, GAP = 4.0, 6.0  # pixels: a dot's radius, and how far from its middle a label begins
+DOT, GAP = 4.0, 6.0  # pixels: the radius of a dot, and the distance from its centre to its label
 GROUPS = {
     "nouns": ("NOUN",),
     "names": ("PROPN",),
@@ -43,14 +43,14 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 @dataclass(frozen=True)
 class Tags:
-    """The most frequent Universal tag of each word, and who says so."""
+    """The most frequent Universal tag of each word, and the name of the tagger."""
 
     by_word: dict[str, str]
     tagger: str
 
 
 def word_vectors(name: str, lm: TextDiffusion) -> tuple[list[str], Floats]:
-    """The words of a model and their vectors [V, D] as they diffuse; specials, blanks and single bytes are left out."""
+    """Return a model's words and their vectors [V, D] as they diffuse, without specials, blanks and single bytes."""
     if not isinstance(lm.model, DiffusionModel):
         raise UsageError(f"{name} ({lm.config['method']}) does not diffuse word vectors. Give a diffusion model.")
     table = lm.model.denoiser.codec.table().detach().double().cpu().numpy()
@@ -64,7 +64,7 @@ def word_vectors(name: str, lm: TextDiffusion) -> tuple[list[str], Floats]:
 
 
 def project(vectors: Floats, method: Method, seed: int = 0) -> Floats:
-    """[V, D] to [V, 2], deterministic for a seed."""
+    """Project vectors [V, D] to [V, 2], deterministically for a seed."""
     need_plot_extra()
     if method == "pca":
         from sklearn.decomposition import PCA
@@ -73,13 +73,13 @@ def project(vectors: Floats, method: Method, seed: int = 0) -> Floats:
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(vectors) - 1) / 3)
-    maker = TSNE(2, perplexity=perplexity, metric="cosine", init="random", random_state=seed)
-    return np.asarray(maker.fit_transform(vectors), dtype=np.float64)
+    projection = TSNE(2, perplexity=perplexity, metric="cosine", init="random", random_state=seed)
+    return np.asarray(projection.fit_transform(vectors), dtype=np.float64)
 
 
 def word_tags(name_or_path: str, lm: TextDiffusion, words: Sequence[str]) -> Tags | None:
-    """Kept beside the bundled model; for a run, from its training texts where they still lie in it, else from its words
-    one by one, which pieces of words do not allow. None: nobody can tell."""
+    """Read the tags stored with the bundled model, or tag the training texts of a run where it still has them, or its
+    words one by one (not byte pairs). None: there is no tagger or nothing to tag."""
     folder = find_run(name_or_path)
     if (folder / "tags.json").exists():
         kept = read_json(folder / "tags.json")
@@ -125,10 +125,10 @@ def most_frequent(sentences: Iterable[Sequence[str]], tags: Iterable[Sequence[st
 def place_labels(
     points: Floats, sizes: Floats, frame: Floats, max_labels: int = MAX_LABELS
 ) -> dict[int, tuple[float, float]]:
-    """Lower left corners of the labels that fit, by the number of their point; all in pixels.
+    """Find lower left corners for the labels that fit, by the number of their point; all in pixels.
 
-    Points come in order of importance. A label stands right, left, above or below its dot, wherever it touches no
-    other label, covers no dot and stays inside `frame` (x0, y0, x1, y1); where it cannot, it is left out.
+    Points come in order of importance. A label is placed right, left, above or below its dot, where it overlaps no
+    other label, covers no dot and stays inside `frame` (x0, y0, x1, y1); if it cannot be placed, it is left out.
     """
     placed: dict[int, tuple[float, float]] = {}
     boxes = np.zeros((0, 4))
@@ -159,9 +159,9 @@ def fits(box: Floats, boxes: Floats, points: Floats, frame: Floats) -> bool:
 
 
 def draw_embeddings(
-    out: Path, words: list[str], places: Floats, tags: Tags | None, title: str, dark: bool = False
+    out: Path, words: list[str], points: Floats, tags: Tags | None, title: str, dark: bool = False
 ) -> None:
-    """`places` [V, 2] in the order of `words`."""
+    """Draw words at `points` [V, 2]."""
     groups = [GROUP.get(tags.by_word.get(word, "X"), REST) if tags else "" for word in words]
     with open_figure(out, 7.4, dark) as (figure, theme):
         panel = figure.subplots()
@@ -170,7 +170,7 @@ def draw_embeddings(
         for group in [*GROUPS, REST, ""]:
             at = [i for i, found in enumerate(groups) if found == group]
             if at:
-                x, y = places[at].T
+                x, y = points[at].T
                 shape = {"s": 16, "c": colours[group], "marker": markers.get(group, "o"), "linewidths": 0}
                 panel.scatter(x, y, alpha=0.85, label=group, **shape)
         panel.set(title=title, xticks=[], yticks=[])
@@ -181,14 +181,14 @@ def draw_embeddings(
             heading = f"most frequent part of speech ({tags.tagger})"
             spacing = {"handletextpad": 0.1, "columnspacing": 1.2}
             figure.legend(loc="outside lower center", ncols=4, title=heading, title_fontsize=8, **spacing)
-        figure.draw_without_rendering()  # settles the layout, so that pixels mean something
+        figure.draw_without_rendering()  # computes the layout, on which pixel positions depend
         figure.set_layout_engine("none")
-        label_words(figure, panel, words, places, [colours[group] for group in groups])
+        label_words(figure, panel, words, points, [colours[group] for group in groups])
 
 
-def label_words(figure: Any, panel: Any, words: list[str], places: Floats, colours: list[str]) -> None:
+def label_words(figure: Any, panel: Any, words: list[str], points: Floats, colours: list[str]) -> None:
     renderer = figure.canvas.get_renderer()
-    pixels = panel.transData.transform(places)
+    pixels = panel.transData.transform(points)
     texts = [panel.text(0, 0, word, fontsize=7.5, va="bottom", ha="left") for word in words]
     boxes = [text.get_window_extent(renderer) for text in texts]
     sizes = np.array([(box.width, box.height) for box in boxes])
