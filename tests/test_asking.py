@@ -1,5 +1,6 @@
 """A request as people write it: what the command and a line of --input make of it, and what they refuse."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -7,10 +8,13 @@ import pytest
 from tiny import tiny_runs
 
 from difflm.app.cli import main
+from difflm.app.commands.generate import generate
+from difflm.app.studio.asked import Asked
 from difflm.controls import Avoid, Contains, Infill, Length
 from difflm.controls.plan import Edit
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.requests import Request, read_requests
+from difflm.models.sampling import SETTINGS, Sampling
 
 assert tiny_runs  # a fixture
 
@@ -58,6 +62,26 @@ def test_a_request_becomes_controls():
     assert Request(edit="a b", keep=["a"]).edited() == Edit("a b", 0.5, ("a",))
     assert Request(edit="a b", strength=0.25).edited() == Edit("a b", 0.25)
     assert Request(length=0).controls() == [Length(0)]  # asked, and to be refused by the model
+
+
+def test_every_setting_is_stated_once():
+    """Options of the command, keys of a line of --input and the schema of the HTTP API follow `Sampling`."""
+    options = inspect.signature(generate).parameters
+    schema = Asked.model_json_schema()["properties"]
+    for name, setting in SETTINGS.items():
+        if name == "draw":  # an experiment without a gain: Python alone has it
+            continue
+        (option,) = options[name].annotation.__metadata__
+        ends = setting.json_schema_extra
+        assert option.help == schema[name]["description"] == setting.description
+        assert (schema[name].get("minimum"), schema[name].get("maximum")) == (ends["low"], ends["high"])
+        assert Request(**{name: setting.default}).settings() == {name: setting.default}
+
+
+@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("top_p", 0.0), ("beams", 1001), ("contrast", float("nan"))])
+def test_a_value_out_of_range_is_refused_by_the_name_of_its_option(name, value):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} must lie .*not {value}"):
+        Sampling().change({name: value})
 
 
 def test_lines_become_requests(tmp_path):

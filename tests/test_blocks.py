@@ -12,7 +12,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Levels
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
-from difflm.methods import METHODS
+from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.block_diffusion import BlockLengths, BlockwiseDenoiser
 
@@ -21,7 +21,7 @@ WORDS, LONGEST = 14, 18
 
 def model(block: int = 4):
     torch.manual_seed(0)
-    made = METHODS["block-diffusion"](hidden=16, layers=2, heads=2, block=block).build(WORDS, LONGEST).eval()
+    made = METHODS["block-diffusion"](hidden=16, layers=2, heads=2, block=block).build(TextSpec(WORDS, LONGEST)).eval()
     torch.nn.init.normal_(made.denoiser.network.head.weight, std=0.5)
     return made
 

@@ -8,6 +8,7 @@ from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Corrupted, cross_entropy
 from difflm.diffusion.samplers import FREE, Steering
+from difflm.methods import TextSpec
 from difflm.methods.difflm import DiffLM
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
@@ -18,7 +19,7 @@ SIZES = {"embedding_dim": 8, "hidden": 16, "layers": 1, "heads": 2, "dropout": 0
 
 def model_with(context: float) -> DiffusionModel:
     torch.manual_seed(1)
-    model = DiffLM(**SIZES, context=context).build(VOCABULARY, LONGEST)
+    model = DiffLM(**SIZES, context=context).build(TextSpec(VOCABULARY, LONGEST))
     assert isinstance(model, DiffusionModel)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

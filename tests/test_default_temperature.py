@@ -24,6 +24,6 @@ def test_a_trained_run_keeps_the_temperature_of_its_recipe(tmp_path: Path) -> No
     assert lm.sampling().temperature == 0.7 and lm.sampling(temperature=0.9).temperature == 0.9
 
 
-@pytest.mark.parametrize("path", ["Makefile", "src/difflm/studio/examples.js", "src/difflm/studio/panel.js"])
+@pytest.mark.parametrize("path", ["Makefile", "src/difflm/app/studio/examples.js", "src/difflm/app/studio/panel.js"])
 def test_demo_and_page_name_no_temperature_of_their_own(path: str) -> None:
     assert not re.search(r"temperature\W{1,4}[0-9]", (ROOT / path).read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.timesteps import LearnedWarp, Uniform
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
-from difflm.methods import DiffLM
+from difflm.methods import DiffLM, TextSpec
 from difflm.training.fit import budget_of, read_origin, train_run
 from difflm.training.recipe import check, load_recipe
 from difflm.training.run import load_run, read_config
@@ -53,7 +53,7 @@ def heard(monkeypatch):
 
 def built(**changes):
     torch.manual_seed(0)
-    return DiffLM(hidden=32, layers=2, heads=2, dropout=0.0, embedding_dim=16, **changes).build(30, 12).eval()
+    return DiffLM(hidden=32, layers=2, heads=2, dropout=0.0, embedding_dim=16, **changes).build(TextSpec(30, 12)).eval()
 
 
 # -- the noise --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.predictions import Logits
 from difflm.diffusion.processes import Gaussian, expand_levels
 from difflm.diffusion.schedules import Cosine
-from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM
+from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM, TextSpec
 from difflm.networks import BertLayout, Transformer
 from difflm.networks.transformer import Dropout, additive, at_once, dropped, parted, rotary, rotate, sinusoid
 
@@ -44,12 +44,15 @@ def parameters(model: nn.Module) -> int:
 
 def test_diffusion_lm_has_exactly_the_published_size():
     with torch.device("meta"):
-        assert parameters(DiffusionLM().build(821, 64)) == 87_129_749
+        assert parameters(DiffusionLM().build(TextSpec(821, 64))) == 87_129_749
 
 
 def test_difflm_and_its_twin_are_small_and_alike():
     with torch.device("meta"):
-        ours, twin = parameters(DiffLM().build(821, 64)), parameters(AutoregressiveTwin().build(821, 64))
+        ours, twin = (
+            parameters(DiffLM().build(TextSpec(821, 64))),
+            parameters(AutoregressiveTwin().build(TextSpec(821, 64))),
+        )
     assert ours <= 17_500_000
     assert abs(ours - twin) < 0.1 * ours
 
@@ -182,7 +185,7 @@ def test_evidence_is_the_likelihood_of_the_state_given_its_word(x0_std):
 
 @pytest.mark.parametrize("evidence", [True, False])
 def test_every_choice_of_difflm_answers(evidence):
-    model = DiffLM(embedding_dim=8, hidden=32, layers=1, heads=2, evidence=evidence).build(9, 16)
+    model = DiffLM(embedding_dim=8, hidden=32, layers=1, heads=2, evidence=evidence).build(TextSpec(9, 16))
     belief = model.denoiser(torch.randn(2, 5, 8), torch.rand(2))
     assert belief.logits.shape == (2, 5, 9) and belief.clean.shape == (2, 5, 8)
 

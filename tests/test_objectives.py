@@ -17,7 +17,7 @@ from difflm.diffusion.predictions import X0, Epsilon, Logits, Prediction, V
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.schedules import Cosine, Sqrt
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform, text_mean
-from difflm.methods import DiffLM, DiffusionLM
+from difflm.methods import DiffLM, DiffusionLM, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnLength, PadTokens
@@ -113,7 +113,7 @@ def test_at_the_first_level_the_target_is_the_word_itself():
 
 def test_the_chain_of_diffusion_lm_has_a_first_level():
     """The smallest time that its sampler draws, 1/2000 in float32, is at most one level of its chain."""
-    model = DiffusionLM(hidden=32, layers=1, heads=2).build(WORDS, 8)
+    model = DiffusionLM(hidden=32, layers=1, heads=2).build(TextSpec(WORDS, 8))
     t, _ = model.times.sample(Noise(0, torch.arange(100_000)), torch.ones(100_000, 1))
     assert float(t.min()) == pytest.approx(1 / 2000)
     assert bool((t <= 1 / model.times.steps).any())
@@ -141,7 +141,7 @@ def test_means_count_real_positions_alone():
 
 def tiny(times: TimeSampler | None = None) -> DiffusionModel:
     torch.manual_seed(0)
-    model = DiffLM(embedding_dim=8, hidden=32, layers=2, heads=2, dropout=0.0).build(WORDS, 8)
+    model = DiffLM(embedding_dim=8, hidden=32, layers=2, heads=2, dropout=0.0).build(TextSpec(WORDS, 8))
     assert isinstance(model, DiffusionModel)
     for parameter in model.denoiser.network.parameters():
         nn.init.normal_(parameter, std=0.2)
@@ -186,7 +186,7 @@ def test_one_text_alone_is_a_batch_too():
 
 
 def test_a_model_without_self_conditioning_sees_no_answer():
-    model = DiffusionLM(hidden=32, layers=1, heads=2).build(WORDS, 8)
+    model = DiffusionLM(hidden=32, layers=1, heads=2).build(TextSpec(WORDS, 8))
     x, level, mask = torch.randn(2, 8, 16), model.process.at(torch.rand(2)), torch.ones(2, 8, dtype=torch.bool)
     assert model.first_estimate(x, x, x, level, mask, Condition(), Noise(0, torch.arange(2))) is None
 
@@ -238,7 +238,7 @@ def test_the_nats_of_a_text_include_its_length():
 
 def test_x0_noise_of_diffusion_lm_reaches_its_loss():
     """The noised vectors differ from the words' own by the codec's spread: 5 standard errors of 2,048 numbers."""
-    model = DiffusionLM(hidden=32, layers=1, heads=2).build(WORDS, 8)
+    model = DiffusionLM(hidden=32, layers=1, heads=2).build(TextSpec(WORDS, 8))
     seen: list[Corrupted] = []
     model.objective = Noted({"mse": 1.0}, seen)
     model(Batch(torch.randint(4, WORDS, (16, 5)), torch.full((16,), 5))).means()

@@ -10,6 +10,7 @@ from tiny import tiny_runs
 
 from difflm.controls import Field, Label, Length
 from difflm.generation.pipeline import TextDiffusion
+from difflm.models.inference import Inference
 from difflm.runtime.tensors import module_tensors
 
 assert tiny_runs and guide  # fixtures
@@ -62,28 +63,28 @@ def test_weights_that_did_not_change_are_not_written_over(tiny_runs, dtype):
     """Torch counts changes of a tensor that a gradient needs. What another request asks for must not be one, whether
     weights are compared, as on a CPU, or copied, as on a GPU."""
     model = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).model
-    model.set_inference(dtype)
-    model.sync_weights()
-    writer = model.writer
-    before = [weight._version for weight in module_tensors(writer)]
-    model.sync_weights()
-    assert model.writer is writer
-    writer.follow(model.denoiser)
-    assert [weight._version for weight in module_tensors(writer)] == before
+    inference = Inference(model, dtype)
+    inference.sync_weights()
+    copy = inference.denoiser
+    before = [weight._version for weight in module_tensors(copy)]
+    inference.sync_weights()
+    assert inference.denoiser is copy and inference._copy is not None
+    inference._copy.sync_weights(model.denoiser)
+    assert [weight._version for weight in module_tensors(copy)] == before
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 def test_new_weights_wait_for_the_next_request(tiny_runs, dtype):
     """Who is writing on a CPU goes on with the word vectors that it began with."""
     model = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).model
-    model.set_inference(dtype)
-    model.sync_weights()
-    writer = model.writer
-    table = writer.codec.table().clone()
+    inference = Inference(model, dtype)
+    inference.sync_weights()
+    copy = inference.denoiser
+    table = copy.codec.table().clone()
     with torch.no_grad():
         model.denoiser.codec.raw.mul_(-1)
-    model.sync_weights()
-    assert torch.equal(writer.codec.table(), table) and torch.equal(model.writer.codec.table(), -table)
+    inference.sync_weights()
+    assert torch.equal(copy.codec.table(), table) and torch.equal(inference.denoiser.codec.table(), -table)
 
 
 def test_the_bundled_model_is_asked_while_it_writes():

@@ -28,7 +28,7 @@ from difflm.diffusion.processes import (
 from difflm.diffusion.processes.discrete import draw_transition
 from difflm.diffusion.processes.matrix import balanced, company, nearest_rate
 from difflm.errors import UsageError
-from difflm.methods import METHODS
+from difflm.methods import METHODS, TextSpec
 
 EXACT = -JOINT.flatten().log()
 BETAS = (0.1, 0.3, 0.5)
@@ -207,7 +207,7 @@ def test_score_entropy_trains_on_uniform_noise_as_the_bound_does():
     found = []
     for method, choices in (("sedd", {"noise": "uniform"}), ("udlm", {})):
         torch.manual_seed(0)
-        model = METHODS[method](hidden=16, layers=1, heads=2, dropout=0.0, **choices).build(30, 12)
+        model = METHODS[method](hidden=16, layers=1, heads=2, dropout=0.0, **choices).build(TextSpec(30, 12))
         ids = torch.randint(4, 30, (32, 12), generator=torch.Generator().manual_seed(1))
         loss = model(Batch(ids, torch.full((32,), 12))).means()["loss"]
         loss.backward()

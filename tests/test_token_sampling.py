@@ -14,7 +14,7 @@ from difflm.diffusion.processes import Absorbing, Hybrid, Spindle, Uniform
 from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.samplers import DISCRETE_STEPS, Sampler, Steering, StepSpan, StepState, denoise
 from difflm.diffusion.samplers.discrete_steps import SETTLED, add_corrections
-from difflm.methods import METHODS
+from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 
 DRAWS = 20_000
@@ -182,7 +182,7 @@ def test_threshold_writes_what_is_sure_together():
 
 def tiny(method: str = "mdlm"):
     torch.manual_seed(0)
-    model = METHODS[method](hidden=16, layers=1, heads=2).build(12, 16).eval()
+    model = METHODS[method](hidden=16, layers=1, heads=2).build(TextSpec(12, 16)).eval()
     torch.nn.init.normal_(model.denoiser.network.head.weight, std=0.5)
     return model
 

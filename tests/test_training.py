@@ -10,6 +10,7 @@ from tiny import tiny_run
 
 from difflm.app.bench.training import SMALL
 from difflm.data.batches import Batch
+from difflm.methods import TextSpec
 from difflm.models.base import Losses, Trainable
 from difflm.networks.bert import PostNormBlock
 from difflm.runtime.tensors import dequantise_rows, load_tensors, quantise_rows, save_tensors
@@ -120,7 +121,7 @@ def moved(tmp_path, batches, **budget):
     """Weights after two steps of a small model with dropout."""
     recipe = check({**SMALL, "model": {**SMALL["model"], "hidden": 32, "layers": 2, "heads": 2, "dropout": 0.2}})
     torch.manual_seed(0)
-    model = recipe.build_method().build(50, 16)
+    model = recipe.build_method().build(TextSpec(50, 16))
     trainer = Trainer(model, Budget(10, 8, warmup=0, **budget), tmp_path, torch.device("cpu"))
     for _ in range(2):
         losses = trainer.train_step(batches)
@@ -182,7 +183,11 @@ def learner(precision="bf16", **more):
     """A small model without dropout, and a budget for it."""
     torch.manual_seed(0)
     sizes = {"hidden": 64, "layers": 2, "heads": 2, "dropout": 0}  # heads of 32: kernels of our own take them
-    model = check({**SMALL, "method": "difflm", "model": {**sizes, "embedding_dim": 16}}).build_method().build(50, 16)
+    model = (
+        check({**SMALL, "method": "difflm", "model": {**sizes, "embedding_dim": 16}})
+        .build_method()
+        .build(TextSpec(50, 16))
+    )
     return model, Budget(20, 8, warmup=0, precision=precision, **more)
 
 

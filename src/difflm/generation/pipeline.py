@@ -146,11 +146,11 @@ class TextDiffusion:
         is given every text at every step. `settings` are those of `Sampling`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
         check_request(n, seed, mbr, candidates, controls)
-        plan = self.plan_controls(controls, edit, guidance)
-        job = GenerationJob(n, seed, self.sampling(**settings), plan, max(mbr, candidates), watch)
+        sampling, plan = self.sampling(**settings), self.plan_controls(controls, edit, guidance)
+        job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch)
         if plan is not None and plan.unknown_words:
             job.warnings = self.warnings(plan)
-        if job.sampling.contrast and not (plan and (plan.infill or (edit and edit.keep))):
+        if sampling.contrast and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("a contrast is with known words: give some with --infill, or with --edit and --keep.")
         if mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
             job.choose = lambda _, made: [most_central([g.tokens for g in group]) for group in made]

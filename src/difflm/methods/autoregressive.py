@@ -28,5 +28,5 @@ class AutoregressiveTwin(Method):
             self.layers,
             self.heads,
             self.dropout,
-            Sampling("autoregressive", steps=texts.longest),
+            Sampling("autoregressive", steps=max(1, texts.longest)),
         )
