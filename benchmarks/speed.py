@@ -110,7 +110,7 @@ class Speed:
         names = self.asked.controls.split(",") if self.asked.controls else None
         for control, targets in by_control(found).items():
             with suppress(UsageError):  # of a control that this model does not take
-                self.lm.brief(targets[0].asked.controls())
+                self.lm.plan_controls(targets[0].asked.controls())
                 if names is None or control in names:
                     for texts in self.batches:
                         yield from (partial(self.control_row, targets, texts, steps) for steps in self.steps)

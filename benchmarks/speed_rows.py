@@ -28,7 +28,7 @@ from difflm.evaluation.targets import Target
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
-from difflm.models.batching import Layout, denoise_batch, finished_ids, pad_batch
+from difflm.models.batching import Layout, denoise_batch, pad_batch
 from difflm.models.batching import Row as Sample
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
@@ -128,8 +128,8 @@ def control_row(
     made: list[str] = []
 
     def make() -> None:
-        jobs = [protocol.work(lm, target, number) for number, target in enumerate(asked)]
-        ended = (ids for batch, last in lm.ends(jobs) for ids in finished_ids(lm.model, batch, last))
+        jobs = [protocol.make_job(lm, target, number) for number, target in enumerate(asked)]
+        ended = (row.ids for rows in lm.run_unchecked(jobs) for row in rows)
         made[:] = [lm.tokenizer.decode(ids) for ids in ended]
 
     lm.inference.clear_recorded()

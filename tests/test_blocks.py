@@ -133,8 +133,8 @@ def test_long_texts_look_back_as_far_as_half_of_training_could(counts, back):
 
 def test_a_long_neighbour_changes_nothing(tmp_path):
     lm = TextDiffusion.from_pretrained(tiny_run(tmp_path, "block-diffusion", steps=3))
-    works = [lm.work(2, 3, controls=[Length(n)]) for n in (9, 60)]
-    together = {number: [made[k].text for k in sorted(made)] for number, made in lm.together(works)}
+    works = [lm.make_job(2, 3, controls=[Length(n)]) for n in (9, 60)]
+    together = {number: [made[k].text for k in sorted(made)] for number, made in lm.run_jobs(works)}
     alone = [[text.text for text in lm.generate(2, 3, controls=[Length(n)])] for n in (9, 60)]
     assert [together[0], together[1]] == alone
 
@@ -198,8 +198,8 @@ def test_texts_may_be_longer_than_those_of_training(written):
 
 
 def test_requests_of_different_steps_do_not_mix(written):
-    works = [written.work(1, seed=3, steps=steps, controls=[Length(9)]) for steps in (2, 4)]
-    together = {owner: made[0].text for owner, made in written.together(works)}
+    works = [written.make_job(1, seed=3, steps=steps, controls=[Length(9)]) for steps in (2, 4)]
+    together = {owner: made[0].text for owner, made in written.run_jobs(works)}
     alone = [written.generate(1, 3, steps=steps, controls=[Length(9)])[0].text for steps in (2, 4)]
     assert [together[0], together[1]] == alone
 

@@ -426,7 +426,7 @@ def test_tags_and_spans_are_learned_and_asked_for(tiny_runs, small_guide, method
     assert len(made.tokens) == 3 and made.denoiser_calls == 6
     if method != "mdlm":
         asked = [[Tags(("DET", "NOUN", "PUNCT"))], [Label("loss", "DET"), Length(3)]]
-        made = [lm.generate(1, steps=4, controls=controls, knobs=ORIGINAL)[0] for controls in asked]
+        made = [lm.generate(1, steps=4, controls=controls, guidance=ORIGINAL)[0] for controls in asked]
         assert [len(one.tokens) for one in made] == [3, 3]
     brief = lm.brief([Tags(("DET", "NOUN"))])
     assert brief is not None

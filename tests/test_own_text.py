@@ -181,7 +181,8 @@ def test_a_run_killed_before_its_first_checkpoint_resumes_with_its_pretrained_we
 
 # -- one writer to a directory ----------------------------------------------------------------------------------------
 
-HOLD = "import sys, pathlib; from difflm.runtime.files import locked\nwith locked(pathlib.Path(sys.argv[1])): print(); input()"
+HOLD = """import sys, pathlib; from difflm.runtime.files import locked
+with locked(pathlib.Path(sys.argv[1])): print(); input()"""
 
 
 def hold(directory):

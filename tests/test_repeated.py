@@ -158,7 +158,7 @@ def test_a_request_looks_at_the_ends_of_its_texts_alone(lm, monkeypatch):
 
     monkeypatch.setattr(lm.inference, "stream", noted)
     alone = [str(lm.generate(1, seed=seed, steps=steps)[0]) for seed, steps in ((1, 6), (2, 3))]
-    shared = dict(lm.together([lm.work(1, 1, steps=6), lm.work(1, 2, steps=3)]))
+    shared = dict(lm.run_jobs([lm.make_job(1, 1, steps=6), lm.make_job(1, 2, steps=3)]))
     watched = [drafts[0].step for drafts in lm.stream(1, seed=1, steps=6)]
     assert [str(shared[k][0]) for k in range(2)] == alone and watched == list(range(6))
     assert asked[:2] == [{5}, {2}] and asked[2] == {5, 2} and asked[-1] is None
@@ -206,7 +206,7 @@ def test_guidance_acts_alike(device, tiny_runs, guide, knobs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device, torch.float32).guided_by(guide)
     values = lm.labellings["food"].values[1:3]
     for value in values:
-        recorded, plain = both(lm, controls=[Label("food", value), Length(12)], knobs=knobs)
+        recorded, plain = both(lm, controls=[Label("food", value), Length(12)], guidance=knobs)
         assert recorded == plain
     assert len(lm.inference._recorded.idle) == 1, "both values are asked by one recording"
 
@@ -218,12 +218,12 @@ def test_several_requests_in_one_loop(device, tiny_runs, guide):
     for records in (True, False):
         lm.inference.record = records
         works = [
-            lm.work(2, 1, controls=[Label("food", known[0])], steps=6),
-            lm.work(1, 5, steps=4),
-            lm.work(2, 2, controls=[Contains("pub"), Length(9)], steps=3),
+            lm.make_job(2, 1, controls=[Label("food", known[0])], steps=6),
+            lm.make_job(1, 5, steps=4),
+            lm.make_job(2, 2, controls=[Contains("pub"), Length(9)], steps=3),
         ]
         made: dict[tuple[int, int], str] = {}
-        for number, texts in lm.together(works):
+        for number, texts in lm.run_jobs(works):
             made |= {(number, k): g.text for k, g in texts.items()}
         found.append(made)
     assert found[0] == found[1]
@@ -276,8 +276,8 @@ def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide
         found = []
         for records in (True, False):
             lm.inference.record = records
-            works = [lm.work(n, seed, steps=steps, **asked) for seed, (asked, n, steps) in enumerate(many)]
-            made = [(number, k, g.text) for number, texts in lm.together(works) for k, g in texts.items()]
+            works = [lm.make_job(n, seed, steps=steps, **asked) for seed, (asked, n, steps) in enumerate(many)]
+            made = [(number, k, g.text) for number, texts in lm.run_jobs(works) for k, g in texts.items()]
             assert len(made) == sum(n for _, n, _ in many)
             found.append(sorted(made))
         assert found[0] == found[1]

@@ -11,9 +11,9 @@ from tiny import tiny_runs
 from torch._inductor import metrics
 
 from difflm.controls import Label, Length
-from difflm.controls.batch_plan import steering_for
+from difflm.controls.plan import steering_for
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import SamplerInputs
+from difflm.diffusion.samplers import SamplerInputs, StepSpan
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import make_batches
 from difflm.models.inference import MAX_RECORDED
@@ -95,13 +95,12 @@ def test_more_kinds_of_requests_than_are_kept_write_what_they_write_alone(tiny_r
 
 
 def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> SamplerInputs:
-    """The walk of the only tile of a request."""
-    work = lm.work(2, seed, **{"steps": 4, **asked})
-    work.rows = lm._rows(work)
-    (tile,) = make_batches(lm.model, work.rows, lm.device)
-    steering = steering_for(tile, [(work.brief, part) for _, part in tile.owners], [work.span] * len(tile.lengths))
-    noise = Noise(tile.seeds, tile.samples)
-    where = (noise, tile.lengths, tile.width, work.sampling, steering)
+    """The sampler inputs of the only batch of a request."""
+    job = lm.make_job(2, seed, **{"steps": 4, **asked})
+    (batch,) = make_batches(lm.model, job.make_rows(lm.model), lm.device)
+    spans = [StepSpan(job.sampling.steps)] * len(batch.lengths)
+    steering = steering_for(batch, [(job.plan, part) for _, part in batch.owners], spans)
+    where = (Noise(batch.seeds, batch.samples), batch.lengths, batch.width, job.sampling, steering)
     return lm.model.sampler_inputs(lm.inference.denoiser, *where)
 
 

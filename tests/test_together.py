@@ -62,7 +62,7 @@ def test_each_text_is_guided_towards_its_own_label(tiny_runs, guide):
         {"n": 1, "seed": 1, "controls": [Label("food", known[1]), Length(6)], "steps": 6},
         {"n": 1, "seed": 5, "steps": 4},
         {"n": 1, "seed": 1, "controls": [Label("food", known[1])], "steps": 6, "candidates": 3},
-        {"n": 1, "seed": 1, "controls": [Label("food", known[0])], "steps": 6, "knobs": GuidanceSettings(size=0.0)},
+        {"n": 1, "seed": 1, "controls": [Label("food", known[0])], "steps": 6, "guidance": GuidanceSettings(size=0.0)},
     ]
     assert all_together(lm, asked) == apart(lm, asked)
 

@@ -175,7 +175,7 @@ def test_a_field_is_said_whatever_its_classifier_learned(masked, tmp_path):
     for more in ([], [Length(9)], [Contains("coffee shop"), Length(9)]):
         for text in lm.generate(8, controls=[area, *more], steps=8):
             assert all(check["satisfied"] for check in text.controls), text.text
-    unsaid = lm.generate(8, controls=[area], steps=8, knobs=GuidanceSettings(size=0.0, impose=False))
+    unsaid = lm.generate(8, controls=[area], steps=8, guidance=GuidanceSettings(size=0.0, impose=False))
     assert not all(text.controls[0]["satisfied"] for text in unsaid)
 
 
@@ -185,7 +185,7 @@ def test_a_classifier_of_noisy_tokens_guides(tmp_path):
     run = tiny_run(tmp_path, "mdlm", steps=250, batch_size=64, warmup=20, validate_every=250, save_every=250)
     lm = TextDiffusion.from_pretrained(run).guided_by(cuisine(tmp_path, run, 400))
     for knobs in (None, GuidanceSettings("enumerate", 2.0, words=4)):
-        texts = lm.generate(24, controls=[Label("kind", "French")], steps=16, knobs=knobs)
+        texts = lm.generate(24, controls=[Label("kind", "French")], steps=16, guidance=knobs)
         assert sum("French" in text.tokens for text in texts) > 18
 
 

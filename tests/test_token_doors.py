@@ -169,8 +169,8 @@ def test_a_model_of_characters_writes_and_is_measured_on_what_it_held_out(tmp_pa
 def test_calls_of_several_requests_are_their_own(method, tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs[method])
     settings = {"sampler": "first-hitting"} if method == "mdlm" else {}
-    works = [lm.work(1, 3, controls=[Length(n)], **settings) for n in (3, 9)]
-    together = {number: made[0].denoiser_calls for number, made in lm.together(works)}
+    works = [lm.make_job(1, 3, controls=[Length(n)], **settings) for n in (3, 9)]
+    together = {number: made[0].denoiser_calls for number, made in lm.run_jobs(works)}
     alone = [lm.generate(1, 3, controls=[Length(n)], **settings)[0].denoiser_calls for n in (3, 9)]
     assert [together[0], together[1]] == alone and alone[0] < alone[1]
 
@@ -178,10 +178,12 @@ def test_calls_of_several_requests_are_their_own(method, tiny_runs):
 def test_a_contrast_without_known_words_and_a_climb_of_vectors_are_refused(tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["mdlm"])
     with pytest.raises(UsageError, match="known words"):
-        lm.work(1, controls=[Length(5)], contrast=1.0)
+        lm.make_job(1, controls=[Length(5)], contrast=1.0)
     with pytest.raises(UsageError, match="diffuses tokens"):
-        lm.knobs(ORIGINAL)
-    assert lm.knobs(None) == TOKENS and lm.knobs(STANDARD) == STANDARD  # 10 is asked for: 10 it is
+        lm.guidance_settings(ORIGINAL)
+    assert (
+        lm.guidance_settings(None) == TOKENS and lm.guidance_settings(STANDARD) == STANDARD
+    )  # 10 is asked for: 10 it is
 
 
 @pytest.mark.parametrize(
