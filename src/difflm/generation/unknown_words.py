@@ -1,4 +1,4 @@
-"""The warning that somebody gets who gives a model words that it does not know."""
+"""A warning of given words that the model does not know."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -150,8 +150,8 @@ def max_batch_rows(vocabulary: int, width: int, device_type: str, guided: bool =
 
 
 def batch_rows(rows: int, device_type: str, guided: bool) -> int:
-    """Rows with padding of a batch of so many: its full size on the CPU, on a GPU one of few sizes (four between powers
-    of two), so that steps captured for one batch serve others."""
+    """The size of a batch of so many rows, with padding: the full one on the CPU, on a GPU one of few (four between a
+    power of two and the next), so that steps captured for one batch serve others."""
     if device_type == "cpu":
         return GUIDED_BATCH if guided else CPU_BATCH
     return -(-rows // coarseness(rows)) * coarseness(rows)
