@@ -176,13 +176,13 @@ def test_the_time_limit_is_told(lm: TextDiffusion, gate: Gate) -> None:
 
 def test_the_time_limit_holds_while_a_request_is_read(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
     """What reads and plans requests is busy with one that takes too long: nobody waits longer than the limit."""
-    held, work = threading.Event(), lm.work
+    held, make_job = threading.Event(), lm.make_job
 
     def slow(*args: Any, **asked: Any) -> Any:
         assert held.wait(PATIENCE)
-        return work(*args, **asked)
+        return make_job(*args, **asked)
 
-    monkeypatch.setattr(lm, "work", slow)
+    monkeypatch.setattr(lm, "make_job", slow)
     limits = Limits(seconds=0.3, stuck_seconds=0.4)
     with running(lm, limits) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         try:
@@ -261,9 +261,9 @@ def test_the_fault_of_one_is_not_that_of_the_others(
     server, client, ask = asking
     generation = lm._generation
 
-    def broken(sample: int, ids: list[int], work: Any, *others: Any) -> Any:
-        assert work.seed != 13, "a fault on purpose"
-        return generation(sample, ids, work, *others)
+    def broken(row: Any, job: Any, *others: Any) -> Any:
+        assert job.seed != 13, "a fault on purpose"
+        return generation(row, job, *others)
 
     monkeypatch.setattr(lm, "_generation", broken)
     gate.open.clear()

@@ -286,7 +286,8 @@ class DiffusionModel(LanguageModel):
             if sampling.draw:
                 made.append(Draw(codec, uniform))
             if sampling.clamp:
-                rounds = not codec.predicts_tokens  # else the words are the network's own answer
+                # Else the words are the network's own answer; under rules the nearest words, which rules can move.
+                rounds = not codec.predicts_tokens and not steering.rules
                 made.append(Clamp(codec, sampling.clamp_below, self.lengths.forbidden, rounds))
         made += steering.rules
         if steering.known is not None:
