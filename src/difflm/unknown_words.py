@@ -17,7 +17,9 @@ def warn_of_unknown_words(name: str, config: dict[str, Any], tokenizer: Tokenize
     named = ", ".join(repr(word) for word in unknown[:SHOWN])
     more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
     them = "it" if len(unknown) == 1 else "them"
+    data = config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
+    about = f" of {describe_texts(data)}" if data else ""
     return [
-        f"{name} knows {len(known):,} words of {describe_texts(config['recipe']['data'])}; "
+        f"{name} knows {len(known):,} words{about}; "
         f"it does not know {named}{more}, and cannot take {them} into account."
     ]
