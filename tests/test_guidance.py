@@ -374,9 +374,9 @@ def test_candidates_are_chosen_by_the_classifier_and_counted(tiny_runs, guide):
     controls = [Label("food", "French"), Length(8)]
     (chosen,) = lm.generate(1, steps=3, candidates=4, controls=controls)
     made = lm.generate(4, steps=3, controls=controls)
-    brief = lm.brief(controls)
+    brief = lm.plan_controls(controls)
     assert brief is not None
-    nats = brief.own_nats([lm.tokenizer.encode(g.text) for g in made])
+    nats = brief.classifier_nats([lm.tokenizer.encode(g.text) for g in made])
     assert chosen.text == made[min(range(4), key=nats.__getitem__)].text and chosen.denoiser_calls == 12
 
 
@@ -390,12 +390,12 @@ def test_of_two_classifiers_that_know_a_label_the_later_one_is_asked(tiny_runs, 
     """Whose values stand in another order, so that a mixture of both would ask for something else."""
     other = small_guide("difflm", [{"text": t, "food": f} for t, f in (("A pub.", "zzz"), ("An inn.", "French"))] * 9)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide).guided_by(other)
-    brief = lm.brief([Label("food", "zzz")])
+    brief = lm.plan_controls([Label("food", "zzz")])
     assert brief is not None
-    (wish,) = brief.wishes(Canvas(torch.ones(1, 4, dtype=torch.bool), 0, torch.zeros(1, 4)))
+    (wish,) = brief.targets(Canvas(torch.ones(1, 4, dtype=torch.bool), 0, torch.zeros(1, 4)))
     assert wish.classifier.labellings["food"].values == (NONE, "French", "zzz") and wish.labels.tolist() == [2]
     with pytest.raises(UsageError, match="other"):
-        TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(other).guided_by(guide).brief(
+        TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(other).guided_by(guide).plan_controls(
             [Label("food", "zzz")]
         )
 
@@ -428,15 +428,15 @@ def test_tags_and_spans_are_learned_and_asked_for(tiny_runs, small_guide, method
         asked = [[Tags(("DET", "NOUN", "PUNCT"))], [Label("loss", "DET"), Length(3)]]
         made = [lm.generate(1, steps=4, controls=controls, guidance=ORIGINAL)[0] for controls in asked]
         assert [len(one.tokens) for one in made] == [3, 3]
-    brief = lm.brief([Tags(("DET", "NOUN"))])
+    brief = lm.plan_controls([Tags(("DET", "NOUN"))])
     assert brief is not None
     the, pub = (lm.tokenizer.encode(word)[0] for word in ("A", "pub"))
-    assert brief.setting.word_labels["pos"][the].max() == 9 and brief.setting.word_labels["pos"][pub].sum() == 9
+    assert brief.info.word_labels["pos"][the].max() == 9 and brief.info.word_labels["pos"][pub].sum() == 9
     for control in (Label("pos", "NOUN"), Label("a.b", "S")):
         with pytest.raises(UsageError, match="in this classifier"):
-            lm.brief([control])
+            lm.plan_controls([control])
     with pytest.raises(UsageError, match="never saw VERB"):
-        lm.brief([Tags(("DET", "VERB"))])
+        lm.plan_controls([Tags(("DET", "VERB"))])
 
 
 def test_the_frozen_model_is_shared_by_copies_and_saved_nowhere(tiny_runs):
