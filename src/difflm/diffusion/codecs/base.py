@@ -29,10 +29,6 @@ class Codec(nn.Module):
     def state_shape(self, width: int) -> tuple[int, ...]:
         """Shape of one text's state on a canvas of `width` positions."""
 
-    def state_mask(self, mask: Tensor) -> Tensor:
-        """Which of the state's own positions exist, given those of the tokens."""
-        return mask
-
     @abstractmethod
     def encode(self, ids: Tensor) -> Tensor:
         """The clean state of tokens [B, L], without noise."""
@@ -78,10 +74,6 @@ class Codec(nn.Module):
     @abstractmethod
     def nearest(self, x: Tensor, banned: Tensor | None = None) -> Tensor:
         """Ids of the tokens nearest to a clean state, `banned` [V] ones left out."""
-
-    def tokens(self, belief: Belief) -> Tensor:
-        """The tokens of a belief, [B, L]."""
-        return belief.tokens
 
     def token_mask(self, ids: Sequence[int]) -> Tensor:
         """True for these tokens, [V], on the codec's device; kept, since a copy from the host makes a GPU wait."""
