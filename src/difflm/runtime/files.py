@@ -81,11 +81,15 @@ def locked(directory: Path) -> Iterator[None]:
 def _acquire_lock(directory: Path) -> int:
     """Lock the lock file of a directory, and return its open handle, which is the lock."""
     path = directory / LOCK
+    missing = 0
     while True:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # the last holder has just removed the directory
+        except FileNotFoundError:  # the last holder has just removed the directory, or it cannot be created (/proc)
+            missing += 1
+            if missing == 100:
+                raise
             continue
         try:
             if not _try_lock(handle):
