@@ -344,6 +344,7 @@ def test_a_bound_cannot_judge_and_nothing_cannot_be_compared_with(grammar, judge
         evaluate_language({"m": bound}, held_out([]), judge, 5)
 
 
+@pytest.mark.long
 def test_real_e2e_text_holds_a_few_training_sentences():
     """11 of the 4,672 validation references also stand in training; natural spacing must not hide them."""
     root = os.environ.get("DIFFLM_DATA")

@@ -157,6 +157,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     return {name: folder / name for name in ("roc", "roc-twin", "roc-infill-twin")}
 
 
+@pytest.mark.long
 def test_each_model_writes_in_its_own_way(runs):
     kinds = {
         name: type(writer_for(TextDiffusion.from_pretrained(run), SET, Asked())).__name__ for name, run in runs.items()
@@ -178,6 +179,7 @@ def test_left_to_right_models_see_what_they_should(runs):
     assert len({tuple(prompt) for prompt in prompts}) == len(THINGS)
 
 
+@pytest.mark.long
 def test_the_whole_way(runs, data, tmp_path, capsys):
     """Both sets, three models, every way of writing; context kept; records, card and texts beside them."""
     argv = ["evaluate", str(runs["roc"]), "--task", "infill", "--data", str(data), "--samples", "4", "--mbr", "3"]

@@ -201,6 +201,7 @@ def test_a_short_run_on_a_gpu_records_its_steps_without_compiling(pairs):
     ]
 
 
+@pytest.mark.long
 def test_the_benchmark_goes_on_where_it_stopped(tiny_runs, tmp_path, capsys):
     few_steps = pytest.importorskip("benchmarks.few_steps", reason="run from the repository's root")
     argv = ["--out", str(tmp_path), "--device", "cpu", "--teacher", str(tiny_runs["difflm"]), "--no-measuring"]

@@ -99,6 +99,7 @@ def test_guidance_of_size_one_draws_from_the_exact_conditional(sampler):
     assert total_variation(found, conditional(CHANCES)) <= 0.03
 
 
+@pytest.mark.long
 def test_guidance_asks_for_what_no_position_sees_alone():
     """12 % of unguided texts have two equal words; guided ones nearly all, in the shares of the joint."""
     found = guided_sample(GuidanceSettings("gradient", 1.0), steps=60, draws=4_000, chances=DIAGONAL.float())

@@ -57,6 +57,7 @@ def test_lengths_follow_the_new_texts(tiny_runs, tmp_path, texts):
     assert after.sum() < before.sum() and after[5] > 50  # "Zebras graze near the river." has six words
 
 
+@pytest.mark.long
 def test_a_fine_tuned_run_starts_at_the_loss_of_the_first(tmp_path):
     """A trained twin on its own texts, whose loss is its nats/token: to a tenth, since a batch is but eight texts."""
     init = tiny_run(tmp_path, "autoregressive", steps=150, ema=0.9)

@@ -238,6 +238,7 @@ def test_rows_are_kept_at_once_and_a_failure_is_a_line(tmp_path, capsys):
     assert speed.measure(tasks, out, -1.0) == 0 and len(out.read_text().splitlines()) == 2
 
 
+@pytest.mark.long
 def test_the_benchmark_runs_from_end_to_end(tiny_runs, one_second, tmp_path, capsys):  # noqa: F811
     """Its texts are what `evaluate --task control --texts` reads."""
     run, twin = str(tiny_runs["difflm"]), str(tiny_runs["autoregressive"])

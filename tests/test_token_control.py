@@ -71,6 +71,7 @@ def test_guidance_by_enumeration_draws_from_the_exact_conditional():
     assert total_variation(guided(GuidanceSettings("enumerate", 0.0)), JOINT) < 0.02
 
 
+@pytest.mark.long
 def test_several_places_a_step_need_many_steps():
     assert total_variation(guided(GuidanceSettings("enumerate", 1.0), 32, "ancestral"), CONDITIONAL) < 0.04
 

@@ -27,7 +27,12 @@ assert tiny_runs  # a fixture
 DISCRETE = [name for name, method in METHODS.items() if method.family in ("masked", "uniform", "hybrid", "matrix")]
 
 
-@pytest.mark.parametrize("method", DISCRETE)
+QUICK = ("bert-mouth", "d3pm-absorbing", "mdlm", "udlm", "gidd", "block-diffusion")  # one of each family
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in DISCRETE]
+)
 def test_gaps_and_lengths_are_obeyed(method, tiny_runs, capsys):
     run = str(tiny_runs[method])
     for argv in (["--infill", "The ___:2 pub near ___."], ["--length", "9", "--contains", "coffee shop"]):

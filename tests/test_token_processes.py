@@ -142,7 +142,7 @@ def test_corruption_has_the_shares_of_the_mixture(kind):
 # -- the bound ------------------------------------------------------------------------------------------------------
 
 
-LONG = ("hybrid 0.3",)  # five to eight seconds
+LONG = ("hybrid 0.3", "hybrid 0.1", "masks, quarter of a cosine", "masks, t²")  # four seconds and more
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_no_sign_is_lost(text: str) -> None:
 
 
 @needs_e2e
-@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.long), "valid"])
 def test_every_e2e_reference_is_read_back(split: str) -> None:
     for pair in read_e2e(DATA / f"{split}.txt.gz"):
         words = split_words(pair.text)

@@ -208,6 +208,7 @@ def test_matrices_of_the_copy_that_learns_are_narrow_and_the_rest_is_the_models_
     assert MasterWeights(model, None).model is model
 
 
+@pytest.mark.long
 def test_a_narrow_copy_learns_what_autocast_does():
     """Gradients of narrow matrices are what autocast takes, rounded alike; so weights and average move alike."""
     found = []
@@ -238,6 +239,7 @@ def stepped(working, ema, update, steps):
         update(step, 0)
 
 
+@pytest.mark.long
 def test_a_narrow_copy_goes_on_where_a_checkpoint_left_it():
     """Three steps, all that a checkpoint holds into fresh ones, three more: as six, to the bit."""
     found = []
