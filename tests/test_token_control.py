@@ -23,7 +23,7 @@ from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
-from difflm.models.diffusion import DiffusionModel, apply_contrast
+from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnLength
 from difflm.training.classifier import train_guide
 from difflm.training.recipe import check
@@ -105,12 +105,12 @@ def test_contrast_of_exact_beliefs():
     """Weight 0 is p(x | y); −1 is p(x); between them geometric means, as the formula of Ho and Salimans has it."""
     told, untold = (Belief(v) for v in torch.randn(2, 1, 2, 5, dtype=torch.float64))
     for weight in (0.0, -1.0, 1.5):
-        p = apply_contrast(told, untold, weight).logits.log_softmax(-1)
+        p = told.contrasted(untold, weight).logits.log_softmax(-1)
         want = (1 + weight) * told.logits.log_softmax(-1) - weight * untold.logits.log_softmax(-1)
         assert torch.allclose(p, want.log_softmax(-1), atol=1e-12)
     settled = torch.full((1, 1, 5), float("-inf")).index_fill(-1, torch.tensor(3), 0.0)
     sure = Belief(settled)
-    assert torch.equal(apply_contrast(sure, sure, 2.0).logits, settled)
+    assert torch.equal(sure.contrasted(sure, 2.0).logits, settled)
 
 
 @pytest.mark.parametrize("weight", [0.5, 2.0])

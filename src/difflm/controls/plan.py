@@ -18,6 +18,7 @@ from difflm.controls.rules import ForbidSpecials
 from difflm.controls.token_guidance import GuidedBelief
 from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
 from difflm.data.words import split_words
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import Steering, StepSpan, Transform
@@ -131,7 +132,9 @@ class ControlPlan:
 
     # -- before sampling ----------------------------------------------------------------------------------------
 
-    def layouts(self, samples: Tensor, seed: int) -> tuple[list[Layout], list[dict[int, str]]]:
+    def layouts(
+        self, samples: Tensor, seed: int, condition: Condition = UNCONDITIONAL
+    ) -> tuple[list[Layout], list[dict[int, str]]]:
         """Layouts of these samples, and for each the words that the model has no id for."""
         noise = Noise(seed, samples)
         if self.edit is not None:
@@ -139,18 +142,19 @@ class ControlPlan:
         if self.infill is not None:
             return self.gap_layouts(self.infill, noise)
         if self.open_ended:
-            layouts = [Layout(n) for n in self.model.draw_lengths(noise).tolist()]
+            layouts = [Layout(n) for n in self.model.draw_lengths(noise, condition).tolist()]
         else:
-            layouts = [self.layout(n, {}) for n in self.draw_totals(noise, self.phrases.needed)]
+            layouts = [self.layout(n, {}) for n in self.draw_totals(noise, self.phrases.needed, condition)]
         return layouts, [{}] * len(samples)
 
-    def draw_totals(self, noise: Noise, least: int) -> list[int]:
+    def draw_totals(self, noise: Noise, least: int, condition: Condition = UNCONDITIONAL) -> list[int]:
         """The number of tokens of each text."""
         if self.words is not None:
             return [self.words] * len(noise.samples)
         least = max(least, self.least)
         room = self.infill.max_words(self.info) if self.infill else self.info.max_words
-        drawn = self.model.lengths.draw_between(noise.uniform(0, stream=1), least, max(least, room))
+        u = noise.uniform(0, stream=1)
+        drawn = self.model.lengths.draw_between(u, least, max(least, room), condition)
         return [int(n) for n in drawn.tolist()]
 
     def gap_layouts(self, infill: Infill, noise: Noise) -> tuple[list[Layout], list[dict[int, str]]]:
@@ -262,7 +266,7 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings."""
     lead = next((plan for plan, _ in parts if plan is not None), None)
     if lead is None:
-        return Steering(batch.known, batch.begin, spans)
+        return Steering(batch.known, batch.begin, spans, source=batch.source, source_mask=batch.source_mask)
     settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(batch.mask)
     canvas = Canvas(batch.mask, lead.info.first, settled)
     if len(parts) == 1:
@@ -274,5 +278,7 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
         targets = merge_targets([plan.targets(own) if plan else [] for plan, _, own in rows], sizes)
     guidance = Guidance(targets, lead.denoiser, batch.mask, lead.guidance) if targets else None
     if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient to climb: the belief is tilted
-        return Steering(batch.known, batch.begin, spans, [GuidedBelief(guidance), *rules])
-    return Steering(batch.known, batch.begin, spans, rules, guidance)
+        rules, guidance = [GuidedBelief(guidance), *rules], None
+    return Steering(
+        batch.known, batch.begin, spans, rules, guidance, source=batch.source, source_mask=batch.source_mask
+    )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -60,6 +61,15 @@ class Belief:
             return None if tensor is None else tensor[part]
 
         return Belief(self.logits[part], cut(self.evidence), self.codec, cut(self.state), cut(self.words))
+
+    def contrasted(self, other: "Belief", weight: float) -> "Belief":
+        """Log-probabilities, and a state that was predicted, moved on by `weight` from the belief of who knows less:
+        classifier-free guidance (Ho & Salimans, 2022). Tokens that one of the two rules out stay as they are."""
+        here, there = self.logits.log_softmax(-1), other.logits.log_softmax(-1)
+        moved = torch.where(here.isfinite() & there.isfinite(), here + weight * (here - there), self.logits)
+        if self.state is None or other.state is None:
+            return self.with_logits(moved)
+        return replace(self, logits=moved, words=None, state=self.state + weight * (self.state - other.state))
 
     def with_logits(self, logits: Tensor) -> "Belief":
         """The belief under other logits; its clean state follows, unless the network predicted the state itself."""

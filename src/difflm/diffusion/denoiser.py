@@ -75,12 +75,13 @@ class SelfConditioning:
     """The network is shown its last estimate of the clean state (Chen et al., 2023); zeros where there is none.
 
     In training "half" shows it to every second text of a batch. Which ones is fixed, since the order of texts and times
-    is random already, and a shape that never changes is what compiles. `lag` is by how much of the way, at most, the
-    estimate lags behind the state: in few steps it comes from a far noisier state, and a network that learned from
-    estimates of its own moment trusts it too much.
+    is random already, and a shape that never changes is what compiles. "coin" shows it to all or none of a batch;
+    "both" trains the answers without it and with it, always (Strudel et al., 2022). `lag` is by how much of the way, at
+    most, the estimate lags behind the state: in few steps it comes from a far noisier state, and a network that learned
+    from estimates of its own moment trusts it too much.
     """
 
-    mode: Literal["off", "half"] = "off"
+    mode: Literal["off", "half", "coin", "both"] = "off"
     lag: float = 0.0
 
     @property
@@ -110,7 +111,8 @@ class Denoiser(nn.Module):
 
     def prepare(self, condition: Condition) -> Condition:
         """The condition with what is computed of it once a generation."""
-        return self.conditioning.prepare(self, condition)
+        with autocast_to(self.codec.bias.device, self.precision):
+            return self.conditioning.prepare(self, condition)
 
     def forward(
         self,
@@ -125,7 +127,7 @@ class Denoiser(nn.Module):
             evidence = self.codec.evidence(canvas.x, canvas.level)
             inputs = self.inputs(canvas, evidence, previous)
         with autocast_to(x.device, self.precision):
-            answer = self.network(inputs, canvas.level.t, canvas.mask).float()
+            answer = self.network(inputs, canvas.level.t, canvas.mask, *canvas.memory).float()
         with torch.autocast(x.device.type, enabled=False):
             if canvas.first:
                 text = slice(None), slice(canvas.first, None)

@@ -40,6 +40,7 @@ class Corrupted:
     codec: Codec
     process: Process
     chain: int | None = None  # levels of a discrete chain; None: continuous time
+    first: Belief | None = None  # the answer without self-conditioning, where both answers are trained
 
     @property
     def earlier(self) -> Tensor:

@@ -1,7 +1,7 @@
 """A request while it is worked on, and the texts that come of it."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 
 from difflm.controls.plan import ControlPlan
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.batching import Row, draw_rows
+from difflm.models.batching import Row, condition_of, draw_rows
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class GenerationJob:
     wanted: Callable[[], bool] = lambda: True  # asked at every step and text: an unwanted job is left unfinished
     warnings: list[str] = field(default_factory=list)  # for all of its texts
     rows: list[Row] = field(default_factory=list)
+    sources: Sequence[Ids] = ()  # of every text, where it is written from one
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
     waiting: dict[int, tuple[Ids, Generation]] = field(default_factory=dict)  # by sample: candidates to choose from
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
@@ -67,11 +68,13 @@ class GenerationJob:
     def make_rows(self, model: LanguageModel, owner: int = 0) -> list[Row]:
         """A row for every sample, with the words that its controls settle."""
         count = self.n * self.each
+        sources = [source for source in self.sources for _ in range(self.each)]
         if self.plan is None:
-            return draw_rows(model, count, self.seed, owner)
-        layouts, unknown = self.plan.layouts(torch.arange(count), self.seed)
+            return draw_rows(model, count, self.seed, owner, sources)
+        layouts, unknown = self.plan.layouts(torch.arange(count), self.seed, condition_of(sources))
         self.unknown = dict(enumerate(unknown))
-        return [Row(self.seed, k, layout, owner, self.plan.guided) for k, layout in enumerate(layouts)]
+        own = sources or [[]] * count
+        return [Row(self.seed, k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]
 
     def choose_texts(self, made: dict[int, tuple[Ids, Generation]]) -> dict[int, Generation]:
         """The best candidate of each text whose candidates are all there; its cost is that of all of them."""

@@ -116,7 +116,7 @@ class TextDiffusion:
         done: dict[int, Generation] = {}
         for _, made in self.run_jobs([self.make_job(n, seed, **asked)]):
             done |= made
-        return [done[k] for k in range(n)]
+        return [done[k] for k in sorted(done)]
 
     def infill(self, template: str, n: int = 1, seed: int = 0, **asked: Any) -> list[Generation]:
         """Fill the gaps of a text: `___` of any length, `___:4` of four words."""
@@ -137,20 +137,24 @@ class TextDiffusion:
         edit: Edit | None = None,
         guidance: GuidanceSettings | None = None,
         watch: Watch | None = None,
+        source: str | Sequence[str] | None = None,
         **settings: Any,
     ) -> GenerationJob:
         """A request, checked and bound to this model; what is wrong with it is raised.
 
         `controls` are asked of every text. `edit` starts from a text instead of noise. Of `candidates` the one is kept
         that the guiding classifiers find likeliest to obey; of `mbr` candidates the one most like the others. `watch`
-        is given every text at every step. `settings` are those of `Sampling`."""
+        is given every text at every step. `source` is what a text is written from, for models that learned pairs; of
+        several sources each has `n` texts, one source after the other. `settings` are those of `Sampling`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
+        sources = [row for row in self.encode_sources(source) for _ in range(n)]
+        n = len(sources) or n
         check_request(n, seed, mbr, candidates, controls)
         sampling, plan = self.sampling(**settings), self.plan_controls(controls, edit, guidance)
-        job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch)
+        job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources)
         if plan is not None and plan.unknown_words:
             job.warnings = self.warnings(plan)
-        if sampling.contrast and not (plan and (plan.infill or (edit and edit.keep))):
+        if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("a contrast is with known words: give some with --infill, or with --edit and --keep.")
         if mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
             job.choose = lambda _, made: [most_central([g.tokens for g in group]) for group in made]
@@ -286,6 +290,27 @@ class TextDiffusion:
         if token not in self._pieces:
             self._pieces[token] = "".join(self.tokenizer.tokens([token]))
         return self._pieces[token]
+
+    def encode_sources(self, source: str | Sequence[str] | None) -> list[list[int]]:
+        """Token ids of sources; what the model cannot read is refused by its number."""
+        room = self.model.source_longest
+        if source is None:
+            if room:
+                raise UsageError(f"{self.name} writes each text from a source: give one (difflm translate).")
+            return []
+        if not room:
+            raise UsageError(f"{self.name} has learned texts without sources, and cannot write from one.")
+        rows = self.tokenizer.encode_batch([source] if isinstance(source, str) else list(source))
+        if not rows:
+            raise UsageError("there is no source.")
+        for number, row in enumerate(rows, start=1):
+            if not row:
+                raise UsageError(f"source {number} is empty.")
+            if len(row) > room:
+                raise UsageError(
+                    f"source {number} has {len(row)} tokens; this model reads {room}. Shorten it."
+                )
+        return rows
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Word ids of texts; one that the model cannot hold is refused by its number."""

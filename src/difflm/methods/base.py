@@ -1,13 +1,15 @@
 """What every method says about itself."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from difflm.data.tokenizers import Tokenizer
+    from difflm.diffusion.conditioning import CrossAttention
     from difflm.models.base import LanguageModel
+    from difflm.networks import Transformer
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,23 @@ class TextSpec:
     source_longest: int = 0  # 0: texts have no source
 
 
+def build_network(
+    texts: TextSpec, sizes: "tuple[int, int, int, int, int, float]", encoder_layers: int, **settings: Any
+) -> "tuple[Transformer, CrossAttention | None]":
+    """A Transformer of these sizes (in, out, hidden, layers, heads, dropout); where texts have sources, one that reads
+    them through attention, and the conditioning that goes with it."""
+    from difflm.diffusion.conditioning import CrossAttention
+    from difflm.networks import EncoderDecoder, Transformer
+
+    if not texts.source_longest:
+        return Transformer(*sizes, **settings), None
+    vocabulary, longest = texts.vocabulary, texts.source_longest
+    network = EncoderDecoder(
+        *sizes, source_vocabulary=vocabulary, source_longest=longest, encoder_layers=encoder_layers, **settings
+    )
+    return network, CrossAttention(longest)
+
+
 class Method(BaseModel):
     """A paper's choices as fields, and `build`, which turns them into a model."""
 
@@ -28,7 +47,8 @@ class Method(BaseModel):
     paper: ClassVar[str]
     family: ClassVar[str]
     kind: ClassVar[Literal["method", "baseline", "classifier"]] = "method"
-    task: ClassVar[Literal["text", "seq2seq"]] = "text"  # seq2seq: every text is written from a source
+    # seq2seq: every text is written from a source; either: as the recipe says
+    task: ClassVar[Literal["text", "seq2seq", "either"]] = "text"
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
 
     def has_bound(self) -> bool:

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import Method, TextSpec, build_network
 
 if TYPE_CHECKING:
     from difflm.models.base import LanguageModel
 
 
 class DiffLM(Method):
-    name, paper, family = "difflm", "this project, 2026", "gaussian"
+    name, paper, family, task = "difflm", "this project, 2026", "gaussian", "either"
 
     embedding_dim: int = 64
     hidden: int = 384
     layers: int = 8
+    encoder_layers: int = 4  # of a source's encoder, where texts have sources
     heads: int = 6
     dropout: float = 0.1
     log_snr_shift: float = -4.0
@@ -30,6 +31,7 @@ class DiffLM(Method):
     positions: bool = True
     context: float = Field(default=0.0, ge=0, le=1)  # share of texts learned with a gap between clean words
     coupled: bool = False  # each text is learned from the noise that a teacher made it of
+    drop_source: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their source
     behind: float = Field(default=0.0, ge=0, le=1)  # how far the last estimate may lag behind, of the whole way
 
     def has_bound(self) -> bool:
@@ -38,7 +40,7 @@ class DiffLM(Method):
     def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.bounds import GaussianBound
         from difflm.diffusion.codecs import LearnedEmbedding
-        from difflm.diffusion.conditioning import CleanGiven
+        from difflm.diffusion.conditioning import CleanGiven, ConditionDrop
         from difflm.diffusion.denoiser import SelfConditioning
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.predictions import Logits
@@ -48,22 +50,25 @@ class DiffLM(Method):
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel
         from difflm.models.lengths import DrawnLength
-        from difflm.networks import Transformer
 
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
         prediction, dim = Logits(self.evidence), self.embedding_dim
         codec = LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
         read = 3 if self.evidence else 2  # the state, the last estimate, and the mean word of the evidence
         sizes = (read * dim, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+        network, reads = build_network(
+            texts, sizes, self.encoder_layers, positions=texts.longest if self.positions else 0
+        )
         return DiffusionModel(
             codec=codec,
             process=Gaussian(LogSnrShift(Cosine(), self.log_snr_shift)),
-            network=Transformer(*sizes, positions=texts.longest if self.positions else 0),
+            network=network,
             objective=Objective({"ce": 1.0}),
             times=LearnedWarp() if self.warp else LowDiscrepancy(),
             lengths=DrawnLength(texts.longest),
             sampling=Sampling("ddim", steps=10) if self.coupled else Sampling("ancestral", steps=50),
-            conditioning=CleanGiven() if self.context else None,
+            conditioning=reads or (CleanGiven() if self.context else None),
+            drop=ConditionDrop(self.drop_source) if reads else None,
             self_conditioning=SelfConditioning("half", lag=self.behind),
             bound=GaussianBound(),
             clean_context=self.context,

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
@@ -82,7 +83,7 @@ class Autoregressive(LanguageModel):
         nats, mask = self.token_nats(batch.ids, batch.lengths)
         return (nats * mask).sum(-1)
 
-    def draw_lengths(self, noise: Noise) -> Tensor:
+    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
         return torch.full_like(noise.samples, self.longest)
 
     def calls(self, sampling: Sampling, words: int) -> int:

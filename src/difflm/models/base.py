@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.data.batches import Batch
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import STEPS, Frame, Steering
 from difflm.models.sampling import Family, Sampling
@@ -93,8 +94,13 @@ class LanguageModel(Trainable):
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         """Run the network in `dtype`; weights stay as they are."""
 
+    @property
+    def source_longest(self) -> int:
+        """The most tokens of a source that it writes from; 0: it has no sources."""
+        return 0
+
     @abstractmethod
-    def draw_lengths(self, noise: Noise) -> Tensor:
+    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
         """How many positions each sample will have, [B]."""
 
     @abstractmethod

@@ -12,8 +12,10 @@ from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from difflm.data.tokenizers import PAD
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import FREE, Frame, Steering
 from difflm.models.base import LanguageModel, Sampling
@@ -64,6 +66,11 @@ class Row:
     layout: Layout
     owner: int = 0  # the index of its job, where several share a batch
     guided: bool = False  # by a classifier: on a CPU such texts have batches of their own
+    source: Sequence[int] = ()  # ids of what it is written from
+
+    @property
+    def source_width(self) -> int:
+        return canvas_width(len(self.source))
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ class SampleBatch:
     rows: Sequence[Row]
     known: Tensor | None = None  # [B, W] ids, FREE where nothing is settled; None: nowhere
     begin: Tensor | None = None  # [B, W] ids
+    source: Tensor | None = None  # [B, S] ids
+    source_mask: Tensor | None = None  # [B, S]
 
     @property
     def mask(self) -> Tensor:
@@ -90,11 +99,24 @@ class SampleBatch:
         return [(owner, slice(a, b)) for (owner, _), a, b in zip(found, [0, *ends], ends, strict=False)]
 
 
-def draw_rows(model: LanguageModel, count: int, seed: int, owner: int = 0) -> list[Row]:
-    """Samples 0 … count − 1, nothing settled but the length that the model draws: on the host, where it is needed."""
-    lengths = model.draw_lengths(Noise(seed, torch.arange(count))).tolist()
+def draw_rows(
+    model: LanguageModel, count: int, seed: int, owner: int = 0, sources: Sequence[Sequence[int]] = ()
+) -> list[Row]:
+    """Samples 0 … count − 1, nothing settled but the length that the model draws: on the host, where it is needed. With
+    sources there is one for every sample."""
+    lengths = model.draw_lengths(Noise(seed, torch.arange(count)), condition_of(sources)).tolist()
     layouts = {n: Layout(n) for n in {*lengths}}
-    return [Row(seed, sample, layouts[n], owner) for sample, n in enumerate(lengths)]
+    own = sources or [()] * count
+    return [Row(seed, sample, layouts[n], owner, source=own[sample]) for sample, n in enumerate(lengths)]
+
+
+def condition_of(sources: Sequence[Sequence[int]], width: int | None = None) -> Condition:
+    """Sources as tensors, padded to a width or to the longest."""
+    if not any(sources):
+        return UNCONDITIONAL
+    ids, lengths = pad_token_rows(sources)
+    ids = ids if width is None else F.pad(ids, (0, width - ids.shape[1]), value=PAD)
+    return Condition(source=ids, source_mask=torch.arange(ids.shape[1]) < lengths.unsqueeze(1))
 
 
 def make_batches(
@@ -113,16 +135,17 @@ def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[
     if device_type != "cpu" and rows and len(rows) * widest <= most:
         yield [*rows], widest
         return
-    waiting: dict[tuple[int, bool], list[Row]] = {}
+    waiting: dict[tuple[int, int, bool], list[Row]] = {}
     for row in rows:  # in their order, so that early texts come early
-        kind = row.layout.width, row.guided and device_type == "cpu"
+        on_cpu = device_type == "cpu"
+        kind = row.layout.width, row.source_width if on_cpu else 0, row.guided and on_cpu
         waiting.setdefault(kind, []).append(row)
         if len(waiting[kind]) == max_batch_rows(vocabulary, kind[0], device_type, row.guided):
             yield waiting.pop(kind), kind[0]
     if device_type == "cpu":
-        yield from ((rest, width) for (width, _), rest in waiting.items())
+        yield from ((rest, width) for (width, *_), rest in waiting.items())
     else:
-        yield from fill_with_narrower({width: rest for (width, _), rest in waiting.items()}, device_type)
+        yield from fill_with_narrower({width: rest for (width, *_), rest in waiting.items()}, device_type)
 
 
 def fill_with_narrower(waiting: Mapping[int, Sequence[Row]], device_type: str) -> Iterator[tuple[list[Row], int]]:
@@ -172,15 +195,12 @@ def pad_batch(rows: Sequence[Row], width: int, device: torch.device, device_type
     seeds, samples, lengths = torch.tensor(numbers).to(device, non_blocking=True).unbind()
     known = token_rows(width, FREE, [layout.known for layout in layouts])
     begin = token_rows(width, PAD, [dict(enumerate(layout.begin)) for layout in layouts])
-    return SampleBatch(
-        seeds,
-        samples,
-        lengths,
-        width,
-        rows,
-        None if known is None else known.to(device, non_blocking=True),
-        None if begin is None else begin.to(device, non_blocking=True),
+    told = condition_of([row.source for row in chosen], max(row.source_width for row in chosen))
+    rest = (
+        None if part is None else part.to(device, non_blocking=True)
+        for part in (known, begin, told.source, told.source_mask)
     )
+    return SampleBatch(seeds, samples, lengths, width, rows, *rest)
 
 
 def token_rows(width: int, empty: int, rows: Sequence[Mapping[int, int]]) -> Tensor | None:

@@ -50,14 +50,14 @@ class BlockLengths(DrawnLength):
         canvas = torch.where(place < ends, inside, torch.where(place == ends, END, PAD))
         return canvas, place < (ends // self.size + 1) * self.size
 
-    def draw(self, u: Tensor) -> Tensor:
+    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         return torch.full(u.shape, self.positions(self.longest), device=u.device)
 
-    def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         """Lengths that were seen, unless more are needed."""
         if low > self.longest:
             return torch.full(u.shape, low, device=u.device)
-        return super().draw_between(u, low, min(high, self.longest))
+        return super().draw_between(u, low, min(high, self.longest), condition)
 
     @property
     def seen_back(self) -> Tensor:
@@ -194,8 +194,9 @@ class BlockDiffusion(DiffusionModel):
         noise: Noise,
         condition: Condition,
         origin: tuple[Tensor, Tensor] | None = None,
+        dropped: Tensor | None = None,
     ) -> Corrupted:
-        return super().corrupt_batch(ids, mask, t, noise, replace(condition, given=ids), origin)
+        return super().corrupt_batch(ids, mask, t, noise, replace(condition, given=ids), origin, dropped)
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         tokens = tokens.clone()

@@ -11,8 +11,8 @@ from difflm.data.tokenizers import PAD
 from difflm.diffusion.belief import Belief
 from difflm.diffusion.bounds import Bound, standard_error
 from difflm.diffusion.codecs import Codec, Embedding
-from difflm.diffusion.condition import FREE, Condition
-from difflm.diffusion.conditioning import Conditioning
+from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
+from difflm.diffusion.conditioning import ConditionDrop, Conditioning
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
@@ -42,7 +42,7 @@ from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family
 from difflm.runtime.cuda_graphs import DelayedFlag
 
-STRETCH, LAG, X0_NOISE, TEXT_NOISE = 21, 22, 23, 24  # streams of random numbers in training
+STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # streams of random numbers in training
 ORDERED = ("first-hitting", "confidence", "threshold")  # step rules after which a text without masks is done
 
 
@@ -66,11 +66,12 @@ class DiffusionModel(LanguageModel):
         bound: Bound | None = None,
         clean_context: float = 0.0,
         reflow: bool = False,
+        drop: ConditionDrop | None = None,
     ) -> None:
         super().__init__()
         self.denoiser = Denoiser(network, codec, process, conditioning, self_conditioning)
         self.objective, self.times, self.lengths, self.bound = objective, times, lengths, bound
-        self.clean_context, self.reflow = clean_context, reflow
+        self.clean_context, self.reflow, self.drop = clean_context, reflow, drop or ConditionDrop()
         if reflow:
             codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
         # A bound wants noise that is independent of the text.
@@ -104,10 +105,14 @@ class DiffusionModel(LanguageModel):
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         with torch.autocast(ids.device.type, enabled=False):
             t, weight = self.times.sample(noise, mask)
-        corrupted = self.corrupt_batch(ids, mask, t, noise, self.condition_of(batch), batch.origin)
+        condition, dropped = self.drop_condition(self.denoiser.prepare(self.condition_of(batch)), noise)
+        corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped)
         counted = corrupted.mask
         with torch.autocast(ids.device.type, enabled=False):
             terms = self.objective(corrupted)
+            if corrupted.first is not None:  # both answers are trained
+                first = self.objective(replace(corrupted, belief=corrupted.first))
+                terms = {name: (first[name] + value) / 2 for name, value in terms.items()}
             total = self.objective.total(terms)
             count = counted.sum().clamp(min=1)
             weighted = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
@@ -125,6 +130,13 @@ class DiffusionModel(LanguageModel):
         place = torch.arange(batch.source.shape[1], device=batch.source.device)
         return Condition(source=batch.source, source_mask=place < batch.source_lengths.unsqueeze(1))
 
+    def drop_condition(self, condition: Condition, noise: Noise) -> tuple[Condition, Tensor | None]:
+        """The condition without that of a share of the texts, and which ones those are, [B]."""
+        if not self.drop.share:
+            return condition, None
+        dropped = noise.uniform(0, stream=DROP) < self.drop.share
+        return condition.null(dropped), dropped
+
     def corrupt_batch(
         self,
         ids: Tensor,
@@ -133,6 +145,7 @@ class DiffusionModel(LanguageModel):
         noise: Noise,
         condition: Condition,
         origin: tuple[Tensor, Tensor] | None = None,
+        dropped: Tensor | None = None,
     ) -> Corrupted:
         """The batch at times t, and what is believed about it. With an `origin`, the seeds and sample numbers of a
         teacher's noise, texts lie on the teacher's paths: these hardly cross, and few steps follow them."""
@@ -145,9 +158,16 @@ class DiffusionModel(LanguageModel):
             shape = codec.state_shape(ids.shape[1])
             own = process.draw_noise(noise if origin is None else Noise(*origin), 0, shape, 0 if origin else TEXT_NOISE)
             x_t = process.corrupt(x0, level, own)
-        previous = self.first_estimate(x0, x_t, own, level, mask, condition, noise)
+        first, previous = None, None
+        if self.denoiser.self_conditioning.mode == "both":
+            first = self.denoiser(x_t, level, mask, condition)
+            previous = first.clean.detach()
+        elif self.denoiser.self_conditioning.on:
+            previous = self.first_estimate(x0, x_t, own, level, mask, condition, noise)
+        if previous is not None and dropped is not None and self.drop.self_condition:
+            previous = torch.where(dropped.view(-1, *(1,) * (previous.dim() - 1)), 0, previous)
         belief = self.denoiser(x_t, level, mask, condition, previous)
-        return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, codec, process, self.times.steps)
+        return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, codec, process, self.times.steps, first)
 
     def spread_words(self, clean: Tensor, noise: Noise) -> Tensor:
         """x_0 ~ N(e_w, x0_std²), where the codec spreads words (Li et al., 2022)."""
@@ -168,15 +188,17 @@ class DiffusionModel(LanguageModel):
 
     def first_estimate(
         self, x0: Tensor, x_t: Tensor, own: Tensor, level: Levels, mask: Tensor, condition: Condition, noise: Noise
-    ) -> Tensor | None:
-        """What self-conditioning shows: a first answer for every second text, zeros for the rest."""
+    ) -> Tensor:
+        """What self-conditioning shows: a first answer for every second text, or for all or none; zeros else."""
         settings = self.denoiser.self_conditioning
-        if not settings.on:
-            return None
         if settings.lag:
             with torch.autocast(x_t.device.type, enabled=False):
                 level = self.process.at(self.lagged_times(level.t, settings.lag, noise))
                 x_t = self.process.corrupt(x0, level, own)
+        if settings.mode == "coin":
+            with torch.no_grad():
+                found = self.denoiser(x_t, level, mask, condition).clean
+            return torch.where(noise.uniform(0, stream=COIN)[0] < 0.5, found, torch.zeros_like(found))
         previous = torch.zeros_like(x_t)
         with torch.no_grad():
             previous[::2] = self.denoiser(x_t[::2], level[::2], mask[::2], condition[::2]).clean
@@ -200,10 +222,10 @@ class DiffusionModel(LanguageModel):
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """Where there is no bound, a cross-entropy at one time: it tells a trainer whether training helps, and nobody
         how likely a text is."""
-        ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
-        condition = self.condition_of(batch)
         if self.likelihood is not None:
             return self.nats_and_error(batch, noise, draws)[0]
+        ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
+        condition = self.denoiser.prepare(self.condition_of(batch))
         if self.reflow:  # along the teacher's path
             t = self.times.time_of(noise.uniform(0))
             corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin)
@@ -226,12 +248,16 @@ class DiffusionModel(LanguageModel):
 
     # -- generation ---------------------------------------------------------------------------------------------
 
-    def draw_lengths(self, noise: Noise) -> Tensor:
-        return self.lengths.draw(noise.uniform(0, stream=1))
+    @property
+    def source_longest(self) -> int:
+        return self.denoiser.conditioning.source_longest
+
+    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return self.lengths.draw(noise.uniform(0, stream=1), condition)
 
     def calls(self, sampling: Sampling, words: int) -> int:
         steps = min(words, sampling.steps) if sampling.sampler == "first-hitting" else sampling.steps
-        return steps * (2 if sampling.sampler == "heun" else 1)
+        return steps * (2 if sampling.sampler == "heun" else 1) * (2 if sampling.contrast and self.drop.share else 1)
 
     def stream(
         self,
@@ -302,15 +328,17 @@ class DiffusionModel(LanguageModel):
     def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
         """With a contrast w, log p is moved on by w (log p(· | known words) − log p(· | none of them)): classifier-free
         guidance (Ho & Salimans, 2022; Nie et al., 2025), whose label is what is known. It costs a second call."""
-        condition = Condition(steering.source, steering.source_mask, given=steering.known)
-        bound = BoundDenoiser(denoiser, mask, denoiser.prepare(condition))
+        condition = denoiser.prepare(Condition(steering.source, steering.source_mask, given=steering.known))
+        if self.drop.share:
+            return BoundDenoiser(denoiser, mask, condition, sampling.contrast, self.drop.self_condition)
+        bound = BoundDenoiser(denoiser, mask, condition)
         if not sampling.contrast or steering.known is None:
             return bound
         known, mask_id = steering.known >= 0, self.process.mask_id
 
         def contrast(x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
             hidden = torch.where(known, mask_id, x)
-            return apply_contrast(bound(x, level, None), bound(hidden, level, None), sampling.contrast)
+            return bound(x, level, None).contrasted(bound(hidden, level, None), sampling.contrast)
 
         return contrast
 
@@ -333,10 +361,3 @@ class DiffusionModel(LanguageModel):
 
     def words(self, row: list[int]) -> list[int]:
         return self.lengths.words(row)
-
-
-def apply_contrast(told: Belief, untold: Belief, weight: float) -> Belief:
-    """Log-probabilities moved on from `untold` past `told`; what is settled stays."""
-    here, there = (belief.logits.log_softmax(-1) for belief in (told, untold))
-    moved = here + weight * (here - there)
-    return told.with_logits(torch.where(torch.isfinite(here) & torch.isfinite(there), moved, told.logits))

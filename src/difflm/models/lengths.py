@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 
 FEW = 8
 
@@ -26,7 +27,7 @@ class LengthPolicy(nn.Module):
         """Ids of every position [B, L], and the mask of those that are not padding."""
 
     @abstractmethod
-    def draw(self, u: Tensor) -> Tensor:
+    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         """Draw numbers of positions, [B], by uniform numbers [B]."""
 
     @abstractmethod
@@ -38,7 +39,7 @@ class LengthPolicy(nn.Module):
         """The word ids of one finished row."""
 
     @abstractmethod
-    def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         """Draw numbers of words from `low` to `high`, [B], by uniform numbers [B]."""
 
     def settled(self, words: int) -> tuple[int, dict[int, int]]:
@@ -66,10 +67,10 @@ class DrawnLength(LengthPolicy):
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         return ids, torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
 
-    def draw(self, u: Tensor) -> Tensor:
-        return self.draw_between(u, 1, self.longest)
+    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return self.draw_between(u, 1, self.longest, condition)
 
-    def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         counts = observed_counts(self.counts[low - 1 : high].to(u.device, torch.float64))
         shares = counts.cumsum(0) / counts.sum()
         return (torch.searchsorted(shares, u.double()) + low).clamp(max=high)
@@ -107,10 +108,10 @@ class PadTokens(LengthPolicy):
         canvas.scatter_(1, lengths.clamp(max=self.max_words).unsqueeze(1) + 1, END)
         return canvas, torch.ones_like(canvas, dtype=torch.bool)
 
-    def draw(self, u: Tensor) -> Tensor:
+    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         return torch.full(u.shape, self.longest, device=u.device, dtype=torch.int64)
 
-    def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         """Uniform over up to FEW words more than `low`: this policy has no counts of lengths."""
         return (low + (u * (min(high, low + FEW) - low + 1)).long()).clamp(max=high)
 

@@ -36,6 +36,7 @@ FOR_SHORT = [
 TimeInput = Literal["adaptive", "addition", "layers", "prefix", "none"]
 Modulation = Sequence[tuple[Tensor, ...]]  # shifts, scales and gates of a block's two norms
 Cache = tuple[Tensor, Tensor]  # keys and values of one layer, [B, heads, L, head_dim]
+Memory = tuple[Tensor, Tensor, Tensor]  # keys and values of a source for one layer, and its mask [B, 1, 1, S]
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,24 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(batch, length, hidden)), (k, v)
 
 
+class SourceAttention(nn.Module):
+    """Attention from a text to its source, whose keys and values were computed once."""
+
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm, self.query, self.out = nn.LayerNorm(hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        keys, values, mask = memory
+        q = self.query(self.norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        y = F.scaled_dot_product_attention(
+            q, keys.to(q.dtype), values.to(q.dtype), attn_mask=mask, dropout_p=self.dropout if self.training else 0.0
+        )
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
+
+
 @lru_cache
 def has_kernel(device: torch.device) -> bool:
     """Whether kernels of our own run there: they need units for bfloat16, and a C compiler that starts them."""
@@ -183,12 +202,13 @@ class Block(nn.Module):
     """Pre-norm attention and feed-forward. With a condition, norms are shifted, scaled and gated by it; the gates
     start shut, so that the network starts as the identity (Peebles & Xie, 2023)."""
 
-    def __init__(self, hidden: int, heads: int, dropout: float, condition: int) -> None:
+    def __init__(self, hidden: int, heads: int, dropout: float, condition: int, reads_source: bool = False) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(hidden, elementwise_affine=not condition)
         self.norm_2 = nn.LayerNorm(hidden, elementwise_affine=not condition)
         self.attention, self.feed = Attention(hidden, heads, dropout), feed_forward(hidden, 4 * hidden)
         self.drop = Dropout(dropout)
+        self.source = SourceAttention(hidden, heads, dropout) if reads_source else None
         self.modulation = nn.Linear(condition, 6 * hidden) if condition else None
         if self.modulation is not None:
             nn.init.zeros_(self.modulation.weight)
@@ -203,16 +223,20 @@ class Block(nn.Module):
         causal: bool = False,
         cache: Cache | Slots | None = None,
         keeps: bool = True,
+        memory: Memory | None = None,
     ) -> tuple[Tensor, Cache | None]:
         if modulation is None:
             y, grown = self.attention(self.norm_1(x), mask, turn, causal, cache, keeps)
-            x = x + self.drop(y)
+            x = self.read_source(x + self.drop(y), memory)
             return x + self.drop(self.feed(self.norm_2(x))), grown
         (shift_1, shift_2), (scale_1, scale_2), (gate_1, gate_2) = modulation
         y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), scale_1), mask, turn, causal, cache, keeps)
-        x = torch.addcmul(x, gate_1, self.drop(y))
+        x = self.read_source(torch.addcmul(x, gate_1, self.drop(y)), memory)
         y = self.feed(torch.addcmul(shift_2, self.norm_2(x), scale_2))
         return torch.addcmul(x, gate_2, self.drop(y)), grown
+
+    def read_source(self, x: Tensor, memory: Memory | None) -> Tensor:
+        return x if self.source is None or memory is None else x + self.drop(self.source(x, memory))
 
 
 class Transformer(nn.Module):
@@ -227,6 +251,7 @@ class Transformer(nn.Module):
         time: TimeInput = "adaptive",
         causal: bool = False,
         positions: int = 0,
+        reads_source: bool = False,
     ) -> None:
         super().__init__()
         self.time, self.causal, self.head_dim = time, causal, hidden // heads
@@ -235,7 +260,7 @@ class Transformer(nn.Module):
         if time != "none":
             self.embed_time = TimeEmbedding(128, 512, condition or hidden)
         self.places = nn.Parameter(0.5 * torch.randn(2, positions, hidden)) if positions else None
-        self.blocks = nn.ModuleList(Block(hidden, heads, dropout, condition) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(hidden, heads, dropout, condition, reads_source) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, out_dim)
         self._turns: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         nn.init.zeros_(self.head.weight)
@@ -265,10 +290,11 @@ class Transformer(nn.Module):
         caches: Sequence[Cache | Slots | None] | None,
         start: int,
         turn: tuple[Tensor, Tensor] | None = None,
+        memory: Sequence[Memory] | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:
         """All blocks over hidden states that begin at position `start`; caches hold what came before (None: nobody
         wants to know them later). A mask [B, L, L] tells who sees whom; `turn` are rotations of positions that do not
-        simply follow each other."""
+        simply follow each other; `memory` holds every layer's keys and values of the sources."""
         told: Tensor | None = None
         modulations: Sequence[Modulation | None] = [None] * len(self.blocks)
         if t is not None and self.time != "none":
@@ -285,9 +311,10 @@ class Transformer(nn.Module):
         grown: list[Cache | None] = []
         before = [None] * len(self.blocks) if caches is None else caches
         keeps = caches is not None or not has_kernel(x.device)
-        for block, modulation, cache in zip(self.blocks, modulations, before, strict=True):
+        sources: Sequence[Memory | None] = [None] * len(self.blocks) if memory is None else memory
+        for block, modulation, cache, source in zip(self.blocks, modulations, before, sources, strict=True):
             x = x + told if self.time == "layers" and told is not None else x
-            x, cache = block(x, modulation, mask, turn, self.causal, cache, keeps)
+            x, cache = block(x, modulation, mask, turn, self.causal, cache, keeps, source)
             grown.append(cache)
         return x, grown
 

@@ -41,6 +41,8 @@ class Recipe(BaseModel):
     longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
     "Tokens of a canvas; longer texts are left out, and counted. 0: enough for 99 % of the texts."
     source_longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    task: Literal["auto", "seq2seq"] = "auto"
+    "`seq2seq`: texts are written from sources; `auto`: where the method or the data say so."
     "Tokens of the longest source, where texts have one. 0: enough for 99 % of the sources."
     distinct: bool = False
     "Train on each text once, however often the file repeats it."
@@ -80,7 +82,9 @@ class Recipe(BaseModel):
     @property
     def has_sources(self) -> bool:
         """Whether texts are written from a source."""
-        return METHODS[self.method].task == "seq2seq"
+        known = METHODS[self.method].task
+        asked = self.task == "seq2seq" or self.source_longest > 0 or len(split_paths(self.data)) > 1
+        return known == "seq2seq" or (known == "either" and asked)
 
 
 def known_recipes() -> dict[str, Path]:

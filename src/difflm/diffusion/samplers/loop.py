@@ -46,15 +46,21 @@ Denoise = Callable[[Tensor, Levels, Tensor | None], Belief]  # (x_t, level, prev
 
 @dataclass(frozen=True)
 class BoundDenoiser:
-    """A denoiser for the texts of one batch: their mask, and what is known of them."""
+    """A denoiser for the texts of one batch: their mask, and what is known of them. With a `contrast`, beliefs are
+    moved away from those of the same denoiser without the condition, which costs a second call."""
 
     denoiser: Denoiser
     mask: Tensor
     condition: Condition = UNCONDITIONAL
+    contrast: float = 0.0
+    drops_previous: bool = False  # whether the call without the condition has no last estimate either
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
         belief: Belief = self.denoiser(x, level, self.mask, self.condition, previous)
-        return belief
+        if not self.contrast:
+            return belief
+        known = None if self.drops_previous else previous
+        return belief.contrasted(self.denoiser(x, level, self.mask, self.condition.null(), known), self.contrast)
 
 
 @dataclass(frozen=True)
