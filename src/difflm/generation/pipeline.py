@@ -307,9 +307,7 @@ class TextDiffusion:
             if not row:
                 raise UsageError(f"source {number} is empty.")
             if len(row) > room:
-                raise UsageError(
-                    f"source {number} has {len(row)} tokens; this model reads {room}. Shorten it."
-                )
+                raise UsageError(f"source {number} has {len(row)} tokens; this model reads {room}. Shorten it.")
         return rows
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

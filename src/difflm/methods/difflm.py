@@ -31,7 +31,7 @@ class DiffLM(Method):
     positions: bool = True
     context: float = Field(default=0.0, ge=0, le=1)  # share of texts learned with a gap between clean words
     coupled: bool = False  # each text is learned from the noise that a teacher made it of
-    drop_source: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their source
+    drop_source: float = Field(default=0.0, ge=0, lt=1)  # share of texts learned without their source
     behind: float = Field(default=0.0, ge=0, le=1)  # how far the last estimate may lag behind, of the whole way
 
     def has_bound(self) -> bool:
@@ -49,7 +49,7 @@ class DiffLM(Method):
         from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import DrawnLength
+        from difflm.models.lengths import DrawnFromSource, DrawnLength
 
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
         prediction, dim = Logits(self.evidence), self.embedding_dim
@@ -65,7 +65,7 @@ class DiffLM(Method):
             network=network,
             objective=Objective({"ce": 1.0}),
             times=LearnedWarp() if self.warp else LowDiscrepancy(),
-            lengths=DrawnLength(texts.longest),
+            lengths=DrawnFromSource(texts.longest, texts.source_longest) if reads else DrawnLength(texts.longest),
             sampling=Sampling("ddim", steps=10) if self.coupled else Sampling("ancestral", steps=50),
             conditioning=reads or (CleanGiven() if self.context else None),
             drop=ConditionDrop(self.drop_source) if reads else None,

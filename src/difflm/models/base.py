@@ -124,6 +124,9 @@ class LanguageModel(Trainable):
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         """Learn before training what needs none: how many texts have each length, and how often each token occurs."""
 
+    def observe_pairs(self, counts: Tensor) -> None:
+        """The same of pairs: how many have each length of source and text, [S + 1, L + 1]."""
+
 
 @torch.no_grad()
 def start_from_frequencies(bias: Tensor, counts: Tensor) -> None:

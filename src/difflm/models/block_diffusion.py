@@ -71,7 +71,7 @@ class BlockLengths(DrawnLength):
         positions = self.positions(words)
         return positions, {words: END} | dict.fromkeys(range(words + 1, positions), PAD)
 
-    def nats(self, lengths: Tensor) -> Tensor:
+    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         """END is a word of the canvas."""
         return torch.zeros(lengths.shape, device=lengths.device)
 

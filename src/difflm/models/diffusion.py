@@ -216,6 +216,9 @@ class DiffusionModel(LanguageModel):
             start_from_frequencies(self.denoiser.network.get_parameter("head.bias"), tokens)
             start_from_frequencies(self.denoiser.codec.bias, tokens)
 
+    def observe_pairs(self, counts: Tensor) -> None:
+        self.lengths.observe_pairs(counts)
+
     # -- likelihood ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -243,8 +246,9 @@ class DiffusionModel(LanguageModel):
         if self.likelihood is None or self.bound is None:
             return super().nats_and_error(batch, noise, draws)
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
-        estimates = self.bound(self.denoiser, self.times, ids, mask, noise, draws, self.condition_of(batch))
-        return estimates.mean(1) + self.lengths.nats(batch.lengths), standard_error(estimates)
+        condition = self.condition_of(batch)
+        estimates = self.bound(self.denoiser, self.times, ids, mask, noise, draws, condition)
+        return estimates.mean(1) + self.lengths.nats(batch.lengths, condition), standard_error(estimates)
 
     # -- generation ---------------------------------------------------------------------------------------------
 

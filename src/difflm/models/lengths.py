@@ -31,7 +31,7 @@ class LengthPolicy(nn.Module):
         """Draw numbers of positions, [B], by uniform numbers [B]."""
 
     @abstractmethod
-    def nats(self, lengths: Tensor) -> Tensor:
+    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         """−log p(length), [B]; 0 where the length is a part of the text."""
 
     @abstractmethod
@@ -48,6 +48,9 @@ class LengthPolicy(nn.Module):
 
     def observe(self, counts: Tensor) -> None:
         """Learn from how many training texts have each length."""
+
+    def observe_pairs(self, counts: Tensor) -> None:
+        """Learn from how many training pairs have each length of source and text."""
 
 
 class DrawnLength(LengthPolicy):
@@ -75,11 +78,47 @@ class DrawnLength(LengthPolicy):
         shares = counts.cumsum(0) / counts.sum()
         return (torch.searchsorted(shares, u.double()) + low).clamp(max=high)
 
-    def nats(self, lengths: Tensor) -> Tensor:
+    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()
 
     def words(self, row: list[int]) -> list[int]:
         return row
+
+
+class DrawnFromSource(DrawnLength):
+    """p(length | the source's length): how long the training texts are whose sources are about as long. Counts of
+    source lengths that differ by k weigh 2^−k, and the histogram of all texts weighs as much as one text."""
+
+    by_source: Tensor
+
+    def __init__(self, longest: int, source_longest: int) -> None:
+        super().__init__(longest)
+        self.register_buffer("by_source", torch.zeros(source_longest + 1, longest))  # counts by both lengths
+
+    def observe_pairs(self, counts: Tensor) -> None:
+        """Learn from how many training pairs have each length of source and text, [source_longest + 1, longest + 1]."""
+        self.by_source.copy_(counts[: len(self.by_source), 1 : self.longest + 1])
+
+    def chances(self, source_lengths: Tensor, overall: Tensor) -> Tensor:
+        """p(length), [B, longest], of texts whose sources have these lengths, given the counts of all texts."""
+        there = torch.arange(len(self.by_source), device=source_lengths.device)
+        weight = 0.5 ** (there - source_lengths.unsqueeze(1)).abs().double()
+        counts = weight @ self.by_source.double() + overall / overall.sum()
+        return counts / counts.sum(-1, keepdim=True)
+
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        if condition.source_mask is None:
+            return super().draw_between(u, low, high)
+        overall = observed_counts(self.counts.double())
+        shares = self.chances(condition.source_mask.sum(-1), overall)[:, low - 1 : high].cumsum(-1)
+        drawn = (shares <= u.double().unsqueeze(1) * shares[:, -1:]).sum(-1) + low
+        return drawn.clamp(max=high)
+
+    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        if condition.source_mask is None:
+            return super().nats(lengths)
+        chances = self.chances(condition.source_mask.sum(-1), self.counts.double())
+        return -chances.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1).log().float()
 
 
 def observed_counts(smoothed: Tensor) -> Tensor:
@@ -119,7 +158,7 @@ class PadTokens(LengthPolicy):
         ends = {0: START, words + 1: END}
         return self.longest, ends | dict.fromkeys(range(words + 2, self.longest), PAD)
 
-    def nats(self, lengths: Tensor) -> Tensor:
+    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         return torch.zeros(lengths.shape, device=lengths.device)
 
     def words(self, row: list[int]) -> list[int]:

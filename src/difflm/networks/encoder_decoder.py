@@ -32,7 +32,7 @@ class EncoderDecoder(Transformer):
         super().__init__(in_dim, out_dim, hidden, layers, heads, dropout, reads_source=True, **settings)
         self.heads = heads
         self.embed_source = nn.Embedding(source_vocabulary, hidden)
-        nn.init.normal_(self.embed_source.weight, std=0.02)
+        nn.init.normal_(self.embed_source.weight)  # as large as the places that are added
         self.encoder = Transformer(
             hidden, 2 * layers * hidden, hidden, encoder_layers, heads, dropout, time="none", positions=source_longest
         )

@@ -87,6 +87,8 @@ def _train_locked(
             ):
                 model.process.read_pairs(count_neighbours(tokens, subset, longest, tokenizer.size))
             model.observe(*counts)
+            if tokens.sources is not None:
+                model.observe_pairs(pair_lengths(tokens, subset, longest, recipe.source_longest))
             if not newest_checkpoint(out):  # whose weights would replace these
                 recipe.build_method().start(model, tokenizer)
         if recipe.temperature is not None and model.predicts_words:
@@ -390,6 +392,15 @@ def sample_rows(tokens: TokenFile, subset: Subset, longest: int) -> tuple[np.nda
     """Some training texts, 100,000 at most."""
     chosen = subset(Permutation(len(subset), 0)(np.arange(min(len(subset), 100_000))))
     return tokens.rows(chosen, longest)
+
+
+def pair_lengths(tokens: TokenFile, subset: Subset, longest: int, source_longest: int) -> torch.Tensor:
+    """How many pairs have each length of source and text, [source_longest + 1, longest + 1]."""
+    assert tokens.sources is not None
+    chosen = subset(np.arange(len(subset)))
+    lengths = tokens.sources.lengths[chosen] * (longest + 1) + tokens.lengths[chosen]
+    counts = np.bincount(lengths, minlength=(source_longest + 1) * (longest + 1))
+    return torch.from_numpy(counts).view(source_longest + 1, longest + 1)
 
 
 def count_neighbours(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> torch.Tensor:
