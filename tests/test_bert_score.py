@@ -10,6 +10,7 @@ from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore, f_measure
 from difflm.evaluation.infill import GapMetrics
 from difflm.evaluation.reports import INFILL
+from difflm.evaluation.seq2seq import COPY, Outputs, measure_outputs
 
 CPU = torch.device("cpu")
 
@@ -43,6 +44,15 @@ def test_the_figure_stands_beside_the_others(tmp_path: Path) -> None:
     drawn = GapMetrics(SET, 0, [], score).overlap([gap.references[0].split() for gap in SET.gaps])
     assert drawn["bert_score"].value == pytest.approx(100, abs=0.5)
     assert "bert_score" in INFILL
+
+
+def test_the_source_to_target_report_names_its_encoder(tmp_path: Path) -> None:
+    score = BertScore(str(make_encoder(tmp_path / "bert", "bert", masked_lm=False)), CPU)
+    systems = {"ours": Outputs([["the food"], ["a rest"]], calls=1, seconds=1)}
+    report = measure_outputs(["food", "rest"], [["the food"], ["b", "a rest"]], systems, score)
+    assert report.row("ours").figures["bert_score"] == pytest.approx(1)
+    assert report.row(COPY).figures["bert_score"] < 0.999
+    assert any(note.startswith("BERTScore: by bert") for note in report.notes)
 
 
 @pytest.mark.parametrize("content", [None, "{}"])

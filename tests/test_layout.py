@@ -79,7 +79,9 @@ def test_nothing_is_pickled(path):
             assert isinstance(node.value, ast.Constant) and node.value.value is False, f"line {node.lineno}"
 
 
-@pytest.mark.parametrize("module", ["difflm", "difflm.app.cli", "difflm.data.text_metrics"])
+@pytest.mark.parametrize(
+    "module", ["difflm", "difflm.app.cli", "difflm.data.text_metrics", "difflm.data.seq2seq_metrics"]
+)
 def test_importing_leaves_torch_out(module):
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} does not exist yet")

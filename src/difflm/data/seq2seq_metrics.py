@@ -1,0 +1,148 @@
+"""Metrics of source-to-target tasks, and the choice among candidates. They need neither a model nor torch.
+
+Sentence-BLEU, ROUGE-L, dist-1, self-BLEU and div-4 are counted as in DiffuSeq's evaluation (Gong et al., 2023), so that
+published figures compare. Texts are split at white space and keep their case: lower both sides to compare with models
+of lower-case words.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache, reduce
+from itertools import combinations, zip_longest
+from operator import or_
+from typing import Any
+
+from difflm.data.text_metrics import ORDERS, distinct_n, rouge_l
+from difflm.errors import UsageError
+
+Utility = Callable[[str, Sequence[str]], float]  # of a text, given references
+
+SMOOTHING = 5  # K of Chen & Cherry (2014), NLTK's default
+WORD = re.compile(r"[^\W_]+")
+
+
+def sentence_bleu_nltk4(text: str, references: Sequence[str]) -> float:
+    """Return BLEU-4 of one text in [0, 1], as NLTK's `sentence_bleu` with smoothing method 4 (Chen & Cherry, 2014).
+
+    The k-th order without a match counts ln(length) / (2^k · 5) matches, also where the text is too short to have
+    n-grams of that order: a text of two or three words scores less than 1 against itself. One word is not smoothed.
+    A text that shares no word with a reference scores 0."""
+    own, others = count_ngrams(text), [count_ngrams(reference) for reference in references]
+    length = own[0].total()
+    logs, missed = 0.0, 0
+    for n in range(ORDERS):
+        pool = others[0][n] if len(others) == 1 else reduce(or_, (other[n] for other in others), Counter())
+        matched: float = sum(min(own[n][gram], pool[gram]) for gram in own[n].keys() & pool.keys())
+        if not matched and not n:
+            return 0.0
+        if not matched and length > 1:
+            missed += 1
+            matched = math.log(length) / (2**missed * SMOOTHING)
+        if matched:
+            logs += math.log(matched / max(1, own[n].total()))
+    nearest = min((other[0].total() for other in others), key=lambda words: (abs(words - length), words))
+    return math.exp(logs / ORDERS + min(0.0, 1 - nearest / length))
+
+
+@lru_cache(maxsize=4096)  # a candidate is compared with all the others of its source
+def count_ngrams(text: str) -> list[Counter[tuple[str, ...]]]:
+    """Count the n-grams of words, a counter for each order from 1 to 4."""
+    words = text.split()
+    return [Counter(zip(*(words[i:] for i in range(n)), strict=False)) for n in range(1, ORDERS + 1)]
+
+
+def corpus_sacrebleu(texts: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, str]:
+    """Return sacreBLEU of a whole set in [0, 100], with 13a tokens, and the signature that tells how it was counted.
+    Texts may differ in their number of references."""
+    from sacrebleu.metrics import BLEU  # late: few commands need it
+
+    check_references(texts, references)
+    streams: Any = list(zip_longest(*references))  # the k-th reference of every text, None where there is none
+    metric = BLEU(tokenize="13a", force=True)  # force: no warning about texts that look tokenized
+    return float(metric.corpus_score(texts, streams).score), str(metric.get_signature())
+
+
+def rouge_l_f1(text: str, references: Sequence[str]) -> float:
+    """Return F1 of the longest common subsequence in [0, 1] (Lin, 2004), with the best reference. Words are runs of
+    letters and digits in lower case, as in torchmetrics, but letters may be of any alphabet."""
+    words, *others = (WORD.findall(one.lower()) for one in (text, *references))
+    return max((rouge_l(words, [other], beta=1.0) for other in others if other), default=0.0)
+
+
+def dist_1(text: str) -> float:
+    """Return distinct words over all words of one text, 0 if it is empty."""
+    return distinct_n([text.split()], 1)
+
+
+def pairwise_self_bleu(samples: Sequence[str]) -> float:
+    """Return how similar the samples of one source are: the mean `sentence_bleu_nltk4` of each sample against each
+    later one. Like DiffuSeq's it counts a pair once, in one direction, so it depends a little on the order."""
+    scores = [sentence_bleu_nltk4(text, [later]) for text, later in combinations(samples, 2)]
+    return sum(scores) / len(scores) if scores else 0.0
+
+
+def div_4(samples: Sequence[str]) -> float:
+    """Return distinct 4-grams over all 4-grams of the samples of one source, 0 if they have none. It falls with the
+    number of samples."""
+    return distinct_n([text.split() for text in samples], 4)
+
+
+def copy_rate(texts: Sequence[str], sources: Sequence[str]) -> float:
+    """Return the share of texts that equal their source, up to white space."""
+    check_counts(texts, sources, "sources")
+    return sum(text.split() == source.split() for text, source in zip(texts, sources, strict=True)) / len(texts)
+
+
+def measure_texts(
+    texts: Sequence[str], sources: Sequence[str], references: Sequence[Sequence[str]]
+) -> tuple[dict[str, float], str]:
+    """Return the figures of one text for each source, by name, and the signature of sacreBLEU. For the copy baseline
+    give the sources as texts."""
+    bleu, signature = corpus_sacrebleu(texts, references)  # checks its input
+    pairs, count = list(zip(texts, references, strict=True)), len(texts)
+    figures = {
+        "bleu_sentence_nltk4": sum(sentence_bleu_nltk4(*pair) for pair in pairs) / count,
+        "bleu_sacre": bleu,
+        "rouge_l": sum(rouge_l_f1(*pair) for pair in pairs) / count,
+        "dist_1": sum(map(dist_1, texts)) / count,
+        "copy_rate": copy_rate(texts, sources),
+    }
+    return figures, signature
+
+
+def choose_by_mbr(candidates: Sequence[str], utility: Utility = sentence_bleu_nltk4) -> int:
+    """Return the index of the candidate with the largest summed utility against the others, the first of equals:
+    minimum Bayes risk (Kumar & Byrne, 2004). It looks at no reference."""
+    numbered = list(enumerate(candidates))
+    return index_of_best([sum(utility(own, [other]) for j, other in numbered if j != i) for i, own in numbered])
+
+
+def choose_oracle(candidates: Sequence[str], references: Sequence[str], utility: Utility = sentence_bleu_nltk4) -> int:
+    """Return the index of the candidate with the largest utility against the references. This is an upper limit, not a
+    result: it needs the answer."""
+    return index_of_best([utility(own, references) for own in candidates])
+
+
+def index_of_best(gains: Sequence[float]) -> int:
+    if not gains:
+        raise UsageError("there is no candidate to choose from.")
+    return gains.index(max(gains))
+
+
+def check_references(texts: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    """Refuse anything but a list of references for each text or source."""
+    check_counts(texts, references, "references")
+    for number, many in enumerate(references, 1):
+        if isinstance(many, str):
+            raise UsageError(f"text {number:,} has one string for its references. Give a list of strings.")
+        if not many or not all(map(str.strip, many)):
+            raise UsageError(f"text {number:,} has no reference, or an empty one.")
+
+
+def check_counts(texts: Sequence[str], others: Sequence[object], what: str) -> None:
+    if not texts:
+        raise UsageError("there is no text to measure.")
+    if len(texts) != len(others):
+        raise UsageError(f"there are {len(texts):,} texts, but {what} for {len(others):,}.")
