@@ -26,6 +26,7 @@ from difflm.evaluation.control import Protocol
 from difflm.evaluation.language import ratio, score, tokens_of
 from difflm.evaluation.targets import Target
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods import TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, denoise_batch, pad_batch
@@ -177,7 +178,7 @@ def growth_row(recipe: Recipe, along: str, size: int, device: torch.device, dtyp
     usual = {"length": 64, "vocabulary": 1000, "batch": 16 if device.type == "cuda" else 4}
     sizes = {**usual, along: size}
     torch.manual_seed(0)
-    model = recipe.build_method().build(sizes["vocabulary"], sizes["length"]).to(device)
+    model = recipe.build_method().build(TextSpec(sizes["vocabulary"], sizes["length"])).to(device)
     inference = Inference(model, None if dtype == "float32" else getattr(torch, dtype))
     timing = time_batch(inference, sizes["batch"], sizes["length"], device)[0]
     about = {"along": along, "size": size, "texts": sizes["batch"], "steps": STEPS}
