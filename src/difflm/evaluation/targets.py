@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from difflm.annotators.e2e_fields import FIELDS, expresses, normalise
 from difflm.annotators.parser import own_parser, parse_texts
-from difflm.annotators.tagger import Tagger
+from difflm.annotators.tagger import INSTALL_SPACY, Tagger, own_tagger
 from difflm.annotators.trees import Tree, phrases
 from difflm.data.e2e import E2EPair
 from difflm.data.labels import is_span
@@ -258,7 +258,8 @@ def choose(targets: Sequence[Target], names: Sequence[str] | None, count: int, p
 
 def fit_for(targets: Sequence[Target], lm: TextDiffusion, tagger: Tagger) -> tuple[list[Target], list[str]]:
     """Adapt targets of a file to this model and tagger: leave out sentences that the model could not generate, and
-    replace tags by this tagger's. Also return notes on what was changed."""
+    replace tags by spaCy's. Also return notes on what was changed. The bundled tagger replaces no tags: figures of its
+    own targets could not be compared with those of spaCy's."""
     known = {p.text for p in keep_fitting([E2EPair({}, t.sentence) for t in targets if t.sentence], lm)}
     kept = [t for t in targets if t.sentence is None or t.sentence in known]
     left_out = len(targets) - len(kept)
@@ -269,6 +270,11 @@ def fit_for(targets: Sequence[Target], lm: TextDiffusion, tagger: Tagger) -> tup
     tags = tagger.tags([split_words(str(t.sentence)) for t in tagged])
     new = {id(t): t.with_tags(own) for t, own in zip(tagged, tags, strict=True)}
     changed = sum(new[id(t)].asked.pos != t.asked.pos for t in tagged)
+    if changed and tagger.name == own_tagger().name:
+        raise UsageError(
+            f"the tags of {changed} of {len(tagged)} targets are not those of {tagger.name}, the only tagger here: "
+            f"{INSTALL_SPACY}, or name --controls without pos."
+        )
     if changed:
         notes.append(f"the tags of {changed} targets were made anew by {tagger.name}, which checks the texts, too")
     return [new.get(id(t), t) for t in kept], notes
