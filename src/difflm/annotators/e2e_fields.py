@@ -1,7 +1,8 @@
 """The fields of E2E: their values, people's wordings of them, and rules that decide whether a text expresses a value.
 
-`e2e_fields.yaml` has the values, patterns and wordings. The rules are strict: a text with "highly rated" does not express `5 out of 5`, nor "five stars" `high`, although
-people wrote one for the other. docs/checkers.md has their precision and recall on real pairs.
+`e2e_fields.yaml` has the values, patterns and wordings. The rules are strict: a text with "highly rated" does not
+express `5 out of 5`, nor "five stars" `high`, although people wrote one for the other. docs/checkers.md has their
+precision and recall on real pairs.
 """
 
 import difflib
@@ -21,6 +22,7 @@ FIELDS: dict[str, tuple[str, ...]] = {field: tuple(values) for field, values in 
 WORDINGS: dict[tuple[str, str], tuple[str, ...]] = {
     (field, value): tuple(texts) for field, values in _DATA["wordings"].items() for value, texts in values.items()
 }
+_PATTERNS: dict[str, str] = {name: "|".join(parts) for name, parts in _DATA["patterns"].items()}
 
 
 @cache
@@ -97,18 +99,8 @@ def _venue_pattern() -> re.Pattern[str]:
 _VENUES = _venue_pattern()
 _NUMBERS = re.compile(rf"\b(?:{'|'.join(sorted(_DIGITS, key=len, reverse=True))})\b")
 _MONEY = re.compile(r"[£$€]|\bl(?=\d)|(?<=\d) ?(?:pounds?|dollars?|euros?|gbp)\b|(?<=\d)\.00\b")
-_NEAR = (
-    r"\b(?:(?<!not )near(?:by|est)?(?: to| of| by| from)?|next(?: door)?(?: to)?|"
-    r"close(?:r|ly)?(?: by)?(?: to| by| of)?|proximity (?:to|of|with)|vicinity of|be?sides?|"
-    r"(?<!served )(?<!offered )(?<!provided )(?<!stop )by|along(?:side)?(?: with)?(?! to)|around|"
-    r"opposite(?: to| of| from)?|(?<!come )across(?: from)?|adjacent(?: to| with)?|behind|past|passing|off|after|"
-    r"outside(?: of)?|neighbou?rs?|neighbou?ring|(?:(?<!too )(?<!very )far|away|steps?|minutes?|walk|distance|throw|"
-    r"blocks?|street|road|corner|way) (?:away )?(?:from|of|to)|(?:north|south|east|west|left|right|front|side|area|top|"
-    r"same \w+) (?:of|from|around|as))"
-)
-_SIGHT = (
-    r"(?:river ?side|river|city cent(?:re|er)|cent(?:re|er) of (?:the )?(?:city|town)|town cent(?:re|er)|@)(?: area)?"
-)
+_NEAR = rf"\b(?:{_PATTERNS['near']})"
+_SIGHT = rf"(?:{_PATTERNS['sight']})(?: area)?"
 _HOUSE = r"(?:restaurant|pub|hotel|cafe|coffee shop|bar|venue|place|establishment|landmark)(?: ,| called| named)?"
 _BEFORE = re.compile(
     rf"{_NEAR}(?: (?:the )?{_SIGHT} (?:and|or|&)(?: also)?)?(?: (?:the|a|an|to|local|famous|popular|well known|:)\b)*"
@@ -172,13 +164,8 @@ def _matches(pattern: str) -> Rule:
 
 
 # Ratings and prices share adjectives (low, average, high): each belongs to the noun next to it.
-_RATING = re.compile(
-    r"rat(?:e|es|ed|ing|ings)|reviews?|reviewe[dr]s?|scor\w+|rank\w*|recommended|regarded|satisfaction|satisfied|"
-    r"feedback|marks|approv\w+|acclaimed|reputation|opinions?|praised|critic\w*|graded"
-)
-_PRICE = re.compile(r"pric\w+|cost\w*|rang\w+|end|bracket|budget|expens\w+|value|tier|charges?|spend\w*|fees?")
-_ENDS = re.compile(r"\W|and|but|with|or|yet|in|is|are|has|for|near|which|that|while|although|it|at")
-_TURNS = re.compile(r"[.,;!?]|with|but|which|that|yet|although|near")
+_RATING, _PRICE = re.compile(_PATTERNS["rating"]), re.compile(_PATTERNS["price"])
+_ENDS, _TURNS = re.compile(_PATTERNS["phrase_end"]), re.compile(_PATTERNS["turn"])
 
 
 def _described_noun(words: Sequence[str], at: int) -> str:
@@ -239,10 +226,7 @@ _CLAUSE = re.compile(r"[.,;!?:]|\b(?:but|and|yet|although|though|however|while|w
 _HARMLESS = re.compile(
     r"\bnot (?:only|far|too far|to mention|expensive|cheap|bad)\b|\bwhy not\b|\bno wonder\b|\bno matter\b"
 )
-_REFUSED = re.compile(
-    r"\b(?:not|no|non|none|never|nor|neither|without|lack\w*|un|unfriendly|unsuitable|inappropriate|bad|poor|away from|"
-    r"avoid\w*|unable|prohibit\w*|exclud\w*|discourage\w*|leave|ban\w*|free of|isn|doesn|hardly)\b(?: \S+){0,6}$"
-)
+_REFUSED = re.compile(rf"\b(?:{_PATTERNS['refusal']})\b(?: \S+){{0,6}}$")
 _REFUSED_AFTER = re.compile(
     r"(?: \S+){0,3} (?:not|no|un|unfriendly|unsuitable|free|never|unwelcome|prohibited|banned|discouraged|nor)\b"
     r"(?! only)| friendly [:?,]* ?no\b"
