@@ -20,7 +20,8 @@ from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import UNK, Bpe, Words
 from difflm.diffusion.samplers import Frame
 from difflm.errors import DifflmError, UsageError
-from difflm.evaluation.language import Corpus, corpus_for, evaluate_language, ratio, score
+from difflm.evaluation.corpora import Corpus, corpus_for
+from difflm.evaluation.language import evaluate_language, ratio, score
 from difflm.evaluation.reports import LANGUAGE
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import LanguageModel, Sampling

@@ -24,11 +24,11 @@ from difflm.errors import UsageError
 from difflm.evaluation.checkers import Checkers, equal_tags
 from difflm.evaluation.control import (
     Made,
+    Measure,
     Protocol,
     evaluate_control,
     human_self_bleu,
     interval,
-    model_row,
     outcomes,
     read_texts,
     target_means,
@@ -187,7 +187,7 @@ def test_success_of_tags_and_of_both_at_once():
 def test_a_row_is_the_mean_over_targets_and_its_interval_counts_targets():
     one = said(Target("length", Request(length=2)), "A pub", "A pub", "A pub")
     other = said(Target("length", Request(length=2)), "A pub", "A big pub", "A big old cheap pub")
-    row = model_row("m", "length", [one, other], None, Checkers.load(None), 1.5)
+    row = Measure(None, Checkers.load(None)).model_row("m", "length", [one, other], 1.5)
     assert row.figures["length_exact"] == pytest.approx(2 / 3)
     assert row.intervals["length_exact"] == pytest.approx(wilson(2 / 3, 2))
     assert row.figures["length_within_2"] == pytest.approx(5 / 6)
@@ -200,7 +200,7 @@ def test_without_spacy_the_bundled_tagger_is_alone(monkeypatch):
     alone = Checkers.load(None)
     assert alone.tagger is own_tagger() and alone.second_tagger is None
     target = Target("pos", Request(pos="DET NOUN"), "A pub")
-    row = model_row("m", "pos", [said(target, "A pub", "A pub")], None, alone, 1.0)
+    row = Measure(None, alone).model_row("m", "pos", [said(target, "A pub", "A pub")], 1.0)
     assert row.about["checkers"] == [own_tagger().name] and "tagger_agreement" not in row.figures
 
 
@@ -222,7 +222,8 @@ def test_a_second_tagger_compares_its_own_tags_of_both():
 
     target = Target("pos", Request(pos="PROPN PROPN PROPN PROPN"), "Cotto is a pub")
     checkers = Checkers(Capital(), own_parser(), Capitals())
-    row = model_row("m", "pos", [said(target, "Ranch has no pub", "Ranch has no Pub")], None, checkers, 1.0)
+    made = said(target, "Ranch has no pub", "Ranch has no Pub")
+    row = Measure(None, checkers).model_row("m", "pos", [made], 1.0)
     assert row.figures["tags_equal_second"] == pytest.approx((1 + 3 / 4) / 2)
     assert row.figures["tagger_agreement"] == pytest.approx(3 / 8)  # the capital words of both
 

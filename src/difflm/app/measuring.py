@@ -16,8 +16,9 @@ from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.control import Protocol, evaluate_control
+from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.infill import Asked, Lengths, Set, evaluate_infill
-from difflm.evaluation.language import check_numbers, corpus_for, evaluate_language
+from difflm.evaluation.language import check_numbers, evaluate_language
 from difflm.evaluation.reports import Report
 from difflm.evaluation.targets import (
     CONTROLS,

@@ -1,11 +1,12 @@
 """`evaluate --task infill` fills gaps between two sides of a story and compares the result with what people wrote.
 
-`infill_writers` has the ways of writing; `difflm.evaluation.reports` defines the figures.
+`infill_writers` has the ways of writing; `figures.yaml` defines the figures.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from difflm.data.text_metrics import bleu_counts, cider, copied_share, corpus_bl
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
+from difflm.evaluation.corpora import fits
 from difflm.evaluation.infill_writers import Asked, Lengths, Set, Words, Written, writer_for
 from difflm.evaluation.language import OnProgress, describe_tokenizer, device_name
-from difflm.evaluation.reports import PEOPLE, InfillReport, Row
+from difflm.evaluation.reports import PEOPLE, Report, Row
 from difflm.generation.pipeline import TextDiffusion
 
 __all__ = ["Asked", "Lengths", "Set", "evaluate_infill"]
@@ -36,7 +38,7 @@ def evaluate_infill(
     training_sentences: Sequence[str],
     similarity: BertScore | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
-) -> tuple[InfillReport, dict[str, str]]:
+) -> tuple[Report, dict[str, str]]:
     """Measure all models on all sets; also return some gaps of each set with their middles, for people to read."""
     how.check()
     rows: list[Row] = []
@@ -59,15 +61,23 @@ def evaluate_infill(
         for name, ways in written.items():
             rows += [metrics.row(name, models[name], way, best) for way in ways]
         read[gaps.name] = format_middles(fitting.gaps, written)
-    return InfillReport(rows, {"seed": how.seed, "mbr": how.mbr}, notes), read
+    legend = ["±: half of the 95 % interval, over gaps. Overlap is of words in lower case"]
+    about = {"seed": how.seed, "mbr": how.mbr}
+    return Report("infill", f"{count_gaps(rows)}; seed {how.seed}", rows, about, legend, notes), read
+
+
+def count_gaps(rows: Sequence[Row]) -> str:
+    """List the sets with their numbers of gaps; people are compared on fewer."""
+    counts = {row.group: row.count for row in rows if row.name != PEOPLE}
+    return ", ".join(f"{name}: {count:,} gaps" for name, count in counts.items())
 
 
 def keep_fitting(gaps: Set, models: Iterable[TextDiffusion]) -> Set:
-    fits = np.ones(len(gaps.gaps), bool)
-    for lm in models:  # counted for every model with the two marks of a rearranged text
-        rows = lm.tokenizer.encode_batch([asked(gap.left, gap.right) for gap in gaps.gaps])
-        fits &= np.array([len(row) + LEAST_ROOM <= lm.model.max_words for row in rows])
-    return replace(gaps, gaps=[gap for gap, fit in zip(gaps.gaps, fits, strict=True) if fit])
+    texts = [
+        asked(gap.left, gap.right) for gap in gaps.gaps
+    ]  # with the two marks of a rearranged text, for every model
+    fit_all = np.all([fits(lm, texts, LEAST_ROOM) for lm in models], axis=0)
+    return replace(gaps, gaps=list(compress(gaps.gaps, fit_all)))
 
 
 def lower_words(text: str | Words) -> Words:
@@ -148,7 +158,7 @@ class GapMetrics:
         if name != PEOPLE:
             figures["copied"] = copied_share([join_words(middle) for middle in middles], self.training)
         intervals = {k: d.interval() for k, d in drawn.items() if len(d.draws) and figures[k] is not None}
-        about = {"how": how, **about, "split": self.set.split}
+        about = {"how": how, **about, "corpus": self.set.name, "split": self.set.split}
         return Row(name, figures, about, self.set.name, len(middles), intervals=intervals)
 
 
