@@ -22,7 +22,7 @@ FIELDS: dict[str, tuple[str, ...]] = {field: tuple(values) for field, values in 
 WORDINGS: dict[tuple[str, str], tuple[str, ...]] = {
     (field, value): tuple(texts) for field, values in _DATA["wordings"].items() for value, texts in values.items()
 }
-_PATTERNS: dict[str, str] = {name: "|".join(parts) for name, parts in _DATA["patterns"].items()}
+_PATTERNS = {name: re.compile("|".join(parts)) for name, parts in _DATA["patterns"].items()}
 
 
 @cache
@@ -98,18 +98,12 @@ def _venue_pattern() -> re.Pattern[str]:
 
 _VENUES = _venue_pattern()
 _NUMBERS = re.compile(rf"\b(?:{'|'.join(sorted(_DIGITS, key=len, reverse=True))})\b")
-_MONEY = re.compile(r"[£$€]|\bl(?=\d)|(?<=\d) ?(?:pounds?|dollars?|euros?|gbp)\b|(?<=\d)\.00\b")
-_NEAR = rf"\b(?:{_PATTERNS['near']})"
-_SIGHT = rf"(?:{_PATTERNS['sight']})(?: area)?"
+_NEAR = rf"\b(?:{_PATTERNS['near'].pattern})"
+_SIGHT = rf"(?:{_PATTERNS['sight'].pattern})(?: area)?"
 _HOUSE = r"(?:restaurant|pub|hotel|cafe|coffee shop|bar|venue|place|establishment|landmark)(?: ,| called| named)?"
 _BEFORE = re.compile(
     rf"{_NEAR}(?: (?:the )?{_SIGHT} (?:and|or|&)(?: also)?)?(?: (?:the|a|an|to|local|famous|popular|well known|:)\b)*"
     rf"(?: (?:\w+ ){{0,2}}{_HOUSE})?(?: the| an?)?$"
-)
-_AFTER = re.compile(
-    r"(?: (?:is|are|lies|also|just|which|that|being|located|situated|found|can|be|hotel|restaurant|pub|right|very))*"
-    r" (?:near ?by|close by|next door|near|close|in the (?:area|vicinity))(?= [.,;!]|$| and\b)|"
-    r"(?: (?:hotel|restaurant|pub))? (?:area|vicinity|neighbou?rhood)\b"
 )
 
 
@@ -131,7 +125,7 @@ class _Text:
             self.venues.setdefault(name, []).append(around)
         masked = _NUMBERS.sub(lambda match: _DIGITS[match[0]], masked)
         masked = re.sub(r"\bin (?=pric|cost)", "", masked)  # "high in price" is a high price
-        self.plain = " ".join(_MONEY.sub(" ", masked).split())
+        self.plain = " ".join(_PATTERNS["money"].sub(" ", masked).split())
 
     @staticmethod
     @lru_cache(maxsize=1 << 13)
@@ -140,17 +134,10 @@ class _Text:
 
     def is_landmark(self, place: tuple[str, str]) -> bool:
         before, after = place
-        return bool(_BEFORE.search(before)) or bool(_AFTER.match(after))
+        return bool(_BEFORE.search(before)) or bool(_PATTERNS["landmark_after"].match(after))
 
 
 Rule = Callable[[_Text], bool]
-
-_NEGATED = re.compile(
-    r"\b(?:not|no|non|never|without|nor)(?: (?:serve|sell|offer|provide|have|any|a|an|the|in|at|on|by|near|close|to|"
-    r"located|situated|very|really|too|so|particularly|overly|as))*$|"
-    # Places beyond: north of the city centre.
-    r"\b(?:outside|outskirts|north|south|east|west|away|far|miles \w+)(?: side)?(?: (?:of|from))?(?: the)?$"
-)
 
 
 def _matches(pattern: str) -> Rule:
@@ -158,35 +145,23 @@ def _matches(pattern: str) -> Rule:
     compiled = re.compile(pattern)
 
     def rule(text: _Text) -> bool:
-        return any(not _NEGATED.search(text.plain[: match.start()].rstrip()) for match in compiled.finditer(text.plain))
+        starts = (match.start() for match in compiled.finditer(text.plain))
+        return any(not _PATTERNS["negated"].search(text.plain[:start].rstrip()) for start in starts)
 
     return rule
 
 
-# Ratings and prices share adjectives (low, average, high): each belongs to the noun next to it.
-_RATING, _PRICE = re.compile(_PATTERNS["rating"]), re.compile(_PATTERNS["price"])
-_ENDS, _TURNS = re.compile(_PATTERNS["phrase_end"]), re.compile(_PATTERNS["turn"])
-
-
 def _described_noun(words: Sequence[str], at: int) -> str:
-    """Return what the word at a position describes: the next such noun in its phrase, else the last one before it."""
-    for step, ends, reach in ((1, _ENDS, 4), (-1, _TURNS, 6)):
+    """Return what the word at a position describes: the next such noun in its phrase, else the last one before it.
+    Ratings and prices share adjectives (low, average, high): each belongs to the noun next to it."""
+    for step, ends, reach in ((1, "phrase_end", 4), (-1, "turn", 6)):
         for other in range(at + step, at + step * (reach + 1), step):
-            if not 0 <= other < len(words) or ends.fullmatch(words[other]):
+            if not 0 <= other < len(words) or _PATTERNS[ends].fullmatch(words[other]):
                 break
-            if _RATING.fullmatch(words[other]):
-                return "rating"
-            if _PRICE.fullmatch(words[other]):
-                return "price"
+            for noun in ("rating", "price"):
+                if _PATTERNS[noun].fullmatch(words[other]):
+                    return noun
     return ""
-
-
-# "above average", "on average", "the average price is more than 30", "an average rating of 1 out of 5".
-_COMPARED = re.compile(
-    r"(?:\S+ ){0,2}(?:above|below|than|on|over|under|in) average\b|(?:\S+ ){0,2}average (?:of )?\d|"
-    r"(?:\S+ ){0,2}average (?:\S+ ){0,2}(?:prices?|costs?|spend|ratings?|reviews?)(?: \S+){0,4} "
-    r"(?:less|more|under|over|below|above|\d+)\b"
-)
 
 
 def _describes(describes: str, adjectives: str, compared: bool = True) -> Rule:
@@ -199,53 +174,34 @@ def _describes(describes: str, adjectives: str, compared: bool = True) -> Rule:
         return any(
             wanted.fullmatch(word)
             and _described_noun(words, at) == describes
-            and not _NEGATED.search(" ".join(words[:at]))
-            and (compared or not _COMPARED.match(" ".join(words[max(0, at - 2) : at + 9])))
+            and not _PATTERNS["negated"].search(" ".join(words[:at]))
+            and (compared or not _PATTERNS["compared"].match(" ".join(words[max(0, at - 2) : at + 9])))
             for at, word in enumerate(words)
         )
 
     return rule
 
 
-_MARKS = re.compile(
-    r"\b([1-5])(?: ?/ ?5\b| ?(?:(?:out|our)(?: of)?|of)(?: a)?(?: possible)? ?5\b| stars?\b|"
-    r" (?:customer )?rat(?:ing|ed)\b)|"
-    r"\brat(?:ed|ing|ings)(?: (?:is|of|a|an|as|at|only|just|it|them|by|customers?|score)){0,3} ([1-5])\b"
-    r"(?! ?(?:out|our|of|/|stars?)\b)"
-)
-
-
 def _marks(number: str) -> Rule:
     """Require a number out of five, or of stars, read from the left: "1 out of 5 stars" has no "5 stars"."""
-    return lambda text: any(number in match.groups() for match in _MARKS.finditer(text.plain))
+    return lambda text: any(number in match.groups() for match in _PATTERNS["marks"].finditer(text.plain))
 
 
 _YOUNG = r"(?:famil(?:y|ies|ys)|kids?|kiddies|child(?:ren|rens|s)?|toddlers)"
 _YOUNGS = re.compile(rf"\b{_YOUNG}(?:(?: and| or| ,| &)* {_YOUNG})*\b")
-_CLAUSE = re.compile(r"[.,;!?:]|\b(?:but|and|yet|although|though|however|while|which|@)(?= |$)")
-_HARMLESS = re.compile(
-    r"\bnot (?:only|far|too far|to mention|expensive|cheap|bad)\b|\bwhy not\b|\bno wonder\b|\bno matter\b"
-)
-_REFUSED = re.compile(rf"\b(?:{_PATTERNS['refusal']})\b(?: \S+){{0,6}}$")
-_REFUSED_AFTER = re.compile(
-    r"(?: \S+){0,3} (?:not|no|un|unfriendly|unsuitable|free|never|unwelcome|prohibited|banned|discouraged|nor)\b"
-    r"(?! only)| friendly [:?,]* ?no\b"
-)
-_ADULTS = re.compile(
-    r"(?<! and )(?<! or )(?<! & )\badults?\b(?! (?:and|or|&|alike|as well|too) )|\b(?:over|above) (?:the age of )?18\b"
-)
+_REFUSED = re.compile(rf"\b(?:{_PATTERNS['refusal'].pattern})\b(?: \S+){{0,6}}$")
 
 
 def _find_welcomes(text: _Text) -> Iterator[bool]:
     """Yield for each mention of families or children whether they are welcome."""
-    plain = _HARMLESS.sub("", text.plain)
-    if _ADULTS.search(plain):
+    plain = _PATTERNS["harmless"].sub("", text.plain)
+    if _PATTERNS["adults"].search(plain):
         yield False
     for match in _YOUNGS.finditer(plain):
-        before = _CLAUSE.split(plain[: match.start()])[-1].rstrip()
-        after = _CLAUSE.split(plain[match.end() :])[0]
+        before = _PATTERNS["clause"].split(plain[: match.start()])[-1].rstrip()
+        after = _PATTERNS["clause"].split(plain[match.end() :])[0]
         no_answer = re.match(r" friendly (?:[:?,] )?no\b", plain[match.end() :])
-        yield not (_REFUSED.search(before) or _REFUSED_AFTER.match(after) or no_answer)
+        yield not (_REFUSED.search(before) or _PATTERNS["refused_after"].match(after) or no_answer)
 
 
 def _welcome(text: _Text) -> bool:
