@@ -173,20 +173,8 @@ class Agreement:
     trees: int = 0
 
     @property
-    def precision(self) -> float:
-        return self.matched / self.found if self.found else float(not self.gold)
-
-    @property
-    def recall(self) -> float:
-        return self.matched / self.gold if self.gold else float(not self.found)
-
-    @property
     def f1(self) -> float:
         return 2 * self.matched / (self.gold + self.found) if self.gold + self.found else 1.0
-
-    @property
-    def exact_share(self) -> float:
-        return self.exact / self.trees if self.trees else 1.0
 
     def __add__(self, other: "Agreement") -> "Agreement":
         mine, theirs = vars(self), vars(other)
