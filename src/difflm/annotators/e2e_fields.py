@@ -88,15 +88,9 @@ def _normalise_text(text: str) -> str:
 
 _DIGITS: dict[str, str] = _DATA["digits"]
 _VENUE_NAMES = tuple(dict.fromkeys(FIELDS["name"] + FIELDS["near"]))
-
-
-def _venue_pattern() -> re.Pattern[str]:
-    spelt = {name: re.escape(_normalise_text(name).removeprefix("the ")) for name in _VENUE_NAMES} | _DATA["spellings"]
-    listed = "|".join(f"(?P<v{number}>{spelt[name]})" for number, name in enumerate(_VENUE_NAMES))
-    return re.compile(rf"\b(?:the )?(?:{listed})s?\b")
-
-
-_VENUES = _venue_pattern()
+_SPELT = {name: re.escape(_normalise_text(name).removeprefix("the ")) for name in _VENUE_NAMES} | _DATA["spellings"]
+_LISTED = "|".join(f"(?P<v{number}>{_SPELT[name]})" for number, name in enumerate(_VENUE_NAMES))
+_VENUES = re.compile(rf"\b(?:the )?(?:{_LISTED})s?\b")
 _NUMBERS = re.compile(rf"\b(?:{'|'.join(sorted(_DIGITS, key=len, reverse=True))})\b")
 _NEAR = rf"\b(?:{_PATTERNS['near'].pattern})"
 _SIGHT = rf"(?:{_PATTERNS['sight'].pattern})(?: area)?"
@@ -204,14 +198,6 @@ def _find_welcomes(text: _Text) -> Iterator[bool]:
         yield not (_REFUSED.search(before) or _PATTERNS["refused_after"].match(after) or no_answer)
 
 
-def _welcome(text: _Text) -> bool:
-    return all(found := list(_find_welcomes(text))) and bool(found)
-
-
-def _unwelcome(text: _Text) -> bool:
-    return not all(_find_welcomes(text))
-
-
 def _read_rule(parts: Sequence[Any]) -> Rule:
     """Return the rule of a value from its patterns and described adjectives, any of which is enough."""
     patterns = [part for part in parts if isinstance(part, str)]
@@ -223,6 +209,6 @@ def _read_rule(parts: Sequence[Any]) -> Rule:
 _RULES: dict[tuple[str, str], Rule] = {
     **{(field, value): _read_rule(rule) for field, many in _DATA["rules"].items() for value, rule in many.items()},
     **{("customer rating", f"{number} out of 5"): _marks(number) for number in "135"},
-    ("family friendly", "no"): _unwelcome,
-    ("family friendly", "yes"): _welcome,
+    ("family friendly", "no"): lambda text: not all(_find_welcomes(text)),
+    ("family friendly", "yes"): lambda text: all(found := list(_find_welcomes(text))) and bool(found),
 }
