@@ -51,14 +51,6 @@ from difflm.generation.validation import check_request
 
 COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences for one meaning
 Z95 = 1.959964
-SUCCESSES = {  # figures of each control: the share within a text if there is one, and whether it is satisfied
-    "length": (None, "length_exact"),
-    "field": (None, "field_rule"),
-    "pos": ("tags_equal", "tags_whole"),
-    "tree": ("tree_f1", "tree_exact"),
-    "span": (None, "span_found"),
-    "infill": (None, "infill_kept"),
-}
 Words = list[str]
 
 
@@ -236,13 +228,11 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
     words = split_words(text.text)
     found: dict[str, float] = {}
     for control, check in zip(target.asked.controls(), text.controls, strict=True):
-        graded, whole = SUCCESSES[control.name]
-        if graded:
-            found[graded] = check["score"]
-        if isinstance(control, Infill):  # a template with unknown words is not judged for a user, but printed as given
-            found[whole] = float(bool(control.check(words).satisfied))
-        else:
-            found[whole] = float(check["satisfied"])
+        # A template with words that the model does not know is not judged for a user; they are printed as given.
+        satisfied = control.check(words).satisfied if isinstance(control, Infill) else check["satisfied"]
+        for name, figure in CONTROL.items():
+            if figure.control == control.name:
+                found[name] = check["score"] if figure.graded else float(bool(satisfied))
         if isinstance(control, Length):
             found["length_within_2"] = float(abs(len(words) - control.words) <= 2)
         if isinstance(control, Field):

@@ -20,13 +20,13 @@ from difflm.data.text_metrics import most_central
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import FREE, Steering
+from difflm.diffusion.timesteps import GOLDEN_RATIO
 from difflm.errors import UsageError
 from difflm.evaluation.language import Counted, OnProgress, describe_sampling, score
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.validation import check_request
 from difflm.models.base import Sampling
 
-GOLDEN_RATIO = 0.6180339887498949
 NEAR = 500  # training gaps with similar sentences around them, from which a gap's length is drawn
 MOST_WORDS = 40  # of a left-to-right model's middle
 Words = list[str]

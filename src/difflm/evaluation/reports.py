@@ -25,6 +25,7 @@ class Figure:
     show: str  # format of a value
     meaning: str
     graded: bool = False  # a share within each text; otherwise a text succeeds or fails
+    control: str = ""  # whose check gives the figure
     real_label: str = ""  # what the table calls the figure of the real sentences
 
 
