@@ -70,8 +70,10 @@ class Report:
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """Return a metric record for each figure of the rows with this name."""
-        named = [row for row in self.rows if row.name == name]
-        return [self._record(row, k, value) for row in named for k, value in row.figures.items() if value is not None]
+        found = ((row, figure, row.figures.get(figure)) for row in self.rows for figure in FIGURES[self.task])
+        return [
+            self._record(row, figure, value) for row, figure, value in found if row.name == name and value is not None
+        ]
 
     def _record(self, row: Row, figure: str, value: float) -> dict[str, Any]:
         name = f"{row.group}.{figure}".removeprefix(".")
