@@ -174,10 +174,10 @@ def test_measuring_leaves_the_model_as_it_was(tiny_runs, one_second):  # noqa: F
 
 def test_the_verb_prints_one_object_or_a_table(tiny_runs, one_second, capsys):  # noqa: F811
     run = str(tiny_runs["difflm"])
-    assert bench(run, 2, device="cpu", as_json=True) == 0
+    assert bench(model=run, steps=2, device="cpu", as_json=True) == 0
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1 and json.loads(printed)["sampling"][0]["steps"] == 2
-    assert bench(run, 2, device="cpu") == 0
+    assert bench(model=run, steps=2, device="cpu") == 0
     table = capsys.readouterr().out
     rows = ["machine", "matmul", "loading", "training", "training", "sampling", "sampling"]
     assert [line.split()[0] for line in table.splitlines()] == rows

@@ -39,7 +39,7 @@ from difflm.training.run import bundled_runs, find_run, read_config
 SAMPLES, TARGETS = 1000, 200  # texts of the language task or gaps, targets a control
 
 
-def measure_language(runs: list[str], options: MeasureOptions) -> None:
+def measure_language(runs: list[str], options: MeasureOptions, settings: dict[str, Any]) -> None:
     """Measure all runs on their common corpus."""
     samples = SAMPLES if options.samples is None else options.samples
     check_numbers(samples, options.seed, options.draws, options.score_texts)  # before anything is loaded
@@ -62,18 +62,18 @@ def measure_language(runs: list[str], options: MeasureOptions) -> None:
             seed=options.seed,
             draws=options.draws,
             twin=twin,
-            settings=options.settings(),
+            settings=settings,
             on_progress=bar.update,
             score_texts=options.score_texts,
         )
     publish(runs, report, options)
 
 
-def measure_control(run: str, options: MeasureOptions, control: ControlOptions) -> None:
+def measure_control(run: str, options: MeasureOptions, settings: dict[str, Any], control: ControlOptions) -> None:
     """Measure a run on targets that are drawn from E2E or read from a file."""
     names, count = control.names(), TARGETS if options.samples is None else options.samples
     guidance = parse_guidance(control.guidance)
-    protocol = Protocol(control.each, options.seed, control.candidates, guidance, options.settings())
+    protocol = Protocol(control.each, options.seed, control.candidates, guidance, settings)
     protocol.check()
     check_known(names or ())
     if count < 1:
@@ -135,10 +135,10 @@ def prepare_targets(
     return targets, {"corpus": "e2e", "split": options.split}, []
 
 
-def measure_infill(run: str, options: MeasureOptions, infill: InfillOptions) -> None:
+def measure_infill(run: str, options: MeasureOptions, settings: dict[str, Any], infill: InfillOptions) -> None:
     """Measure a run and its rivals on the same gaps; also keep some of their texts for people to read."""
     names, count = infill.names(), SAMPLES if options.samples is None else options.samples
-    how = Asked(options.seed, infill.mbr, infill.beams, options.draws, options.settings())
+    how = Asked(options.seed, infill.mbr, infill.beams, options.draws, settings)
     how.check()
     if count < 2:
         raise UsageError(f"the number of samples, which are gaps here, must be at least 2, not {count}.")

@@ -9,17 +9,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from difflm.app.commands.evaluate_options import ControlOptions, InfillOptions, MeasureOptions, with_options
-from difflm.app.commands.options import Device, Draws, Json, Run, Seed, load_model, report_errors
+from difflm.app.commands.evaluate_options import SETTINGS, ControlOptions, InfillOptions, MeasureOptions
+from difflm.app.commands.options import Device, Draws, Json, Run, Seed, load_model, report_errors, with_options
 from difflm.app.console import Bar, note, put_json
 from difflm.errors import UsageError
 
 
 @report_errors
-@with_options(options=MeasureOptions, control=ControlOptions, infill=InfillOptions)
+@with_options(options=MeasureOptions, settings=SETTINGS, control=ControlOptions, infill=InfillOptions)
 def evaluate(
     run: Run,
     options: MeasureOptions,
+    settings: dict[str, Any],
     control: ControlOptions,
     infill: InfillOptions,
     task: Annotated[Literal["language", "control", "infill"], typer.Option(help="What to measure.")] = "language",
@@ -33,11 +34,11 @@ def evaluate(
     from difflm.app import measuring
 
     if task == "language":
-        measuring.measure_language([run], options)
+        measuring.measure_language([run], options, settings)
     elif task == "control":
-        measuring.measure_control(run, options, control)
+        measuring.measure_control(run, options, settings, control)
     else:
-        measuring.measure_infill(run, options, infill)
+        measuring.measure_infill(run, options, settings, infill)
 
 
 def refuse_given(options: MeasureOptions | ControlOptions | InfillOptions, names: list[str], task: str) -> None:
@@ -48,15 +49,16 @@ def refuse_given(options: MeasureOptions | ControlOptions | InfillOptions, names
 
 
 @report_errors
-@with_options(options=MeasureOptions)
+@with_options(options=MeasureOptions, settings=SETTINGS)
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN …", help="Runs that were trained on the same data.")],
     options: MeasureOptions,
+    settings: dict[str, Any],
 ) -> None:
     """Measure several models on the same data with the same judge: one table; each keeps its figures."""
     from difflm.app.measuring import measure_language
 
-    measure_language(runs, options)
+    measure_language(runs, options, settings)
 
 
 @report_errors

@@ -1,32 +1,14 @@
 """The options of `difflm evaluate` and `difflm compare`, in groups."""
 
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
-from difflm.app.commands.options import (
-    Clamp,
-    Data,
-    Device,
-    Draws,
-    Guidance,
-    Json,
-    Judge,
-    NoiseTemperature,
-    NoiseTopP,
-    Sampler,
-    ScoreTexts,
-    Seed,
-    Split,
-    Steps,
-    Temperature,
-    Twin,
-)
+from difflm.app.commands.options import Data, Device, Draws, Guidance, Json, Seed
+
+SETTINGS = ("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp")
 
 
 @dataclass(frozen=True)
@@ -34,30 +16,23 @@ class MeasureOptions:
     """The options that evaluate and compare share."""
 
     data: Data = None
-    split: Split = "valid"
+    split: Annotated[Literal["train", "valid"], typer.Option(help="Which texts to measure on.")] = "valid"
     samples: Annotated[
         int | None,
         typer.Option(help="Texts to generate [1000]; control task: targets a control [200]; infilling: gaps [1000]."),
     ] = None
-    score_texts: ScoreTexts = 500
+    score_texts: Annotated[int, typer.Option(help="Held-out texts whose likelihood is measured.")] = 500
     seed: Seed = 0
     draws: Draws = 8
-    judge: Judge = None
-    twin: Twin = None
-    steps: Steps = None
-    sampler: Sampler = None
-    temperature: Temperature = None
-    noise_temperature: NoiseTemperature = None
-    noise_top_p: NoiseTopP = None
-    clamp: Clamp = None
+    judge: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Left-to-right model that reads the samples. [judge]")
+    ] = None
+    twin: Annotated[str | None, typer.Option(metavar="RUN", help="Autoregressive run whose samples stand beside.")] = (
+        None
+    )
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the records here, not to the runs.")] = None
     device: Device = "auto"
     as_json: Json = False
-
-    def settings(self) -> dict[str, Any]:
-        """Return the sampling settings that differ from the models' own."""
-        names = ("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True)
@@ -111,23 +86,3 @@ class InfillOptions:
 
     def names(self) -> list[str]:
         return list(dict.fromkeys(name.strip() for name in (self.sets or "anlg,roc").split(",")))
-
-
-def with_options(**groups: type) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Give a command the options of dataclasses; it receives each group as one argument."""
-
-    def decorate(command: Callable[..., int | None]) -> Callable[..., int | None]:
-        shared = {name: inspect.signature(group).parameters for name, group in groups.items()}
-        own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
-
-        @functools.wraps(command)
-        def with_groups(**given: Any) -> int | None:
-            asked = {name: groups[name](**{key: given.pop(key) for key in keys}) for name, keys in shared.items()}
-            return command(**given, **asked)
-
-        signature = inspect.Signature([*own, *(p for keys in shared.values() for p in keys.values())])
-        with_groups.__signature__ = signature  # type: ignore[attr-defined]
-        with_groups.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-        return with_groups
-
-    return decorate

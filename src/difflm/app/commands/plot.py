@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from difflm.app.commands.options import Device, Json, Seed, Steps, load_model, report_errors
+from difflm.app.commands.options import Device, Json, Model, Seed, load_model, report_errors, with_options
 from difflm.app.console import note, put_json
 from difflm.errors import UsageError
 
@@ -16,7 +16,6 @@ plot_app = typer.Typer(
     epilog="Example: difflm plot denoising e2e --out text.svg",
 )
 
-Model = Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="A .png or .svg file. [the picture's name, .png]")]
 Dark = Annotated[bool, typer.Option("--dark", help="Light lines on a dark background.")]
 
@@ -76,9 +75,10 @@ def embeddings(
 
 
 @report_errors
+@with_options(settings=("steps",))
 def denoising(
+    settings: dict[str, Any],
     model: Model = "e2e",
-    steps: Steps = None,
     seed: Seed = 0,
     out: Out = None,
     dark: Dark = False,
@@ -90,7 +90,7 @@ def denoising(
     from difflm.app.plots.denoising import draw_denoising, read_denoising
 
     lm = load_model(model, device)
-    text = read_denoising(drafts[0] for drafts in lm.stream(1, seed, steps=steps))
+    text = read_denoising(drafts[0] for drafts in lm.stream(1, seed, **settings))
     taken = text.confidence.shape[1]
     draw_denoising(file, text, f"{run_name(model)}, {taken} steps, seed {seed}", dark)
     report_file("denoising", file, as_json)

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from difflm.app.commands.options import Device, load_model, report_errors
+from difflm.app.commands.options import Device, Model, load_model, report_errors
 from difflm.app.console import note
 from difflm.errors import UsageError
 
 
 @report_errors
 def studio(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")] = "e2e",
+    model: Model = "e2e",
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 is any free one.")] = 8000,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the page.")] = False,
