@@ -9,9 +9,8 @@ import pytest
 import torch
 from tiny import tiny_runs  # noqa: F401
 
-from difflm.app.bench import clock
-from difflm.app.bench.clock import median_seconds, rounded
-from difflm.app.bench.report import measure
+from difflm.app import bench as clock
+from difflm.app.bench import measure, median_seconds, rounded
 from difflm.app.commands.bench import bench
 from difflm.data.batches import Batch
 from difflm.errors import UsageError
@@ -120,7 +119,7 @@ def test_every_part_has_its_rows(tiny_runs, one_second, monkeypatch, capsys):  #
     run, twin = str(tiny_runs["difflm"]), str(tiny_runs["autoregressive"])
     sizes = {"cpu": {"length": (16, 32), "vocabulary": (50,), "batch": (1,)}}
     monkeypatch.setattr(speed_rows, "GROWTH", sizes)
-    monkeypatch.setattr(speed, "load_recipe", lambda name: speed.check({**speed.SMALL, "longest": 16}))
+    monkeypatch.setattr(speed, "load_recipe", lambda name: speed.check({**speed.bench.SMALL, "longest": 16}))
     monkeypatch.setattr(speed, "E2E_WORDS", 60)
     monkeypatch.setattr(speed_rows, "gpt2_row", lambda texts, device: {"rival": "gpt2-small", "texts": texts})
     assert speed.main([run, "--twin", twin, "--judge", twin, "--steps", "2", "--device", "cpu"]) == 0

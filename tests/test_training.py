@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import tiny_run
 
-from difflm.app.bench.training import SMALL
+from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
 from difflm.methods import TextSpec
 from difflm.models.base import Losses, Trainable

@@ -12,7 +12,7 @@ def bench(
     settings: dict[str, Any], model: Model = "e2e", device: Device = "auto", dtype: Dtype = None, as_json: Json = False
 ) -> None:
     """How fast this machine trains and samples: about half a minute on two cores."""
-    from difflm.app.bench.report import measure
+    from difflm.app.bench import measure
 
     lm = load_model(model, device, dtype)
     lm.sampling(**settings)  # refuses before anything is measured
