@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.sse import KEEPALIVE_COMMENT
 
 from difflm.app.studio.asked import (
     Asked,
@@ -17,11 +18,11 @@ from difflm.app.studio.asked import (
     PlayerAsked,
     TextsAnswer,
 )
-from difflm.app.studio.engine import Alive, Done, Engine, Frames, Job, Text
+from difflm.app.studio.engine import Done, Engine, Frames, Job, Text
 from difflm.app.studio.frames import frame_object, spaces
 from difflm.app.studio.player import Recording, page
 from difflm.app.studio.served import Served
-from difflm.app.studio.streams import ALIVE, EventStream, event, texts_of, unless_left
+from difflm.app.studio.streams import EventStream, event, texts_of
 from difflm.errors import DifflmError
 from difflm.generation.jobs import Draft
 from difflm.generation.requests import generation_to_json
@@ -37,37 +38,33 @@ def one_event(*names: str) -> dict[str, Any]:
     }
 
 
-REFUSED: dict[int | str, dict[str, Any]] = {
-    401: {"model": ErrorAnswer, "description": "The token is missing or wrong."},
-    403: {"model": ErrorAnswer, "description": "Another host name or another page's origin."},
+Responses = dict[int | str, dict[str, Any]]
+
+MEANINGS = {
+    400: "The body is not JSON.",
+    401: "The token is missing or wrong.",
+    403: "Another host name or another page's origin.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not said to be JSON.",
+    422: "What is asked is wrong, too much, or not possible with this model.",
+    429: "The queue is full.",
+    503: "The time limit passed, or the server stops.",
 }
-ERRORS: dict[int | str, dict[str, Any]] = {
-    **REFUSED,
-    400: {"model": ErrorAnswer, "description": "The body is not JSON."},
-    408: {"model": ErrorAnswer, "description": "The body did not arrive in time."},
-    413: {"model": ErrorAnswer, "description": "The body is too large."},
-    415: {"model": ErrorAnswer, "description": "The body is not said to be JSON."},
-    422: {"model": ErrorAnswer, "description": "What is asked is wrong, too much, or not possible with this model."},
-    429: {
-        "model": ErrorAnswer,
-        "description": "The queue is full.",
-        "headers": {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}},
-    },
-    503: {"model": ErrorAnswer, "description": "The time limit passed, or the server stops."},
+ERRORS: Responses = {
+    status: {"model": ErrorAnswer, "description": meaning, "headers": {}} for status, meaning in MEANINGS.items()
 }
-STUCK: dict[int | str, dict[str, Any]] = {
-    503: {"model": ErrorAnswer, "description": "Requests wait and nothing moves."}
-}
-STREAM: dict[int | str, dict[str, Any]] = {
+ERRORS[429]["headers"]["Retry-After"] = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
+REFUSED: Responses = {status: ERRORS[status] for status in (401, 403)}
+STUCK: Responses = {503: {"model": ErrorAnswer, "description": "Requests wait and nothing moves."}}
+# Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
+STREAM: Responses = {
     200: {
         "description": "Events.",
         "content": {"text/event-stream": {"schema": one_event("queued", "frame", "text", "done", "error")}},
     }
 }
-# Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
-PLAYER: dict[int | str, dict[str, Any]] = {
-    200: {"description": "One HTML file.", "content": {"text/html": {"schema": {"type": "string"}}}}
-}
+PLAYER: Responses = {200: {"description": "One HTML file.", "content": {"text/html": {"schema": {"type": "string"}}}}}
 
 
 def routes(served: Served, engine: Engine) -> APIRouter:
@@ -92,18 +89,20 @@ def routes(served: Served, engine: Engine) -> APIRouter:
     async def texts(request: Request, asked: Asked) -> dict[str, Any]:
         asked.check(limits)
         (job,) = await engine.submit([asked.job()])
-        return {"texts": [generation_to_json(g) for g in await unless_left(request.receive, texts_of(job))]}
+        return {"texts": [generation_to_json(g) for g in await texts_of(job, request)]}
 
-    @router.post(
-        "/api/generate", response_model=TextsAnswer, response_model_exclude_unset=True, tags=["texts"], responses=ERRORS
-    )
+    texts_route: dict[str, Any] = {
+        "response_model": TextsAnswer,
+        "response_model_exclude_unset": True,
+        "tags": ["texts"],
+    }
+
+    @router.post("/api/generate", **texts_route, responses=ERRORS)
     async def generate(request: Request, asked: Asked) -> Any:
         """Texts, all at once when they are finished."""
         return await texts(request, asked)
 
-    @router.post(
-        "/api/infill", response_model=TextsAnswer, response_model_exclude_unset=True, tags=["texts"], responses=ERRORS
-    )
+    @router.post("/api/infill", **texts_route, responses=ERRORS)
     async def infill(request: Request, asked: InfillAsked) -> Any:
         """Fill the gaps of a text."""
         return await texts(request, asked.asked())
@@ -126,7 +125,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         frames = served.lm.frames(asked.controls(), **asked.settings())
         recording = Recording(asked.n, frames, asked.each)
         (job,) = await engine.submit([asked.job()], watched=recording.frame)
-        made = await unless_left(request.receive, texts_of(job))
+        made = await texts_of(job, request)
         about = {"model": served.name, "command": asked.command(served.name)}
         headers = {"content-disposition": 'attachment; filename="difflm.html"', "content-security-policy": "sandbox"}
         return HTMLResponse(await asyncio.to_thread(page, recording.texts(made), about), headers=headers)
@@ -136,20 +135,20 @@ def routes(served: Served, engine: Engine) -> APIRouter:
 
 async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> AsyncIterator[bytes]:
     """The events of a job as its client gets them."""
-    yield event("queued", {"ahead": engine.ahead(job), "candidates": each, "warnings": job.generation.warnings})
+    yield event({"ahead": engine.ahead(job), "candidates": each, "warnings": job.generation.warnings}, "queued")
     try:
         async for happened in job.events():
             match happened:
                 case Frames(drafts):
-                    yield event("frame", {"frames": [streamed(draft, each, pieces) for draft in drafts]})
+                    yield event({"frames": [streamed(draft, each, pieces) for draft in drafts]}, "frame")
                 case Text(number, generation):
-                    yield event("text", {"sample": number, **generation_to_json(generation)})
+                    yield event({"sample": number, **generation_to_json(generation)}, "text")
                 case Done(seconds):
-                    yield event("done", {"seconds": round(seconds, 4)})
-                case Alive():
-                    yield ALIVE
+                    yield event({"seconds": round(seconds, 4)}, "done")
+                case None:
+                    yield KEEPALIVE_COMMENT
     except DifflmError as error:
-        yield event("error", {"message": str(error)})
+        yield event({"message": str(error)}, "error")
 
 
 def streamed(draft: Draft, each: int, pieces: bool) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`/v1/completions` and `/v1/models` as clients of the OpenAI API know them, with gaps and controls beside."""
 
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -8,16 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
+from fastapi.sse import KEEPALIVE_COMMENT
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from difflm.app.studio.api import ERRORS, REFUSED, one_event
 from difflm.app.studio.asked import MOST_SEED, Asked, ControlAnswer, ErrorAnswer, check_size, shown
-from difflm.app.studio.engine import Alive, Engine, Job, Text
+from difflm.app.studio.engine import Engine, Job, Text
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.served import Served
-from difflm.app.studio.streams import ALIVE, EventStream, texts_of, unless_left
+from difflm.app.studio.streams import EventStream, event, texts_of
 from difflm.controls import Control, Infill
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError
@@ -208,10 +208,10 @@ class Completion:
         made = sum(len(split_words(choice["text"])) for choice in choices)
         return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self, request: Request) -> dict[str, Any]:
         choices = []
         for place, job in enumerate(self.jobs):
-            choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job))]
+            choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job, request))]
         return {**self.about, "choices": choices, "usage": self.usage(choices)}
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -222,19 +222,15 @@ class Completion:
                 async for happened in job.events():
                     if isinstance(happened, Text):
                         choices.append(self.choice(place, happened.number, happened.generation))
-                        yield data({**self.about, "choices": choices[-1:]})
-                    elif isinstance(happened, Alive):
-                        yield ALIVE
+                        yield event({**self.about, "choices": choices[-1:]})
+                    elif happened is None:
+                        yield KEEPALIVE_COMMENT
         except DifflmError as error:
-            yield data(error_object(str(error), "failed"))
+            yield event(error_object(str(error)))
             return
         if self.asked.stream_options and self.asked.stream_options.include_usage:
-            yield data({**self.about, "choices": [], "usage": self.usage(choices)})
+            yield event({**self.about, "choices": [], "usage": self.usage(choices)})
         yield b"data: [DONE]\n\n"
-
-
-def data(value: Any) -> bytes:
-    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
 
 
 def routes(served: Served, engine: Engine) -> APIRouter:
@@ -291,7 +287,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         if asked.stream:
             return EventStream(completion.pieces(), jobs)
         try:
-            return await unless_left(request.receive, completion.whole())
+            return await completion.whole(request)
         finally:
             for job in jobs:
                 job.leave()
