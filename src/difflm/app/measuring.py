@@ -20,16 +20,7 @@ from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.infill import Asked, Lengths, Set, evaluate_infill
 from difflm.evaluation.language import check_numbers, evaluate_language
 from difflm.evaluation.reports import Report
-from difflm.evaluation.targets import (
-    CONTROLS,
-    Target,
-    check_known,
-    choose,
-    draw_targets,
-    fit_for,
-    read_targets,
-    write_targets,
-)
+from difflm.evaluation.targets import CONTROLS, check_known, choose, draw_targets, fit_for, read_targets, write_targets
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.validation import check_device
 from difflm.runtime.files import append_line, write_atomic
@@ -55,16 +46,7 @@ def measure_language(runs: list[str], options: MeasureOptions, settings: dict[st
     corpus = corpus_for(next(iter(models.values())), options.data, options.split)
     with Bar("measuring") as bar:
         report = evaluate_language(
-            models,
-            corpus,
-            judge,
-            samples=samples,
-            seed=options.seed,
-            draws=options.draws,
-            twin=twin,
-            settings=settings,
-            on_progress=bar.update,
-            score_texts=options.score_texts,
+            models, corpus, judge, samples, options.seed, options.draws, twin, settings, bar.update, options.score_texts
         )
     publish(runs, report, options)
 
@@ -84,24 +66,21 @@ def measure_control(run: str, options: MeasureOptions, settings: dict[str, Any],
     lm = load_model(run, options.device)
     for folder in control.guide or ():
         lm.guided_by(folder)
-    targets, about, notes = prepare_targets(lm, given, pairs, options, path, names or CONTROLS, count)
-    judge = load_judge(options.judge, [lm], options.device)
+    tagger = checking_tagger()
+    if given is not None:
+        targets, notes = fit_for(given, lm, tagger)
+        about = {"corpus": Path(str(path)).name, "split": "targets of a file"}
+    else:
+        targets, notes = draw_targets(names or CONTROLS, pairs, lm, tagger, count, options.seed), []
+        about = {"corpus": "e2e", "split": options.split}
+        if path:
+            write_targets(path, targets)
+            note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")
+    judge, name = load_judge(options.judge, [lm], options.device), run_names([run])[0]
     with Bar("measuring") as bar:
         report = evaluate_control(
-            lm,
-            run_names([run])[0],
-            targets,
-            judge,
-            protocol,
-            pairs,
-            about,
-            notes,
-            bar.update,
-            control.texts,
-            control.second_parser,
+            lm, name, targets, judge, protocol, pairs, about, notes, bar.update, control.texts, control.second_parser
         )
-    if path and given is None:
-        note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")
     publish([run], report, options)
 
 
@@ -113,26 +92,6 @@ def load_e2e(options: MeasureOptions, required: bool) -> list[E2EPair]:
         if required:
             raise
         return []
-
-
-def prepare_targets(
-    lm: TextDiffusion,
-    given: list[Target] | None,
-    pairs: list[E2EPair],
-    options: MeasureOptions,
-    path: Path | None,
-    names: Sequence[str],
-    count: int,
-) -> tuple[list[Target], dict[str, Any], list[str]]:
-    """Return the targets, their origin for the records, and notes for the reader."""
-    tagger = checking_tagger()
-    if given is not None:
-        targets, notes = fit_for(given, lm, tagger)
-        return targets, {"corpus": Path(str(path)).name, "split": "targets of a file"}, notes
-    targets = draw_targets(names, pairs, lm, tagger, count, options.seed)
-    if path:
-        write_targets(path, targets)
-    return targets, {"corpus": "e2e", "split": options.split}, []
 
 
 def measure_infill(run: str, options: MeasureOptions, settings: dict[str, Any], infill: InfillOptions) -> None:

@@ -121,16 +121,13 @@ def style(theme: Theme) -> Any:
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
+    inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     return {
         "font.family": ["DejaVu Sans", *(name for name in OTHER_SCRIPTS if name in installed)],
         "font.size": 9,
         "text.parse_math": False,  # "$" is a token like any other
-        "text.color": theme.ink,
         "axes.titlesize": 10,
         "axes.titlelocation": "left",
-        "axes.labelcolor": theme.ink,
-        "axes.edgecolor": theme.ink,
-        "axes.facecolor": theme.background,
         "axes.linewidth": 0.6,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -138,13 +135,11 @@ def style(theme: Theme) -> Any:
         "axes.axisbelow": True,
         "grid.color": theme.faint,
         "grid.linewidth": 0.6,
-        "xtick.color": theme.ink,
-        "ytick.color": theme.ink,
         "xtick.major.size": 3,
         "ytick.major.size": 3,
         "legend.frameon": False,
         "lines.linewidth": 1.8,
-        "figure.facecolor": theme.background,
-        "savefig.facecolor": theme.background,
         "svg.hashsalt": "difflm",
+        **dict.fromkeys(inked, theme.ink),
+        **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), theme.background),
     }
