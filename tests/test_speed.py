@@ -38,18 +38,17 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("costs", "repeats", "max_seconds", "warm", "median"),
+    ("costs", "repeats", "max_seconds", "median"),
     [
-        ([9, 1, 5, 2], 3, 100.0, False, 2),  # the first call warms up and is not counted
-        ([1, 5, 2], 3, 100.0, True, 2),
-        ([9, 4, 4], 5, 6.0, False, 4),  # after six seconds no further repeat begins
-        ([9, 50], 5, 6.0, False, 50),  # but one always counts
+        ([9, 1, 5, 2], 3, 100.0, 2),  # the first call warms up and is not counted
+        ([9, 4, 4], 5, 6.0, 4),  # after six seconds no further repeat begins
+        ([9, 50], 5, 6.0, 50),  # but one always counts
     ],
 )
-def test_the_median_leaves_out_the_first_call_and_stops_in_time(monkeypatch, costs, repeats, max_seconds, warm, median):
+def test_the_median_leaves_out_the_first_call_and_stops_in_time(monkeypatch, costs, repeats, max_seconds, median):
     ticking = Clock(costs)
     monkeypatch.setattr(clock.time, "perf_counter", lambda: ticking.now)
-    assert median_seconds(ticking.work, repeats, max_seconds, warm) == median
+    assert median_seconds(ticking.work, repeats, max_seconds) == median
     assert list(ticking.costs) == []  # no more and no fewer calls
 
 

@@ -157,12 +157,9 @@ class Timing(NamedTuple):
         return {"seconds": rounded(self.seconds), **peak}
 
 
-def median_seconds(
-    work: Callable[[], object], repeats: int = REPEATS, max_seconds: float = MAX_SECONDS, warm: bool = False
-) -> float:
-    """Time `work`, after one call to warm up unless it is `warm` already; slow work is repeated less often."""
-    if not warm:
-        work()
+def median_seconds(work: Callable[[], object], repeats: int = REPEATS, max_seconds: float = MAX_SECONDS) -> float:
+    """Time `work`, after one call to warm up; slow work is repeated less often."""
+    work()
     taken: list[float] = []
     while len(taken) < repeats and sum(taken) < max_seconds:
         start = time.perf_counter()
@@ -184,8 +181,7 @@ def time_work(
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    work_and_wait()
-    seconds = median_seconds(work_and_wait, repeats, max_seconds, warm=True)
+    seconds = median_seconds(work_and_wait, repeats, max_seconds)
     return Timing(seconds, torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,23 @@ def write_card(run: Path) -> None:
 
 
 def measured(run: Path) -> list[dict[str, Any]]:
-    """The last record of every figure in a run's metrics.jsonl; a line that a crash truncated is skipped."""
-    path = run / "metrics.jsonl"
+    """The last record of every figure in a run's metrics.jsonl."""
     last: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(record, dict) and record.get("kind") == "metric":
+    for record in read_metrics(run):
+        if record.get("kind") == "metric":
             key = tuple(record.get(k) for k in ("task", "model", "name", "split", "sampling"))
             last.pop(key, None)  # so that the newest measurement is last
             last[key] = record
     return list(last.values())
+
+
+def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
+    """The records of a run's metrics.jsonl; a line that a crash truncated is skipped."""
+    path = run / "metrics.jsonl"
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with suppress(json.JSONDecodeError):
+            if isinstance(record := json.loads(line), dict):
+                yield record
 
 
 def figure(record: dict[str, Any]) -> str:

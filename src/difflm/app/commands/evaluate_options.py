@@ -59,9 +59,7 @@ class ControlOptions:
     ] = None
 
     def names(self) -> list[str] | None:
-        if self.controls is None:
-            return None
-        return list(dict.fromkeys(name.strip() for name in self.controls.split(",")))
+        return None if self.controls is None else split_names(self.controls)
 
 
 @dataclass(frozen=True)
@@ -85,4 +83,8 @@ class InfillOptions:
     ] = None
 
     def names(self) -> list[str]:
-        return list(dict.fromkeys(name.strip() for name in (self.sets or "anlg,roc").split(",")))
+        return split_names(self.sets or "anlg,roc")
+
+
+def split_names(listed: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in listed.split(",")))

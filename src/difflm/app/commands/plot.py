@@ -8,7 +8,6 @@ import typer
 
 from difflm.app.commands.options import Device, Json, Model, Seed, load_model, report_errors, with_options
 from difflm.app.console import note, put_json
-from difflm.errors import UsageError
 
 plot_app = typer.Typer(
     add_completion=False,
@@ -59,10 +58,11 @@ def embeddings(
 ) -> None:
     """A map of a model's word vectors, coloured by part of speech."""
     file = picture_file("embeddings", out)
-    check_seed(seed)
     from difflm.app.plots.embeddings import draw_embeddings, project, word_tags, word_vectors
     from difflm.generation.pipeline import TextDiffusion
+    from difflm.generation.validation import check_request
 
+    check_request(1, seed)
     lm = TextDiffusion.from_pretrained(model)
     words, vectors = word_vectors(run_name(model), lm)
     tags = word_tags(model, lm, words)
@@ -116,11 +116,6 @@ def picture_file(name: str, out: Path | None) -> Path:
 
     need_plot_extra()
     return check_out(out or Path(f"{name}.png"))
-
-
-def check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**31:
-        raise UsageError(f"--seed must lie between 0 and {2**31 - 1}, not {seed}.")
 
 
 def run_name(name_or_path: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from difflm.annotators.tagger import Tagger, own_tagger, spacy_tagger
 from difflm.app.plots.canvas import need_plot_extra, open_figure
+from difflm.controls.learned import checking_tagger
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import SPECIALS, Bpe
 from difflm.data.words import split_words
@@ -79,28 +79,16 @@ def project(vectors: Floats, method: Method, seed: int = 0) -> Floats:
 
 def word_tags(name_or_path: str, lm: TextDiffusion, words: Sequence[str]) -> Tags | None:
     """Read the tags stored with the bundled model, or tag the training texts of a run where it still has them, or its
-    words one by one (not byte pairs). None: there is no tagger or nothing to tag."""
+    words one by one (not byte pairs). None: there is nothing to tag."""
     folder = find_run(name_or_path)
     if (folder / "tags.json").exists():
         kept = read_json(folder / "tags.json")
         return Tags(kept["tags"], kept["tagger"])
-    tagger = installed_tagger()
-    if tagger is None:
-        return None
     sentences = training_sentences(folder, lm)
     if not sentences and isinstance(lm.tokenizer, Bpe):
         return None
-    sentences = sentences or [[word] for word in words]
+    sentences, tagger = sentences or [[word] for word in words], checking_tagger()
     return Tags(most_frequent(sentences, tagger.tags(sentences)), tagger.name)
-
-
-def installed_tagger() -> Tagger | None:
-    for find in (spacy_tagger, own_tagger):
-        try:
-            return find()
-        except DifflmError:
-            continue
-    return None
 
 
 def training_sentences(folder: Path, lm: TextDiffusion) -> list[list[str]]:

@@ -1,6 +1,5 @@
 """Losses and validation over steps, of one run or several."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from difflm.app.plots.canvas import draw_panels
 from difflm.errors import DifflmError
+from difflm.training.model_card import read_metrics
 from difflm.training.run import find_run, read_config
 
 NOT_LOSSES = {"kind", "step", "lr", "seconds", "steps_per_second", "tokens_per_second"}
@@ -33,17 +33,14 @@ class History:
 
 
 def read_history(name_or_path: str) -> History:
-    """Read `metrics.jsonl`; a line that a killed run left half-written is skipped."""
+    """Read what a run logged in `metrics.jsonl`."""
     folder = find_run(name_or_path)
-    method = read_config(folder)["method"]
-    path = folder / "metrics.jsonl"
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        raise DifflmError(f"{path} does not exist: this run logged nothing while it trained.") from None
-    records = [record for record in map(parse_line, lines) if "step" in record]
-    train = [record for record in records if record["kind"] == "train"]
-    valid = [record for record in records if record["kind"] == "validation" and "nats_per_token" in record]
+    method, path = read_config(folder)["method"], folder / "metrics.jsonl"
+    if not path.exists():
+        raise DifflmError(f"{path} does not exist: this run logged nothing while it trained.")
+    records = [record for record in read_metrics(folder) if "step" in record]
+    train = [record for record in records if record.get("kind") == "train"]
+    valid = [record for record in records if record.get("kind") == "validation" and "nats_per_token" in record]
     if not train and not valid:
         raise DifflmError(f"{path} holds no line about training steps. Pictures are of runs that `difflm train` made.")
     names = sorted({name for record in train for name in record} - NOT_LOSSES, key=lambda name: (name != "loss", name))
@@ -54,14 +51,6 @@ def read_history(name_or_path: str) -> History:
         history.likelihood = valid[-1].get("likelihood")
         history.validation = collect_points(valid, "nats_per_token")
     return history
-
-
-def parse_line(line: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError:
-        return {}
-    return record if isinstance(record, dict) and record.get("kind") in ("train", "validation") else {}
 
 
 def collect_points(records: list[dict[str, Any]], name: str) -> Points:

@@ -2,7 +2,7 @@
 
 import shlex
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -165,22 +165,6 @@ class ModelsAnswer(BaseModel):
     models: list[ModelFacts]
 
 
-class Most(BaseModel):
-    most: int
-
-
-class TagsKnown(BaseModel):
-    tags: list[str]
-
-
-class LabelsKnown(BaseModel):
-    labels: list[str]
-
-
-class GapsKnown(BaseModel):
-    sizes: bool = Field(description="Whether a gap can be asked to have a number of words.")
-
-
 class LimitsAnswer(BaseModel):
     n: int
     steps: int
@@ -191,15 +175,15 @@ class LimitsAnswer(BaseModel):
 class ControlsAnswer(BaseModel):
     """By the name of each control what may be asked; null where this model cannot."""
 
-    length: Most | None
+    length: dict[Literal["most"], int] | None
     field: dict[str, list[str]] | None
     label: dict[str, list[str]] | None
-    pos: TagsKnown | None
-    tree: LabelsKnown | None
-    span: LabelsKnown | None
-    contains: Most | None = Field(description="So many words or phrases at once.")
+    pos: dict[Literal["tags"], list[str]] | None
+    tree: dict[Literal["labels"], list[str]] | None
+    span: dict[Literal["labels"], list[str]] | None
+    contains: dict[Literal["most"], int] | None = Field(description="So many words or phrases at once.")
     avoid: dict[str, str] | None
-    infill: GapsKnown | None
+    infill: dict[Literal["sizes"], bool] | None = Field(description="Whether a gap's number of words can be asked.")
     edit: dict[str, str] | None
     samplers: list[str]
     limits: LimitsAnswer

@@ -158,24 +158,24 @@ class Usage(BaseModel):
 
 
 class CompletionAnswer(BaseModel):
-    id: str
-    object: Literal["text_completion"]
-    created: int
+    id: str = Field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
+    object: Literal["text_completion"] = "text_completion"
+    created: int = Field(default_factory=lambda: int(time.time()))
     model: str
     seed: int = Field(description="The one that makes these texts again.")
-    choices: list[Choice]
+    choices: list[Choice] = []
     usage: Usage | None = None
 
 
 class OneModel(BaseModel):
     id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
+    object: Literal["model"] = "model"
+    created: int = Field(default_factory=lambda: int(time.time()))
+    owned_by: str = "difflm"
 
 
 class ModelList(BaseModel):
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[OneModel]
 
 
@@ -234,21 +234,20 @@ class Completion:
 
 
 def routes(served: Served, engine: Engine) -> APIRouter:
-    router, limits, begun = APIRouter(tags=["openai"]), engine.limits, int(time.time())
+    router, limits, described = APIRouter(tags=["openai"]), engine.limits, OneModel(id=served.name)
     missing: dict[int | str, dict[str, Any]] = {404: {"model": ErrorAnswer, "description": "Another model."}}
-    described = {"id": served.name, "object": "model", "created": begun, "owned_by": "difflm"}
 
     def check_model(name: str | None) -> None:
         if name is not None and name != served.name:
             raise HTTPException(404, f"the model {name[:100]!r} is not served here; this is {served.name!r}.")
 
-    @router.get("/v1/models", response_model=ModelList, responses=REFUSED)
-    async def models() -> Any:
+    @router.get("/v1/models", responses=REFUSED)
+    async def models() -> ModelList:
         """The models served."""
-        return {"object": "list", "data": [described]}
+        return ModelList(data=[described])
 
-    @router.get("/v1/models/{model}", response_model=OneModel, responses={**REFUSED, **missing, 422: ERRORS[422]})
-    async def model(model: str) -> Any:
+    @router.get("/v1/models/{model}", responses={**REFUSED, **missing, 422: ERRORS[422]})
+    async def model(model: str) -> OneModel:
         """One of them."""
         check_model(model)
         return described
@@ -274,16 +273,9 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         asked.check(limits)
         seed = secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed
         gaps = gaps_of(asked)
-        arguments = job_arguments(asked, gaps, seed)
-        jobs = await engine.submit(arguments)
-        about = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": served.name,
-            "seed": arguments[0]["seed"],
-        }
-        completion = Completion(asked, gaps, jobs, about)
+        jobs = await engine.submit(job_arguments(asked, gaps, seed))
+        about = CompletionAnswer(model=served.name, seed=seed)
+        completion = Completion(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}))
         if asked.stream:
             return EventStream(completion.pieces(), jobs)
         try:
