@@ -12,7 +12,7 @@ import pytest
 from tiny import MODEL, THINGS, tiny_run, write_stories
 
 from difflm.app.cli import main
-from difflm.app.commands.evaluate_options import MeasureOptions
+from difflm.app.commands.evaluate import MeasureOptions
 from difflm.app.measuring import load_gaps
 from difflm.data.stories import Gap
 from difflm.data.words import split_words

@@ -266,9 +266,10 @@ def test_a_history_is_what_the_run_wrote_down(tiny_runs, tmp_path):  # noqa: F81
         "[1]",
     ]
     history = training.read_history(with_metrics(tiny_runs["difflm"], tmp_path / "mine", lines))
-    assert history.label == "mine, difflm (bound)" and list(history.losses) == ["loss", "ce"]
-    assert [list(part) for part in history.losses["loss"]] == [[10, 20], [6.0, 3.0]]  # the later line counts
-    assert [list(part) for part in history.validation] == [[20], [2.5]]
+    assert history.label == "mine, difflm (bound)"
+    assert set(history.curves) == {"validation, nats/token", "training loss", "loss part: ce"}
+    assert [list(part) for part in history.curves["training loss"]] == [[10, 20], [6.0, 3.0]]  # the later line counts
+    assert [list(part) for part in history.curves["validation, nats/token"]] == [[20], [2.5]]
 
 
 def test_every_part_of_every_run_has_a_place(tiny_runs):  # noqa: F811
@@ -277,7 +278,7 @@ def test_every_part_of_every_run_has_a_place(tiny_runs):  # noqa: F811
     panels = training.find_panels(histories)
     assert list(panels)[:2] == ["validation, nats/token", "training loss"]
     assert {f"loss part: {name}" for name in ("ce", "warp", "mse", "rounding_ce", "terminal_norm")} <= set(panels)
-    assert sum(map(len, panels.values())) == sum(len(h.losses) + 1 for h in histories)
+    assert sum(map(len, panels.values())) == sum(len(h.curves) for h in histories)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from difflm.app.commands.evaluate_options import ControlOptions, InfillOptions, MeasureOptions
+from difflm.app.commands.evaluate import ControlOptions, InfillOptions, MeasureOptions
 from difflm.app.commands.options import load_model, parse_guidance
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.learned import checking_tagger

@@ -19,7 +19,7 @@ from difflm.app.studio.asked import (
     TextsAnswer,
 )
 from difflm.app.studio.engine import Done, Engine, Frames, Job, Text
-from difflm.app.studio.frames import frame_object, spaces
+from difflm.app.studio.frames import spaces
 from difflm.app.studio.player import Recording, page
 from difflm.app.studio.served import Served
 from difflm.app.studio.streams import EventStream, event, texts_of
@@ -153,6 +153,5 @@ async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> Async
 
 def streamed(draft: Draft, each: int, pieces: bool) -> dict[str, Any]:
     """A frame with what a page needs to draw it: the text that it is a candidate for, and the spaces."""
-    frame = frame_object(draft)
-    frame["confidence"] = [round(c, 4) for c in draft.confidence]
-    return {**frame, "text": draft.sample // each, "space": spaces(draft.tokens, pieces)}
+    added = {"text": draft.sample // each, "space": spaces(draft.tokens, pieces)}
+    return {**vars(draft), "confidence": [round(c, 4) for c in draft.confidence], **added}

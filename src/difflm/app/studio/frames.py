@@ -12,12 +12,6 @@ if TYPE_CHECKING:
 SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
-def frame_object(draft: "Draft") -> dict[str, Any]:
-    """One draft of one text, as every reader outside Python gets it."""
-    keys = ("sample", "step", "t", "tokens", "confidence", "changed")
-    return {key: getattr(draft, key) for key in keys}
-
-
 def made_of_pieces(tokens: Sequence[str]) -> bool:
     """Whether these are byte pairs, which carry their own spaces, rather than words."""
     return any(token[:1] == " " for token in tokens)

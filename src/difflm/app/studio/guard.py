@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -66,15 +67,17 @@ class Guard:
         try:
             self.check(scope["path"], Headers(scope=scope))
             async with asyncio.timeout(self.limits.body_seconds):
-                body = await read_body(receive, self.limits.body_bytes)
-        except (HTTPException, TimeoutError) as error:
-            late = HTTPException(408, "the body did not arrive in time.", CLOSE)
-            refused = error if isinstance(error, HTTPException) else late
-            answer = error_response(refused.status_code, refused.detail, refused.headers)
-            await answer(scope, receive, send_with_headers)
+                body = await read_body(Request(scope, receive), self.limits.body_bytes)
+        except ClientDisconnect:
             return
-        if body is not None:
+        except TimeoutError:
+            refused = error_response(408, "the body did not arrive in time.", CLOSE)
+        except HTTPException as error:
+            refused = error_response(error.status_code, error.detail, error.headers)
+        else:
             await self.app(scope, replay_body(body, receive), send_with_headers)
+            return
+        await refused(scope, receive, send_with_headers)
 
     def check(self, path: str, headers: Headers) -> None:
         host = headers.get("host", "")
@@ -103,21 +106,17 @@ class Guard:
             return False
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes | None:
-    """Read the whole body; None where the client disconnected."""
+async def read_body(request: Request, max_bytes: int) -> bytes:
     chunks, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunk = message.get("body", b"")
+    async for chunk in request.stream():
         size += len(chunk)
         if size <= max_bytes:
             chunks.append(chunk)
-        if size > MAX_DRAINED or (size > max_bytes and not message.get("more_body")):
-            raise HTTPException(413, f"a body has at most {max_bytes:,} bytes on this server.", CLOSE)
-        if not message.get("more_body"):
-            return b"".join(chunks)
+        if size > MAX_DRAINED:
+            break
+    if size > max_bytes:
+        raise HTTPException(413, f"a body has at most {max_bytes:,} bytes on this server.", CLOSE)
+    return b"".join(chunks)
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
