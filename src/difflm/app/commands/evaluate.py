@@ -18,6 +18,7 @@ from difflm.app.commands.options import (
     Run,
     Seed,
     load_model,
+    option,
     report_errors,
     with_options,
 )
@@ -32,21 +33,16 @@ class MeasureOptions:
     """The options that evaluate and compare share."""
 
     data: Data = None
-    split: Annotated[Literal["train", "valid"], typer.Option(help="Which texts to measure on.")] = "valid"
+    split: Annotated[Literal["train", "valid"], option("Which texts to measure on.")] = "valid"
     samples: Annotated[
-        int | None,
-        typer.Option(help="Texts to generate [1000]; control task: targets a control [200]; infilling: gaps [1000]."),
+        int | None, option("Texts to generate [1000]; control task: targets a control [200]; infilling: gaps [1000].")
     ] = None
-    score_texts: Annotated[int, typer.Option(help="Held-out texts whose likelihood is measured.")] = 500
+    score_texts: Annotated[int, option("Held-out texts whose likelihood is measured.")] = 500
     seed: Seed = 0
     draws: Draws = 8
-    judge: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Left-to-right model that reads the samples. [judge]")
-    ] = None
-    twin: Annotated[str | None, typer.Option(metavar="RUN", help="Autoregressive run whose samples stand beside.")] = (
-        None
-    )
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the records here, not to the runs.")] = None
+    judge: Annotated[str | None, option("Left-to-right model that reads the samples. [judge]", "RUN")] = None
+    twin: Annotated[str | None, option("Autoregressive run whose samples stand beside.", "RUN")] = None
+    out: Annotated[Path | None, option("Append the records here, not to the runs.", "FILE")] = None
     device: Device = "auto"
     as_json: Json = False
 
@@ -55,24 +51,14 @@ class MeasureOptions:
 class ControlOptions:
     """The options of the control task."""
 
-    controls: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Control task: which ones, such as length,field+pos. [all]")
-    ] = None
-    targets: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Control task: targets, drawn into it where it is not there.")
-    ] = None
-    each: Annotated[int, typer.Option(help="Control task: samples a target.")] = 5
-    candidates: Annotated[int, typer.Option(help="Control task: of so many, the one the classifiers find best.")] = 1
+    controls: Annotated[str | None, option("Control task: which ones, such as length,field+pos. [all]", "NAMES")] = None
+    targets: Annotated[Path | None, option("Control task: targets, drawn into it if it is not there.", "FILE")] = None
+    each: Annotated[int, option("Control task: samples a target.")] = 5
+    candidates: Annotated[int, option("Control task: of so many, the one the classifiers find best.")] = 1
     guidance: Guidance = None
-    guide: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Control task: a classifier of this model; repeatable.")
-    ] = None
-    texts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Control task: keep the texts; if it is there, measure those.")
-    ] = None
-    second_parser: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Control task: a parser trained on other trees.")
-    ] = None
+    guide: Annotated[list[Path] | None, option("Control task: a classifier of this model; repeatable.", "DIR")] = None
+    texts: Annotated[Path | None, option("Control task: keep the texts; if it is there, measure those.", "FILE")] = None
+    second_parser: Annotated[Path | None, option("Control task: a parser trained on other trees.", "DIR")] = None
 
     def names(self) -> list[str] | None:
         return None if self.controls is None else split_names(self.controls)
@@ -82,21 +68,14 @@ class ControlOptions:
 class InfillOptions:
     """The options of the infilling task."""
 
-    sets: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Infilling task: anlg, roc, or both with a comma. [both]")
-    ] = None
+    sets: Annotated[str | None, option("Infilling task: anlg, roc, or both with a comma. [both]", "NAMES")] = None
     skip: Annotated[
-        int,
-        typer.Option(help="Infilling task: gaps of the seed's order to leave out, so as to choose settings on others."),
+        int, option("Infilling task: gaps of the seed's order to leave out, so as to choose settings on others.")
     ] = 0
-    rival: Annotated[
-        list[str] | None, typer.Option(metavar="RUN", help="Infilling task: a run to compare with; repeatable.")
-    ] = None
-    mbr: Annotated[int, typer.Option(help="Infilling task: of so many candidates, the one most like the others.")] = 10
-    beams: Annotated[int, typer.Option(help="Infilling task: beams of a left-to-right model; 0: no search.")] = 5
-    encoder: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Infilling task: BERTScore by the encoder of this directory.")
-    ] = None
+    rival: Annotated[list[str] | None, option("Infilling task: a run to compare with; repeatable.", "RUN")] = None
+    mbr: Annotated[int, option("Infilling task: of so many candidates, the one most like the others.")] = 10
+    beams: Annotated[int, option("Infilling task: beams of a left-to-right model; 0: no search.")] = 5
+    encoder: Annotated[str | None, option("Infilling task: BERTScore by the encoder of this directory.", "DIR")] = None
 
     def names(self) -> list[str]:
         return split_names(self.sets or "anlg,roc")
@@ -114,7 +93,7 @@ def evaluate(
     settings: dict[str, Any],
     control: ControlOptions,
     infill: InfillOptions,
-    task: Annotated[Literal["language", "control", "infill"], typer.Option(help="What to measure.")] = "language",
+    task: Annotated[Literal["language", "control", "infill"], option("What to measure.")] = "language",
 ) -> None:
     """Measure a model beside real text; append the figures to its metrics.jsonl."""
     for group, owner in ((control, "control"), (infill, "infill")):
@@ -158,7 +137,7 @@ def score(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Texts: .txt (a text a line), .csv or .jsonl, each also .gz.")
     ],
-    column: Annotated[str | None, typer.Option(help="Column of a .csv or .jsonl file. [text]")] = None,
+    column: Annotated[str | None, option("Column of a .csv or .jsonl file. [text]")] = None,
     seed: Seed = 0,
     draws: Draws = 16,
     device: Device = "auto",

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from difflm.app.commands.options import (
     Device,
     Dtype,
@@ -17,6 +15,7 @@ from difflm.app.commands.options import (
     Json,
     Model,
     load_model,
+    option,
     parse_guidance,
     report_errors,
     with_options,
@@ -41,15 +40,11 @@ BESIDE_INPUT = ("n", "seed", "mbr", "candidates", *SETTINGS)  # the command's va
 def generate(
     asked: dict[str, Any],
     model: Model = "e2e",
-    guide: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="A classifier that difflm train made; repeatable.")
-    ] = None,
+    guide: Annotated[list[Path] | None, option("A classifier that difflm train made; repeatable.", "DIR")] = None,
     guidance: Guidance = None,
-    requests: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE.jsonl", help="Many requests: one JSON object a line.")
-    ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Watch the words condense.")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a player that shows every step.")] = None,
+    requests: Annotated[Path | None, option("Many requests: one JSON object a line.", "FILE.jsonl", "--input")] = None,
+    show: Annotated[bool, option("Watch the words condense.", None, "--show")] = False,
+    html: Annotated[Path | None, option("Write a player that shows every step.", "FILE")] = None,
     device: Device = "auto",
     dtype: Dtype = None,
     as_json: Json = False,

@@ -23,19 +23,22 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+
+def option(help: str, metavar: str | None = None, *flags: str, envvar: str | None = None) -> Any:
+    """An option of a command; `flags` replace the name of its parameter."""
+    return typer.Option(*flags, help=help, metavar=metavar, envvar=envvar)
+
+
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A bundled model or the directory of a run.")]
 Model = Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto is the GPU where there is one.")]
-Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="The network's arithmetic. [float32]")
-]
-Json = Annotated[bool, typer.Option("--json", help="For machines: one JSON object a line.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same answer.")]
-Data = Annotated[Path | None, typer.Option(metavar="DIR", envvar="DIFFLM_DATA", help="Where the corpora are.")]
-Draws = Annotated[int, typer.Option(help="Noise levels a text, for a bound.")]
+Device = Annotated[str, option("cpu, cuda, cuda:1 …; auto is the GPU where there is one.")]
+Dtype = Annotated[Literal["float32", "bfloat16", "float16"] | None, option("The network's arithmetic. [float32]")]
+Json = Annotated[bool, option("For machines: one JSON object a line.", None, "--json")]
+Seed = Annotated[int, option("The same seed gives the same answer.")]
+Data = Annotated[Path | None, option("Where the corpora are.", "DIR", envvar="DIFFLM_DATA")]
+Draws = Annotated[int, option("Noise levels a text, for a bound.")]
 Guidance = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="How strongly classifiers pull; `original`: as Li et al. did. [10; tokens 2]"),
+    str | None, option("How strongly classifiers pull; `original`: as Li et al. did. [10; tokens 2]", "SIZE")
 ]
 METAVARS = {"field": "NAME=VALUE", "label": "NAME=VALUE", "control": "NAME=VALUE", "span": "FIRST,LAST,LABEL"}
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from difflm.app.commands.options import Device, Json, Model, Seed, load_model, report_errors, with_options
+from difflm.app.commands.options import Device, Json, Model, Seed, load_model, option, report_errors, with_options
 from difflm.app.console import note, put_json
 
 plot_app = typer.Typer(
@@ -15,8 +15,8 @@ plot_app = typer.Typer(
     epilog="Example: difflm plot denoising e2e --out text.svg",
 )
 
-Out = Annotated[Path | None, typer.Option(metavar="FILE", help="A .png or .svg file. [the picture's name, .png]")]
-Dark = Annotated[bool, typer.Option("--dark", help="Light lines on a dark background.")]
+Out = Annotated[Path | None, option("A .png or .svg file. [the picture's name, .png]", "FILE")]
+Dark = Annotated[bool, option("Light lines on a dark background.", None, "--dark")]
 
 
 @plot_app.callback(invoke_without_command=True)
@@ -48,9 +48,7 @@ def schedules(
 @report_errors
 def embeddings(
     model: Model = "e2e",
-    method: Annotated[
-        Literal["tsne", "pca"], typer.Option(help="How vectors are projected to two dimensions.")
-    ] = "tsne",
+    method: Annotated[Literal["tsne", "pca"], option("How vectors are projected to two dimensions.")] = "tsne",
     seed: Seed = 0,
     out: Out = None,
     dark: Dark = False,
