@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from difflm.app.plots.canvas import sheet
+from difflm.app.plots.canvas import open_figure
 
 TITLE = "### The trade-off"
 FIRST = ", the first classifiers"
@@ -48,7 +48,7 @@ def points(page: str) -> Iterator[Point]:
 
 
 def draw(found: list[Point], out: Path) -> None:
-    with sheet(out, 3.8, False) as (figure, look):
+    with open_figure(out, 3.8, False) as (figure, look):
         for axes, (panel, (title, label, goal, real)) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
             own = [p for p in found if p.panel == panel and not (p.first and BEST in p.how)]
             for first in (False, True):

@@ -1,7 +1,6 @@
 """What all pictures share: a light or a dark theme, colours that the colour-blind can tell apart, atomic writes."""
 
 import io
-import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -76,7 +75,8 @@ def open_figure(out: Path, height: float, dark: bool) -> Iterator[tuple[Any, The
     from matplotlib.figure import Figure
 
     theme = DARK if dark else LIGHT
-    with matplotlib.rc_context(style(theme)), silence_warnings():
+    with matplotlib.rc_context(style(theme)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a character that no installed font has is drawn as a box
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, theme
@@ -101,20 +101,6 @@ def draw_panels(
         for panel in grid[len(contents) :]:
             panel.set_visible(False)
         yield figure, theme, list(zip(grid, contents.values(), strict=False))
-
-
-@contextmanager
-def silence_warnings() -> Iterator[None]:
-    """A character that no installed font has is drawn as a box; nobody needs a warning for each."""
-    log = logging.getLogger("matplotlib")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph")
-            yield
-    finally:
-        log.setLevel(before)
 
 
 def style(theme: Theme) -> Any:

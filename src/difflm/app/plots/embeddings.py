@@ -66,14 +66,11 @@ def word_vectors(name: str, lm: TextDiffusion) -> tuple[list[str], Floats]:
 def project(vectors: Floats, method: Method, seed: int = 0) -> Floats:
     """Project vectors [V, D] to [V, 2], deterministically for a seed."""
     need_plot_extra()
-    if method == "pca":
-        from sklearn.decomposition import PCA
-
-        return np.asarray(PCA(2, random_state=seed).fit_transform(vectors))
+    from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    perplexity = min(30.0, (len(vectors) - 1) / 3)
-    projection = TSNE(2, perplexity=perplexity, metric="cosine", init="random", random_state=seed)
+    how = {"perplexity": min(30.0, (len(vectors) - 1) / 3), "metric": "cosine", "init": "random"}
+    projection = PCA(2, random_state=seed) if method == "pca" else TSNE(2, random_state=seed, **how)
     return np.asarray(projection.fit_transform(vectors), dtype=np.float64)
 
 
