@@ -1,30 +1,24 @@
-"""The server's own API: /api/…"""
+"""The server's own API: /api/… Its responses stop their jobs when the client disconnects."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
-from fastapi.sse import KEEPALIVE_COMMENT
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
-from difflm.app.studio.asked import (
-    Asked,
-    ControlsAnswer,
-    ErrorAnswer,
-    HealthAnswer,
-    InfillAsked,
-    ModelsAnswer,
-    PlayerAsked,
-    TextsAnswer,
-)
+from difflm.app.studio import schemas
 from difflm.app.studio.engine import Done, Engine, Frames, Job, Text
 from difflm.app.studio.frames import spaces
 from difflm.app.studio.player import Recording, page
 from difflm.app.studio.served import Served
-from difflm.app.studio.streams import EventStream, event, texts_of
 from difflm.errors import DifflmError
-from difflm.generation.jobs import Draft
+from difflm.generation.jobs import Draft, Generation
 from difflm.generation.requests import generation_to_json
 
 
@@ -52,11 +46,11 @@ MEANINGS = {
     503: "The time limit passed, or the server stops.",
 }
 ERRORS: Responses = {
-    status: {"model": ErrorAnswer, "description": meaning, "headers": {}} for status, meaning in MEANINGS.items()
+    status: {"model": schemas.ErrorAnswer, "description": text, "headers": {}} for status, text in MEANINGS.items()
 }
 ERRORS[429]["headers"]["Retry-After"] = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
 REFUSED: Responses = {status: ERRORS[status] for status in (401, 403)}
-STUCK: Responses = {503: {"model": ErrorAnswer, "description": "Requests wait and nothing moves."}}
+STUCK: Responses = {503: {"model": schemas.ErrorAnswer, "description": "Requests wait and nothing moves."}}
 # Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
 STREAM: Responses = {
     200: {
@@ -67,48 +61,82 @@ STREAM: Responses = {
 PLAYER: Responses = {200: {"description": "One HTML file.", "content": {"text/html": {"schema": {"type": "string"}}}}}
 
 
+class EventStream(StreamingResponse):
+    """Server-sent events of some jobs, which are cancelled when the client disconnects."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], jobs: Sequence[Job]) -> None:
+        super().__init__(events, headers={"x-accel-buffering": "no"})
+        self.jobs = jobs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(ClientDisconnect, OSError):  # sending to a client that has left
+                await super().__call__(scope, receive, send)
+        finally:
+            for job in self.jobs:
+                job.leave()
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    return format_sse_event(event=name, data_str=json.dumps(data, separators=(",", ":")))
+
+
+async def texts_of(job: Job, request: Request) -> list[Generation]:
+    """Collect all texts of a job in the order of their numbers, unless the client disconnects."""
+    found: dict[int, Generation] = {}
+    async for happened in job.events():
+        if isinstance(happened, Text):
+            found[happened.number] = happened.generation
+        if await request.is_disconnected():
+            job.leave()
+            raise ClientDisconnect
+    return [found[number] for number in range(job.n)]
+
+
 def routes(served: Served, engine: Engine) -> APIRouter:
     router, limits = APIRouter(), engine.limits
 
-    @router.get("/health", response_model=HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
+    @router.get("/health", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
     async def health() -> Any:
         """Whether the server is there, and gets on with its work."""
         engine.check_health()
         return {"status": "ok", "model": served.name, "queue": engine.queue}
 
-    @router.get("/api/models", response_model=ModelsAnswer, tags=["server"], responses=REFUSED)
+    @router.get("/api/models", response_model=schemas.ModelsAnswer, tags=["server"], responses=REFUSED)
     async def models() -> Any:
         """The models served."""
         return {"models": [served.facts()]}
 
-    @router.get("/api/controls", response_model=ControlsAnswer, tags=["server"], responses=REFUSED)
+    @router.get("/api/controls", response_model=schemas.ControlsAnswer, tags=["server"], responses=REFUSED)
     async def controls() -> Any:
         """What can be asked of the model, by the name of each control; null where it cannot."""
         return served.controls(limits)
 
-    async def texts(request: Request, asked: Asked) -> dict[str, Any]:
+    async def texts(request: Request, asked: schemas.Asked) -> dict[str, Any]:
         asked.check(limits)
         (job,) = await engine.submit([asked.job()])
         return {"texts": [generation_to_json(g) for g in await texts_of(job, request)]}
 
     texts_route: dict[str, Any] = {
-        "response_model": TextsAnswer,
+        "response_model": schemas.TextsAnswer,
         "response_model_exclude_unset": True,
         "tags": ["texts"],
     }
 
     @router.post("/api/generate", **texts_route, responses=ERRORS)
-    async def generate(request: Request, asked: Asked) -> Any:
+    async def generate(request: Request, asked: schemas.Asked) -> Any:
         """Texts, all at once when they are finished."""
         return await texts(request, asked)
 
     @router.post("/api/infill", **texts_route, responses=ERRORS)
-    async def infill(request: Request, asked: InfillAsked) -> Any:
+    async def infill(request: Request, asked: schemas.InfillAsked) -> Any:
         """Fill the gaps of a text."""
         return await texts(request, asked.asked())
 
     @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=StreamingResponse)
-    async def stream(asked: Asked) -> Any:
+    async def stream(asked: schemas.Asked) -> Any:
         """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a
         `frame` {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every
         text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then
@@ -118,7 +146,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
 
     @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=StreamingResponse)
-    async def player(request: Request, wanted: PlayerAsked) -> Any:
+    async def player(request: Request, wanted: schemas.PlayerAsked) -> Any:
         """The self-contained HTML player of exactly these texts: the same seed makes the same ones."""
         asked = wanted.request
         asked.check(limits)

@@ -11,13 +11,12 @@ from fastapi.sse import KEEPALIVE_COMMENT
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from difflm.app.studio.api import ERRORS, REFUSED, one_event
-from difflm.app.studio.asked import MOST_SEED, Asked, ControlAnswer, ErrorAnswer, check_size, shown
+from difflm.app.studio.api import ERRORS, REFUSED, EventStream, event, one_event, texts_of
 from difflm.app.studio.engine import Engine, Job, Text
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.limits import Limits
+from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, ErrorAnswer, check_size, shown
 from difflm.app.studio.served import Served
-from difflm.app.studio.streams import EventStream, event, texts_of
 from difflm.controls import Control, Infill
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError
