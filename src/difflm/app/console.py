@@ -69,19 +69,15 @@ class Bar:
     def __exit__(self, *exception: object) -> None:
         self._timer.cancel()
         self._timer.join()  # the bar is shown by now, or never will be
-        if self._shown:
+        if self._progress.live.is_started:
             self._progress.stop()
-
-    @property
-    def _shown(self) -> bool:
-        return self._progress.live.is_started
 
     def update(self, what: str, done: int, total: int | None) -> None:
         self._progress.update(self._task, description=what, completed=done, total=total)
 
     def put(self, line: str) -> None:
         """Print a line of output to stdout; above the bar where both share a terminal."""
-        if self._shown and sys.stdout.isatty():
+        if self._progress.live.is_started and sys.stdout.isatty():
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
             print(line, flush=True)

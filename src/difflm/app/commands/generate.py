@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,12 +154,8 @@ class Writer:
 
 def without_html() -> list[str]:
     """The arguments of this command but for the player's own file."""
-    kept, skip = [], False
-    for argument in sys.argv[1:]:
-        if not skip and argument != "--html" and not argument.startswith("--html="):
-            kept.append(argument)
-        skip = argument == "--html"
-    return kept
+    given = pairwise(["", *sys.argv[1:]])
+    return [one for before, one in given if "--html" not in (before, one) and not one.startswith("--html=")]
 
 
 def in_order(batches: Iterator[dict[int, Any]], on_done: Callable[[int], None]) -> Iterator[Any]:

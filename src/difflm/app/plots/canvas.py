@@ -15,8 +15,6 @@ from difflm.runtime.files import write_atomic
 FORMATS = (".png", ".svg")
 WIDTH, DPI = 8.0, 150  # inches and dots an inch: 1,200 pixels wide
 OTHER_SCRIPTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari", "Noto Sans")
-
-
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # lines differ without colour, too
 
 T = TypeVar("T")

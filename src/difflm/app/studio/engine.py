@@ -13,9 +13,8 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from difflm.app.studio.limits import Limits
 from difflm.errors import DifflmError, UsageError
@@ -35,19 +34,16 @@ class Unavailable(DifflmError):
         self.kind, self.status, self.retry_after = kind, status, retry_after
 
 
-@dataclass(frozen=True)
-class Frames:
+class Frames(NamedTuple):
     drafts: list[Draft]
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     number: int
     generation: Generation
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     seconds: float
 
 

@@ -33,10 +33,6 @@ def written(tokens: Sequence[str], pieces: bool) -> str:
     return "".join(tokens) if pieces else join_words([token for token in tokens if token])
 
 
-def level(confidence: float) -> str:
-    return SIGNS[round(min(1.0, max(0.0, confidence)) * (len(SIGNS) - 1))]
-
-
 class Packer:
     """Drafts as small objects: tokens by their number in a shared table, and only where they differ from before.
 
@@ -68,7 +64,7 @@ class Packer:
                     "t": round(draft.t, 4),
                     "n": len(cells),
                     "w": [value for i in new for value in (i, cells[i])],
-                    "c": "".join(level(c) for c in draft.confidence),
+                    "c": "".join(SIGNS[round(min(1.0, max(0.0, c)) * (len(SIGNS) - 1))] for c in draft.confidence),
                     "x": [i for i, changed in enumerate(draft.changed) if changed],
                 }
             )
