@@ -80,11 +80,8 @@ def write_player(path: Path, texts: Sequence[PlayedText], about: Mapping[str, An
 
 
 def page(texts: Sequence[PlayedText], about: Mapping[str, Any]) -> bytes:
-    style, module, script = (
-        read_asset("look.css") + read_asset("player.css"),
-        join_modules(MODULES),
-        join_modules(["player-page.js"]),
-    )
+    style = read_asset("look.css") + read_asset("player.css")
+    module, script = join_modules(MODULES), join_modules(["player-page.js"])
     filled = Template(read_asset("player.html")).substitute(
         policy=content_policy(style, [module, script]),
         title=html.escape(f"{about['model']}: texts out of noise" if "model" in about else "Texts out of noise"),
