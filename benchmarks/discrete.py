@@ -193,7 +193,7 @@ def measure(name: str, asked: Asked, turn: Turn) -> "Row":
     from difflm.app.commands.options import load_model
     from difflm.app.measuring import load_judge
     from difflm.data.text_metrics import copied_among
-    from difflm.data.tokenizers import split_words
+    from difflm.data.words import split_words
     from difflm.evaluation.corpora import corpus_for
     from difflm.evaluation.language import Judge, Measure, Writer, add_likelihood
 

@@ -174,7 +174,7 @@ def test_prefetching_gives_the_same_batches_and_ends_its_thread() -> None:
         assert step == expected
         assert np.array_equal(batch.ids, batches.batch(step).ids)
     stream.close()  # type: ignore[attr-defined]
-    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 def test_an_error_while_prefetching_reaches_the_reader() -> None:

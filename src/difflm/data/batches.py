@@ -2,10 +2,11 @@
 
 import hashlib
 import math
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -134,19 +135,14 @@ class Batch:
 
     def map(self, convert: Callable[[Array], Array]) -> "Batch":
         """The batch with every array converted."""
-
-        def each(value: Any) -> Any:
-            return None if value is None else convert(value)
-
+        names = [
+            name for name in ("ids", "lengths", "source", "source_lengths", "index") if getattr(self, name) is not None
+        ]
         return replace(
             self,
-            ids=convert(self.ids),
-            lengths=convert(self.lengths),
-            source=each(self.source),
-            source_lengths=each(self.source_lengths),
+            **{name: convert(getattr(self, name)) for name in names},
             labels={name: convert(value) for name, value in self.labels.items()},
             origin=None if self.origin is None else (convert(self.origin[0]), convert(self.origin[1])),
-            index=each(self.index),
         )
 
     def arrays(self) -> list[Array]:
@@ -222,10 +218,8 @@ class Batches:
         if self.tokens.sources is not None:  # by the texts' width, and by the sources' lengths among equal ones
             keys = [self.tokens.sources.lengths[texts], np.searchsorted(self.widths, keys[0])]
         texts = texts[np.lexsort(keys)]
-        order = Permutation(self._group_size, derive_seed(derive_seed(self.seed, -2), group))(
-            np.arange(self._group_size)
-        )
-        return texts.reshape(self._group_size, self.batch_size)[order]
+        shuffle = Permutation(self._group_size, derive_seed(derive_seed(self.seed, -2), group))
+        return texts.reshape(self._group_size, self.batch_size)[shuffle(np.arange(self._group_size))]
 
     def _stream(self, start: int, count: int) -> Ints:
         """Texts `start` … `start + count − 1` of all epochs, one epoch after the other."""
@@ -246,28 +240,12 @@ def smallest_width(widths: Ints, lengths: NDArray[Any]) -> int:
 def prefetch(batches: Batches, start_step: int, depth: int = 4) -> Iterator[tuple[int, Batch]]:
     """Yield steps and batches from `start_step` on, prepared by a thread, at most `depth` ahead. Closing the iterator
     ends the thread."""
-    made: queue.SimpleQueue[tuple[int, Batch] | BaseException] = queue.SimpleQueue()
-    free, stop = threading.Semaphore(depth), threading.Event()
-
-    def work() -> None:
-        step = start_step
+    with ThreadPoolExecutor(1, "prefetch") as thread:
+        coming = deque(thread.submit(batches.batch, start_step + ahead) for ahead in range(depth))
         try:
-            while free.acquire() and not stop.is_set():
-                made.put((step, batches.batch(step)))
-                step += 1
-        except BaseException as error:  # raised again where the batches are read
-            made.put(error)
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item = made.get()
-            if isinstance(item, BaseException):
-                raise item
-            free.release()
-            yield item
-    finally:
-        stop.set()
-        free.release()
-        thread.join()
+            for step in count(start_step):
+                batch = coming.popleft().result()
+                coming.append(thread.submit(batches.batch, step + depth))
+                yield step, batch
+        finally:
+            thread.shutdown(cancel_futures=True)

@@ -1,6 +1,5 @@
 """Texts, and pairs of source and target, by the name of a corpus or by the path of a file."""
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from difflm.data.e2e import Split, e2e_path, read_e2e
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
 from difflm.data.texts import FORMATS, Example, check_readable, read_chunks, read_examples, read_texts
-from difflm.errors import UsageError
+from difflm.errors import UsageError, suggest
 
 Texts = Iterator[str]
 REARRANGED = "roc-rearranged"  # stories from which a left-to-right model learns to fill gaps
@@ -114,9 +113,9 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
             raise UsageError(f"{path} does not exist, nor is {path.name} in {root}.")
         check_readable(path)
         return path
-    near = difflib.get_close_matches(str(name_or_path), NAMES, n=1)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
-    raise UsageError(f"no corpus {str(name_or_path)!r}. {hint}Known: {', '.join(NAMES)}; or the path of a {FORMATS}.")
+    name = str(name_or_path)
+    known = f"Known: {', '.join(NAMES)}; or the path of a {FORMATS}."
+    raise UsageError(f"no corpus {name!r}. {suggest(name, NAMES)}{known}")
 
 
 def resolve_data(name_or_path: str, root: Path | None) -> str:

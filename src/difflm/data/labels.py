@@ -5,7 +5,6 @@ a list of [first, last, label] has spans, both ends included. Null is no label: 
 label or no spans, and leaves missing tags out of its loss.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from difflm.data.texts import read_lines
+from difflm.data.texts import read_jsonl
 from difflm.errors import UsageError
 
 Kind = Literal["text", "tags", "spans"]
@@ -67,10 +66,7 @@ def read_labels(path: Path, text_column: str) -> list[Labels]:
     """Read every labelling of a file; one whose lines differ in kind is refused."""
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
-        row = json.loads(line)  # the texts of the file were read before, so that each line is an object
+    for number, row in read_jsonl(path):
         if not str(row.get(text_column, "")).strip():
             continue
         for name in (row.keys() | columns.keys()) - {text_column}:

@@ -136,17 +136,15 @@ class TokenFile:
     @classmethod
     def open(cls, directory: Path) -> "TokenFile":
         meta = read_json(directory / "meta.json")
-        sources: TokenColumn | None = None
         try:
             targets = _open_column(directory, meta, "")
-            if "source_tokens" in meta:
-                sources = _open_column(directory, meta, "source_")
+            sources = _open_column(directory, meta, "source_") if "source_tokens" in meta else None
             left_out = np.fromfile(directory / "left_out.bin", _OFFSET)
-            whole = len(left_out) == meta["too_long"] + meta["repeated"]
+            if len(left_out) != meta["too_long"] + meta["repeated"]:
+                raise ValueError
         except (KeyError, TypeError, ValueError, OSError):
-            whole = False
-        if not whole:
-            raise DifflmError(f"the tokens in {directory} are damaged. Delete the directory; it will be made again.")
+            advice = "Delete the directory; it will be made again."
+            raise DifflmError(f"the tokens in {directory} are damaged. {advice}") from None
         return cls(targets, meta, left_out, sources)
 
     def matches(self, tokenizer: Tokenizer, limits: Limits, source: dict[str, Any], distinct: bool = False) -> bool:
@@ -187,23 +185,18 @@ class TokenFile:
 
 def _origin(tokenizer: Tokenizer, limits: Limits, source: dict[str, Any], distinct: bool) -> dict[str, Any]:
     """What the tokens of a corpus depend on."""
-    made_of: dict[str, Any] = {"tokenizer": tokenizer.fingerprint(), "limit": limits.target, "source": source}
-    made_of |= {"distinct": distinct}
-    return made_of if limits.source is None else {**made_of, "source_limit": limits.source}
+    origin = {"tokenizer": tokenizer.fingerprint(), "limit": limits.target, "source": source, "distinct": distinct}
+    return origin if limits.source is None else {**origin, "source_limit": limits.source}
 
 
 def _open_column(directory: Path, meta: dict[str, Any], prefix: str) -> TokenColumn:
-    ids = _mapped(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]))
-    offsets = _mapped(directory / f"{prefix}offsets.bin", _OFFSET)
+    # Plain arrays over the maps: np.memmap costs more at every index than the index itself.
+    ids = np.asarray(np.memmap(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]), "r"))
+    offsets = np.asarray(np.memmap(directory / f"{prefix}offsets.bin", _OFFSET, "r"))
     total = meta[f"{prefix}tokens"]
     if len(ids) != total or len(offsets) != meta["count"] + 1 or int(offsets[-1]) != total:
         raise ValueError
     return TokenColumn(ids, offsets)
-
-
-def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    # Plain array over the map: np.memmap costs more at every index than the index itself.
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
 @dataclass

@@ -26,7 +26,8 @@ from difflm.data.text_metrics import (
     unique_share,
     unknown_share,
 )
-from difflm.data.tokenizers import UNK, Tokenizer, split_words
+from difflm.data.tokenizers import UNK, Tokenizer
+from difflm.data.words import split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, fits
 from difflm.evaluation.reports import LANGUAGE, Report, Row
