@@ -84,10 +84,11 @@ def test_texts_keep_their_noise_whatever_is_left_out(tmp_path, tiny_runs):
     assert [column.tolist() for column in read_pairs(path, "text")] == [[3, 3, 3, 4, 3], [0, 2, 3, 0, 4]]
     recipe = check({**json.loads((tiny_runs["difflm"] / "recipe.json").read_text()), "data": str(path)})
     _, tokenizer, _ = load_run(tiny_runs["difflm"])
-    from difflm.training.fit import read_tokens
+    from difflm.training.fit import Setup, read_tokens
 
-    tokens = read_tokens(recipe, tokenizer, 24, tmp_path / "out", "train", None, lambda *_: None)
-    seeds, samples = (column(torch.arange(4).numpy(), 8).tolist() for column in read_origin(recipe, tokens, None))
+    setup = Setup(recipe, tmp_path / "out", torch.device("cpu"), lambda *_: None, None, False)
+    tokens = read_tokens(setup, tokenizer, 24, "train")
+    seeds, samples = (column.tolist() for column in read_origin(setup, tokens))
     assert (seeds, samples) == ([3, 3, 4, 3], [0, 3, 0, 4])
 
 

@@ -16,7 +16,7 @@ class UsageError(DifflmError):
     exit_code = 2
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Iterable[str], quoted: bool = True) -> str:
     """Ask for the known word that is nearest to a wrong one: "Did you mean 'e2e'? "; "" where none is near."""
     near = difflib.get_close_matches(word, known, n=1)
-    return f"Did you mean {near[0]!r}? " if near else ""
+    return f"Did you mean {repr(near[0]) if quoted else near[0]}? " if near else ""

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -87,7 +87,7 @@ class AllBut:
     """All of n texts but a few, whose indices rise. Only the few are stored."""
 
     n: int
-    few: Ints
+    few: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return self.n - len(self.few)
@@ -175,12 +175,12 @@ class Batches:
         widths: tuple[int, ...],
         indices: Subset | None = None,
         labels: Mapping[str, LabelBatch] | None = None,
-        origin: tuple[LabelBatch, LabelBatch] | None = None,
+        origin: tuple[Ints, Ints] | None = None,
         source_widths: tuple[int, ...] = (),
     ) -> None:
         self.tokens, self.batch_size, self.seed = tokens, batch_size, seed
         self.labels, self.origin = labels or {}, origin
-        self.indices = AllBut(len(tokens), np.zeros(0, np.int64)) if indices is None else indices
+        self.indices = AllBut(len(tokens)) if indices is None else indices
         self.widths, self.source_widths = np.array(sorted(widths)), np.array(sorted(source_widths))
         if tokens.max_length > self.widths[-1]:
             raise UsageError(
@@ -205,7 +205,7 @@ class Batches:
             *self.tokens.rows(chosen, width),
             *sources,
             labels={name: of(chosen, width) for name, of in self.labels.items()},
-            origin=None if self.origin is None else (self.origin[0](chosen, 1), self.origin[1](chosen, 1)),
+            origin=None if self.origin is None else (self.origin[0][chosen], self.origin[1][chosen]),
             index=step * self.batch_size + np.arange(self.batch_size),
             seed=self.seed,
         )
@@ -237,7 +237,7 @@ def smallest_width(widths: Ints, lengths: NDArray[Any]) -> int:
     return int(widths[np.searchsorted(widths, lengths.max())])
 
 
-def prefetch(batches: Batches, start_step: int, depth: int = 4) -> Iterator[tuple[int, Batch]]:
+def prefetch(batches: Batches, start_step: int, depth: int = 4) -> Generator[tuple[int, Batch]]:
     """Yield steps and batches from `start_step` on, prepared by a thread, at most `depth` ahead. Closing the iterator
     ends the thread."""
     with ThreadPoolExecutor(1, "prefetch") as thread:

@@ -78,9 +78,16 @@ def corpus(
 
 
 def corpus_examples(
-    name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None
+    name_or_path: str,
+    root: Path | None,
+    split: Split = "train",
+    column: str | None = None,
+    chunk: int = 0,
+    sources: bool = True,
 ) -> Iterator[Example]:
-    """Yield the texts of a split with their sources."""
+    """Yield the texts of a split, with their `sources` or alone."""
+    if not sources:
+        return map(Example, corpus(name_or_path, root, split, column, chunk))
     paths = corpus_paths(name_or_path, root, split)
     known = KNOWN.get(name_or_path)
     if known and not known.examples:
@@ -89,10 +96,14 @@ def corpus_examples(
 
 
 def counted_texts(
-    name_or_path: str | Path, root: Path | None, column: str | None = None, chunk: int = 0
+    name_or_path: str, root: Path | None, column: str | None = None, chunk: int = 0, sources: bool = False
 ) -> Iterator[str]:
-    """Yield the training texts whose words make a vocabulary. Of a corpus that has each text in several forms, one."""
-    known = KNOWN.get(str(name_or_path))
+    """Yield the training texts, and their `sources`, whose words make a vocabulary. Of a corpus that has each text in
+    several forms, one."""
+    if sources:
+        pairs = corpus_examples(name_or_path, root, "train", column)
+        return (text for pair in pairs for text in (pair.source, pair.target) if text)
+    known = KNOWN.get(name_or_path)
     if known and known.words:
         return known.words(known.path(root, "train"))
     return corpus(name_or_path, root, "train", column, chunk)

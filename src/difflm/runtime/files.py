@@ -121,6 +121,10 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))

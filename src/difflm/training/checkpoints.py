@@ -1,6 +1,5 @@
 """Checkpoints: safetensors and JSON, written atomically."""
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from difflm.runtime.files import explain_os_error, read_json, write_atomic
+from difflm.runtime.files import explain_os_error, read_json, write_json
 from difflm.runtime.tensors import load_tensors, save_tensors
 
 KEEP = 2  # checkpoints of a run that are kept on disk
@@ -41,7 +40,7 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
     try:
         temporary.mkdir(parents=True)
         save_tensors(temporary / "state.safetensors", tensors)
-        write_atomic(temporary / "state.json", json.dumps(state, indent=1))
+        write_json(temporary / "state.json", state)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
     except OSError as error:

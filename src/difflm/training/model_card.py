@@ -9,7 +9,7 @@ from typing import Any
 
 from difflm.data.corpora import file_names
 from difflm.methods import METHODS
-from difflm.runtime.files import locked, read_json, write_atomic
+from difflm.runtime.files import locked, read_json, write_atomic, write_json
 
 DATASETS = {"e2e": "e2e_nlg"}  # names by which the Hub knows a corpus
 
@@ -17,8 +17,7 @@ DATASETS = {"e2e": "e2e_nlg"}  # names by which the Hub knows a corpus
 def finish_run(run: Path, command: str) -> None:
     """Add the command to the config of a trained run and write its card."""
     with locked(run):
-        config = {**read_json(run / "config.json"), "command": command}
-        write_atomic(run / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+        write_json(run / "config.json", {**read_json(run / "config.json"), "command": command})
         write_card(run)
 
 

@@ -1,6 +1,5 @@
 """Recipes: a YAML file with a method, a data set, sizes and a budget, and `key=value` changes to it."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from difflm.data.corpora import split_paths
 from difflm.data.texts import MOST_TOKENS
-from difflm.errors import UsageError
+from difflm.errors import UsageError, suggest
 from difflm.methods import METHODS, Method
 
 UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
@@ -171,7 +170,9 @@ def check(values: Mapping[str, Any]) -> Recipe:
     try:
         given = {str(key): value for key, value in values.items() if (key, value) != ("model", None)}  # empty: defaults
         recipe = Recipe(**given)
-        _known_method(recipe.method)
+        if recipe.method not in METHODS:
+            hint = suggest(recipe.method, METHODS, quoted=False)
+            raise UsageError(f"unknown method {recipe.method!r}. {hint}Known: {', '.join(METHODS)}.")
         if recipe.longest == 1:
             raise UsageError("recipe: longest: should be at least 2, or 0 to choose it from the texts.")
         _check_sizes(recipe.build_method())
@@ -187,8 +188,7 @@ def _read(name_or_path: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        near = difflib.get_close_matches(name_or_path, bundled, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
+        hint = suggest(name_or_path, bundled, quoted=False)
         raise UsageError(f"no recipe {name_or_path!r}. {hint}Known: {', '.join(bundled)}; or a YAML file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{path} is not a readable recipe: {str(error).splitlines()[0]}.") from None
@@ -243,25 +243,15 @@ def _check_sources(recipe: Recipe) -> None:
         raise UsageError(f"recipe: data: {recipe.method} reads no sources. Name one file, not {recipe.data}.")
 
 
-def _known_method(name: str) -> None:
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise UsageError(f"unknown method {name!r}. {hint}Known: {', '.join(METHODS)}.")
-
-
 def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     """Describe every error of a recipe, unknown keys with their nearest spelling."""
     method = METHODS.get(str(values.get("method")))
     keys = list(Recipe.model_fields) + [f"model.{k}" for k in (method.model_fields if method else {})]
     lines = []
     for fault in error.errors():
-        inside = error.title != "Recipe"
-        key = ".".join(str(part) for part in fault["loc"])
-        key = f"model.{key}" if inside else key
+        key = ".".join(["model"] * (error.title != "Recipe") + [str(part) for part in fault["loc"]])
         if fault["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, keys, n=1)
-            lines.append(f"unknown key {key!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+            lines.append(f"unknown key {key!r}. {suggest(key, keys)}".rstrip())
         else:
             lines.append(f"{key}: {fault['msg'].lower()}.")
     return "recipe: " + " ".join(lines)

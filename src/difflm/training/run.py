@@ -1,6 +1,5 @@
 """A run: the directory that holds everything about one trained model."""
 
-import json
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from difflm.data.tokenizers import Tokenizer
 from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import LanguageModel, Sampling
-from difflm.runtime.files import read_json, write_atomic
+from difflm.runtime.files import read_json, write_atomic, write_json
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors, save_tensors
 from difflm.training.checkpoints import advise_resume
 
@@ -100,7 +99,7 @@ def export_run(run: Path, target: Path) -> None:
     if config["recipe"].get("init"):
         config["recipe"]["init"] = Path(config["recipe"]["init"]).name
     config["recipe"]["data"] = file_names(config["recipe"]["data"])  # without the directories of somebody's machine
-    write_atomic(target / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+    write_json(target / "config.json", config)
     for name in ("tokenizer.json", "metrics.jsonl", "README.md"):
         if (run / name).exists():
             write_atomic(target / name, (run / name).read_bytes())

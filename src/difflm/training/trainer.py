@@ -5,7 +5,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -273,16 +273,15 @@ class Trainer:
     def fit(self, batches: Batches, held_out: list[Batch], watcher: Watcher) -> Outcome:
         budget = self.budget
         stop: Stopped = "done"
-        if (
-            self.step >= budget.steps or self.out_of_patience()
-        ):  # resumed after the end: only model.safetensors may be missing
+        if self.step >= budget.steps or self.out_of_patience():  # a finished run lacks at most model.safetensors
             save_tensors(self.run / "model.safetensors", self.final_weights())
             return self.outcome("done" if self.step >= budget.steps else "early")
         accumulated: dict[str, Tensor] = {}
         since, tokens, start, since_step = time.perf_counter(), 0, time.perf_counter() - self.seconds, self.step
-        with catch_stop_signals() as asked_to_stop, _batches_from(batches, self.step * budget.accumulate) as stream:
+        stream = prefetch(batches, self.step * budget.accumulate)
+        with catch_stop_signals() as asked_to_stop, closing(stream):
             while self.step < budget.steps:
-                micro = [next(stream) for _ in range(budget.accumulate)]
+                micro = [next(stream)[1] for _ in range(budget.accumulate)]
                 tokens += sum(int(b.lengths.sum()) for b in micro)
                 for name, value in self.train_step(micro).items():
                     accumulated[name] = accumulated[name] + value if name in accumulated else value
@@ -378,15 +377,6 @@ def drop_records_after(metrics: Path, step: int) -> None:
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-@contextmanager
-def _batches_from(batches: Batches, first: int) -> Iterator[Iterator[Batch]]:
-    source = prefetch(batches, first)
-    try:
-        yield (batch for _, batch in source)
-    finally:
-        source.close()  # type: ignore[attr-defined]
 
 
 @contextmanager
