@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from difflm.data.batches import Batch, Batches, Permutation, Subset, held_out, prefetch, split
+from difflm.data.batches import Batch, Batches, Permutation, held_out, prefetch, split
 from difflm.data.texts import Example
-from difflm.data.tokenfile import Limits, TokenColumn, TokenFile, source_fingerprint
+from difflm.data.tokenfile import Ints, Limits, TokenColumn, TokenFile, source_fingerprint
 from difflm.data.tokenizers import PAD, SPECIALS, Words
 from difflm.errors import DifflmError, UsageError
 
@@ -136,8 +136,8 @@ def without(n: int, long: set[int]) -> TokenFile:
     return TokenFile(kept.targets, {**kept.meta, "too_long": len(long)}, np.array(sorted(long), np.uint64))
 
 
-def numbers_of(tokens: TokenFile, subset: Subset) -> set[int]:
-    return set((tokens.rows(subset(np.arange(len(subset))), 7)[0][:, 0] - 4).tolist())
+def numbers_of(tokens: TokenFile, subset: Ints) -> set[int]:
+    return set((tokens.rows(subset, 7)[0][:, 0] - 4).tolist())
 
 
 @settings(deadline=None)
@@ -242,8 +242,8 @@ def test_each_text_is_there_once_where_that_is_asked_for(texts: list[str], seed:
     assert tokens.repeated == len(short) - len(set(short))
     if len(tokens) > 1:
         kept, held = split(tokens, seed)
-        learned = {texts[tokens.numbers()[i]] for i in kept(np.arange(len(kept)))}
-        assert not learned & {texts[tokens.numbers()[i]] for i in held(np.arange(len(held)))}
+        learned = {texts[tokens.numbers()[i]] for i in kept}
+        assert not learned & {texts[tokens.numbers()[i]] for i in held}
 
 
 def test_equal_texts_are_found_in_different_pieces_of_the_writer(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,41 +62,6 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-class Subset(Protocol):
-    """Some texts of a TokenFile. Calling it turns 0 … len − 1 into their indices."""
-
-    def __len__(self) -> int: ...
-    def __call__(self, positions: NDArray[Any]) -> Ints: ...
-
-
-@dataclass(frozen=True)
-class Only:
-    """The texts with these indices."""
-
-    indices: Ints
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __call__(self, positions: NDArray[Any]) -> Ints:
-        return self.indices[positions]
-
-
-@dataclass(frozen=True)
-class AllBut:
-    """All of n texts but a few, whose indices rise. Only the few are stored."""
-
-    n: int
-    few: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def __len__(self) -> int:
-        return self.n - len(self.few)
-
-    def __call__(self, positions: NDArray[Any]) -> Ints:
-        before = self.few - np.arange(len(self.few))  # how many of the others come before each of the few
-        return np.asarray(positions) + np.searchsorted(before, positions, side="right")
-
-
 def held_out(n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most: int = 5000) -> Ints:
     """Choose the texts of a corpus that are held out: numbers, rising, of a share of all n, within the limits.
 
@@ -109,12 +74,12 @@ def held_out(n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most:
     return np.sort(Permutation(n, seed)(np.arange(n - count, n)))
 
 
-def split(tokens: TokenFile, seed: int) -> tuple[Subset, Subset]:
-    """Split a corpus into texts to train on and held-out texts (`held_out`)."""
+def split(tokens: TokenFile, seed: int) -> tuple[Ints, Ints]:
+    """Split a corpus into texts to train on and held-out texts (`held_out`): their indices, rising."""
     few = tokens.indices_of(held_out(tokens.read, seed))
     if len(few) == len(tokens):
         raise UsageError(f"{len(tokens)} text that fits is too few: it is held out. Give more texts or raise longest.")
-    return AllBut(len(tokens), few), Only(few)
+    return np.delete(np.arange(len(tokens)), few), few
 
 
 Array = Any  # a numpy array, or a tensor once the trainer has moved the batch to its device
@@ -173,14 +138,14 @@ class Batches:
         batch_size: int,
         seed: int,
         widths: tuple[int, ...],
-        indices: Subset | None = None,
+        indices: Ints | None = None,
         labels: Mapping[str, LabelBatch] | None = None,
         origin: tuple[Ints, Ints] | None = None,
         source_widths: tuple[int, ...] = (),
     ) -> None:
         self.tokens, self.batch_size, self.seed = tokens, batch_size, seed
         self.labels, self.origin = labels or {}, origin
-        self.indices = AllBut(len(tokens)) if indices is None else indices
+        self.indices = np.arange(len(tokens)) if indices is None else indices
         self.widths, self.source_widths = np.array(sorted(widths)), np.array(sorted(source_widths))
         if tokens.max_length > self.widths[-1]:
             raise UsageError(
@@ -229,7 +194,7 @@ class Batches:
         for epoch in range(start // n, math.ceil((start + count) / n)):
             here = positions // n == epoch
             shuffled[here] = Permutation(n, derive_seed(self.seed, epoch))(positions[here] % n)
-        return self.indices(shuffled)
+        return self.indices[shuffled]
 
 
 def smallest_width(widths: Ints, lengths: NDArray[Any]) -> int:

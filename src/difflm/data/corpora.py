@@ -60,11 +60,7 @@ def split_paths(name_or_path: str | Path) -> list[str]:
 
 
 def corpus(
-    name_or_path: str | Path,
-    root: Path | None,
-    split: Split = "train",
-    column: str | None = None,
-    chunk: int = 0,
+    name_or_path: str | Path, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
 ) -> Iterator[str]:
     """Yield the texts of a split of a known corpus, or all texts of a file, which has no splits; with `chunk`, the file
     cut into texts of so many characters."""

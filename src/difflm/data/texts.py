@@ -202,8 +202,10 @@ def _jsonl_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
         for column in columns:
             if column not in row:
                 raise _no_column(path, column, list(row), number)
-            if not isinstance(row[column], str) or not _is_unicode(row[column]):
-                raise DifflmError(f"{column!r} in line {number} of {path} is not a text.")
+            try:
+                row[column].encode()  # JSON can spell half of a surrogate pair, which is not Unicode
+            except (AttributeError, UnicodeEncodeError):
+                raise DifflmError(f"{column!r} in line {number} of {path} is not a text.") from None
         yield number, tuple(row[column] for column in columns)
 
 
@@ -213,12 +215,3 @@ ROWS: dict[str, Callable[[Path, tuple[str, ...]], Iterator[Row]]] = {".csv": rea
 def _no_column(path: Path, column: str, names: list[str], number: int) -> UsageError:
     said = f"no column {column!r} in line {number} of {path}. {suggest(column, names)}"
     return UsageError(f"{said}It has: {', '.join(names) or 'none'}.")
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether a text can be encoded as UTF-8: JSON can spell half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

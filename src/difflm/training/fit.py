@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from difflm.data.batches import AllBut, Batch, Batches, Permutation, Subset, split
+from difflm.data.batches import Batch, Batches, Permutation, split
 from difflm.data.corpora import NAMES, corpus_examples, corpus_path, corpus_paths, counted_texts, resolve_data
 from difflm.data.e2e import Split as SplitName
 from difflm.data.pairs import read_pairs
@@ -40,7 +40,7 @@ INFO, WARN = 0, -1
 Note = Callable[[str, int], None]  # (what is being read, texts so far), (a message, INFO) or (a warning, WARN)
 Item = TypeVar("Item")
 Origin = tuple[Ints, Ints]  # seed and sample number of the noise that a teacher made each text of
-Split = tuple[TokenFile, Subset]
+Split = tuple[TokenFile, Ints]  # texts, and the indices of those that belong to the split
 Initial = tuple[LanguageModel, Tokenizer]
 
 
@@ -257,7 +257,7 @@ def count_left_out(tokens: TokenFile) -> dict[str, int]:
     return {"left_out": tokens.too_long, **({"repeated": tokens.repeated} if tokens.distinct else {})}
 
 
-def report_left_out(setup: Setup, tokens: TokenFile, held_out: Subset, max_words: int, advice: str = "") -> None:
+def report_left_out(setup: Setup, tokens: TokenFile, held_out: Ints, max_words: int, advice: str = "") -> None:
     """Report which texts are left out; as a warning, with advice, where they are many."""
     long = tokens.too_long - tokens.source_too_long
     share = f"{tokens.too_long / tokens.read:.0%} of the data. {advice or 'Split them into shorter texts.'}"
@@ -313,8 +313,8 @@ def round_up(tokens: int) -> int:
 def count_overlap(training: "Split", held_out: "Split") -> int:
     """How many held-out texts also occur, token for token, among the training texts."""
     (tokens, subset), (others, few) = training, held_out
-    unseen = Counter(others.key(i) for i in few(np.arange(len(few))))
-    seen = {key for i in subset(np.arange(len(subset))) if (key := tokens.key(i)) in unseen}
+    unseen = Counter(others.key(i) for i in few)
+    seen = {key for i in subset if (key := tokens.key(i)) in unseen}
     return sum(unseen[key] for key in seen)
 
 
@@ -338,7 +338,7 @@ def read_splits(setup: Setup, tokenizer: Tokenizer, longest: int) -> tuple[Split
     training = read_tokens(setup, tokenizer, longest, "train")
     if setup.recipe.data in NAMES:
         valid = read_tokens(setup, tokenizer, longest, "valid")
-        return (training, AllBut(len(training))), (valid, AllBut(len(valid)))
+        return (training, np.arange(len(training))), (valid, np.arange(len(valid)))
     kept, held = split(training, setup.recipe.seed)
     return (training, kept), (training, held)
 
@@ -377,13 +377,13 @@ def report_reading(items: Iterable[Item], what: str, note: Note) -> Iterator[Ite
         yield item
 
 
-def sample_rows(tokens: TokenFile, subset: Subset, longest: int) -> tuple[np.ndarray, np.ndarray]:
+def sample_rows(tokens: TokenFile, subset: Ints, longest: int) -> tuple[np.ndarray, np.ndarray]:
     """Some training texts, 100,000 at most."""
-    chosen = subset(Permutation(len(subset), 0)(np.arange(min(len(subset), 100_000))))
+    chosen = subset[Permutation(len(subset), 0)(np.arange(min(len(subset), 100_000)))]
     return tokens.rows(chosen, longest)
 
 
-def count_neighbours(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> torch.Tensor:
+def count_neighbours(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> torch.Tensor:
     """How often each token precedes each other one, [V, V]."""
     ids, lengths = sample_rows(tokens, subset, longest)
     inside = np.arange(1, longest) < lengths[:, None]
@@ -392,7 +392,7 @@ def count_neighbours(tokens: TokenFile, subset: Subset, longest: int, vocabulary
     return torch.from_numpy(counts).view(vocabulary, vocabulary)
 
 
-def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+def histograms(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
     """How many training texts have each length, and how often each token occurs."""
     ids, lengths = sample_rows(tokens, subset, longest)
     words = ids[np.arange(longest) < lengths[:, None]]

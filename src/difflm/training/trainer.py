@@ -122,12 +122,7 @@ class Trainer:
     """Trains a model, with its optimiser and its averaged weights, for a budget."""
 
     def __init__(
-        self,
-        model: Trainable,
-        budget: Budget,
-        run: Path,
-        device: torch.device,
-        figure: Figure = "nats_per_token",
+        self, model: Trainable, budget: Budget, run: Path, device: torch.device, figure: Figure = "nats_per_token"
     ) -> None:
         self.model, self.budget, self.run, self.device = model.to(device), budget, run, device
         self.figure = figure  # what validation measures
