@@ -6,7 +6,7 @@ from pathlib import Path
 
 from difflm.data.e2e import Split, e2e_path, read_e2e
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
-from difflm.data.texts import FORMATS, Example, check_readable, read_chunks, read_examples, read_texts
+from difflm.data.texts import FORMATS, Example, check_any, check_readable, read_chunks, read_examples, read_texts
 from difflm.errors import UsageError, suggest
 
 Texts = Iterator[str]
@@ -68,7 +68,7 @@ def corpus(
         raise UsageError(f"{file_names(str(name_or_path))}: name one file: sources are not read here.")
     path = corpus_path(name_or_path, root, split)
     if chunk:
-        return read_chunks(path, chunk)
+        return check_any(read_chunks(path, chunk), f"there is no text in {path}.")
     known = KNOWN.get(str(name_or_path))
     return known.read(path) if known else read_texts(path, column)
 

@@ -125,8 +125,9 @@ def read_anlg(path: Path) -> list[Gap]:
     The file is one object, id → `obs1`, `obs2`, `gold_labels`; or, as in aNLI, it has lines with `obs1`, `obs2`, two
     answers `hyp1`, `hyp2`, and a `label` that names the better one."""
     check_readable(path)
+    lines = ((f"line {number}", row) for number, row in read_jsonl(path, "obs1") if row)
     gaps: dict[tuple[str, str], dict[str, None]] = {}
-    for where, row in _anlg_lines(path) if file_kind(path) == ".jsonl" else _anlg_object(path):
+    for where, row in lines if file_kind(path) == ".jsonl" else _anlg_object(path):
         answers = row.get("gold_labels") if "gold_labels" in row else [row.get(f"hyp{row.get('label')}")]
         fields = (row.get("obs1"), row.get("obs2"), *(answers if isinstance(answers, list) else [None]))
         if len(fields) < 3 or not all(isinstance(text, str) and text.strip() for text in fields):
@@ -146,7 +147,3 @@ def _anlg_object(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise DifflmError(f"{path} is not a JSON object of pairs of observations.")
     return ((f"{name!r}", row) for name, row in rows.items())
-
-
-def _anlg_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    return ((f"line {number}", row) for number, row in read_jsonl(path, "obs1") if row)

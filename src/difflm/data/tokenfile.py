@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from difflm.data.texts import MOST_TOKENS, Example
 from difflm.data.tokenizers import PAD, Tokenizer
 from difflm.errors import DifflmError
-from difflm.runtime.files import explain_os_error, read_json
+from difflm.runtime.files import explain_write_errors, read_json
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
@@ -113,12 +114,10 @@ class TokenFile:
 
         The directory appears whole or not at all.
         """
-        try:
+        with explain_write_errors(directory), ExitStack() as stack:
             directory.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
-        except OSError as error:
-            raise explain_os_error(error, directory) from None
-        try:
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
             fresh = temporary / "new"
             fresh.mkdir()
             meta = _write(fresh, examples, tokenizer, limits, set() if distinct else None)
@@ -127,10 +126,6 @@ class TokenFile:
             if directory.exists():
                 directory.rename(temporary / "old")
             fresh.rename(directory)
-        except OSError as error:
-            raise explain_os_error(error, directory) from None
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         return cls.open(directory)
 
     @classmethod
@@ -199,37 +194,19 @@ def _open_column(directory: Path, meta: dict[str, Any], prefix: str) -> TokenCol
     return TokenColumn(ids, offsets)
 
 
-@dataclass
-class Lengths:
-    """How many texts have each number of tokens; all very long ones are counted as one number."""
-
-    counts: Ints = field(default_factory=lambda: np.zeros(1 << 16, np.int64))
-
-    def add(self, lengths: Ints) -> None:
-        most = len(self.counts) - 1
-        self.counts += np.bincount(np.minimum(lengths, most), minlength=most + 1)
-
-    @property
-    def enough(self) -> int:
-        """The fewest tokens that hold 99 % of the texts."""
-        return int(np.searchsorted(self.counts.cumsum(), HELD * self.counts.sum()))
-
-    @property
-    def shortest(self) -> int:
-        return int(np.flatnonzero(self.counts)[0])
-
-
-def count_lengths(examples: Iterable[Example], tokenizer: Tokenizer) -> tuple[Lengths, Lengths]:
-    """The lengths of texts and of their sources."""
-    found = Lengths(), Lengths()
-    for encoded in encode_examples(examples, tokenizer):
-        for lengths, column in zip(found, encoded, strict=True):
-            lengths.add(_lengths(column or []))
-    return found
+def tokens_that_hold_most(examples: Iterable[Example], tokenizer: Tokenizer) -> tuple[int, int]:
+    """The fewest tokens that hold 99 % of the texts, and of their sources (0 where there are none)."""
+    encoded = [(_lengths(texts), _lengths(sources or [])) for texts, sources in encode_examples(examples, tokenizer)]
+    texts, sources = zip(*encoded, strict=True)
+    return _enough(np.concatenate(texts)), _enough(np.concatenate(sources))
 
 
 def _lengths(encoded: list[list[int]]) -> Ints:
     return np.fromiter(map(len, encoded), np.int64, len(encoded))
+
+
+def _enough(lengths: Ints) -> int:
+    return int(np.sort(lengths)[math.ceil(HELD * len(lengths)) - 1]) if len(lengths) else 0
 
 
 class _ColumnWriter:
@@ -242,12 +219,12 @@ class _ColumnWriter:
         )
         self.offsets.write(np.zeros(1, _OFFSET).tobytes())
         self.total = self.longest = 0
-        self.lengths = Lengths()  # of all texts, those that are left out too
+        self.lengths: list[Ints] = []  # of all texts, those that are left out too
 
     def measure(self, encoded: list[list[int]]) -> NDArray[np.bool_]:
         """Count the lengths of some texts; which of them fit?"""
         lengths = _lengths(encoded)
-        self.lengths.add(lengths)
+        self.lengths.append(lengths)
         return (lengths > 0) & (lengths <= self.limit)
 
     def write(self, kept: list[list[int]]) -> None:
@@ -258,7 +235,7 @@ class _ColumnWriter:
         self.total, self.longest = self.total + len(flat), max(self.longest, int(lengths.max()))
 
     def meta(self) -> dict[str, Any]:
-        found = {"tokens": self.total, "max_length": self.longest, "enough": self.lengths.enough}
+        found = {"tokens": self.total, "max_length": self.longest, "enough": _enough(np.concatenate(self.lengths))}
         return {f"{self.prefix}{key}": value for key, value in found.items()}
 
 
@@ -303,7 +280,7 @@ def _write(
 
 def _all_too_long(read: int, columns: list[_ColumnWriter]) -> DifflmError:
     for column, what, key in zip(columns, ("texts", "sources"), ("longest", "source_longest"), strict=False):
-        shortest, limit = column.lengths.shortest, column.limit
+        shortest, limit = int(np.concatenate(column.lengths).min()), column.limit
         if shortest > limit:
             # By how much, not to what: some models need positions for more than the words.
             said = f"all {read:,} {what} have more than {limit} tokens, the shortest {shortest}."

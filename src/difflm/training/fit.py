@@ -16,7 +16,7 @@ from difflm.data.corpora import NAMES, corpus_examples, corpus_path, corpus_path
 from difflm.data.e2e import Split as SplitName
 from difflm.data.pairs import read_pairs
 from difflm.data.texts import MOST_TOKENS, Example
-from difflm.data.tokenfile import HELD, Ints, Limits, TokenFile, count_lengths, source_fingerprint
+from difflm.data.tokenfile import HELD, Ints, Limits, TokenFile, source_fingerprint, tokens_that_hold_most
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import DiscreteProcess
@@ -289,19 +289,19 @@ def choose_sizes(setup: Setup, tokenizer: Tokenizer) -> Recipe:
     recipe, note = setup.recipe, setup.note
     if recipe.longest and (recipe.source_longest or not recipe.has_sources):
         return recipe
-    texts, sources = count_lengths(read_corpus(setup, "train", "measuring texts"), tokenizer)
+    texts, sources = tokens_that_hold_most(read_corpus(setup, "train", "measuring texts"), tokenizer)
     longest, source_longest = recipe.longest, recipe.source_longest
     most = MOST_TOKENS - (source_longest or MOST_TOKENS // 2) if recipe.has_sources else MOST_TOKENS
     if not longest:
         with SkipInit():
             smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST)
             extra = max(0, LEAST_LONGEST - recipe.build_method().build(smallest).max_words)
-        longest = min(max(round_up(texts.enough + extra), LEAST_LONGEST), most)
+        longest = min(max(round_up(texts + extra), LEAST_LONGEST), most)
         if longest > LEAST_LONGEST:
-            note(f"longest={longest}, since {HELD:.0%} of the texts have at most {texts.enough:,} tokens", INFO)
+            note(f"longest={longest}, since {HELD:.0%} of the texts have at most {texts:,} tokens", INFO)
     if recipe.has_sources and not source_longest:
-        source_longest = min(round_up(sources.enough), MOST_TOKENS - longest)
-        note(f"source_longest={source_longest}, since {HELD:.0%} of the sources have at most {sources.enough:,}", INFO)
+        source_longest = min(round_up(sources), MOST_TOKENS - longest)
+        note(f"source_longest={source_longest}, since {HELD:.0%} of the sources have at most {sources:,}", INFO)
     return recipe.model_copy(update={"longest": longest, "source_longest": source_longest})
 
 

@@ -1,15 +1,13 @@
 """The model card of a run: method, sizes, data, training and measured figures, from the run's own files."""
 
-import json
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from difflm.data.corpora import file_names
 from difflm.methods import METHODS
-from difflm.runtime.files import locked, read_json, write_atomic, write_json
+from difflm.runtime.files import locked, parse_record, read_json, write_atomic, write_json
 
 DATASETS = {"e2e": "e2e_nlg"}  # names by which the Hub knows a corpus
 
@@ -39,10 +37,8 @@ def measured(run: Path) -> list[dict[str, Any]]:
 def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
     """The records of a run's metrics.jsonl; a line that a crash truncated is skipped."""
     path = run / "metrics.jsonl"
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        with suppress(json.JSONDecodeError):
-            if isinstance(record := json.loads(line), dict):
-                yield record
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
+    return filter(None, map(parse_record, lines))
 
 
 def figure(record: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from difflm.data.batches import Batch, Batches, prefetch
 from difflm.diffusion.noise import Noise, fold_counter
 from difflm.errors import DifflmError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
-from difflm.runtime.files import append_line, write_atomic
+from difflm.runtime.files import append_line, parse_record, write_atomic
 from difflm.runtime.tensors import load_into, save_tensors
 from difflm.training.budget import Budget
 from difflm.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
@@ -357,13 +357,9 @@ def drop_records_after(metrics: Path, step: int) -> None:
     """Drop the records of steps that a resumed run will repeat, and a half-written line of a killed one."""
 
     def is_kept(line: str) -> bool:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            return False
-        if not isinstance(record, dict) or record.get("kind") not in ("train", "validation"):
-            return True
-        return int(record.get("step", 0)) <= step
+        record = parse_record(line)
+        repeated = record.get("kind") in ("train", "validation") and int(record.get("step", 0)) > step
+        return bool(record) and not repeated
 
     if metrics.exists():
         lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
