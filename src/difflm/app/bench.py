@@ -22,7 +22,6 @@ from difflm.methods.base import TextSpec
 from difflm.models.base import LanguageModel
 from difflm.models.batching import CPU_BATCH, GPU_BATCH
 from difflm.models.diffusion import DiffusionModel
-from difflm.training.fit import budget_of
 from difflm.training.recipe import Recipe, check
 from difflm.training.trainer import Trainer
 
@@ -127,7 +126,7 @@ def training_speed(recipe: Recipe, vocabulary: int, device: torch.device, texts:
         "parameters": sum(p.numel() for p in model.parameters()),
         "texts": texts,
         "words": words,
-        "precision": budget_of(recipe, device).precision,
+        "precision": recipe.adapt_to(device.type).precision,
         "tokens_per_second": rounded(texts * words / seconds),
         **timing._replace(seconds=seconds).figures(),
     }
@@ -144,7 +143,7 @@ def training_step(
     ids = np.random.default_rng(0).integers(len(SPECIALS), vocabulary, (texts, words))
     batch = Batch(ids.astype(np.int64), np.full(texts, words, dtype=np.int64))
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(model, budget_of(recipe, device), Path(folder), device)
+        trainer = Trainer(model, recipe, Path(folder), device)
         yield model, lambda: trainer.train_step([batch] * recipe.accumulate), batch
 
 

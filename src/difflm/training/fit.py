@@ -26,7 +26,6 @@ from difflm.models.base import LanguageModel, Trainable
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import locked, read_json, write_json
 from difflm.runtime.tensors import SkipInit
-from difflm.training.budget import Budget
 from difflm.training.checkpoints import newest_checkpoint
 from difflm.training.recipe import Recipe, check, check_init
 from difflm.training.run import FORMAT, bundled_runs, find_run, load_run
@@ -93,7 +92,7 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             ready = prepare(setup)
             write_json(out / "recipe.json", ready.recipe.model_dump())
             write_json(out / "config.json", ready.config)
-        trainer = Trainer(ready.model, budget_of(ready.recipe, setup.device), out, setup.device, ready.figure)
+        trainer = Trainer(ready.model, ready.recipe, out, setup.device, ready.figure)
         if setup.resume and not trainer.resume():
             setup.note("no checkpoint yet, starting anew", INFO)
         outcome = trainer.fit(ready.batches, ready.held_out, watcher)
@@ -238,15 +237,6 @@ def report_odd_pairs(setup: Setup, origin: Origin, tokens: TokenFile, teacher: L
     if odd := int((teacher.draw_lengths(noise) != lengths).sum()):
         name = Path(str(setup.recipe.init)).name
         setup.report(f"{odd:,} of {len(tokens):,} texts are not as long as {name} makes them of their noise")
-
-
-def budget_of(recipe: Recipe, device: torch.device) -> Budget:
-    precision = recipe.precision if recipe.precision != "auto" else ("bf16" if device.type == "cuda" else "fp32")
-    shared = {k: v for k, v in recipe.model_dump().items() if k in Budget.__dataclass_fields__}
-    if recipe.has_sources:  # samples are drawn from noise alone
-        shared["sample_every"] = 0
-    on_gpu = device.type == "cuda"
-    return Budget(**{**shared, "precision": precision, "graphs": on_gpu, "compile": on_gpu and recipe.compile})
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
