@@ -74,12 +74,12 @@ def held_out(n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most:
     return np.sort(Permutation(n, seed)(np.arange(n - count, n)))
 
 
-def split(tokens: TokenFile, seed: int) -> tuple[Ints, Ints]:
-    """Split a corpus into texts to train on and held-out texts (`held_out`): their indices, rising."""
-    few = tokens.indices_of(held_out(tokens.read, seed))
-    if len(few) == len(tokens):
-        raise UsageError(f"{len(tokens)} text that fits is too few: it is held out. Give more texts or raise longest.")
-    return np.delete(np.arange(len(tokens)), few), few
+def split(kept: Ints, n: int, seed: int) -> tuple[Ints, Ints]:
+    """Split the texts that are kept, of n, into texts to train on and held-out ones (`held_out`): indices, rising."""
+    few = np.intersect1d(kept, held_out(n, seed))
+    if len(few) == len(kept):
+        raise UsageError(f"{len(kept)} text that fits is too few: it is held out. Give more texts or raise longest.")
+    return np.setdiff1d(kept, few), few
 
 
 Array = Any  # a numpy array, or a tensor once the trainer has moved the batch to its device
@@ -147,10 +147,9 @@ class Batches:
         self.labels, self.origin = labels or {}, origin
         self.indices = np.arange(len(tokens)) if indices is None else indices
         self.widths, self.source_widths = np.array(sorted(widths)), np.array(sorted(source_widths))
-        if tokens.max_length > self.widths[-1]:
-            raise UsageError(
-                f"texts of {tokens.max_length} tokens do not fit in {self.widths[-1]}: allow wider ones (widths=[…])."
-            )
+        longest, widest = tokens.lengths[self.indices].max(), self.widths[-1]
+        if longest > widest:
+            raise UsageError(f"texts of {longest} tokens do not fit in {widest}: allow wider ones (widths=[…]).")
         # A group is no longer than an epoch: else copies of one text, of equal length, would meet in one batch.
         self._group_size = min(_GROUP, max(1, len(self.indices) // batch_size))
         self._cached: tuple[int, Ints] | None = None

@@ -5,7 +5,7 @@ a list of [first, last, label] has spans, both ends included. Null is no label: 
 label or no spans, and leaves missing tags out of its loss.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +49,7 @@ class Labels:
         found = set(self.rows) if self.labelling.kind == "text" else {label for row in self.rows for label in row}
         return len(found) > 1
 
-    def batch(self, chosen: Sequence[int], width: int) -> NDArray[np.int64]:
+    def batch(self, chosen: Iterable[int], width: int) -> NDArray[np.int64]:
         """Labels of some texts as an array: [B], [B, W] or [B, 2W, 3]."""
         rows = [self.rows[i] for i in chosen]
         if self.labelling.kind == "text":

@@ -71,4 +71,4 @@ def _drop_repeated(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[tuple[in
     numbered = enumerate(texts)
     while some := list(islice(numbered, 1024)):
         rows = lm.tokenizer.encode_batch([text for _, text in some])
-        yield from (one for one, ids in zip(some, rows, strict=True) if is_new(ids, seen))
+        yield from (one for one, ids in zip(some, rows, strict=True) if is_new(np.array(ids, "<u4").tobytes(), seen))

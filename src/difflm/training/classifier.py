@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from difflm.controls.classifier import Classifier, labels_on_canvas, matches_model, model_signature
-from difflm.data.batches import Batch, LabelBatch, split
+from difflm.data.batches import Batch, split
 from difflm.data.corpora import corpus_path, resolve_data
 from difflm.data.labels import NOTHING, Labelling, Labels, read_labels
 from difflm.data.texts import file_kind
-from difflm.data.tokenfile import TokenFile
+from difflm.data.tokenfile import Ints, Limits, TokenFile, select_texts
 from difflm.data.tokenizers import Tokenizer
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
@@ -104,16 +104,18 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     guided, tokenizer, _ = load_run(method["guides"])
     if not isinstance(guided, DiffusionModel):
         raise UsageError(f"{method['guides']} is no diffusion model: a classifier has nothing to guide there.")
-    max_words = min(guided.max_words, guided.longest)  # blocks may generate more than they were trained on
-    tokens, labels = read_labelled(setup, tokenizer, max_words)
-    kept, held = split(tokens, recipe.seed)
+    limits = Limits(min(guided.max_words, guided.longest))  # blocks may generate more than they were trained on
+    tokens = fit.read_tokens(setup, tokenizer, "train")
+    selection = select_texts(tokens, limits, recipe.distinct)
+    labels = read_labellings(setup, tokens, selection.kept)
+    kept, held = split(selection.kept, len(tokens), recipe.seed)
     if setup.resume:
         check_same_model(setup.out, guided)
-    fit.report_left_out(setup, tokens, held, max_words)
+    fit.report_left_out(setup, selection, len(tokens), held, limits)
     torch.manual_seed(recipe.seed)
     classifier = new_classifier(method, guided, labels)
-    count_words(classifier, tokens, labels)
-    columns = {one.labelling.name: batches_of(one, tokens) for one in labels}
+    count_words(classifier, tokens, selection.kept, labels)
+    columns = {one.labelling.name: one.batch for one in labels}
     batches, validation = fit.make_batches(setup, guided.longest, (tokens, kept), (tokens, held), labels=columns)
     config = {
         "format": FORMAT,
@@ -125,7 +127,7 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
         "model": method,
         "tokenizer": tokenizer.fingerprint(),
         "texts": len(kept),
-        **fit.count_left_out(tokens),
+        **fit.count_left_out(recipe, selection),
     }
     return fit.Prepared(recipe, Learner(classifier, guided), batches, validation, "label_nats", config)
 
@@ -147,27 +149,26 @@ def check_same_model(out: Path, guided: DiffusionModel) -> None:
         raise DifflmError(f"the model that {out} guides changed since it was begun: train the classifier anew.")
 
 
-def read_labelled(setup: fit.Setup, tokenizer: Tokenizer, max_words: int) -> tuple[TokenFile, list[Labels]]:
-    """Read the texts of the recipe's file and all their labellings, of which at least one must have two values."""
+def read_labellings(setup: fit.Setup, tokens: TokenFile, kept: Ints) -> list[Labels]:
+    """Read all labellings of the recipe's texts, of which at least one must have two values."""
     path = corpus_path(setup.recipe.data, setup.root)
-    tokens = fit.read_tokens(setup, tokenizer, max_words, "train")
     found = read_labels(path, setup.recipe.column or "text")
     for one in found:
-        check_label_positions(one, tokens, path)
+        check_label_positions(one, tokens, kept, path)
     same = [one.labelling.name for one in found if not one.tells]
     if len(same) == len(found):
         raise UsageError(f"each label of {path} has one value: there is nothing to tell apart. Label some otherwise.")
     for name in same:
         setup.report(f"{name!r} is the same in every text: asking for it will change nothing")
-    return tokens, found
+    return found
 
 
-def check_label_positions(labels: Labels, tokens: TokenFile, path: Path) -> None:
+def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: Path) -> None:
     """Check that a text has as many tags as tokens, and no span beyond its end."""
     name, kind = labels.labelling.name, labels.labelling.kind
     if kind == "text":
         return
-    for number, length in zip(tokens.numbers().tolist(), tokens.lengths.tolist(), strict=True):
+    for number, length in zip(kept.tolist(), tokens.lengths[kept].tolist(), strict=True):
         row, where = labels.rows[number], f"text {number + 1} of {path} has {length} tokens"
         if kind == "tags" and row and len(row) != length:
             raise UsageError(f"{where} and {len(row)} labels under {name!r}. Give one for each token of the model.")
@@ -190,22 +191,17 @@ def new_classifier(method: dict[str, Any], guided: DiffusionModel, labels: list[
     return made
 
 
-def count_words(classifier: Classifier, tokens: TokenFile, found: list[Labels]) -> None:
+def count_words(classifier: Classifier, tokens: TokenFile, kept: Ints, found: list[Labels]) -> None:
     """Count how often each word has each tag in the labelled texts."""
+    width = int(tokens.lengths[kept].max())
     for number, one in enumerate(found):
         if one.labelling.kind == "tags":
-            counts, batch = classifier.word_counts[str(number)].numpy(), batches_of(one, tokens)
-            for start in range(0, len(tokens), COUNT_BATCH):
-                chosen = np.arange(start, min(start + COUNT_BATCH, len(tokens)))
-                ids, labels = tokens.rows(chosen, tokens.max_length)[0], batch(chosen, tokens.max_length)
+            counts = classifier.word_counts[str(number)].numpy()
+            for start in range(0, len(kept), COUNT_BATCH):
+                chosen = kept[start : start + COUNT_BATCH]
+                ids, labels = tokens.rows(chosen, width)[0], one.batch(chosen, width)
                 labelled = labels != NOTHING
                 np.add.at(counts, (ids[labelled], labels[labelled]), 1)
-
-
-def batches_of(labels: Labels, tokens: TokenFile) -> LabelBatch:
-    """Labels by index in the token file, which leaves some texts of the corpus out."""
-    numbers = tokens.numbers()
-    return lambda chosen, width: labels.batch(numbers[chosen].tolist(), width)
 
 
 def heads_of(folder: Path) -> set[str] | None:

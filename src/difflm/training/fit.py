@@ -16,7 +16,16 @@ from difflm.data.corpora import NAMES, corpus_examples, corpus_path, corpus_path
 from difflm.data.e2e import Split as SplitName
 from difflm.data.pairs import read_pairs
 from difflm.data.texts import MOST_TOKENS, Example
-from difflm.data.tokenfile import HELD, Ints, Limits, TokenFile, source_fingerprint, tokens_that_hold_most
+from difflm.data.tokenfile import (
+    HELD,
+    Ints,
+    Limits,
+    Selection,
+    TokenFile,
+    select_texts,
+    source_fingerprint,
+    tokens_that_hold_most,
+)
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import DiscreteProcess
@@ -106,14 +115,17 @@ def prepare_model(setup: Setup) -> Prepared:
     if not setup.resume:
         (initial[1] if initial else build_tokenizer(setup)).save(setup.out / "tokenizer.json")
     tokenizer = Tokenizer.load(setup.out / "tokenizer.json")
-    setup = replace(setup, recipe=choose_sizes(setup, tokenizer))
+    tokens = read_tokens(setup, tokenizer, "train")
+    setup = replace(setup, recipe=choose_sizes(setup, tokenizer, tokens))
     recipe, method = setup.recipe, setup.recipe.build_method()
     torch.manual_seed(recipe.seed)
     model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest))
-    max_words = min(model.max_words, recipe.longest)
-    training, held_out = read_splits(setup, tokenizer, max_words)
-    tokens, subset = training
-    report_left_out(setup, tokens, held_out[1], max_words, advise_longest(recipe, recipe.longest - max_words, tokens))
+    limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest)
+    selection = select_texts(tokens, limits, recipe.distinct)
+    training, held_out = read_splits(setup, tokenizer, tokens, selection, limits)
+    subset = training[1]
+    advice = advise_longest(recipe, recipe.longest - limits.target, tokens)
+    report_left_out(setup, selection, len(tokens), held_out[1], limits, advice)
     overlap = count_overlap(training, held_out)
     if overlap:
         advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
@@ -135,8 +147,8 @@ def prepare_model(setup: Setup) -> Prepared:
     if isinstance(model, DiffusionModel) and model.reflow:
         if not initial:
             raise UsageError("a coupled model begins with its teacher: give init=MODEL, which wrote the texts.")
-        origin = read_origin(setup, tokens)
-        report_odd_pairs(setup, origin, tokens, initial[0])
+        origin = read_pairs(corpus_path(recipe.data, setup.root), recipe.column or "text")
+        report_odd_pairs(setup, origin, (tokens, selection.kept), initial[0])
     batches, validation = make_batches(setup, recipe.longest, training, held_out, origin=origin)
     config = {
         "format": FORMAT,
@@ -151,7 +163,7 @@ def prepare_model(setup: Setup) -> Prepared:
         "texts": len(subset),
         "held_out": len(held_out[1]),
         "held_out_seen": overlap,
-        **count_left_out(tokens),
+        **count_left_out(recipe, selection),
     }
     figure: Figure = "nats_per_token" if model.likelihood else "pair_nats" if origin else "masked_nats"
     return Prepared(recipe, model, batches, validation, figure, config)
@@ -222,42 +234,40 @@ def report_unknown(setup: Setup, tokens: torch.Tensor) -> None:
         setup.report(f"{unknown:,} of {total:,} words are unknown to {Path(init).name} and are read as such")
 
 
-def read_origin(setup: Setup, tokens: TokenFile) -> Origin:
-    """Read the seed and the sample number of the noise that each text was made of."""
-    path, numbers = corpus_path(setup.recipe.data, setup.root), tokens.numbers()
-    seeds, samples = read_pairs(path, setup.recipe.column or "text")
-    return seeds[numbers], samples[numbers]
-
-
-def report_odd_pairs(setup: Setup, origin: Origin, tokens: TokenFile, teacher: LanguageModel) -> None:
+def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: LanguageModel) -> None:
     """Report texts whose length differs from what their noise gives: they are of another teacher, or are tokenized
     differently from how they were generated."""
-    noise = Noise(torch.from_numpy(origin[0]), torch.from_numpy(origin[1]))
-    lengths = torch.from_numpy(tokens.lengths.astype(np.int64))
+    tokens, chosen = kept
+    noise = Noise(torch.from_numpy(origin[0][chosen]), torch.from_numpy(origin[1][chosen]))
+    lengths = torch.from_numpy(tokens.lengths[chosen].astype(np.int64))
     if odd := int((teacher.draw_lengths(noise) != lengths).sum()):
         name = Path(str(setup.recipe.init)).name
-        setup.report(f"{odd:,} of {len(tokens):,} texts are not as long as {name} makes them of their noise")
+        setup.report(f"{odd:,} of {len(chosen):,} texts are not as long as {name} makes them of their noise")
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def count_left_out(tokens: TokenFile) -> dict[str, int]:
+def count_left_out(recipe: Recipe, selection: Selection) -> dict[str, int]:
     """How many texts are not trained on, for the config; `repeated` where a recipe asks for each text once."""
-    return {"left_out": tokens.too_long, **({"repeated": tokens.repeated} if tokens.distinct else {})}
+    return {"left_out": selection.too_long, **({"repeated": selection.repeated} if recipe.distinct else {})}
 
 
-def report_left_out(setup: Setup, tokens: TokenFile, held_out: Ints, max_words: int, advice: str = "") -> None:
-    """Report which texts are left out; as a warning, with advice, where they are many."""
-    long = tokens.too_long - tokens.source_too_long
-    share = f"{tokens.too_long / tokens.read:.0%} of the data. {advice or 'Split them into shorter texts.'}"
-    many = tokens.too_long > WARN_SHARE * tokens.read
-    for count, what, limit in ((long, "texts", max_words), (tokens.source_too_long, "sources", tokens.source_limit)):
+def report_left_out(
+    setup: Setup, selection: Selection, total: int, held_out: Ints, limits: Limits, advice: str = ""
+) -> None:
+    """Report which of all texts are left out; as a warning, with advice, where they are many."""
+    _, too_long, source_too_long, repeated = selection
+    share = f"{too_long / total:.0%} of the data. {advice or 'Split them into shorter texts.'}"
+    many = too_long > WARN_SHARE * total
+    for count, what, limit in zip(
+        (too_long - source_too_long, source_too_long), ("texts", "sources"), limits, strict=True
+    ):
         if count:
-            said = f"{count:,} of {tokens.read:,} {what} have more than {limit} tokens and are left out"
+            said = f"{count:,} of {total:,} {what} have more than {limit} tokens and are left out"
             setup.report(f"{said}: {share}" if many else said, WARN if many else INFO)
-    if tokens.repeated:
-        setup.report(f"{tokens.repeated:,} of {tokens.read:,} texts were there before and are left out")
+    if repeated:
+        setup.report(f"{repeated:,} of {total:,} texts were there before and are left out")
     if not len(held_out):
         setup.report("no held-out text is left: the run goes without validation")
 
@@ -265,7 +275,8 @@ def report_left_out(setup: Setup, tokens: TokenFile, held_out: Ints, max_words: 
 def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
     """The change by which nearly all texts fit, with the `extra` positions that some models need; "" where no change
     is possible."""
-    needed = {"longest": round_up(tokens.enough + extra), "source_longest": round_up(tokens.source_enough)}
+    needed = {"longest": round_up(tokens_that_hold_most(tokens.lengths) + extra)}
+    needed["source_longest"] = round_up(tokens_that_hold_most(tokens.sources.lengths)) if tokens.sources else 0
     raised = {key: value for key, value in needed.items() if value > getattr(recipe, key)}
     if recipe.init or not raised or sum(needed.values()) > MOST_TOKENS:
         return ""
@@ -274,22 +285,23 @@ def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
     return f"Train with {changes}{widths}, which holds {HELD:.0%} of them, or split them into shorter texts."
 
 
-def choose_sizes(setup: Setup, tokenizer: Tokenizer) -> Recipe:
+def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recipe:
     """The recipe with canvas sizes that hold 99 % of the texts and of their sources, where it leaves them open."""
     recipe, note = setup.recipe, setup.note
     if recipe.longest and (recipe.source_longest or not recipe.has_sources):
         return recipe
-    texts, sources = tokens_that_hold_most(read_corpus(setup, "train", "measuring texts"), tokenizer)
     longest, source_longest = recipe.longest, recipe.source_longest
     most = MOST_TOKENS - (source_longest or MOST_TOKENS // 2) if recipe.has_sources else MOST_TOKENS
     if not longest:
         with SkipInit():
             smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST)
             extra = max(0, LEAST_LONGEST - recipe.build_method().build(smallest).max_words)
+        texts = tokens_that_hold_most(tokens.lengths)
         longest = min(max(round_up(texts + extra), LEAST_LONGEST), most)
         if longest > LEAST_LONGEST:
             note(f"longest={longest}, since {HELD:.0%} of the texts have at most {texts:,} tokens", INFO)
-    if recipe.has_sources and not source_longest:
+    if tokens.sources and not source_longest:
+        sources = tokens_that_hold_most(tokens.sources.lengths)
         source_longest = min(round_up(sources), MOST_TOKENS - longest)
         note(f"source_longest={source_longest}, since {HELD:.0%} of the sources have at most {sources:,}", INFO)
     return recipe.model_copy(update={"longest": longest, "source_longest": source_longest})
@@ -323,17 +335,18 @@ def build_tokenizer(setup: Setup) -> Tokenizer:
     return tokenizer
 
 
-def read_splits(setup: Setup, tokenizer: Tokenizer, longest: int) -> tuple[Split, Split]:
+def read_splits(
+    setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection: Selection, limits: Limits
+) -> tuple[Split, Split]:
     """Training and held-out texts: the corpus's own split, or a hundredth of a file that has none."""
-    training = read_tokens(setup, tokenizer, longest, "train")
     if setup.recipe.data in NAMES:
-        valid = read_tokens(setup, tokenizer, longest, "valid")
-        return (training, np.arange(len(training))), (valid, np.arange(len(valid)))
-    kept, held = split(training, setup.recipe.seed)
-    return (training, kept), (training, held)
+        valid = read_tokens(setup, tokenizer, "valid")
+        return (tokens, selection.kept), (valid, select_texts(valid, limits).kept)
+    kept, held = split(selection.kept, len(tokens), setup.recipe.seed)
+    return (tokens, kept), (tokens, held)
 
 
-def read_tokens(setup: Setup, tokenizer: Tokenizer, longest: int, split: SplitName) -> TokenFile:
+def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFile:
     """Open the token file of a split; it is built first where it does not exist or its origin changed."""
     recipe, out = setup.recipe, setup.out
     directory = out / "data" / split
@@ -341,16 +354,15 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, longest: int, split: SplitNa
     origin = {**first, "column": recipe.column, **({"parallel": others} if others else {})}
     if recipe.chunk:
         origin["chunk"] = recipe.chunk
-    limits = Limits(longest, recipe.source_longest if recipe.has_sources else None)
-    distinct = recipe.distinct and split == "train"
     if directory.exists():
         tokens = TokenFile.open(directory)
-        if tokens.matches(tokenizer, limits, origin, distinct):
+        same = tokens.matches(tokenizer, origin)
+        if same and tokens.complete:
             return tokens
-        if newest_checkpoint(out):
+        if newest_checkpoint(out) and not same:
             raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
     examples = read_corpus(setup, split, f"reading {split} texts")
-    return TokenFile.build(directory, examples, tokenizer, limits, origin, distinct)
+    return TokenFile.build(directory, examples, tokenizer, origin)
 
 
 def read_corpus(setup: Setup, split: SplitName, what: str) -> Iterator[Example]:

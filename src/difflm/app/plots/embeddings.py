@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from difflm.app.plots.canvas import need_plot_extra, open_figure
 from difflm.controls.learned import checking_tagger
+from difflm.data.texts import MOST_TOKENS
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import SPECIALS, Bpe
 from difflm.data.words import split_words
@@ -93,8 +94,9 @@ def training_sentences(folder: Path, lm: TextDiffusion) -> list[list[str]]:
         tokens = TokenFile.open(folder / "data" / "train")
     except DifflmError:
         return []
-    count = min(len(tokens), TEXTS_TO_TAG)
-    ids, lengths = tokens.rows(np.linspace(0, len(tokens) - 1, count).astype(np.int64), tokens.max_length)
+    fitting = np.flatnonzero(tokens.lengths <= MOST_TOKENS)
+    chosen = fitting[np.linspace(0, len(fitting) - 1, min(len(fitting), TEXTS_TO_TAG)).astype(np.int64)]
+    ids, lengths = tokens.rows(chosen, MOST_TOKENS)
     texts = (lm.tokenizer.decode(row[:length].tolist()) for row, length in zip(ids, lengths, strict=True))
     return [words for words in map(split_words, texts) if words]
 
