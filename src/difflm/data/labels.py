@@ -106,12 +106,9 @@ def common_kind(name: str, values: list[Any], path: Path, numbers: list[int]) ->
 def kind_of(value: Any) -> Kind | None:
     if isinstance(value, str) and value:
         return "text"
-    if isinstance(value, list):
-        if all(isinstance(one, str) for one in value):
-            return "tags"
-        if all(is_span(one) for one in value):
-            return "spans"
-    return None
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return "tags"
+    return "spans" if isinstance(value, list) and all(map(is_span, value)) else None
 
 
 def is_span(value: Any) -> bool:

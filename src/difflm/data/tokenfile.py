@@ -202,9 +202,11 @@ class Limits(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The texts of a token file that a model can hold, and how many it leaves out."""
+    """The texts of a token file that a model can hold, and how many of all texts it leaves out."""
 
+    limits: Limits
     kept: Ints  # indices, rising
+    total: int
     too_long: int
     source_too_long: int  # those of the too long whose source alone is so
     repeated: int
@@ -222,7 +224,7 @@ def select_texts(tokens: TokenFile, limits: Limits, distinct: bool = False) -> S
     if not kept.any():
         raise _all_too_long(tokens, limits)
     counts = (int(mask.sum()) for mask in (~fits, text_fits & ~fits, fits & ~kept))
-    return Selection(np.flatnonzero(kept), *counts)
+    return Selection(limits, np.flatnonzero(kept), len(tokens), *counts)
 
 
 def _within(lengths: NDArray[np.uint32], limit: int) -> NDArray[np.bool_]:

@@ -111,7 +111,7 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     kept, held = split(selection.kept, len(tokens), recipe.seed)
     if setup.resume:
         check_same_model(setup.out, guided)
-    fit.report_left_out(setup, selection, len(tokens), held, limits)
+    fit.report_left_out(setup, selection, held)
     torch.manual_seed(recipe.seed)
     labellings = [one.labelling for one in labels]
     classifier = build_classifier(labellings, guided.denoiser.codec, guided.longest, method)

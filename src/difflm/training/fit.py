@@ -15,7 +15,7 @@ from difflm.data.batches import Batch, Batches, Permutation, split
 from difflm.data.corpora import NAMES, corpus_examples, corpus_path, corpus_paths, counted_texts, resolve_data
 from difflm.data.e2e import Split as SplitName
 from difflm.data.pairs import read_pairs
-from difflm.data.texts import MOST_TOKENS, Example
+from difflm.data.texts import MOST_TOKENS
 from difflm.data.tokenfile import (
     HELD,
     Ints,
@@ -122,10 +122,10 @@ def prepare_model(setup: Setup) -> Prepared:
     model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest))
     limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest)
     selection = select_texts(tokens, limits, recipe.distinct)
-    training, held_out = read_splits(setup, tokenizer, tokens, selection, limits)
+    training, held_out = read_splits(setup, tokenizer, tokens, selection)
     subset = training[1]
     advice = advise_longest(recipe, recipe.longest - limits.target, tokens)
-    report_left_out(setup, selection, len(tokens), held_out[1], limits, advice)
+    report_left_out(setup, selection, held_out[1], advice)
     overlap = count_overlap(training, held_out)
     if overlap:
         advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
@@ -253,16 +253,12 @@ def count_left_out(recipe: Recipe, selection: Selection) -> dict[str, int]:
     return {"left_out": selection.too_long, **({"repeated": selection.repeated} if recipe.distinct else {})}
 
 
-def report_left_out(
-    setup: Setup, selection: Selection, total: int, held_out: Ints, limits: Limits, advice: str = ""
-) -> None:
-    """Report which of all texts are left out; as a warning, with advice, where they are many."""
-    _, too_long, source_too_long, repeated = selection
+def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: str = "") -> None:
+    """Report which texts are left out; as a warning, with advice, where they are many."""
+    limits, _, total, too_long, source_too_long, repeated = selection
     share = f"{too_long / total:.0%} of the data. {advice or 'Split them into shorter texts.'}"
-    many = too_long > WARN_SHARE * total
-    for count, what, limit in zip(
-        (too_long - source_too_long, source_too_long), ("texts", "sources"), limits, strict=True
-    ):
+    many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
+    for count, what, limit in ((text_too_long, "texts", limits[0]), (source_too_long, "sources", limits[1])):
         if count:
             said = f"{count:,} of {total:,} {what} have more than {limit} tokens and are left out"
             setup.report(f"{said}: {share}" if many else said, WARN if many else INFO)
@@ -312,7 +308,7 @@ def round_up(tokens: int) -> int:
     return -(-tokens // 8) * 8
 
 
-def count_overlap(training: "Split", held_out: "Split") -> int:
+def count_overlap(training: Split, held_out: Split) -> int:
     """How many held-out texts also occur, token for token, among the training texts."""
     (tokens, subset), (others, few) = training, held_out
     unseen = Counter(others.key(i) for i in few)
@@ -335,13 +331,11 @@ def build_tokenizer(setup: Setup) -> Tokenizer:
     return tokenizer
 
 
-def read_splits(
-    setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection: Selection, limits: Limits
-) -> tuple[Split, Split]:
+def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection: Selection) -> tuple[Split, Split]:
     """Training and held-out texts: the corpus's own split, or a hundredth of a file that has none."""
     if setup.recipe.data in NAMES:
         valid = read_tokens(setup, tokenizer, "valid")
-        return (tokens, selection.kept), (valid, select_texts(valid, limits).kept)
+        return (tokens, selection.kept), (valid, select_texts(valid, selection.limits).kept)
     kept, held = split(selection.kept, len(tokens), setup.recipe.seed)
     return (tokens, kept), (tokens, held)
 
@@ -361,15 +355,8 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
             return tokens
         if newest_checkpoint(out) and not same:
             raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
-    examples = read_corpus(setup, split, f"reading {split} texts")
-    return TokenFile.build(directory, examples, tokenizer, origin)
-
-
-def read_corpus(setup: Setup, split: SplitName, what: str) -> Iterator[Example]:
-    """Yield the examples of a split, and report how many were read."""
-    recipe = setup.recipe
     examples = corpus_examples(recipe.data, setup.root, split, recipe.column, recipe.chunk, recipe.has_sources)
-    return report_reading(examples, what, setup.note)
+    return TokenFile.build(directory, report_reading(examples, f"reading {split} texts", setup.note), tokenizer, origin)
 
 
 def report_reading(items: Iterable[Item], what: str, note: Note) -> Iterator[Item]:

@@ -323,17 +323,14 @@ class Trainer:
     def check_finite(self, losses: dict[str, float]) -> None:
         """Check losses, and weights after the last update: a finite loss can be followed by an infinite update."""
         size = float(torch.stack(torch._foreach_norm(list[Tensor](self.update.weights))).sum())
-        broken = [(name, value) for name, value in losses.items() if not math.isfinite(value)]
-        if not math.isfinite(size):
-            broken.append(("the size of the weights", size))
-        if broken:
-            name, value = broken[0]
-            good = newest_checkpoint(self.run)
-            advice = f"The last good checkpoint is {good}" if good else "No checkpoint was saved yet"
-            raise DifflmError(
-                f"{name} became {value} before step {self.step}; training stopped. "
-                f"{advice}; try a lower lr or a stronger clip."
-            )
+        for name, value in {**losses, "the size of the weights": size}.items():
+            if not math.isfinite(value):
+                good = newest_checkpoint(self.run)
+                advice = f"The last good checkpoint is {good}" if good else "No checkpoint was saved yet"
+                raise DifflmError(
+                    f"{name} became {value} before step {self.step}; training stopped. "
+                    f"{advice}; try a lower lr or a stronger clip."
+                )
 
     def note_validation(self, nats: float, error: float | None, watcher: Watcher) -> bool:
         """Record a validation, and keep the best weights where the recipe has a patience; True when it has run out."""
