@@ -1,4 +1,4 @@
-"""Token files: a corpus as ids on disk, written in one pass and memory-mapped, so that it may exceed memory."""
+"""Token files: a corpus as ids on disk, written in one pass and memory-mapped; lengths and indices alone are in memory."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from difflm.runtime.files import explain_write_errors, read_json
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
-HELD = 0.99  # share of the texts that `enough` tokens hold
+HELD = 0.99  # share of the texts that a size chosen from them holds
 
 
 def source_fingerprint(path: Path) -> dict[str, Any]:
