@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from difflm.data.batches import Batch, Batches, Permutation, held_out, prefetch, split
 from difflm.data.texts import Example
-from difflm.data.tokenfile import Limits, TokenColumn, TokenFile, select_texts, source_fingerprint
+from difflm.data.tokenfile import Limits, TokenFile, select_texts, source_fingerprint
 from difflm.data.tokenizers import PAD, SPECIALS, Words
 from difflm.errors import DifflmError, UsageError
 
@@ -30,7 +30,7 @@ def token_file(texts: list[list[int]]) -> TokenFile:
     lengths = [len(text) for text in texts]
     offsets = np.array([0, *itertools.accumulate(lengths)], np.uint64)
     ids = np.array([i for text in texts for i in text], np.uint16)
-    return TokenFile(TokenColumn(ids, offsets))
+    return TokenFile(ids, offsets)
 
 
 def build(directory: Path, texts: Iterable[str], tokenizer: Words = words, origin: Any = None) -> TokenFile:
@@ -363,7 +363,7 @@ def test_batches_keep_up_with_training(tmp_path: Path) -> None:
     lengths = rng.integers(1, 65, 60_000)
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.uint64)
     ids = rng.integers(4, 800, lengths.sum()).astype(np.uint16)
-    batches = Batches(TokenFile(TokenColumn(ids, offsets)), 512, 0, (16, 32, 48, 64))
+    batches = Batches(TokenFile(ids, offsets), 512, 0, (16, 32, 48, 64))
     batches.batch(0)
     start = time.thread_time()
     for step in range(100):

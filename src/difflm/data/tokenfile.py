@@ -1,4 +1,4 @@
-"""Token files: a corpus as ids on disk, written in one pass and memory-mapped; lengths and indices alone are in memory."""
+"""Token files: a corpus as ids on disk, memory-mapped, so that its lengths and indices alone are in memory."""
 
 import hashlib
 import json
@@ -6,9 +6,9 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -70,12 +70,13 @@ class TokenColumn:
         return ids, lengths
 
 
-class TokenFile:
+@dataclass(frozen=True, eq=False)
+class TokenFile(TokenColumn):
     """A corpus as a directory: `ids.bin` and `offsets.bin` of its texts, `source_ids.bin` and `source_offsets.bin` of
     their sources where they have some, and `meta.json`."""
 
-    def __init__(self, targets: TokenColumn, sources: TokenColumn | None = None, meta: dict[str, Any] | None = None):
-        self.targets, self.sources, self.meta = targets, sources, meta or {}
+    sources: TokenColumn | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -99,8 +100,8 @@ class TokenFile:
     def open(cls, directory: Path) -> "TokenFile":
         meta = read_json(directory / "meta.json")
         try:
-            targets = _open_column(directory, meta, "")
-            return cls(targets, _open_column(directory, meta, "source_") if "source_tokens" in meta else None, meta)
+            sources = TokenColumn(*_map_column(directory, meta, "source_")) if "source_tokens" in meta else None
+            return cls(*_map_column(directory, meta, ""), sources, meta)
         except (KeyError, TypeError, ValueError, OSError):
             advice = "Delete the directory; it will be made again."
             raise DifflmError(f"the tokens in {directory} are damaged. {advice}") from None
@@ -114,31 +115,22 @@ class TokenFile:
         """Whether all texts are there: earlier versions left out those that were too long or repeated."""
         return not self.meta.get("too_long") and not self.meta.get("repeated")
 
-    def __len__(self) -> int:
-        return len(self.targets)
-
     def key(self, index: int) -> bytes:
         """The tokens of an example as bytes: equal examples have equal keys, and no others."""
+        target = super().key(index)
         if self.sources is None:
-            return self.targets.key(index)
-        return self.sources.lengths[index].tobytes() + self.sources.key(index) + self.targets.key(index)
-
-    @property
-    def lengths(self) -> NDArray[np.uint32]:
-        return self.targets.lengths
-
-    def rows(self, indices: NDArray[Any], width: int) -> tuple[Ints, Ints]:
-        return self.targets.rows(indices, width)
+            return target
+        return self.sources.lengths[index].tobytes() + self.sources.key(index) + target
 
 
-def _open_column(directory: Path, meta: dict[str, Any], prefix: str) -> TokenColumn:
+def _map_column(directory: Path, meta: dict[str, Any], prefix: str) -> tuple[NDArray[Any], NDArray[Any]]:
     # Plain arrays over the maps: np.memmap costs more at every index than the index itself.
     ids = np.asarray(np.memmap(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]), "r"))
     offsets = np.asarray(np.memmap(directory / f"{prefix}offsets.bin", _OFFSET, "r"))
     total = meta[f"{prefix}tokens"]
     if len(ids) != total or len(offsets) != meta["count"] + 1 or int(offsets[-1]) != total:
         raise ValueError
-    return TokenColumn(ids, offsets)
+    return ids, offsets
 
 
 class _ColumnWriter:
