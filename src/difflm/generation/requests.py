@@ -1,6 +1,5 @@
 """What a person asks: options of the command, a line of a .jsonl file, a body of the HTTP API. The answer as JSON."""
 
-import difflib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from difflm.controls import Avoid, Contains, Control, Field, Infill, Label, Length, Span, Tags, Tree, parse_control
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, explain_faults
 from difflm.models.sampling import SETTINGS
 
 if TYPE_CHECKING:
@@ -137,15 +136,7 @@ def parse_request(line: str, where: str) -> Request:
 
 def explain_errors(error: ValidationError) -> str:
     """Every fault in a few words, unknown keys with their nearest spelling."""
-    faults = []
-    for fault in error.errors():
-        key = ".".join(str(part) for part in fault["loc"])
-        if fault["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, Request.model_fields, n=1)
-            faults.append(f"unknown key {key!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
-        else:
-            faults.append(f"{key}: {fault['msg'].lower()}.")
-    return " ".join(faults)
+    return explain_faults(error.errors(), Request.model_fields)
 
 
 def generation_to_json(g: "Generation") -> dict[str, Any]:

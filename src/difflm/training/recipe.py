@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from difflm.data.corpora import split_paths
 from difflm.data.texts import MOST_TOKENS
-from difflm.errors import UsageError, suggest
+from difflm.errors import UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 
 UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
@@ -265,11 +265,5 @@ def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     """Describe every error of a recipe, unknown keys with their nearest spelling."""
     method = METHODS.get(str(values.get("method")))
     keys = list(Recipe.model_fields) + [f"model.{k}" for k in (method.model_fields if method else {})]
-    lines = []
-    for fault in error.errors():
-        key = ".".join(["model"] * (error.title != "Recipe") + [str(part) for part in fault["loc"]])
-        if fault["type"] == "extra_forbidden":
-            lines.append(f"unknown key {key!r}. {suggest(key, keys)}".rstrip())
-        else:
-            lines.append(f"{key}: {fault['msg'].lower()}.")
-    return "recipe: " + " ".join(lines)
+    inside = "model." if error.title != "Recipe" else ""
+    return f"recipe: {explain_faults(error.errors(), keys, inside)}"
