@@ -78,13 +78,9 @@ class Learner(Trainable):
         first = guided.lengths.first
         return {
             name: output.nats(name, labels_on_canvas(one, batch.labels[name], mask.shape[1], first))
-            / label_positions(one, batch.lengths)
+            / (1 if one.kind == "text" else batch.lengths)
             for name, one in self.classifier.labellings.items()
         }
-
-
-def label_positions(labelling: Labelling, lengths: Tensor) -> Tensor:
-    return torch.ones_like(lengths) if labelling.kind == "text" else lengths
 
 
 def train_guide(
