@@ -29,7 +29,7 @@ from difflm.diffusion.schedules import interpolate
 from difflm.diffusion.timesteps import TimeSampler
 
 LEVELS = 10_000  # of the chain whose bound is reported
-CERTAIN = 0.03  # share of the guessed nats that lies below t_0, where the chain ends in words
+CERTAIN = 0.06  # share of the guessed nats that lies below t_0, where the chain ends in words
 EVEN = 0.3  # share of levels spread evenly in log-SNR: context moves the nats to noisier ones, faults to cleaner ones
 SPOKEN = 0.98  # share of the guessed nats below which they are spread: noisier levels are all alike
 TOLD = 0.95  # the same where a control variate tells most of the chance
