@@ -9,9 +9,8 @@ from difflm.controls import Length
 from difflm.data.tokenizers import Bpe
 from difflm.data.words import split_words
 from difflm.errors import UsageError
+from difflm.generation.jobs import check_device, check_dtype, delay_by_one
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.scheduler import delay_by_one
-from difflm.generation.validation import check_device, check_dtype
 from difflm.methods import DiffLM, TextSpec
 from difflm.models.batching import GPU_BATCH, denoise_batch, draw_rows, make_batches, max_batch_rows
 

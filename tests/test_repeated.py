@@ -266,7 +266,7 @@ MANY = st.lists(st.tuples(WANTED, st.integers(1, 12), st.integers(1, 3)), min_si
 def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide, monkeypatch):
     """Whatever is asked together: tiles as a GPU has them, every step as it would be recorded there."""
     monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
-    monkeypatch.setattr("difflm.generation.scheduler.make_batches", partial(make_batches, device_type="cuda"))
+    monkeypatch.setattr("difflm.generation.jobs.make_batches", partial(make_batches, device_type="cuda"))
     monkeypatch.setattr("difflm.models.batching.SINGLE_BATCH_POSITIONS", 128)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
 

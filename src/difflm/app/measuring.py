@@ -29,8 +29,8 @@ from difflm.evaluation.targets import (
     read_targets,
     write_targets,
 )
+from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.validation import check_device
 from difflm.runtime.files import append_line, write_atomic
 from difflm.training.model_card import write_card
 from difflm.training.run import bundled_runs, find_run, read_config

@@ -40,10 +40,9 @@ from difflm.evaluation.language import (
 )
 from difflm.evaluation.reports import CONTROL, SENTENCES, ControlReport, Row
 from difflm.evaluation.targets import Target, write_lines
-from difflm.generation.jobs import Generation, GenerationJob
+from difflm.generation.jobs import Generation, GenerationJob, check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
-from difflm.generation.validation import check_request
 
 COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences for one meaning
 Z95 = 1.959964

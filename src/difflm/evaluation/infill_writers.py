@@ -22,8 +22,8 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import FREE, Steering
 from difflm.errors import UsageError
 from difflm.evaluation.language import Counted, OnProgress, describe_sampling, score
+from difflm.generation.jobs import check_request
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.validation import check_request
 from difflm.models.base import Sampling
 
 GOLDEN_RATIO = 0.6180339887498949

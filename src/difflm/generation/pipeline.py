@@ -20,10 +20,23 @@ from difflm.data.words import join_words, split_words
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import Frame
 from difflm.errors import UsageError
-from difflm.generation.jobs import Draft, Generation, GenerationJob, Watch, choose_by_classifiers
-from difflm.generation.scheduler import BatchProgress, FinishedRow, batch_key, finished_rows, run_jobs
+from difflm.generation.jobs import (
+    BatchProgress,
+    Draft,
+    FinishedRow,
+    Generation,
+    GenerationJob,
+    Watch,
+    batch_key,
+    check_device,
+    check_dtype,
+    check_request,
+    check_sampling,
+    choose_by_classifiers,
+    finished_rows,
+    run_jobs,
+)
 from difflm.generation.unknown_words import warn_of_unknown_words
-from difflm.generation.validation import check_device, check_dtype, check_request, check_sampling
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
