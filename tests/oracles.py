@@ -6,7 +6,7 @@ The nine cells p(x¹, x²) are written so that the two positions depend on each 
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Embedding, FixedEmbedding
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser

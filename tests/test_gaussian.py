@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from difflm.diffusion.predictions import X0, Epsilon, V
 from difflm.diffusion.processes import Gaussian, expand_levels
-from difflm.diffusion.schedules import Cosine, Linear, LogSnrShift, Sqrt, Table
+from difflm.diffusion.processes.gaussian import Cosine, Linear, LogSnrShift, Sqrt, Table
 
 PROCESSES = [
     Gaussian(schedule, exploding)

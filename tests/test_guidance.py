@@ -19,12 +19,12 @@ from difflm.controls.base import Canvas
 from difflm.controls.classifier import Classifier, ClassifierOutput, labels_on_canvas, span_chart, word_pairs
 from difflm.controls.guidance import ORIGINAL, Guidance, GuidanceSettings, GuidanceTarget
 from difflm.data.labels import NONE, Labelling, read_labels
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian, expand_levels
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
 from difflm.diffusion.samplers import STEPS, BoundDenoiser, Sampler, StepState, denoise
 from difflm.diffusion.samplers.steps import ETA
-from difflm.diffusion.schedules import Cosine, LogSnrShift
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.training.classifier import Learner

@@ -5,11 +5,10 @@ import torch
 from torch import nn
 
 from difflm.diffusion.codecs import FixedEmbedding
-from difflm.diffusion.conditioning import Canvas
-from difflm.diffusion.denoiser import Denoiser, SelfConditioning
+from difflm.diffusion.denoiser import Canvas, Denoiser, SelfConditioning
 from difflm.diffusion.predictions import Logits
 from difflm.diffusion.processes import Gaussian, expand_levels
-from difflm.diffusion.schedules import Cosine
+from difflm.diffusion.processes.gaussian import Cosine
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM, TextSpec
 from difflm.networks import BertLayout, Transformer
 from difflm.networks.transformer import Dropout, additive, at_once, dropped, parted, rotary, rotate, sinusoid

@@ -15,7 +15,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import TERMS, Corrupted, Objective, masked_mean
 from difflm.diffusion.predictions import X0, Epsilon, Logits, Prediction, V
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.schedules import Cosine, Sqrt
+from difflm.diffusion.processes.gaussian import Cosine, Sqrt
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform, text_mean
 from difflm.methods import DiffLM, DiffusionLM, TextSpec
 from difflm.models.base import Sampling

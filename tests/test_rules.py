@@ -9,7 +9,7 @@ from test_samplers import GRIDS, cosine
 
 from difflm.controls.exact import fits_between
 from difflm.controls.rules import BanSequences, ban_at, best_starts, find_completed, rule_out
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import FixedEmbedding
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import expand_levels

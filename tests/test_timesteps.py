@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.schedules import Cosine, interpolate
+from difflm.diffusion.processes.gaussian import Cosine, interpolate
 from difflm.diffusion.timesteps import LearnedWarp, LossAware, LowDiscrepancy, TimeSampler, Uniform
 
 

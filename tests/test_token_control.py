@@ -13,7 +13,7 @@ from torch import Tensor
 from difflm.controls import Avoid, Contains, Field, Infill, Label, Length
 from difflm.controls.guidance import Guidance, GuidanceSettings, GuidanceTarget
 from difflm.controls.token_guidance import GuidedBelief
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing

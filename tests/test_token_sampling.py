@@ -8,7 +8,7 @@ import torch
 from oracles import JOINT, frequencies, sample, total_variation
 from token_oracles import ExactTokens, beliefs_of
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing, Hybrid, Spindle, Uniform
 from difflm.diffusion.processes.discrete import DiscreteProcess

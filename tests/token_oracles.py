@@ -9,7 +9,7 @@ import torch
 from oracles import JOINT
 from torch import Tensor, nn
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.processes import DiscreteProcess, Times

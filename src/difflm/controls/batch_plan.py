@@ -12,7 +12,7 @@ from difflm.controls.base import Canvas
 from difflm.controls.guidance import GuidanceTarget
 from difflm.controls.rules import ForbidSpecials
 from difflm.data.labels import NOTHING
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.samplers import Transform
 
 

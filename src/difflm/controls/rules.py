@@ -9,7 +9,7 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas
 from difflm.data.tokenizers import END, PAD, START
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
 from difflm.diffusion.samplers import impose_tokens
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from difflm.controls.guidance import Guidance, GuidanceTarget
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.processes.discrete import DiscreteProcess, one_hot_states
 
 

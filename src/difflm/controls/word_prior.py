@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
 
 SMOOTH = 0.01  # of a word's count, over all labels: what was never seen is not impossible

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec, Embedding
 from difflm.diffusion.predictions import X0
 from difflm.diffusion.processes import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from difflm.diffusion.processes.base import expand_levels
+from difflm.diffusion.base import expand_levels
 from difflm.diffusion.processes.gaussian import GaussianLevels
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.diffusion.noise import Noise, fold_counter, folded
-from difflm.diffusion.schedules import Schedule, Table, interpolate
+from difflm.diffusion.processes.gaussian import Schedule, Table, interpolate
 from difflm.errors import UsageError
 
 GOLDEN_RATIO = 0.6180339887498949

@@ -38,12 +38,11 @@ class DiffLM(Method):
     def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.bounds import GaussianBound
         from difflm.diffusion.codecs import LearnedEmbedding
-        from difflm.diffusion.conditioning import CleanGiven
-        from difflm.diffusion.denoiser import SelfConditioning
+        from difflm.diffusion.denoiser import CleanGiven, SelfConditioning
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.predictions import Logits
         from difflm.diffusion.processes import Gaussian
-        from difflm.diffusion.schedules import Cosine, LogSnrShift
+        from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
         from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel

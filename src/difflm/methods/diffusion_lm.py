@@ -31,7 +31,7 @@ class DiffusionLM(Method):
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.predictions import X0
         from difflm.diffusion.processes import Gaussian
-        from difflm.diffusion.schedules import Sqrt, first_level_std
+        from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
         from difflm.diffusion.timesteps import Uniform
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel

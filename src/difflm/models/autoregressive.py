@@ -12,7 +12,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.samplers import Frame, Steering
 from difflm.diffusion.samplers.left_to_right import left_to_right
-from difflm.diffusion.samplers.steering import Caches
+from difflm.diffusion.samplers.loop import Caches
 from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies
 from difflm.networks import Transformer
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.bounds import DiscreteBound
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.condition import UNCONDITIONAL, Condition

@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.bounds import Bound, standard_error
 from difflm.diffusion.codecs import Codec, Embedding
 from difflm.diffusion.condition import FREE, Condition
-from difflm.diffusion.conditioning import Conditioning
-from difflm.diffusion.denoiser import Denoiser, SelfConditioning
+from difflm.diffusion.denoiser import Conditioning, Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
 from difflm.diffusion.processes import Levels, Process
@@ -171,7 +170,7 @@ class DiffusionModel(LanguageModel):
     ) -> Tensor | None:
         """What self-conditioning shows: a first answer for every second text, zeros for the rest."""
         settings = self.denoiser.self_conditioning
-        if not settings.on:
+        if settings is None:
             return None
         if settings.lag:
             with torch.autocast(x_t.device.type, enabled=False):
@@ -303,7 +302,7 @@ class DiffusionModel(LanguageModel):
         """With a contrast w, log p is moved on by w (log p(· | known words) − log p(· | none of them)): classifier-free
         guidance (Ho & Salimans, 2022; Nie et al., 2025), whose label is what is known. It costs a second call."""
         condition = Condition(steering.source, steering.source_mask, given=steering.known)
-        bound = BoundDenoiser(denoiser, mask, denoiser.prepare(condition))
+        bound = BoundDenoiser(denoiser, mask, denoiser.conditioning.prepare(denoiser, condition))
         if not sampling.contrast or steering.known is None:
             return bound
         known, mask_id = steering.known >= 0, self.process.mask_id

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.diffusion.belief import Belief
-from difflm.diffusion.codecs.base import Codec
+from difflm.diffusion.base import Belief, Codec, Levels, Process, expand_levels
 from difflm.diffusion.predictions import X0, Logits, Prediction
-from difflm.diffusion.processes.base import Levels, Process, expand_levels
 from difflm.diffusion.processes.gaussian import GaussianLevels
 
 Norm = Literal["none", "sphere", "layer"]

@@ -1,5 +1,6 @@
 """How a state is corrupted, and how to step back from t to any s < t given a belief."""
 
+from difflm.diffusion.base import Levels, Process, Times, expand_levels
 from difflm.diffusion.processes.alpha_schedules import (
     AlphaSchedule,
     CosineAlpha,
@@ -7,7 +8,6 @@ from difflm.diffusion.processes.alpha_schedules import (
     MutualInformationAlpha,
     PowerAlpha,
 )
-from difflm.diffusion.processes.base import Levels, Process, Times, expand_levels
 from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels
 from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Uniform

@@ -10,9 +10,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Levels, Process, Times
 from difflm.diffusion.noise import NoiseSource, Step
-from difflm.diffusion.processes.base import Levels, Process, Times
 
 NUMBERS = 3  # uniform numbers a position takes: one moves it, two together say where to
 FINE = 2.0**-23  # what the counter's numbers cannot resolve

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha, MutualInformationAlpha
-from difflm.diffusion.processes.base import Times
 from difflm.diffusion.processes.discrete import (
     CERTAIN,
     DiscreteProcess,

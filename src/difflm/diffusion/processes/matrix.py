@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha, MutualInformationAlpha
-from difflm.diffusion.processes.base import Times
 from difflm.diffusion.processes.discrete import (
     DiscreteProcess,
     draw_states,

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.processes.discrete import DiscreteProcess, gather_tokens, keep_visible
 from difflm.diffusion.processes.interpolating import Absorbing
 

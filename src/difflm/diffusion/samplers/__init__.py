@@ -3,18 +3,25 @@
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS
 from difflm.diffusion.samplers.loop import (
+    BanTokens,
     BoundDenoiser,
+    Clamp,
     Denoise,
+    Draw,
     Frame,
+    Guide,
+    ImposeTokens,
     Sampler,
     SamplerInputs,
+    Steering,
+    Temperature,
+    Transform,
     denoise,
     expand_grid,
+    impose_tokens,
     new_step_counter,
 )
-from difflm.diffusion.samplers.steering import Guide, ImposeTokens, Steering, impose_tokens
 from difflm.diffusion.samplers.steps import ETA, STEPS, Step, StepState, clean_weight
-from difflm.diffusion.samplers.transforms import BanTokens, Clamp, Draw, Temperature, Transform
 from difflm.diffusion.timesteps import StepSpan
 
 __all__ = [

@@ -1,22 +1,44 @@
-"""The loop: a generator that everyone drains."""
+"""The sampling loop, a generator that everyone drains, and what steers it: known tokens, transforms of the belief."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Codec, Levels, Process, expand_levels
+from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Levels, Process
-from difflm.diffusion.samplers.steering import Guide
 from difflm.diffusion.samplers.steps import ETA, Step, StepState
-from difflm.diffusion.samplers.transforms import Transform
-from difflm.diffusion.timesteps import TimeSampler
+from difflm.diffusion.timesteps import StepSpan, TimeSampler
+
+Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → belief
+Guide = Callable[[StepState, Tensor], Tensor]  # (the step from t to s that was taken, x_s) → x_s, moved
+Caches = list[tuple[Tensor, Tensor]]  # keys and values of every layer of a causal model, [B, heads, L, head_dim]
+PrefixRule = Callable[[Tensor, Tensor, Caches], Tensor]  # (words so far, logits of the next, caches) → logits
+
+
+@dataclass(frozen=True)
+class Steering:
+    """`known` [B, W] holds the ids of given positions and FREE elsewhere. `begin` [B, W] are texts that are noised to
+    a share of the noise and denoised again, instead of pure noise. `spans` tells for each row in how many steps it is
+    made, and from what share of the noise; None: as the sampling says, from noise. `rules` come after the model's own
+    transforms and before given words. `watched_steps` are the steps whose frames somebody reads, beside the last; None:
+    all. Tensors of other frames need not be their own: the next step may write over them."""
+
+    known: Tensor | None = None
+    begin: Tensor | None = None
+    spans: Sequence[StepSpan] | None = None
+    rules: Sequence[Transform] = ()
+    guide: Guide | None = None
+    watched_steps: Container[int] | None = None
+    source: Tensor | None = None  # [B, S] ids
+    source_mask: Tensor | None = None  # [B, S]
+    prefix_rules: Sequence[PrefixRule] = ()  # of models that decode from left to right
 
 
 @dataclass(frozen=True)
@@ -184,3 +206,108 @@ def denoise(
 ) -> Iterator[Frame]:
     """Sample down `grid`. A row whose times have reached their end stays there while others go on."""
     return SamplerInputs(denoise, process, expand_grid(grid, len(mask)), sampler, noise, mask, shape, **rest).frames()
+
+
+# -- transforms: ordered edits of a belief between the denoiser and the step ------------------------------------------
+
+
+@dataclass(frozen=True)
+class BanTokens:
+    """Words that must not appear, such as the unknown word."""
+
+    codec: Codec
+    ids: tuple[int, ...]
+
+    @cached_property
+    def banned(self) -> Tensor:
+        return self.codec.token_mask(self.ids)
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        return belief.with_logits(belief.logits.masked_fill(self.banned, float("-inf")))
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Sharpen (below 1) or flatten (above 1) what the network says from context.
+
+    The evidence of x_t is a likelihood, not an opinion, and stays as it is: for independent words this draws exactly
+    from p(w)^(1/temperature).
+    """
+
+    value: float
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        evidence = 0.0 if belief.evidence is None else belief.evidence
+        return belief.with_logits((belief.logits - evidence) / self.value + evidence)
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Replace the predicted clean state by its nearest word, from time `below` on (Li et al., 2022, section 4.2).
+
+    `forbidden` words are never the nearest: they would pull the state where no text may end. With `rounds`, the words
+    to print are read off that vector by the rounding head, as the original does; its bias may prefer a neighbour.
+    """
+
+    codec: Embedding
+    below: float = 1.0
+    forbidden: tuple[int, ...] = ()
+    rounds: bool = False
+
+    @cached_property
+    def banned(self) -> Tensor | None:
+        return self.codec.token_mask(self.forbidden) if self.forbidden else None
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        nearest, late = self.codec.nearest(belief.clean, self.banned), t <= self.below
+        vectors = self.codec.encode(nearest)
+        words = self.round_to_words(vectors) if self.rounds else nearest
+        clean = torch.where(expand_levels(late, x), vectors, belief.clean)
+        return belief.with_state(clean, torch.where(expand_levels(late, words), words, belief.tokens))
+
+    def round_to_words(self, vectors: Tensor) -> Tensor:
+        logits = self.codec.readout(vectors)
+        return (logits if self.banned is None else logits.masked_fill(self.banned, float("-inf"))).argmax(-1)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Replace the predicted mean by one word drawn from the belief at each position.
+
+    The step then has the variance of the true p(x_s | x_t), which the mean alone leaves out, but words of different
+    places are drawn apart: no gain was measured (docs/log.md). Position by position: inverse
+    distribution on one uniform number, exact in float32 for p > 1e-6.
+    """
+
+    codec: Embedding
+    uniform: Callable[[], Tensor]  # [B, L] fresh numbers a step
+    below: float = 1.0
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        shares = belief.logits.softmax(-1).cumsum(-1)
+        drawn = (shares < self.uniform().unsqueeze(-1) * shares[..., -1:]).sum(-1)
+        vectors = self.codec.encode(drawn.clamp(max=shares.shape[-1] - 1))
+        return belief.with_state(torch.where(expand_levels(t <= self.below, x), vectors, belief.clean))
+
+
+def impose_tokens(belief: Belief, codec: Codec, here: Tensor, ids: Tensor) -> Belief:
+    """The belief, sure of `ids` [B, L] at the positions `here` [B, L]."""
+    sure = torch.full_like(belief.logits, float("-inf")).scatter(-1, ids.unsqueeze(-1), 0.0)
+    at = here.unsqueeze(-1)
+    return replace(
+        belief,
+        logits=torch.where(at, sure, belief.logits),
+        state=None if belief.state is None else torch.where(at, codec.clean_of(ids), belief.state),
+        words=None if belief.words is None else torch.where(here, ids, belief.words),
+    )
+
+
+@dataclass(frozen=True)
+class ImposeTokens:
+    """Given words: the belief has no doubt about them, so that every step leads to exactly their vectors."""
+
+    codec: Codec
+    known: Tensor  # [B, L], FREE where a word is not given
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        return impose_tokens(belief, self.codec, self.known >= 0, self.known.clamp(min=0))
