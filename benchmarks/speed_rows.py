@@ -29,10 +29,10 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
-from difflm.models.batching import Layout, denoise_batch, pad_batch
+from difflm.models.batching import Layout, pad_batch
 from difflm.models.batching import Row as Sample
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
+from difflm.models.inference import Inference, denoise_batch
 from difflm.runtime.threads import single_threaded
 from difflm.training.recipe import Recipe
 

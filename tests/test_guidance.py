@@ -16,8 +16,17 @@ from torch import Tensor
 from difflm.app.cli import main
 from difflm.controls import Label, Length, Tags
 from difflm.controls.base import Canvas
-from difflm.controls.classifier import Classifier, ClassifierOutput, labels_on_canvas, span_chart, word_pairs
-from difflm.controls.guidance import ORIGINAL, Guidance, GuidanceSettings, GuidanceTarget
+from difflm.controls.guidance import (
+    ORIGINAL,
+    Classifier,
+    ClassifierOutput,
+    Guidance,
+    GuidanceSettings,
+    GuidanceTarget,
+    labels_on_canvas,
+    span_chart,
+    word_pairs,
+)
 from difflm.data.labels import NONE, Labelling, read_labels
 from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise

@@ -12,7 +12,8 @@ from difflm.errors import UsageError
 from difflm.generation.jobs import check_device, check_dtype, delay_by_one
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import DiffLM, TextSpec
-from difflm.models.batching import GPU_BATCH, denoise_batch, draw_rows, make_batches, max_batch_rows
+from difflm.models.batching import GPU_BATCH, draw_rows, make_batches, max_batch_rows
+from difflm.models.inference import denoise_batch
 
 METHODS = ["difflm", "diffusion-lm", "autoregressive", "mdlm", "block-diffusion"]
 

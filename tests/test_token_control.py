@@ -11,8 +11,7 @@ from token_oracles import ExactTokens, likelihoods
 from torch import Tensor
 
 from difflm.controls import Avoid, Contains, Field, Infill, Label, Length
-from difflm.controls.guidance import Guidance, GuidanceSettings, GuidanceTarget
-from difflm.controls.token_guidance import GuidedBelief
+from difflm.controls.guidance import Guidance, GuidanceSettings, GuidanceTarget, GuidedBelief
 from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
@@ -23,8 +22,8 @@ from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
+from difflm.models.batching import DrawnLength
 from difflm.models.diffusion import DiffusionModel, apply_contrast
-from difflm.models.lengths import DrawnLength
 from difflm.training.classifier import train_guide
 from difflm.training.recipe import check
 

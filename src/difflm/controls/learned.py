@@ -110,7 +110,7 @@ class Tags(Control):
         return len(self.tags)
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        from difflm.controls.word_prior import WordPrior
+        from difflm.controls.rules import WordPrior
 
         counts = info.word_labels.get(POS)
         if counts is None:

@@ -57,7 +57,7 @@ class Tree(Control):
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
         """Words that like to stand where the tree has their place are likelier there."""
-        from difflm.controls.word_prior import WordPrior
+        from difflm.controls.rules import WordPrior
 
         counts, values = info.word_labels.get(SHAPE), list(info.labels.get(SHAPE, ()))
         wanted = shapes(self.tree)

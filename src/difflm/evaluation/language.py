@@ -32,7 +32,8 @@ from difflm.evaluation.corpora import MOST_TEXTS, Corpus, corpus_for
 from difflm.evaluation.reports import LANGUAGE, LanguageReport, Row
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
-from difflm.models.batching import denoise_batch, draw_rows, make_batches
+from difflm.models.batching import draw_rows, make_batches
+from difflm.models.inference import denoise_batch
 from difflm.models.sampling import FAMILIES, understood_by
 
 __all__ = ["Corpus", "LanguageReport", "Row", "corpus_for", "evaluate_language"]

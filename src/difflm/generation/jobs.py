@@ -16,8 +16,8 @@ from difflm.controls.plan import ControlPlan, steering_for
 from difflm.diffusion.samplers import Frame, StepSpan
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.batching import Row, SampleBatch, denoise_batch, draw_rows, make_batches
-from difflm.models.inference import Inference
+from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches
+from difflm.models.inference import Inference, denoise_batch
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.runtime.threads import IsStopped, run_parallel
 

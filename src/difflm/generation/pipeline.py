@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from difflm.controls import Control, Infill, ModelInfo
-from difflm.controls.classifier import Classifier
-from difflm.controls.guidance import STANDARD, TOKENS, GuidanceSettings
+from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
 from difflm.controls.plan import ControlPlan, Edit
 from difflm.data.batches import Batch
 from difflm.data.labels import Labelling

@@ -45,8 +45,8 @@ class DiffLM(Method):
         from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
         from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
         from difflm.models.base import Sampling
+        from difflm.models.batching import DrawnLength
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import DrawnLength
         from difflm.networks import Transformer
 
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).

@@ -21,8 +21,8 @@ class DiffuSeq(DiffusionLM):
         from difflm.diffusion import bounds, codecs, denoiser, objectives, timesteps
         from difflm.diffusion.processes import gaussian
         from difflm.models.base import Sampling
+        from difflm.models.batching import PadTokens
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import PadTokens
         from difflm.networks import BertLayout
 
         schedule, dim = gaussian.Sqrt(), self.embedding_dim

@@ -22,8 +22,8 @@ from difflm.diffusion.processes import Absorbing, Levels, Times
 from difflm.diffusion.samplers import Denoise, Frame, Steering
 from difflm.diffusion.timesteps import BlockTimes, TimeSampler
 from difflm.models.base import Sampling
+from difflm.models.batching import DrawnLength, observed_counts
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.lengths import DrawnLength, observed_counts
 from difflm.networks import Transformer
 from difflm.networks.transformer import Cache, rotary
 from difflm.runtime.cuda_graphs import DelayedFlag

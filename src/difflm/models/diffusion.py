@@ -37,7 +37,7 @@ from difflm.diffusion.samplers import (
 from difflm.diffusion.samplers.discrete_steps import add_corrections
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
-from difflm.models.lengths import LengthPolicy
+from difflm.models.batching import LengthPolicy
 from difflm.models.sampling import Family
 from difflm.runtime.cuda_graphs import DelayedFlag
 

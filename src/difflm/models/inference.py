@@ -14,9 +14,9 @@ from difflm.diffusion.samplers import Frame, SamplerInputs, Steering
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
+from difflm.models.batching import SampleBatch
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.recorded import RecordedSampler, can_capture, capture_key
-from difflm.models.recorded_decoder import RecordedDecoder
+from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
 from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
@@ -129,6 +129,16 @@ class Inference:
         """Let go of steps that were captured for earlier requests; the next one captures its own."""
         self._recorded.clear()
         self._decoders.clear()
+
+
+@torch.no_grad()  # as a decorator it holds while a frame is made, not while its reader looks at it
+def denoise_batch(
+    inference: Inference, batch: SampleBatch, sampling: Sampling, steering: Steering | None = None
+) -> Iterator[Frame]:
+    """One batch from noise to text."""
+    if any(part.training for part in inference.model.modules()):
+        inference.model.eval()
+    yield from inference.stream(Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling, steering)
 
 
 class DenoiserCopy:
