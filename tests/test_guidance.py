@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from oracles import JOINT, ExactDenoiser, frequencies, total_variation
+from oracles import JOINT, ExactDenoiser, denoise, frequencies, total_variation
 from tiny import tiny_runs, write_grammar
 from torch import Tensor
 
@@ -32,7 +32,7 @@ from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian, expand_levels
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
-from difflm.diffusion.samplers import STEPS, BoundDenoiser, Sampler, StepState, denoise
+from difflm.diffusion.samplers import STEPS, BoundDenoiser, Sampler, StepState
 from difflm.diffusion.samplers.steps import ETA
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion

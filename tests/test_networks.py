@@ -140,16 +140,25 @@ def test_the_network_sees_states_of_unit_scale(exploding):
     table = torch.randn(50, 8)
     codec = FixedEmbedding(table, norm="sphere")
     process = Gaussian(Cosine(), exploding)
-    denoiser = Denoiser(nn.Identity(), codec, process, self_conditioning=SelfConditioning("half"))
+    denoiser = Denoiser(Echo(), codec, process, self_conditioning=SelfConditioning("half"))
     clean = codec.encode(torch.randint(50, (400, 10)))
     t = torch.linspace(0, 1, 400)
     x = denoiser.process.corrupt(clean, t, torch.randn_like(clean))
-    canvas = Canvas(x, process.at(t), None)
-    inputs = denoiser.inputs(canvas, None, clean)
+    denoiser(x, t, previous=clean)
+    inputs = denoiser.network.inputs
     spread = float(clean.square().mean().sqrt())
     assert float(inputs[..., :8].square().mean().sqrt()) == pytest.approx(spread, abs=0.02)
     assert torch.equal(inputs[..., 8:], clean)
-    assert not denoiser.inputs(canvas, None, None)[..., 8:].any()
+    denoiser(x, t)
+    assert not denoiser.network.inputs[..., 8:].any()
+
+
+class Echo(nn.Module):
+    """A body that answers with the state, and keeps what it was shown."""
+
+    def forward(self, inputs, t, mask=None):
+        self.inputs = inputs
+        return inputs[..., :8]
 
 
 class Silent(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracles import DIM, word_vectors
+from oracles import DIM, denoise, word_vectors
 from test_samplers import GRIDS, cosine
 
 from difflm.controls.exact import fits_between
@@ -13,7 +13,7 @@ from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import FixedEmbedding
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import expand_levels
-from difflm.diffusion.samplers import FREE, STEPS, Clamp, ImposeTokens, Sampler, denoise
+from difflm.diffusion.samplers import FREE, STEPS, Clamp, ImposeTokens, Sampler
 
 
 @given(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles import JOINT, frequencies, total_variation
+from oracles import JOINT, denoise, frequencies, total_variation
 from tiny import Silent, tiny_run, write_grammar
 from token_oracles import ExactTokens, likelihoods
 from torch import Tensor
@@ -16,7 +16,7 @@ from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
-from difflm.diffusion.samplers import BoundDenoiser, Sampler, Steering, denoise
+from difflm.diffusion.samplers import BoundDenoiser, Sampler, Steering
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError

@@ -1,6 +1,6 @@
 """One model for every diffusion method: a denoiser and the parts around it, put together."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,7 +32,6 @@ from difflm.diffusion.samplers import (
     StepSpan,
     Temperature,
     Transform,
-    expand_grid,
 )
 from difflm.diffusion.samplers.discrete_steps import add_corrections
 from difflm.diffusion.timesteps import TimeSampler
@@ -256,23 +255,24 @@ class DiffusionModel(LanguageModel):
         grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, lengths.device)
         grid = add_corrections(grid) if sampling.sampler == "self-correct" else grid
         rules = DISCRETE_STEPS if denoiser.codec.holds_tokens else STEPS
-        sampler = Sampler(
-            rules[sampling.sampler],
-            self.transforms(denoiser.codec, sampling, StepNoise(noise, counter, width, stream=2), steering),
-            steering.guide,
-            self.impose_known(mask, steering) if denoiser.codec.holds_tokens else None,
-        )
+        uniform = StepNoise(noise, counter, width, stream=2)
+        transforms = self.transforms(denoiser.codec, sampling, uniform, steering)
+        known = None
+        if denoiser.codec.holds_tokens:  # positions that do not exist are no masks to be written
+            known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
         return SamplerInputs(
             self.bind_denoiser(denoiser, mask, sampling, steering),
             denoiser.process,
-            expand_grid(grid, len(lengths)),
-            sampler,
+            # Times of every text, where the grid does not tell them apart.
+            (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, len(lengths), *grid.shape[2:]),
+            Sampler(rules[sampling.sampler], transforms, steering.guide),
             noise,
             mask,
             denoiser.codec.state_shape(width),
             None if steering.begin is None else denoiser.codec.encode(steering.begin),
             counter,
             self.times,
+            known,
         )
 
     def transforms(
@@ -292,11 +292,6 @@ class DiffusionModel(LanguageModel):
         if steering.known is not None:
             made.append(ImposeTokens(codec, steering.known))
         return made
-
-    def impose_known(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor]:
-        """Known words stand from the beginning; positions that do not exist are no masks to be written."""
-        known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
-        return lambda x: torch.where(known >= 0, known, x)
 
     def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
         """With a contrast w, log p is moved on by w (log p(· | known words) − log p(· | none of them)): classifier-free

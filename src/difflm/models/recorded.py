@@ -28,7 +28,7 @@ def can_capture(inputs: SamplerInputs) -> bool:
     does not read the device to decide what to do."""
     sampler = inputs.sampler
     parts = [inputs.denoise, *sampler.transforms, *([] if sampler.guide is None else [sampler.guide])]
-    return sampler.impose_known is None and all(
+    return inputs.known is None and all(
         is_dataclass(part) and not getattr(part, "syncs_with_device", False) for part in parts
     )
 
@@ -119,7 +119,7 @@ class RecordedSampler:
     def _begin(self) -> None:
         """All that follows from what is given, before the first step."""
         inputs = self.inputs
-        copy_into(self.given.grid_levels(), self.levels)
+        copy_into(replace(self.given).levels, self.levels)  # of a copy, which has computed none yet
         if self.predrawn is not None:
             self.predrawn.copy_(self._predraw())
         self.x.copy_(inputs.start(inputs.draw_noise(0) if self.predrawn is None else self.predrawn[0]))
@@ -130,7 +130,7 @@ class RecordedSampler:
     def _step(self) -> None:
         inputs, counter = self.inputs, self.inputs.step_counter
         level, next_level = self.levels.at_step(counter), self.levels.at_step(counter + 1)
-        last, guided = (self.clean, self.last_level), counter + 1 < inputs.steps
+        last, guided = (self.clean, self.last_level), counter + 1 < len(self.levels.t) - 1
         x, belief = inputs.take_step(self.x, level, next_level, self.clean, last, self._noise, guided)
         self.tokens.copy_(inputs.process.display_tokens(x, belief.tokens, next_level))
         self.sure.copy_(belief.confidence_in(self.tokens))

@@ -16,10 +16,7 @@ from difflm.diffusion.samplers.loop import (
     Steering,
     Temperature,
     Transform,
-    denoise,
-    expand_grid,
     impose_tokens,
-    new_step_counter,
 )
 from difflm.diffusion.samplers.steps import ETA, STEPS, Step, StepState, clean_weight
 from difflm.diffusion.timesteps import StepSpan
@@ -46,8 +43,5 @@ __all__ = [
     "Temperature",
     "Transform",
     "clean_weight",
-    "denoise",
-    "expand_grid",
     "impose_tokens",
-    "new_step_counter",
 ]
