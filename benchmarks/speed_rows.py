@@ -22,6 +22,7 @@ from difflm.app.bench.clock import Row, Timing, rounded, time_work
 from difflm.app.bench.report import dtype_name, sampling_speed
 from difflm.app.bench.training import STEPS_IN_A_ROW, training_speed, training_step
 from difflm.data.batches import Batch
+from difflm.diffusion.noise import Noise
 from difflm.evaluation.control import Protocol
 from difflm.evaluation.language import ratio, score, tokens_of
 from difflm.evaluation.targets import Target
@@ -32,7 +33,7 @@ from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, pad_batch
 from difflm.models.batching import Row as Sample
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference, denoise_batch
+from difflm.models.inference import Inference
 from difflm.runtime.threads import single_threaded
 from difflm.training.recipe import Recipe
 
@@ -194,7 +195,7 @@ def time_batch(
 
     def run() -> None:
         with single_threaded() if device.type == "cpu" else nullcontext():
-            deque(denoise_batch(inference, batch, sampling), maxlen=1)
+            deque(inference.stream(Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling), maxlen=1)
 
     return time_work(device, run, repeats=3, max_seconds=5.0), run
 

@@ -401,7 +401,7 @@ def test_a_wide_writer_is_the_denoiser_to_the_bit(tiny_runs):
 
 
 def test_tiles_of_a_gpu_have_few_sizes_and_little_filling():
-    sizes = [batch_rows(rows, "cuda", False) for rows in range(1, 1025)]
+    sizes = [batch_rows(rows) for rows in range(1, 1025)]
     assert all(rows <= size < rows * 1.25 for rows, size in enumerate(sizes, start=1))
     assert sizes == sorted(sizes) and len(set(sizes)) < 40 and sizes[-1] == 1024
 
@@ -420,8 +420,8 @@ def test_filling_of_a_gpu_is_made_of_narrower_texts(drawn, owners):
     for chosen, width in made:
         assert all(row.layout.positions <= width for row in chosen)
         assert len(pad_batch(chosen, width, torch.device("cpu"), "cuda").owners) == len({row.owner for row in chosen})
-    apart = sum(width * batch_rows(len(own), "cuda", False) for width, own in by_width.items())
-    assert sum(width * batch_rows(len(chosen), "cuda", False) for chosen, width in made) <= apart
+    apart = sum(width * batch_rows(len(own)) for width, own in by_width.items())
+    assert sum(width * batch_rows(len(chosen)) for chosen, width in made) <= apart
 
 
 def test_a_width_whose_rows_were_all_taken_has_no_tile():
@@ -442,9 +442,9 @@ def test_every_row_stands_in_one_tile_that_holds_it(kind, drawn, vocabulary):
     rows = [replace(row, sample=k) for k, row in enumerate(rows)]
     made = list(batched(rows, vocabulary, kind))
     assert sorted(row.sample for chosen, _ in made for row in chosen) == list(range(len(rows)))
-    sizes = {GUIDED_BATCH, CPU_BATCH} if kind == "cpu" else {batch_rows(n, "cuda", False) for n in range(1, 1025)}
+    sizes = {GUIDED_BATCH, CPU_BATCH} if kind == "cpu" else {batch_rows(n) for n in range(1, 1025)}
     for chosen, width in made:
-        size = batch_rows(len(chosen), kind, chosen[0].guided)
+        size = len(pad_batch(chosen, width, torch.device("cpu"), kind).lengths)
         assert all(row.layout.positions <= width for row in chosen)
         assert len(chosen) <= size <= max_batch_rows(vocabulary, width, kind, chosen[0].guided) and size in sizes
 

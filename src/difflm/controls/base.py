@@ -65,11 +65,7 @@ class Control(ABC):
 
     name: ClassVar[str]
 
-    @property
-    def head(self) -> str | None:
-        """The head of a classifier that guides towards it."""
-        return None
-
+    head: str | None = None  # the head of a classifier that guides towards it
     whole: ClassVar[bool] = False  # whether the spans it asks for shall be the only ones
 
     @property

@@ -43,7 +43,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.precision: torch.dtype | None = None
         self.labellings = {one.name: one for one in labellings}
-        self.numbers = {name: number for number, name in enumerate(self.labellings)}  # of their heads
+        self.numbers = {name: str(number) for number, name in enumerate(self.labellings)}  # of their heads
         self.trunk = Transformer(view_dim, hidden, hidden, layers, heads, dropout, positions=longest)
         nn.init.normal_(self.trunk.head.weight, std=hidden**-0.5)
         self.heads = nn.ModuleDict()
@@ -74,11 +74,6 @@ class Classifier(nn.Module):
         cast_linears(self.requires_grad_(False).trunk, dtype)
         return self
 
-    def counted(self) -> dict[str, Tensor]:
-        """How often each word bears each tag, by labelling."""
-        counts = self.word_counts
-        return {name: counts[str(number)] for name, number in self.numbers.items() if str(number) in counts}
-
 
 @dataclass(frozen=True)
 class ClassifierOutput:
@@ -98,12 +93,12 @@ class ClassifierOutput:
     def text(self, name: str) -> Tensor:
         """log p(label | x_t), [B, labels]."""
         number = self.classifier.numbers[name]
-        return F.log_softmax(self.classifier.heads[str(number)](self.pooled).float(), -1)
+        return F.log_softmax(self.classifier.heads[number](self.pooled).float(), -1)
 
     def tags(self, name: str) -> Tensor:
         """The same at every position, [B, L, labels]."""
         number = self.classifier.numbers[name]
-        return F.log_softmax(self.classifier.heads[str(number)](self.features).float(), -1)
+        return F.log_softmax(self.classifier.heads[number](self.features).float(), -1)
 
     def spans(self, name: str) -> Tensor:
         """The same for every pair of a first and a last position, [B, L, L, labels]."""
@@ -113,7 +108,7 @@ class ClassifierOutput:
         first = self.classifier.heads[f"{number}-first"](torch.cat([around[:, :-2], self.features], -1))
         last = self.classifier.heads[f"{number}-last"](torch.cat([self.features, around[:, 2:]], -1))
         pair = torch.tanh(first.unsqueeze(2) + last.unsqueeze(1))
-        return F.log_softmax(self.classifier.heads[str(number)](pair).float(), -1)
+        return F.log_softmax(self.classifier.heads[number](pair).float(), -1)
 
     def nats(self, name: str, labels: Tensor, whole: bool = True) -> Tensor:
         """−log p(labels | x_t) of each text, all its places together, [B]; NOTHING asks for nothing. `whole`: pairs of
@@ -242,7 +237,7 @@ class GuidanceTarget:
 
     @cached_property
     def asks(self) -> Tensor:
-        """Which texts it asks something of, [B]; of the others not even that they have no spans."""
+        """Which texts it asks something of, [B]; of the others not even, with `whole`, that they have no spans."""
         return (self.labels.reshape(len(self.labels), -1) != NOTHING).any(-1)
 
     @property
@@ -269,7 +264,7 @@ class Guidance:
     settings: GuidanceSettings
 
     def __call__(self, now: StepState, x: Tensor) -> Tensor:
-        settings, s = self.settings, now.s
+        settings, s = self.settings, now.next_level.t
         mean, std = now.process.posterior(now.x, now.belief.clean, now.level, now.next_level)
         before_tail = expand_levels(s > settings.tail, x)
         for _ in range(settings.inner):
@@ -315,7 +310,8 @@ class Guidance:
     def nats_apiece(self, x: Tensor, s: Tensor) -> list[Tensor]:
         classifiers = {id(w.classifier): w.classifier for w in self.targets}
         opinions = {key: one(self.denoiser.view(x, s), s, self.mask) for key, one in classifiers.items()}
-        return [opinions[id(w.classifier)].nats(w.head, w.labels, w.whole) * w.asks for w in self.targets]
+        found = [opinions[id(w.classifier)].nats(w.head, w.labels, w.whole) for w in self.targets]
+        return [nats * w.asks if w.whole else nats for nats, w in zip(found, self.targets, strict=True)]
 
 
 @dataclass(frozen=True)

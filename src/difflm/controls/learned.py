@@ -32,21 +32,20 @@ class Label(Control):
     name = "label"
     kind: ClassVar[Kind] = "text"
 
-    @property
-    def head(self) -> str:
-        return self.label
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head", self.label)
 
     @property
     def target(self) -> str:
-        return f"{self.head}={self.value}"
+        return f"{self.label}={self.value}"
 
     def prepare(self, info: ModelInfo) -> None:
-        known = check_label_known(self.head, self.kind, info)
+        known = check_label_known(self.label, self.kind, info)
         if self.value not in known:
-            raise UsageError(f"{self.head}: unknown value {self.value!r}. {list_names(self.value, known)}")
+            raise UsageError(f"{self.label}: unknown value {self.value!r}. {list_names(self.value, known)}")
 
     def wanted(self, info: ModelInfo) -> int:
-        return list(info.labels[self.head]).index(self.value)
+        return list(info.labels[self.label]).index(self.value)
 
     def check(self, words: Sequence[str]) -> Check:
         return Check(None, None, "none: no checker but the classifier itself knows this label")
@@ -59,9 +58,10 @@ class Field(Label):
     name = "field"
 
     def __post_init__(self) -> None:
-        head, value = normalise(self.head, self.value)  # as the corpus writes them
+        head, value = normalise(self.label, self.value)  # as the corpus writes them
         object.__setattr__(self, "label", head)
         object.__setattr__(self, "value", value)
+        super().__post_init__()
 
     def verbatim(self, info: ModelInfo) -> str | None:
         """Where people write the value itself, it must appear; the classifier sees to what is said around it."""
@@ -72,7 +72,7 @@ class Field(Label):
         return [text for text in wordings(self.label, self.value) if UNK not in info.tokenizer.encode(text)]
 
     def check(self, words: Sequence[str]) -> Check:
-        there = expresses(words, self.head, self.value)
+        there = expresses(words, self.label, self.value)
         return Check(there, float(there), "difflm field rules")
 
 
@@ -82,11 +82,8 @@ class Tags(Control):
 
     tags: tuple[str, ...]
     name = "pos"
+    head = POS
     kind: ClassVar[Kind] = "tags"
-
-    @property
-    def head(self) -> str:
-        return POS
 
     @property
     def target(self) -> str:

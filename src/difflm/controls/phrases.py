@@ -72,12 +72,6 @@ class Phrases:
         self.sizes = [min(map(len, ways)) for ways in self.ids]
         self.needed = sum(self.sizes)  # the fewest tokens of a text that holds them all
 
-    def check_length(self, words: int | None) -> None:
-        room = self.info.max_words if words is None else words
-        if self.needed > room:
-            what = "this model holds" if words is None else "the length is"
-            raise UsageError(f"contains: {self.needed} words must appear; {what} {room}.")
-
     def check_kept(self, kept: Sequence[bool]) -> None:
         """`kept` places of an edited text are not theirs."""
         runs = [len(list(run)) for taken, run in groupby(kept) if not taken]

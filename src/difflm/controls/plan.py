@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difflm.controls.base import Canvas, Control, ModelInfo
+from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, Length, Letters
 from difflm.controls.guidance import (
     STANDARD,
@@ -91,8 +91,9 @@ class ControlPlan:
         self.extra = self.phrases.more(self.infill, self.words) if self.infill else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)
-        elif self.infill is None:
-            self.phrases.check_length(self.words)
+        elif self.infill is None and self.phrases.needed > (room := self.words or info.max_words):
+            what = "this model holds" if self.words is None else "the length is"
+            raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
 
     def agree_on_length(self) -> tuple[int | None, int]:
         """The number of tokens that the controls settle, all the same, and the fewest with which all can be obeyed."""
@@ -144,25 +145,16 @@ class ControlPlan:
         noise = Noise(seed, samples)
         if self.edit is not None:
             return [self.edited] * len(samples), [self.unknown] * len(samples)
-        if self.infill is not None:
-            return self.gap_layouts(self.infill, noise)
         if self.open_ended:
-            layouts = [Layout(n) for n in self.model.draw_lengths(noise).tolist()]
-        else:
-            layouts = [self.layout(n, {}) for n in self.draw_totals(noise, self.phrases.needed)]
-        return layouts, [{}] * len(samples)
-
-    def draw_totals(self, noise: Noise, least: int) -> list[int]:
-        """The number of tokens of each text."""
-        if self.words is not None:
-            return [self.words] * len(noise.samples)
-        least = max(least, self.least)
-        room = self.infill.max_words(self.info) if self.infill else self.info.max_words
-        drawn = self.model.lengths.draw_between(noise.uniform(0, stream=1), least, max(least, room))
-        return [int(n) for n in drawn.tolist()]
-
-    def gap_layouts(self, infill: Infill, noise: Noise) -> tuple[list[Layout], list[dict[int, str]]]:
-        totals = self.draw_totals(noise, infill.min_length(self.info) + self.extra)
+            return [Layout(n) for n in self.model.draw_lengths(noise).tolist()], [{}] * len(samples)
+        infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
+        if self.words is None:
+            needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
+            least, room = max(needed, self.least), infill.max_words(self.info) if infill else self.info.max_words
+            uniform = noise.uniform(0, stream=1)
+            totals = [int(n) for n in self.model.lengths.draw_between(uniform, least, max(least, room)).tolist()]
+        if infill is None:
+            return [self.layout(n, {}) for n in totals], [{}] * len(samples)
         shares = noise.uniform(0, len(infill.gaps), stream=GAPS).tolist()
         placed = [infill.place_known(self.info, n, cut, self.extra) for n, cut in zip(totals, shares, strict=True)]
         layouts = [self.layout(n, known) for n, (known, _) in zip(totals, placed, strict=True)]
@@ -199,8 +191,9 @@ class ControlPlan:
             if control.head and classifier is not None:
                 rows = torch.tensor([control.wanted(self.info)] * len(canvas.mask), device=canvas.mask.device)
                 labelling = classifier.labellings[control.head]
-                labels = labels_on_canvas(labelling, rows, canvas.mask.shape[1], canvas.first)
-                found.append(GuidanceTarget(classifier, control.head, labels, control.whole))
+                if labelling.kind != "text":
+                    rows = labels_on_canvas(labelling, rows, canvas.mask.shape[1], canvas.first)
+                found.append(GuidanceTarget(classifier, control.head, rows, control.whole))
         return found
 
     # -- after sampling -----------------------------------------------------------------------------------------
@@ -216,31 +209,19 @@ class ControlPlan:
         t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
         return guide.nats(self.model.denoiser.codec.encode(canvas), t).tolist()
 
-    def checks(self, text: str) -> list[dict[str, Any]]:
-        """What the checkers say. Where a template holds words that the model does not know, infilling is not judged:
-        that they are where they were put says nothing."""
-        found = check_text(self.controls, text)
-        if self.infill and self.unknown_words:
-            k = self.controls.index(self.infill)
-            if found[k]["satisfied"]:
-                found[k] |= {"satisfied": None, "score": None, "checker": "none: the model does not know all words"}
-        return found
 
-
-def check_text(controls: Sequence[Control], text: str) -> list[dict[str, Any]]:
-    """What the checkers say of a finished text, a control each, as every reader outside Python gets it."""
-    words = split_words(text)
-    found = [(control, control.check(text if isinstance(control, Letters) else words)) for control in controls]
-    return [
-        {
-            "name": control.name,
-            "target": control.target,
-            "satisfied": check.satisfied,
-            "score": None if check.score is None else round(check.score, 4),
-            "checker": check.checker,
-        }
-        for control, check in found
-    ]
+def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """What the checkers say of a finished text, a control each, as every reader outside Python gets it. Where a
+    template holds words that the model does not know, infilling is not judged: that they stand there says nothing."""
+    words, found = split_words(text), []
+    for control in controls:
+        check = control.check(text if isinstance(control, Letters) else words)
+        if unknown_words and check.satisfied and isinstance(control, Infill):
+            check = Check(None, None, "none: the model does not know all words")
+        score = None if check.score is None else round(check.score, 4)
+        about = {"name": control.name, "target": control.target}
+        found.append({**about, "satisfied": check.satisfied, "score": score, "checker": check.checker})
+    return found
 
 
 def find_kept(phrase: str, words: Sequence[str]) -> list[int]:

@@ -53,15 +53,12 @@ class PlacePhrases:
         for n, ways in enumerate(self.phrases):
             for size in sorted({len(way) for way in ways}):
                 same = [way for way in ways if len(way) == size]
-                found.append((n, torch.tensor(same, device=self.free.device), self.starts(size)))
+                fits = self.free.clone()
+                for k in range(1, size):
+                    fits[:, :-k] &= self.free[:, k:]
+                    fits[:, -k:] = False
+                found.append((n, torch.tensor(same, device=self.free.device), fits))
         return found
-
-    def starts(self, size: int) -> Tensor:
-        fits = self.free.clone()
-        for k in range(1, size):
-            fits[:, :-k] &= self.free[:, k:]
-            fits[:, -k:] = False
-        return fits
 
     @cached_property
     def lengthening(self) -> list[Tensor]:
@@ -193,20 +190,17 @@ class ForbidSpecials:
     newline: int | None
 
     @cached_property
-    def free(self) -> Tensor:
-        return self.canvas.mask & ~self.canvas.settled
-
-    @cached_property
-    def edges(self) -> Tensor:
-        around = torch.nn.functional.pad(self.free, (1, 1))
-        before, after = torch.zeros_like(self.free), ~around[:, 2:]
+    def free_and_edges(self) -> tuple[Tensor, Tensor]:
+        free = self.canvas.mask & ~self.canvas.settled
+        before, after = torch.zeros_like(free), ~torch.nn.functional.pad(free, (1, 1))[:, 2:]
         before[:, self.canvas.first] = True
-        return self.free & (before | after)
+        return free, free & (before | after)
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        logits = ban_at(belief.logits, self.free, (START, END, PAD))
+        free, edges = self.free_and_edges
+        logits = ban_at(belief.logits, free, (START, END, PAD))
         if self.newline is not None:
-            logits = ban_at(logits, self.edges, [self.newline])
+            logits = ban_at(logits, edges, [self.newline])
         return rule_out(belief, logits, self.codec)
 
 

@@ -25,12 +25,9 @@ class Tree(Control):
 
     brackets: str
     name = "tree"
+    head = PHRASES
     kind: ClassVar[Kind] = "spans"
     whole = True
-
-    @property
-    def head(self) -> str:
-        return PHRASES
 
     @property
     def target(self) -> str:
@@ -83,6 +80,7 @@ class Span(Control):
     last: int
     label: str
     name = "span"
+    head = PHRASES
     kind: ClassVar[Kind] = "spans"
 
     @classmethod
@@ -91,10 +89,6 @@ class Span(Control):
         if text.count(",") != 2 or not (first.isdecimal() and last.isdecimal() and label):
             raise UsageError(f"span {text!r} is not of the form FIRST,LAST,LABEL, such as 7,10,VP.")
         return cls(int(first[:9]), int(last[:9]), label)
-
-    @property
-    def head(self) -> str:
-        return PHRASES
 
     @property
     def target(self) -> str:

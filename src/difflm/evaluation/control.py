@@ -227,7 +227,7 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
             found["length_within_2"] = float(abs(len(words) - control.words) <= 2)
         elif isinstance(control, Field):
             found["field_rule"] = float(check["satisfied"])
-            found["field_verbatim"] = float(verbatim(words, control.head, control.value))
+            found["field_verbatim"] = float(verbatim(words, control.label, control.value))
         elif isinstance(control, Tree):
             found["tree_f1"], found["tree_exact"] = check["score"], float(check["satisfied"])
         elif isinstance(control, Span):

@@ -27,13 +27,13 @@ from difflm.data.text_metrics import (
     unknown_share,
 )
 from difflm.data.tokenizers import UNK, Tokenizer, split_words
+from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, corpus_for
 from difflm.evaluation.reports import LANGUAGE, LanguageReport, Row
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
 from difflm.models.batching import draw_rows, make_batches
-from difflm.models.inference import denoise_batch
 from difflm.models.sampling import FAMILIES, understood_by
 
 __all__ = ["Corpus", "LanguageReport", "Row", "corpus_for", "evaluate_language"]
@@ -157,7 +157,8 @@ class Writer:
     def warm_up(self, seed: int, sampling: Sampling) -> None:
         """Run two steps of one batch: the first call is slower than the next ones."""
         for batch in make_batches(self.lm.model, draw_rows(self.lm.model, 1, seed), self.lm.device):
-            deque(islice(denoise_batch(self.lm.inference, batch, sampling), 2), maxlen=0)
+            noise = Noise(batch.seeds, batch.samples)
+            deque(islice(self.lm.inference.stream(noise, batch.lengths, batch.width, sampling), 2), maxlen=0)
 
 
 def describe_sampling(sampling: Sampling) -> str:

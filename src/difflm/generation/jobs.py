@@ -12,12 +12,13 @@ import torch
 
 from difflm.controls import Control
 from difflm.controls.guidance import STANDARD
-from difflm.controls.plan import ControlPlan, steering_for
+from difflm.controls.plan import ControlPlan, check_text, steering_for
+from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import Frame, StepSpan
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches
-from difflm.models.inference import Inference, denoise_batch
+from difflm.models.inference import Inference
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.runtime.threads import IsStopped, run_parallel
 
@@ -150,8 +151,7 @@ class GenerationJob:
 
     def choose_texts(self, made: dict[int, tuple[Ids, Generation]]) -> dict[int, Generation]:
         """The best candidate of each text whose candidates are all there; its cost is that of all of them."""
-        if self.choose is None:
-            return {sample: text for sample, (_, text) in made.items()}
+        assert self.choose is not None
         self.waiting |= made
         for k in {sample // self.each for sample in made}:
             self.cost[k] += next(iter(made.values()))[1].seconds  # texts of a batch share its clock
@@ -162,7 +162,7 @@ class GenerationJob:
         best = self.choose([[ids for ids, _ in group] for group in groups], texts)
         found = {}
         for k, own, index in zip(ready, texts, best, strict=True):
-            checks = self.plan.checks(own[index].text) if self.plan else []
+            checks = check_text(self.plan.controls, own[index].text, self.plan.unknown_words) if self.plan else []
             calls = sum(text.denoiser_calls for text in own)
             found[k] = replace(own[index], denoiser_calls=calls, seconds=self.cost.pop(k), controls=checks)
         return found
@@ -263,7 +263,8 @@ def run_batch(
     spans = [StepSpan(steps[k], strengths[k]) for k, part in batch.owners for _ in range(part.stop - part.start)]
     read = None if watched else {n - 1 for n in steps.values()}
     steering = replace(steering_for(batch, parts, spans), watched_steps=read)
-    for frame in denoise_batch(inference, batch, next(iter(own.values())).sampling, steering):
+    noise, sampling = Noise(batch.seeds, batch.samples), next(iter(own.values())).sampling
+    for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
         if stopped() or not any(job.wanted() for job in own.values()):
             return
         finished = [owner for owner, n in steps.items() if n in early and n == frame.step + 1]

@@ -10,7 +10,7 @@ import torch
 
 from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
-from difflm.controls.plan import ControlPlan, Edit
+from difflm.controls.plan import ControlPlan, Edit, check_text
 from difflm.data.batches import Batch
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
@@ -56,6 +56,8 @@ class TextDiffusion:
     ) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.inference = inference or Inference(model)
+        tokens = isinstance(model, DiffusionModel) and model.denoiser.codec.holds_tokens
+        self.usual_guidance = TOKENS if tokens else STANDARD
         self.name = "this model"
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
         self._classifiers: dict[Path, Classifier] = {}
@@ -79,6 +81,7 @@ class TextDiffusion:
         made = cls(model, tokenizer, config, inference)
         made.name = find_run(name_or_path).resolve().name
         made.guides = sorted(find_run(name_or_path).glob("guide*/"))
+        check_sampling(model.sampling, model)
         return made
 
     def guided_by(self, folder: str | Path) -> "TextDiffusion":
@@ -158,7 +161,8 @@ class TextDiffusion:
         is given every text at every step. `settings` are those of `Sampling`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
         check_request(n, seed, mbr, candidates, controls)
-        sampling, plan = self.sampling(**settings), self.plan_controls(controls, edit, guidance)
+        sampling = self.sampling(**settings) if settings else self.model.sampling
+        plan = self.plan_controls(controls, edit, guidance)
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch)
         if plan is not None and plan.unknown_words:
             job.warnings = self.warnings(plan)
@@ -220,18 +224,17 @@ class TextDiffusion:
             self.model.lengths.max_words,
             self.model.lengths.first,
             {name: one.values for name, one in labellings.items()},
-            {name: counts for c in classifiers for name, counts in c.counted().items()},
+            {name: c.word_counts[k] for c in classifiers for name, k in c.numbers.items() if k in c.word_counts},
             {name: one.kind for name, one in labellings.items()},
         )
-        settings = self.guidance_settings(guidance)
+        settings = self.guidance_settings(guidance) if guidance else self.usual_guidance
         return ControlPlan(self.model, self.inference.denoiser, info, controls, edit, classifiers[::-1], settings)
 
     def guidance_settings(self, asked: GuidanceSettings | None) -> GuidanceSettings:
         """Those that were asked for, or the usual ones of this kind of model."""
-        tokens = isinstance(self.model, DiffusionModel) and self.model.denoiser.codec.holds_tokens
-        if tokens and asked is not None and asked.climb == "sign":
+        if self.usual_guidance is TOKENS and asked is not None and asked.climb == "sign":
             raise UsageError("the original's guidance climbs in vectors; this model diffuses tokens. Give a number.")
-        return asked or (TOKENS if tokens else STANDARD)
+        return asked or self.usual_guidance
 
     def warnings(self, plan: ControlPlan | None) -> list[str]:
         """Why texts may not be what was asked for, a sentence each."""
@@ -252,8 +255,9 @@ class TextDiffusion:
                         break
                     made[row.sample] = row.ids, self._generation(row, job, seconds)
             else:
-                if ready := job.choose_texts(made):
-                    yield owner, ready
+                texts = {k: text for k, (_, text) in made.items()} if job.choose is None else job.choose_texts(made)
+                if texts:
+                    yield owner, texts
 
     def _generation(self, row: FinishedRow, job: GenerationJob, seconds: float) -> Generation:
         unknown = job.unknown.get(row.sample, {})
@@ -266,7 +270,7 @@ class TextDiffusion:
                 words = [unknown.get(k) or self.tokenizer.words[token] for k, token in enumerate(row.ids)]
             text = join_words(words)
         # Of candidates the chosen one alone is checked.
-        checks = job.plan.checks(text) if job.plan and not job.choose else []
+        checks = check_text(job.plan.controls, text, job.plan.unknown_words) if job.plan and not job.choose else []
         return Generation(text, words, job.sampling.steps, row.calls, seconds, job.seed, checks, job.warnings)
 
     def stream(self, n: int = 1, seed: int = 0, **asked: Any) -> Iterator[list[Draft]]:

@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate, groupby
 
 import torch
@@ -155,11 +154,6 @@ def pad_token_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, lengths
 
 
-def canvas_width(positions: int) -> int:
-    """The width of the canvas that holds so many positions."""
-    return -(-positions // WIDTH) * WIDTH
-
-
 @dataclass(frozen=True)
 class Layout:
     """A sample before it is made: how many positions its canvas has, and the ids that are settled there."""
@@ -170,8 +164,8 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """The width of its canvas."""
-        return canvas_width(self.positions)
+        """The width of the canvas that holds it."""
+        return -(-self.positions // WIDTH) * WIDTH
 
 
 @dataclass(frozen=True)
@@ -192,21 +186,12 @@ class SampleBatch:
     seeds: Tensor  # [B]
     samples: Tensor  # [B] sample numbers
     lengths: Tensor  # [B] positions
+    mask: Tensor  # [B, W] positions that exist
     width: int
     rows: Sequence[Row]
+    owners: Sequence[tuple[int, slice]]  # the slice of rows of each owner; padding belongs to the last of them
     known: Tensor | None = None  # [B, W] ids, FREE where nothing is settled; None: nowhere
     begin: Tensor | None = None  # [B, W] ids
-
-    @property
-    def mask(self) -> Tensor:
-        return torch.arange(self.width, device=self.lengths.device) < self.lengths.unsqueeze(1)
-
-    @cached_property
-    def owners(self) -> list[tuple[int, slice]]:
-        """The slice of rows of each owner; padding belongs to the last of them."""
-        found = [(owner, len(list(run))) for owner, run in groupby(row.owner for row in self.rows)]
-        ends = [*accumulate(size for _, size in found[:-1]), len(self.samples)]
-        return [(owner, slice(a, b)) for (owner, _), a, b in zip(found, [0, *ends], ends, strict=False)]
 
 
 def draw_rows(model: LanguageModel, count: int, seed: int, owner: int = 0) -> list[Row]:
@@ -252,7 +237,7 @@ def fill_with_narrower(waiting: Mapping[int, Sequence[Row]], device_type: str) -
         chosen = [*rest.pop(width)]
         if not chosen:
             continue
-        vacant = batch_rows(len(chosen), device_type, False) - len(chosen)
+        vacant = batch_rows(len(chosen)) - len(chosen)
         for narrower in sorted(rest, reverse=True):
             taken = min(vacant, len(rest[narrower]))
             chosen += [rest[narrower].popleft() for _ in range(taken)]
@@ -268,11 +253,9 @@ def max_batch_rows(vocabulary: int, width: int, device_type: str, guided: bool =
     return most // coarseness(most) * coarseness(most)
 
 
-def batch_rows(rows: int, device_type: str, guided: bool) -> int:
-    """The size of a batch of so many rows, with padding: the full one on the CPU, on a GPU one of few (four between a
-    power of two and the next), so that steps captured for one batch serve others."""
-    if device_type == "cpu":
-        return GUIDED_BATCH if guided else CPU_BATCH
+def batch_rows(rows: int) -> int:
+    """The size of a GPU's batch of so many rows, with padding: one of few (four between a power of two and the next),
+    so that steps captured for one batch serve others."""
     return -(-rows // coarseness(rows)) * coarseness(rows)
 
 
@@ -282,30 +265,34 @@ def coarseness(rows: int) -> int:
 
 
 def pad_batch(rows: Sequence[Row], width: int, device: torch.device, device_type: str | None = None) -> SampleBatch:
-    """A batch with padding, which repeats a sample and is dropped later."""
-    size = batch_rows(len(rows), device_type or device.type, rows[0].guided)
+    """A batch with padding, which repeats a sample and is dropped later. On a CPU batches are always full."""
+    on_cpu = (device_type or device.type) == "cpu"
+    size = max_batch_rows(1, width, "cpu", rows[0].guided) if on_cpu else batch_rows(len(rows))
     chosen = [*rows, *[rows[-1]] * (size - len(rows))]
     layouts = [row.layout for row in chosen]
     numbers = [[row.seed for row in chosen], [row.sample for row in chosen], [layout.positions for layout in layouts]]
     # Not waited for: the device may still be busy with another batch.
     seeds, samples, lengths = torch.tensor(numbers).to(device, non_blocking=True).unbind()
-    known = token_rows(width, FREE, [layout.known for layout in layouts])
-    begin = token_rows(width, PAD, [dict(enumerate(layout.begin)) for layout in layouts])
+    mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
+    found = [(owner, len(list(run))) for owner, run in groupby(row.owner for row in rows)]
+    ends = [*accumulate(count for _, count in found[:-1]), size]
+    owners = [(owner, slice(a, b)) for (owner, _), a, b in zip(found, [0, *ends], ends, strict=False)]
+    known, begin = [layout.known for layout in layouts], [dict(enumerate(layout.begin)) for layout in layouts]
     return SampleBatch(
         seeds,
         samples,
         lengths,
+        mask,
         width,
         rows,
-        None if known is None else known.to(device, non_blocking=True),
-        None if begin is None else begin.to(device, non_blocking=True),
+        owners,
+        token_rows(width, FREE, known).to(device, non_blocking=True) if any(known) else None,
+        token_rows(width, PAD, begin).to(device, non_blocking=True) if any(begin) else None,
     )
 
 
-def token_rows(width: int, empty: int, rows: Sequence[Mapping[int, int]]) -> Tensor | None:
-    """Ids by position, [B, W], `empty` elsewhere; None where there are none at all."""
-    if not any(rows):
-        return None
+def token_rows(width: int, empty: int, rows: Sequence[Mapping[int, int]]) -> Tensor:
+    """Ids by position, [B, W], `empty` elsewhere."""
     lines = [[empty] * width for _ in rows]
     for line, ids in zip(lines, rows, strict=True):
         for position, token in ids.items():

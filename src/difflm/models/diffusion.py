@@ -1,6 +1,6 @@
 """One model for every diffusion method: a denoiser and the parts around it, put together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -249,17 +249,30 @@ class DiffusionModel(LanguageModel):
     def sampler_inputs(
         self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
     ) -> SamplerInputs:
+        """What the loop needs: the time grid, the step rule, transforms in their order, noise, the bound denoiser."""
+        codec, device = denoiser.codec, lengths.device
         noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
-        mask = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
-        counter = torch.zeros(1, dtype=torch.int64, device=lengths.device)
-        grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, lengths.device)
+        mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
+        counter, known = torch.zeros(1, dtype=torch.int64, device=device), None
+        grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, device)
         grid = add_corrections(grid) if sampling.sampler == "self-correct" else grid
-        rules = DISCRETE_STEPS if denoiser.codec.holds_tokens else STEPS
-        uniform = StepNoise(noise, counter, width, stream=2)
-        transforms = self.transforms(denoiser.codec, sampling, uniform, steering)
-        known = None
-        if denoiser.codec.holds_tokens:  # positions that do not exist are no masks to be written
+        banned = codec.token_mask(self.lengths.forbidden)
+        transforms: list[Transform] = [BanTokens(banned)]
+        if sampling.temperature != 1:
+            transforms.append(Temperature(sampling.temperature))
+        if isinstance(codec, Embedding):
+            if sampling.draw:
+                transforms.append(Draw(codec, StepNoise(noise, counter, width, stream=2)))
+            if sampling.clamp:
+                # Else the words are the network's own answer; under rules the nearest words, which rules can move.
+                rounds = not codec.predicts_tokens and not steering.rules
+                transforms.append(Clamp(codec, sampling.clamp_below, banned, rounds))
+        transforms += steering.rules
+        if steering.known is not None:
+            transforms.append(ImposeTokens(codec, steering.known))
+        if codec.holds_tokens:  # positions that do not exist are no masks to be written
             known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
+        rules = DISCRETE_STEPS if codec.holds_tokens else STEPS
         return SamplerInputs(
             self.bind_denoiser(denoiser, mask, sampling, steering),
             denoiser.process,
@@ -268,30 +281,12 @@ class DiffusionModel(LanguageModel):
             Sampler(rules[sampling.sampler], transforms, steering.guide),
             noise,
             mask,
-            denoiser.codec.state_shape(width),
-            None if steering.begin is None else denoiser.codec.encode(steering.begin),
+            codec.state_shape(width),
+            None if steering.begin is None else codec.encode(steering.begin),
             counter,
             self.times,
             known,
         )
-
-    def transforms(
-        self, codec: Codec, sampling: Sampling, uniform: StepNoise, steering: Steering
-    ) -> Sequence[Transform]:
-        made: list[Transform] = [BanTokens(codec, self.lengths.forbidden)]
-        if sampling.temperature != 1:
-            made.append(Temperature(sampling.temperature))
-        if isinstance(codec, Embedding):
-            if sampling.draw:
-                made.append(Draw(codec, uniform))
-            if sampling.clamp:
-                # Else the words are the network's own answer; under rules the nearest words, which rules can move.
-                rounds = not codec.predicts_tokens and not steering.rules
-                made.append(Clamp(codec, sampling.clamp_below, self.lengths.forbidden, rounds))
-        made += steering.rules
-        if steering.known is not None:
-            made.append(ImposeTokens(codec, steering.known))
-        return made
 
     def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
         """With a contrast w, log p is moved on by w (log p(· | known words) − log p(· | none of them)): classifier-free

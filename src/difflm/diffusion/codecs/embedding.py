@@ -82,8 +82,7 @@ class Embedding(Codec):
     def view(self, x: Tensor, level: Levels) -> Tensor:
         """The state at unit scale, and the mean word of its evidence."""
         assert isinstance(level, GaussianLevels)
-        state = x / expand_levels(level.scale, x)
-        return torch.cat([state, self.expectation(self.log_likelihood(x, level) + self.bias)], -1)
+        return torch.cat(self.inputs(x, level, self.log_likelihood(x, level)), -1)
 
     # -- vectors and words --------------------------------------------------------------------------------------
 

@@ -177,12 +177,7 @@ class SamplerInputs:
 class BanTokens:
     """Words that must not appear, such as the unknown word."""
 
-    codec: Codec
-    ids: tuple[int, ...]
-
-    @cached_property
-    def banned(self) -> Tensor:
-        return self.codec.token_mask(self.ids)
+    banned: Tensor  # [V]
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return belief.with_logits(belief.logits.masked_fill(self.banned, float("-inf")))
@@ -207,18 +202,14 @@ class Temperature:
 class Clamp:
     """Replace the predicted clean state by its nearest word, from time `below` on (Li et al., 2022, section 4.2).
 
-    `forbidden` words are never the nearest: they would pull the state where no text may end. With `rounds`, the words
+    `banned` words [V] are never the nearest: they would pull the state where no text may end. With `rounds`, the words
     to print are read off that vector by the rounding head, as the original does; its bias may prefer a neighbour.
     """
 
     codec: Embedding
     below: float = 1.0
-    forbidden: tuple[int, ...] = ()
+    banned: Tensor | None = None
     rounds: bool = False
-
-    @cached_property
-    def banned(self) -> Tensor | None:
-        return self.codec.token_mask(self.forbidden) if self.forbidden else None
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         nearest, late = self.codec.nearest(belief.clean, self.banned), t <= self.below
