@@ -262,15 +262,6 @@ class Remembers(ExactDenoiser):
         return super().forward(x, t)
 
 
-def test_self_conditioning_in_a_bound_is_a_function_of_x_t_alone():
-    denoiser = Remembers()
-    x, t = torch.randn(2, 2, 8), torch.rand(2)
-    first = ExactDenoiser(Gaussian(SHIFTED))(x, t).clean
-    denoiser.two_passes(x, t, None)
-    assert denoiser.given[0] is None
-    assert torch.allclose(denoiser.given[1], first)
-
-
 def test_the_noise_of_a_bound_depends_on_the_seed_and_nothing_else():
     denoiser, some = ExactDenoiser(Gaussian(SHIFTED)), slice(0, 40)
     with torch.no_grad():

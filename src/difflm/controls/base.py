@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from difflm.data.labels import Kind
@@ -69,9 +69,9 @@ class Control(ABC):
     whole: ClassVar[bool] = False  # whether the spans it asks for shall be the only ones
 
     @property
-    @abstractmethod
     def target(self) -> Any:
-        """What is asked, as JSON."""
+        """What is asked, as JSON: of a dataclass, its first field, unless a subclass says otherwise."""
+        return getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
 
     @classmethod
     def parse(cls, value: str) -> "Control":

@@ -28,10 +28,6 @@ class Length(Control):
     words: int
     name = "length"
 
-    @property
-    def target(self) -> int:
-        return self.words
-
     def prepare(self, info: ModelInfo) -> None:
         if not info.whole_words:
             raise UsageError("length: this model writes pieces of words, so that words cannot be counted beforehand.")
@@ -65,10 +61,6 @@ class Avoid(Control):
     word: str
     name = "avoid"
 
-    @property
-    def target(self) -> str:
-        return self.word
-
     def prepare(self, info: ModelInfo) -> None:
         if len(split_words(self.word.strip())) != 1:
             raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
@@ -90,10 +82,6 @@ class Infill(Control):
     template: str
     most: int | None = None  # words of all gaps together
     name = "infill"
-
-    @property
-    def target(self) -> str:
-        return self.template
 
     @cached_property
     def gaps(self) -> list[int | None]:

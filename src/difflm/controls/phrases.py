@@ -27,10 +27,6 @@ class Contains(Control):
     phrase: str
     name = "contains"
 
-    @property
-    def target(self) -> str:
-        return self.phrase
-
     @cached_property
     def words(self) -> list[str]:
         return split_words(self.phrase.strip())

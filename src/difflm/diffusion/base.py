@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.noise import NoiseSource, Step
+from difflm.diffusion.noise import Noise, Step
 
 MAX_MASKS = 64  # sets of tokens whose masks are kept
 
@@ -112,7 +112,7 @@ class Process(nn.Module):
         """Noise levels at times t; levels are returned as they are."""
 
     @abstractmethod
-    def draw_noise(self, noise: NoiseSource, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
+    def draw_noise(self, noise: Noise, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
         """The random numbers that a corruption or a step takes, for a state of this shape (without the batch)."""
 
     @abstractmethod

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -213,9 +213,3 @@ class Denoiser(nn.Module):
     def view(self, x: Tensor, t: Times) -> Tensor:
         """What a classifier reads of x_t."""
         return self.codec.view(x, self.process.at(t))
-
-    def two_passes(self, x: Tensor, t: Times, mask: Tensor | None, condition: Condition = UNCONDITIONAL) -> Belief:
-        """A belief that is a function of x_t alone: the first answer is the second's `previous`."""
-        level = self.process.at(t)
-        belief = cast(Belief, self(x, level, mask, condition))
-        return cast(Belief, self(x, level, mask, condition, belief.clean)) if self.self_conditioning else belief

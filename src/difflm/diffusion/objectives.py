@@ -158,8 +158,3 @@ class Objective:
 
     def total(self, terms: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([weight * terms[name] for name, weight in self.weights.items()]).sum(0)
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the positions that count, of all texts together; of several quantities [K, B, L] at once, [K]."""
-    return (values * mask).sum((-2, -1)) / mask.sum().clamp(min=1)

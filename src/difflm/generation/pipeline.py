@@ -12,9 +12,10 @@ from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
 from difflm.controls.plan import ControlPlan, Edit, check_text
 from difflm.data.batches import Batch
+from difflm.data.corpora import describe_texts
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
-from difflm.data.tokenizers import Tokenizer, Words
+from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers import Frame
@@ -35,13 +36,14 @@ from difflm.generation.jobs import (
     finished_rows,
     run_jobs,
 )
-from difflm.generation.unknown_words import warn_of_unknown_words
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
 from difflm.training.classifier import heads_of, load_guide
 from difflm.training.run import find_run, load_run
+
+SHOWN = 8  # unknown words that a warning names
 
 
 class TextDiffusion:
@@ -237,8 +239,18 @@ class TextDiffusion:
         return asked or self.usual_guidance
 
     def warnings(self, plan: ControlPlan | None) -> list[str]:
-        """Why texts may not be what was asked for, a sentence each."""
-        return warn_of_unknown_words(self.name, self.config, self.tokenizer, plan.unknown_words if plan else ())
+        """Why texts may not be what was asked for, a sentence each: given words that the model does not know."""
+        unknown, tokenizer = plan.unknown_words if plan else [], self.tokenizer
+        if not unknown:
+            return []
+        size = sum(bool(w.strip()) for w in tokenizer.words[len(SPECIALS) :]) if isinstance(tokenizer, Words) else 0
+        named = ", ".join(repr(word) for word in unknown[:SHOWN])
+        more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+        them = "it" if len(unknown) == 1 else "them"
+        data = self.config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
+        about = f" of {describe_texts(data)}" if data else ""
+        knows = f"{self.name} knows {size:,} words{about}"
+        return [f"{knows}; it does not know {named}{more}, and cannot take {them} into account."]
 
     def _finish(
         self, progress: BatchProgress, jobs: Sequence[GenerationJob]
@@ -319,17 +331,9 @@ class TextDiffusion:
         """−log p of each text, or its bound, in nats."""
         return [float(v) for v in self.score_ids(self.encode(texts), seed, draws, batch_size)]
 
-    def score_ids(
-        self,
-        rows: list[list[int]],
-        seed: int = 0,
-        draws: int = 16,
-        batch_size: int = 64,
-        first: int = 0,
-        share_noise: int = 1,
-    ) -> torch.Tensor:
-        """The same for ids."""
-        return self.score_ids_with_errors(rows, seed, draws, batch_size, first, share_noise)[0]
+    def score_ids(self, rows: list[list[int]], *settings: int, **more: int) -> torch.Tensor:
+        """The same for ids; further arguments as of `score_ids_with_errors`."""
+        return self.score_ids_with_errors(rows, *settings, **more)[0]
 
     @torch.no_grad()
     def score_ids_with_errors(

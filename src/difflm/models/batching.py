@@ -48,13 +48,13 @@ class LengthPolicy(nn.Module):
     def draw(self, u: Tensor) -> Tensor:
         """Draw numbers of positions, [B], by uniform numbers [B]."""
 
-    @abstractmethod
     def nats(self, lengths: Tensor) -> Tensor:
         """−log p(length), [B]; 0 where the length is a part of the text."""
+        return torch.zeros(lengths.shape, device=lengths.device)
 
-    @abstractmethod
     def words(self, row: list[int]) -> list[int]:
         """The word ids of one finished row."""
+        return words_before_end(row)
 
     @abstractmethod
     def draw_between(self, u: Tensor, low: int, high: int) -> Tensor:
@@ -137,12 +137,11 @@ class PadTokens(LengthPolicy):
         ends = {0: START, words + 1: END}
         return self.longest, ends | dict.fromkeys(range(words + 2, self.longest), PAD)
 
-    def nats(self, lengths: Tensor) -> Tensor:
-        return torch.zeros(lengths.shape, device=lengths.device)
 
-    def words(self, row: list[int]) -> list[int]:
-        row = row[: row.index(END)] if END in row else row
-        return [i for i in row if i not in (START, PAD)]
+def words_before_end(row: list[int]) -> list[int]:
+    """The word ids of a row that the model itself ends, or pads."""
+    row = row[: row.index(END)] if END in row else row
+    return [i for i in row if i not in (START, PAD)]
 
 
 def pad_token_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

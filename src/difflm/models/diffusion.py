@@ -102,7 +102,7 @@ class DiffusionModel(LanguageModel):
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         with torch.autocast(ids.device.type, enabled=False):
             t, weight = self.times.sample(noise, mask)
-        corrupted = self.corrupt_batch(ids, mask, t, noise, self.condition_of(batch), batch.origin)
+        corrupted = self.corrupt_batch(ids, mask, t, noise, self.condition_of(batch, ids), batch.origin)
         counted = corrupted.mask
         with torch.autocast(ids.device.type, enabled=False):
             terms = self.objective(corrupted)
@@ -117,7 +117,8 @@ class DiffusionModel(LanguageModel):
                 return Losses(sums[-1], named, count)
             return Losses(sums[-1] + fit * count, {**named, "warp": fit * count}, count)
 
-    def condition_of(self, batch: Batch) -> Condition:
+    def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
+        """What is known beside the noisy state of a batch with these `ids` on its canvas."""
         if batch.source is None or batch.source_lengths is None:
             return Condition()
         place = torch.arange(batch.source.shape[1], device=batch.source.device)
@@ -199,7 +200,7 @@ class DiffusionModel(LanguageModel):
         """Where there is no bound, a cross-entropy at one time: it tells a trainer whether training helps, and nobody
         how likely a text is."""
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
-        condition = self.condition_of(batch)
+        condition = self.condition_of(batch, ids)
         if self.likelihood is not None:
             return self.nats_and_error(batch, noise, draws)[0]
         if self.reflow:  # along the teacher's path
@@ -219,7 +220,7 @@ class DiffusionModel(LanguageModel):
         if self.likelihood is None or self.bound is None:
             return super().nats_and_error(batch, noise, draws)
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
-        estimates = self.bound(self.denoiser, self.times, ids, mask, noise, draws, self.condition_of(batch))
+        estimates = self.bound(self.denoiser, self.times, ids, mask, noise, draws, self.condition_of(batch, ids))
         return estimates.mean(1) + self.lengths.nats(batch.lengths), standard_error(estimates)
 
     # -- generation ---------------------------------------------------------------------------------------------
@@ -232,18 +233,11 @@ class DiffusionModel(LanguageModel):
         return steps * (2 if sampling.sampler == "heun" else 1)
 
     def stream(
-        self,
-        noise: Noise,
-        lengths: Tensor,
-        width: int,
-        sampling: Sampling,
-        steering: Steering | None = None,
-        denoiser: Denoiser | None = None,
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
-        """Frames by this model's own denoiser, or by a copy of it that is made for inference."""
+        """Frames by this model's own denoiser."""
         steering = steering or Steering()
-        inputs = self.sampler_inputs(denoiser or self.denoiser, noise, lengths, width, sampling, steering)
-        frames = inputs.frames()
+        frames = self.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering).frames()
         return self.follow_frames(frames, lengths, sampling, steering) if self.denoiser.codec.holds_tokens else frames
 
     def sampler_inputs(

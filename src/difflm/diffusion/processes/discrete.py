@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.base import Belief, Levels, Process, Times
-from difflm.diffusion.noise import NoiseSource, Step
+from difflm.diffusion.noise import Noise, Step
 
 NUMBERS = 3  # uniform numbers a position takes: one moves it, two together say where to
 FINE = 2.0**-23  # what the counter's numbers cannot resolve
@@ -43,7 +43,7 @@ class DiscreteProcess(Process):
     def read_pairs(self, pairs: Tensor) -> None:
         """Learn from how often each token stands before each other one, [words, words]; asked with `reads_pairs`."""
 
-    def draw_noise(self, noise: NoiseSource, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
+    def draw_noise(self, noise: Noise, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
         """The random numbers that a corruption or a step takes, [B, L, NUMBERS]."""
         return noise.uniform(step, *shape, NUMBERS, stream=stream)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.base import Levels, Process, Times, expand_levels
-from difflm.diffusion.noise import NoiseSource, Step
+from difflm.diffusion.noise import Noise, Step
 
 LOWEST_LOG_SNR = -20.0  # curves that reach ᾱ = 0 are cut here, where nothing is left of any text
 
@@ -143,7 +143,7 @@ class Gaussian(Process):
             alpha, sigma = torch.sigmoid(log_snr).sqrt(), torch.sigmoid(-log_snr).sqrt()
         return GaussianLevels(t, log_snr, alpha, sigma, (alpha**2 + sigma**2).sqrt())
 
-    def draw_noise(self, noise: NoiseSource, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
+    def draw_noise(self, noise: Noise, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
         return noise.normal(step, *shape, stream=stream)
 
     def prior(self, t: Times, noise: Tensor) -> Tensor:
