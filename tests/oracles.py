@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, Process, Times, expand_levels
 from difflm.diffusion.codecs import Embedding, FixedEmbedding
+from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.predictions import Logits
-from difflm.diffusion.processes import Gaussian, Process, Times, expand_levels
-from difflm.diffusion.samplers import BoundDenoiser, Denoise, Frame, Sampler, SamplerInputs, Transform
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.samplers.loop import BoundDenoiser, Denoise, Frame, Sampler, SamplerInputs, Transform
 from difflm.diffusion.samplers.steps import Step, StepState
 
 JOINT = torch.tensor([[0.07, 0.47, 0.05], [0.05, 0.01, 0.07], [0.19, 0.05, 0.04]], dtype=torch.float64)

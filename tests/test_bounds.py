@@ -11,12 +11,12 @@ from torch import Tensor
 from difflm.app.commands.evaluate import Scored
 from difflm.app.commands.info import recipes_by_method
 from difflm.diffusion import bounds
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.bounds import GaussianBound, place_levels, standard_error
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Gaussian, Times
+from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.generation.pipeline import TextDiffusion

@@ -18,7 +18,7 @@ from difflm.data.corpora import corpus
 from difflm.data.text_metrics import copied_share
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import UNK, Bpe, Words
-from difflm.diffusion.samplers import Frame
+from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.language import Corpus, corpus_for, evaluate_language, ratio, score
 from difflm.evaluation.reports import LANGUAGE

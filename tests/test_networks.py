@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from difflm.diffusion.base import expand_levels
 from difflm.diffusion.codecs import FixedEmbedding
+from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
-from difflm.diffusion.predictions import Logits
-from difflm.diffusion.processes import Gaussian, expand_levels
+from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM, TextSpec
 from difflm.networks import BertLayout, Transformer

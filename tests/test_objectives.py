@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.codecs.embedding import X0, Epsilon, Logits, Prediction, V
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import TERMS, Corrupted, Objective
-from difflm.diffusion.predictions import X0, Epsilon, Logits, Prediction, V
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, Sqrt
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform, text_mean

@@ -22,7 +22,9 @@ from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span,
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.plan import Edit
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import STEPS, Frame, Steering, StepSpan
+from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.diffusion.samplers.steps import STEPS
+from difflm.diffusion.timesteps import StepSpan
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
 from difflm.models.batching import (

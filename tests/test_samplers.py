@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import JOINT, ExactDenoiser, denoise, frequencies, oracle_walk, sample, total_variation, word_vectors
 
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, expand_levels
 from difflm.diffusion.codecs import Embedding, FixedEmbedding
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Gaussian, expand_levels
+from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
-from difflm.diffusion.samplers import STEPS, BanTokens, BoundDenoiser, Clamp, Draw, Frame, Sampler, Temperature
-from difflm.diffusion.samplers.steps import StepState, ancestral, ddim, euler
+from difflm.diffusion.samplers.loop import BanTokens, BoundDenoiser, Clamp, Draw, Frame, Sampler, Temperature
+from difflm.diffusion.samplers.steps import STEPS, StepState, ancestral, ddim, euler
 
 DETERMINISTIC = ["ddim", "euler", "heun", "dpm-solver"]
 DRAWS = 20_000

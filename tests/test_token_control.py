@@ -16,8 +16,8 @@ from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
-from difflm.diffusion.samplers import BoundDenoiser, Sampler, Steering
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS
+from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, Steering
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion

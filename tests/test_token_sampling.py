@@ -12,8 +12,10 @@ from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing, Hybrid, Spindle, Uniform
 from difflm.diffusion.processes.discrete import DiscreteProcess
-from difflm.diffusion.samplers import DISCRETE_STEPS, Sampler, Steering, StepSpan, StepState
-from difflm.diffusion.samplers.discrete_steps import SETTLED, add_corrections
+from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, SETTLED, add_corrections
+from difflm.diffusion.samplers.loop import Sampler, Steering
+from difflm.diffusion.samplers.steps import StepState
+from difflm.diffusion.timesteps import StepSpan
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers import Transform
+    from difflm.diffusion.samplers.loop import Transform
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers import Transform
+    from difflm.diffusion.samplers.loop import Transform
 
 WORDS = "words of the printed text"
 SPACE = "Ġ"  # as byte pairs write it

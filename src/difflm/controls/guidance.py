@@ -18,7 +18,7 @@ from difflm.data.labels import NOTHING, Labelling
 from difflm.diffusion.base import Belief, expand_levels
 from difflm.diffusion.denoiser import Denoiser, autocast_to, cast_linears
 from difflm.diffusion.processes.discrete import DiscreteProcess, one_hot_states
-from difflm.diffusion.samplers import StepState, clean_weight
+from difflm.diffusion.samplers.steps import StepState, clean_weight
 from difflm.networks import Transformer
 
 CHART = 128  # width of the vectors that a span's two ends add up to
@@ -341,8 +341,8 @@ class GuidedBelief:
     def enumerated(self, belief: Belief, x: Tensor, t: Tensor, open_: Tensor) -> Tensor:
         """The same without the approximation, for the likeliest words; others are taken to change nothing."""
         count = min(self.guidance.settings.words, belief.logits.shape[-1])
-        asked = replace(self.guidance, targets=repeat_rows(self.guidance.targets, count))
-        asked = replace(asked, mask=self.guidance.mask.repeat_interleave(count, 0))
+        targets = [replace(w, labels=w.labels.repeat_interleave(count, 0)) for w in self.guidance.targets]
+        asked = replace(self.guidance, targets=targets, mask=self.guidance.mask.repeat_interleave(count, 0))
         before, gain = self.guidance.nats(x, t), torch.zeros_like(belief.logits)
         for place in open_.any(0).nonzero().flatten().tolist():
             words = belief.logits[:, place].topk(count).indices
@@ -351,7 +351,3 @@ class GuidedBelief:
             after = asked.nats(tried, t.repeat_interleave(count, 0)).view(-1, count)
             gain[:, place] = gain[:, place].scatter(-1, words, (before.unsqueeze(-1) - after).to(gain.dtype))
         return gain
-
-
-def repeat_rows(targets: Sequence[GuidanceTarget], count: int) -> list[GuidanceTarget]:
-    return [replace(target, labels=target.labels.repeat_interleave(count, 0)) for target in targets]

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from difflm.annotators.e2e_fields import expresses, normalise
@@ -16,7 +16,7 @@ from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers import Transform
+    from difflm.diffusion.samplers.loop import Transform
 
 POS = "pos"  # the head that tells parts of speech
 MEANING: dict[Kind, str] = {"text": "a label of a whole text", "tags": "a tag for every word", "spans": "spans"}
@@ -118,15 +118,12 @@ class Tags(Control):
         values = list(info.labels[POS])
         return [values.index(tag) for tag in self.tags]
 
-    @cached_property
-    def tagger(self) -> Tagger:
-        return checking_tagger()
-
     def check(self, words: Sequence[str]) -> Check:
-        found = self.tagger.tags([list(words)])[0]
+        tagger = checking_tagger()
+        found = tagger.tags([list(words)])[0]
         same = sum(a == b for a, b in zip(found, self.tags, strict=False))
         share = same / max(len(found), len(self.tags))
-        return Check(share == 1, share, self.tagger.name)
+        return Check(share == 1, share, tagger.name)
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers import Transform
+    from difflm.diffusion.samplers.loop import Transform
 
 MOST = 8  # all their orders are weighed at every step, which doubles with each
 
@@ -52,7 +52,8 @@ class Contains(Control):
         return self.phrase
 
     def stands_in(self, words: Sequence[str]) -> bool:
-        return contains_words([w.lower() for w in self.words], [w.lower() for w in words])
+        phrase, text = [w.lower() for w in self.words], [w.lower() for w in words]
+        return any(text[i : i + len(phrase)] == phrase for i in range(len(text) - len(phrase) + 1))
 
     def check(self, words: Sequence[str]) -> Check:
         there = self.stands_in(words)
@@ -161,11 +162,6 @@ def drop_contained(asked: Sequence[Contains], known: Sequence[Sequence[str]]) ->
         if not any(control.stands_in(words) for words in [*known, *(c.words for c in found)]):
             found.append(control)
     return found
-
-
-def contains_words(phrase: Sequence[str], words: Sequence[str]) -> bool:
-    size = len(phrase)
-    return any(list(words[i : i + size]) == list(phrase) for i in range(len(words) - size + 1))
 
 
 def nearest_words(word: str, info: ModelInfo) -> str:

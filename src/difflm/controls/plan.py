@@ -28,7 +28,8 @@ from difflm.data.words import split_words
 from difflm.diffusion.base import Belief
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import Steering, StepSpan, Transform
+from difflm.diffusion.samplers.loop import Steering, Transform
+from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
@@ -316,23 +317,19 @@ class PerRowTransforms:
 def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
     """Targets of parts of so many rows as targets of all: each head is called once, with NOTHING where a part asks for
     nothing."""
-    keyed = [number_targets(own) for own in targets]
-    first = {key: target for own in keyed for key, target in own.items()}
+    keyed: list[dict[Any, GuidanceTarget]] = []
+    for own in targets:  # by classifier, head and `whole`; two of the same are numbered
+        alike = Counter[tuple[int, str, bool]]()
+        keyed.append({})
+        for target in own:
+            key = (id(target.classifier), target.head, target.whole)
+            keyed[-1][(*key, alike[key])] = target
+            alike[key] += 1
+    first = {key: target for named in keyed for key, target in named.items()}
     return [
-        replace(target, labels=stack_labels([own[key].labels if key in own else None for own in keyed], sizes))
+        replace(target, labels=stack_labels([named[key].labels if key in named else None for named in keyed], sizes))
         for key, target in first.items()
     ]
-
-
-def number_targets(targets: Sequence[GuidanceTarget]) -> dict[tuple[int, str, bool, int], GuidanceTarget]:
-    """By classifier, head and `whole`; two of the same are numbered."""
-    count: Counter[tuple[int, str, bool]] = Counter()
-    found = {}
-    for target in targets:
-        key = (id(target.classifier), target.head, target.whole)
-        found[(*key, count[key])] = target
-        count[key] += 1
-    return found
 
 
 def stack_labels(labels: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:

@@ -11,7 +11,7 @@ from difflm.controls.base import Canvas
 from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
-from difflm.diffusion.samplers import impose_tokens
+from difflm.diffusion.samplers.loop import impose_tokens
 
 SMOOTH = 0.01  # of a word's count, over all labels: what was never seen is not impossible
 
@@ -125,17 +125,12 @@ def best_starts(gains: Sequence[Tensor], sizes: Sequence[int], owners: Sequence[
     starts = torch.full((len(gains), batch), -width, dtype=torch.long, device=rows.device)
     for _ in set(owners):
         last = all_lasts[left, rows, limit]
-        taken, bit = (
-            torch.stack([(last == n) * v for n, v in enumerate(of)]).sum(0) for of in (sizes, owner_bits(owners))
-        )
+        bits = [1 << owner for owner in owners]
+        taken, bit = (torch.stack([(last == n) * v for n, v in enumerate(of)]).sum(0) for of in (sizes, bits))
         limit = all_ends[left, rows, limit] - taken  # no copy from the host
         starts[last, rows] = limit
         left = left ^ bit
     return list(starts)
-
-
-def owner_bits(owners: Sequence[int]) -> list[int]:
-    return [1 << owner for owner in owners]
 
 
 @dataclass(frozen=True)

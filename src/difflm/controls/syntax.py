@@ -14,7 +14,7 @@ from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers import Transform
+    from difflm.diffusion.samplers.loop import Transform
 
 PHRASES, SHAPE = "tree", "shape"  # the heads that tell phrases, and how each word stands in its own
 

@@ -84,11 +84,9 @@ class Belief:
 
     def rows(self, part: slice) -> "Belief":
         """What is believed of some texts."""
-
-        def cut(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[part]
-
-        return Belief(self.logits[part], cut(self.evidence), self.codec, cut(self.state), cut(self.words))
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        rows: dict[str, Any] = {name: one[part] for name, one in own.items() if isinstance(one, Tensor)}
+        return replace(self, **rows)
 
     def with_logits(self, logits: Tensor) -> "Belief":
         """The belief under other logits; its clean state follows, unless the network predicted the state itself."""

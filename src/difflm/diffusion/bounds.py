@@ -20,10 +20,10 @@ from torch.nn import functional as F
 
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Embedding
+from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.predictions import Logits
 from difflm.diffusion.processes import DiscreteProcess, Gaussian
 from difflm.diffusion.processes.gaussian import interpolate
 from difflm.diffusion.timesteps import TimeSampler

@@ -11,18 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, Levels, Process, expand_levels
 from difflm.diffusion.codecs import Codec, Embedding
-from difflm.diffusion.predictions import X0
-from difflm.diffusion.processes import (
-    DiscreteProcess,
-    Gaussian,
-    GaussianLevels,
-    Interpolating,
-    Levels,
-    Process,
-    expand_levels,
-)
+from difflm.diffusion.codecs.embedding import X0
+from difflm.diffusion.processes import DiscreteProcess, Gaussian, GaussianLevels, Interpolating
 
 
 @dataclass(frozen=True)

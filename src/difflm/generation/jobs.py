@@ -14,7 +14,8 @@ from difflm.controls import Control
 from difflm.controls.guidance import STANDARD
 from difflm.controls.plan import ControlPlan, check_text, steering_for
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import Frame, StepSpan
+from difflm.diffusion.samplers.loop import Frame
+from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches
@@ -237,9 +238,10 @@ def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool
         job.rows = job.make_rows(model, owner)
     inference.sync_weights()
     device = next(model.parameters()).device
-    groups = [jobs] if len(jobs) == 1 else group_compatible(jobs, model)
-    rows = ([row for job in group for row in job.rows] for group in groups)
-    batches = (batch for group in rows for batch in make_batches(model, group, device))
+    groups: dict[Any, list[Row]] = {}
+    for job in jobs:
+        groups.setdefault(batch_key(job, model) if len(jobs) > 1 else None, []).extend(job.rows)
+    batches = (batch for rows in groups.values() for batch in make_batches(model, rows, device))
     runs = (partial(run_batch, inference, batch, jobs) for batch in batches)
     if device.type == "cpu":  # one core a batch, even where there is but one: so all texts are rounded alike
         return chain.from_iterable(run_parallel([run]) for run in runs) if in_order else run_parallel(runs)
@@ -291,14 +293,6 @@ def delay_by_one(made: Iterable[BatchProgress]) -> Iterator[BatchProgress]:
         yield from waiting
         raise
     yield from waiting
-
-
-def group_compatible(jobs: Sequence[GenerationJob], model: LanguageModel) -> Iterator[list[GenerationJob]]:
-    """Jobs whose texts can share batches."""
-    groups: dict[Any, list[GenerationJob]] = {}
-    for job in jobs:
-        groups.setdefault(batch_key(job, model), []).append(job)
-    yield from groups.values()
 
 
 def batch_key(job: GenerationJob, model: LanguageModel) -> Any:

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import Frame
+from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import UsageError
 from difflm.generation.jobs import (
     BatchProgress,
@@ -64,7 +65,6 @@ class TextDiffusion:
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
         self._classifiers: dict[Path, Classifier] = {}
         self._heads: dict[Path, set[str] | None] = {}
-        self._pieces: dict[int, str] = {}
 
     @classmethod
     def from_pretrained(
@@ -307,13 +307,12 @@ class TextDiffusion:
         """The token at each position as text; words that were given and have no id as they were given."""
         given = job.unknown.get(sample, {})
         first = job.plan.info.first if job.plan else 0
-        return [given.get(k - first) or self._piece(token) for k, token in enumerate(ids)]
+        return [given.get(k - first) or self._pieces[token] for k, token in enumerate(ids)]
 
-    def _piece(self, token: int) -> str:
-        """A token as text; a special is empty."""
-        if token not in self._pieces:
-            self._pieces[token] = "".join(self.tokenizer.tokens([token]))
-        return self._pieces[token]
+    @cached_property
+    def _pieces(self) -> list[str]:
+        """Every token as text; a special is empty."""
+        return ["".join(self.tokenizer.tokens([token])) for token in range(self.tokenizer.size)]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Word ids of texts; one that the model cannot hold is refused by its number."""

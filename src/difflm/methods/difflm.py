@@ -38,9 +38,9 @@ class DiffLM(Method):
     def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.bounds import GaussianBound
         from difflm.diffusion.codecs import LearnedEmbedding
+        from difflm.diffusion.codecs.embedding import Logits
         from difflm.diffusion.denoiser import CleanGiven, SelfConditioning
         from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.predictions import Logits
         from difflm.diffusion.processes import Gaussian
         from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
         from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy

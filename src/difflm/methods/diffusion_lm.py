@@ -28,8 +28,8 @@ class DiffusionLM(Method):
     def build(self, texts: TextSpec) -> "LanguageModel":
         from difflm.diffusion.bounds import GaussianBound
         from difflm.diffusion.codecs import LearnedEmbedding
+        from difflm.diffusion.codecs.embedding import X0
         from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.predictions import X0
         from difflm.diffusion.processes import Gaussian
         from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
         from difflm.diffusion.timesteps import Uniform

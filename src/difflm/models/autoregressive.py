@@ -10,9 +10,8 @@ from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.samplers import Frame, Steering
 from difflm.diffusion.samplers.left_to_right import left_to_right
-from difflm.diffusion.samplers.loop import Caches
+from difflm.diffusion.samplers.loop import Caches, Frame, Steering
 from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies
 from difflm.models.batching import words_before_end
 from difflm.networks import Transformer

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, Levels, Times
 from difflm.diffusion.bounds import DiscreteBound
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.processes import Absorbing, Levels, Times
-from difflm.diffusion.samplers import Denoise, Frame, Steering
+from difflm.diffusion.processes import Absorbing
+from difflm.diffusion.samplers.loop import Denoise, Frame, Steering
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.models.base import Sampling
 from difflm.models.batching import DrawnLength, LengthPolicy, observed_counts

@@ -8,17 +8,15 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, Levels, Process
 from difflm.diffusion.bounds import Bound, standard_error
 from difflm.diffusion.codecs import Codec, Embedding
 from difflm.diffusion.condition import FREE, Condition
 from difflm.diffusion.denoiser import Conditioning, Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
-from difflm.diffusion.processes import Levels, Process
-from difflm.diffusion.samplers import (
-    DISCRETE_STEPS,
-    STEPS,
+from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, add_corrections
+from difflm.diffusion.samplers.loop import (
     BanTokens,
     BoundDenoiser,
     Clamp,
@@ -29,12 +27,11 @@ from difflm.diffusion.samplers import (
     Sampler,
     SamplerInputs,
     Steering,
-    StepSpan,
     Temperature,
     Transform,
 )
-from difflm.diffusion.samplers.discrete_steps import add_corrections
-from difflm.diffusion.timesteps import TimeSampler
+from difflm.diffusion.samplers.steps import STEPS
+from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
 from difflm.models.batching import LengthPolicy
 from difflm.models.sampling import Family
@@ -140,20 +137,15 @@ class DiffusionModel(LanguageModel):
             at, counted = (t, mask) if not self.clean_context else self.noise_one_stretch(t, mask, noise)
             level = process.at(at)
             clean = codec.encode(ids)
-            x0 = self.spread_words(clean, noise)
+            x0 = clean
+            if isinstance(codec, Embedding) and codec.x0_std:  # x_0 ~ N(e_w, x0_std²), where the codec spreads words
+                x0 = clean + codec.x0_std * noise.normal(0, *clean.shape[1:], stream=X0_NOISE)
             shape = codec.state_shape(ids.shape[1])
             own = process.draw_noise(noise if origin is None else Noise(*origin), 0, shape, 0 if origin else TEXT_NOISE)
             x_t = process.corrupt(x0, level, own)
         previous = self.first_estimate(x0, x_t, own, level, mask, condition, noise)
         belief = self.denoiser(x_t, level, mask, condition, previous)
         return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, codec, process, self.times.steps)
-
-    def spread_words(self, clean: Tensor, noise: Noise) -> Tensor:
-        """x_0 ~ N(e_w, x0_std²), where the codec spreads words (Li et al., 2022)."""
-        codec = self.denoiser.codec
-        if not isinstance(codec, Embedding) or not codec.x0_std:
-            return clean
-        return clean + codec.x0_std * noise.normal(0, *clean.shape[1:], stream=X0_NOISE)
 
     def noise_one_stretch(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Times of all positions [B, L] and the mask of those that count. In a share of the texts one stretch, its two

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import Frame, SamplerInputs, Steering
 from difflm.diffusion.samplers.left_to_right import left_to_right
+from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn, zeros_like
 
+from difflm.diffusion.base import Levels
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Levels
-from difflm.diffusion.samplers import Frame, SamplerInputs
 from difflm.diffusion.samplers.left_to_right import DecodingState
+from difflm.diffusion.samplers.loop import Frame, SamplerInputs
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 from difflm.networks.transformer import Slots, rotary

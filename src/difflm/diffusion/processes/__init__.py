@@ -1,6 +1,5 @@
 """How a state is corrupted, and how to step back from t to any s < t given a belief."""
 
-from difflm.diffusion.base import Levels, Process, Times, expand_levels
 from difflm.diffusion.processes.alpha_schedules import (
     AlphaSchedule,
     CosineAlpha,
@@ -10,9 +9,8 @@ from difflm.diffusion.processes.alpha_schedules import (
 )
 from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels
-from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Uniform
+from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Spindle, Uniform
 from difflm.diffusion.processes.matrix import Matrix, Nearest
-from difflm.diffusion.processes.spindle import Spindle
 
 __all__ = [
     "Absorbing",
@@ -23,15 +21,11 @@ __all__ = [
     "GaussianLevels",
     "Hybrid",
     "Interpolating",
-    "Levels",
     "LinearAlpha",
     "Matrix",
     "MutualInformationAlpha",
     "Nearest",
     "PowerAlpha",
-    "Process",
     "Spindle",
-    "Times",
     "Uniform",
-    "expand_levels",
 ]

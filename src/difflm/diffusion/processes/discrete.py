@@ -30,8 +30,13 @@ class DiscreteProcess(Process):
     # -- the forward process ------------------------------------------------------------------------------------
 
     @abstractmethod
+    def back(self, z: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """q(x_t | x_s) q(x_s | x) normalised, [B, L, states], where x [B, L, words] stands for x_0: the posterior for
+        one word, the model's step for a belief."""
+
     def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """q(x_s | x_t, x_0), [B, L, states]."""
+        return self.back(z, one_hot_states(ids, self.words, t.dtype), t, s)
 
     @abstractmethod
     def survival(self, ids: Tensor, t: Tensor) -> Tensor:
@@ -73,9 +78,9 @@ class DiscreteProcess(Process):
     def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits of p(w | x_t) behind the network's own [B, L, words], and that part of them which is evidence."""
 
-    @abstractmethod
     def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
         """p(x_s | x_t), [B, L, states]."""
+        return self.back(z, belief.context.softmax(-1), t, s)
 
     # -- the bound ----------------------------------------------------------------------------------------------
 

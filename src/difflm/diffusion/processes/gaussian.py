@@ -95,13 +95,13 @@ class LogSnrShift(Schedule):
         return self.base.log_snr(t) + self.shift
 
 
-@lru_cache(maxsize=64)
 def first_level_std(schedule: Sqrt, chain: int) -> float:
     """√(1 − ᾱ) after the first step of a chain, 0.121 for 2,000 steps: the spread of x_0 around its word in the code of
     Li et al. (2022), which divides ᾱ by its value at t = 0."""
     return math.sqrt(1 - (1 - math.sqrt(1 / chain + schedule.s)) / (1 - math.sqrt(schedule.s)))
 
 
+@lru_cache(maxsize=64)
 def _points(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Kept, since a copy from the host at every step of sampling would make a GPU wait."""
     return torch.tensor(values, device=device, dtype=dtype)

@@ -214,13 +214,12 @@ class Clamp:
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         nearest, late = self.codec.nearest(belief.clean, self.banned), t <= self.below
         vectors = self.codec.encode(nearest)
-        words = self.round_to_words(vectors) if self.rounds else nearest
+        words = nearest
+        if self.rounds:
+            logits = self.codec.readout(vectors)
+            words = (logits if self.banned is None else logits.masked_fill(self.banned, float("-inf"))).argmax(-1)
         clean = torch.where(expand_levels(late, x), vectors, belief.clean)
         return belief.with_state(clean, torch.where(expand_levels(late, words), words, belief.tokens))
-
-    def round_to_words(self, vectors: Tensor) -> Tensor:
-        logits = self.codec.readout(vectors)
-        return (logits if self.banned is None else logits.masked_fill(self.banned, float("-inf"))).argmax(-1)
 
 
 @dataclass(frozen=True)
