@@ -417,7 +417,7 @@ def test_filling_of_a_gpu_is_made_of_narrower_texts(drawn, owners):
     rows = [Row(0, 0, Layout(16 * width)) for width, count in drawn for _ in range(count)]
     rows = [replace(row, sample=k, owner=k * owners // len(rows)) for k, row in enumerate(rows)]
     by_width = {w: [row for row in rows if row.layout.width == w] for w in {row.layout.width for row in rows}}
-    made = list(fill_with_narrower(by_width, "cuda"))
+    made = list(fill_with_narrower(by_width))
     assert sorted(row.sample for chosen, _ in made for row in chosen) == list(range(len(rows)))
     for chosen, width in made:
         assert all(row.layout.positions <= width for row in chosen)
@@ -429,7 +429,7 @@ def test_filling_of_a_gpu_is_made_of_narrower_texts(drawn, owners):
 def test_a_width_whose_rows_were_all_taken_has_no_tile():
     """Nine wide texts leave one place of ten, and the only narrow one takes it."""
     wide, narrow = [Row(0, k, Layout(32)) for k in range(9)], [Row(0, 9, Layout(5))]
-    assert list(fill_with_narrower({32: wide, 16: narrow}, "cuda")) == [([*wide, *narrow], 32)]
+    assert list(fill_with_narrower({32: wide, 16: narrow})) == [([*wide, *narrow], 32)]
 
 
 sampled = st.tuples(st.integers(1, 100), st.booleans(), st.integers(1, 80))  # positions, guided, how many of these

@@ -184,7 +184,7 @@ def matches_model(denoiser: Denoiser, wanted: Sequence[float]) -> bool:
     return len(own) == len(wanted) and all(abs(a - b) < 0.02 for a, b in zip(own, wanted, strict=True))
 
 
-# -- how a classifier's gradient steers
+# -- how a classifier's gradient steers -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

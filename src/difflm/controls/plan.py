@@ -268,7 +268,7 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     return Steering(batch.known, batch.begin, spans, rules, guidance)
 
 
-# -- controls of several requests in one batch: each text obeys its own, and every network is called once for all
+# -- controls of several requests in one batch: each text obeys its own, and every network is called once for all -----
 
 
 def merge_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:

@@ -30,7 +30,7 @@ FOREIGN = {  # why a model that is not of a family refuses its settings
 }
 
 
-# -- what is refused before anything is done: each error says what to do instead --------------------------------
+# -- what is refused before anything is done: each error says what to do instead --------------------------------------
 
 
 def check_device(device: str) -> torch.device:
@@ -86,7 +86,7 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
             raise UsageError(FOREIGN[family].format(option_name(name)))
 
 
-# -- a job and its texts --------------------------------------------------------------------------------
+# -- a job and its texts ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def choose_by_classifiers(plan: ControlPlan) -> Choice:
     return best
 
 
-# -- jobs of several clients in shared batches, above a plain batch generator --------------------
+# -- jobs of several clients in shared batches, above a plain batch generator -----------------------------------------
 
 
 @dataclass(frozen=True)

@@ -225,12 +225,12 @@ def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[
     if device_type == "cpu":
         yield from ((rest, width) for (width, _), rest in waiting.items())
     else:
-        yield from fill_with_narrower({width: rest for (width, _), rest in waiting.items()}, device_type)
+        yield from fill_with_narrower({width: rest for (width, _), rest in waiting.items()})
 
 
-def fill_with_narrower(waiting: Mapping[int, Sequence[Row]], device_type: str) -> Iterator[tuple[list[Row], int]]:
-    """Batches by width, the widest first; padding rows are replaced by narrower samples. A width whose rows were all
-    taken so has no batch."""
+def fill_with_narrower(waiting: Mapping[int, Sequence[Row]]) -> Iterator[tuple[list[Row], int]]:
+    """Batches of a GPU by width, the widest first; padding rows are replaced by narrower samples. A width whose
+    rows were all taken so has no batch."""
     rest = {width: deque(rows) for width, rows in waiting.items()}
     for width in sorted(rest, reverse=True):
         chosen = [*rest.pop(width)]
