@@ -9,7 +9,7 @@ from tiny import tiny_runs
 
 from difflm.app.cli import main
 from difflm.app.commands.generate import generate
-from difflm.app.studio.asked import Asked
+from difflm.app.studio.schemas import Asked
 from difflm.controls import Avoid, Contains, Infill, Length
 from difflm.controls.plan import Edit
 from difflm.errors import DifflmError, UsageError

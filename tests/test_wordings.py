@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.annotators.e2e_fields import FIELDS, expresses
-from difflm.annotators.e2e_wordings import WORDINGS, wordings
+from difflm.annotators.e2e_fields import FIELDS, WORDINGS, expresses, wordings
 from difflm.annotators.tagger import TAGS
 from difflm.controls import Avoid, Contains, Control, Field, Length, Tags, Tree
 from difflm.controls.base import ModelInfo

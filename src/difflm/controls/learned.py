@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from difflm.annotators.e2e_fields import expresses, normalise
-from difflm.annotators.e2e_wordings import wordings
+from difflm.annotators.e2e_fields import expresses, normalise, wordings
 from difflm.annotators.tagger import TAGS, Tagger, own_tagger, spacy_tagger
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.data.labels import NONE, Kind

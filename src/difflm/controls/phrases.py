@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
-from difflm.data.tokenizers import SPECIALS, UNK, Bpe
+from difflm.data.tokenizers import SPECIALS, UNK, Bpe, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
@@ -44,8 +44,8 @@ class Contains(Control):
             )
 
     def ids(self, info: ModelInfo) -> list[int]:
-        # Byte pairs spell a word inside a text with the space before it.
-        text = self.phrase.strip() if info.whole_words else f" {self.phrase.strip()}"
+        # Pieces spell a word inside a text with the space before it.
+        text = self.phrase.strip() if isinstance(info.tokenizer, Words) else f" {self.phrase.strip()}"
         return info.tokenizer.encode(text)
 
     def verbatim(self, info: ModelInfo) -> str:

@@ -1,13 +1,16 @@
 """What every method says about itself."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from difflm.data.tokenizers import Tokenizer
+    from difflm.diffusion.processes import DiscreteProcess
     from difflm.models.base import LanguageModel
+else:  # for annotations alone: listing methods imports no torch
+    DiscreteProcess = LanguageModel = Any
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,9 @@ class Method(BaseModel):
         """Whether a model with these very settings has a likelihood or a bound."""
         return self.bound
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> LanguageModel:
         """Compose an untrained model for such texts."""
         raise TypeError(f"{self.name} generates no texts")
 
-    def start(self, model: "LanguageModel", tokenizer: "Tokenizer") -> None:
+    def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
         """Load pretrained weights into a model before its training begins; most methods have none."""

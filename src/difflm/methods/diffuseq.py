@@ -3,13 +3,8 @@
 The losses count the text alone, as the paper's equations do; the released code counts the source and its padding too.
 """
 
-from typing import TYPE_CHECKING
-
-from difflm.methods.base import TextSpec
+from difflm.methods.base import LanguageModel, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN, CHAIN, DiffusionLM
-
-if TYPE_CHECKING:
-    from difflm.models.base import LanguageModel
 
 
 class DiffuSeq(DiffusionLM):
@@ -17,7 +12,7 @@ class DiffuSeq(DiffusionLM):
 
     embedding_dim: int = 128
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion import bounds, codecs, denoiser, objectives, timesteps
         from difflm.diffusion.processes import gaussian
         from difflm.models.base import Sampling
