@@ -170,7 +170,7 @@ def leave_if_late(asked: Asked) -> None:
 def train(name: str, asked: Asked, turn: Turn) -> dict[str, Any]:
     """A run in OUT/NAME, unless it is there; what its config says of training."""
     from difflm.app.console import TrainingView
-    from difflm.generation.validation import check_device
+    from difflm.generation.jobs import check_device
     from difflm.training import fit
     from difflm.training.recipe import load_recipe
     from difflm.training.run import read_config

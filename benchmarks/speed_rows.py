@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from difflm.app import bench
 from difflm.app.bench import Row, rounded, time_work
 from difflm.data.batches import Batch
+from difflm.diffusion.noise import Noise
 from difflm.evaluation.control import Protocol
 from difflm.evaluation.language import ratio, score, tokens_of
 from difflm.evaluation.targets import Target
@@ -28,7 +29,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
-from difflm.models.batching import Layout, denoise_batch, pad_batch
+from difflm.models.batching import Layout, pad_batch
 from difflm.models.batching import Row as Sample
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
@@ -193,7 +194,7 @@ def time_batch(
 
     def run() -> None:
         with single_threaded() if device.type == "cpu" else nullcontext():
-            deque(denoise_batch(inference, batch, sampling), maxlen=1)
+            deque(inference.stream(Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling), maxlen=1)
 
     return time_work(device, run, repeats=3, max_seconds=5.0), run
 

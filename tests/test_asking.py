@@ -43,7 +43,7 @@ def refuse(capsys, tiny_runs, monkeypatch):
 
         capsys.readouterr()
         with monkeypatch.context() as context:
-            context.setattr("difflm.generation.scheduler.denoise_batch", sampled)
+            context.setattr("difflm.models.inference.Inference.stream", sampled)
             code = main(["generate", str(tiny_runs[model]), *map(str, argv)])
         out, err = capsys.readouterr()
         assert (code, out) == (2, ""), err

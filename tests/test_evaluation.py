@@ -18,7 +18,7 @@ from difflm.data.corpora import corpus
 from difflm.data.text_metrics import copied_share
 from difflm.data.tokenfile import Limits, TokenFile, select_texts
 from difflm.data.tokenizers import UNK, Bpe, Words
-from difflm.diffusion.samplers import Frame
+from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import Corpus, corpus_for
 from difflm.evaluation.language import evaluate_language, ratio, score

@@ -21,7 +21,7 @@ from difflm.annotators.tagger import TAGS
 from difflm.app.commands import plot
 from difflm.app.plots import canvas, denoising, embeddings, schedules, training
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.schedules import Cosine, Sqrt
+from difflm.diffusion.processes.gaussian import Cosine, Sqrt
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.jobs import Draft
 from difflm.generation.pipeline import TextDiffusion

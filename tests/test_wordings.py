@@ -15,7 +15,7 @@ from difflm.controls.phrases import MOST, choose_phrases
 from difflm.controls.rules import PlacePhrases, best_starts
 from difflm.data.tokenizers import SPECIALS, Words
 from difflm.data.words import split_words
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.generation.pipeline import TextDiffusion
 

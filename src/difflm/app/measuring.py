@@ -21,8 +21,8 @@ from difflm.evaluation.infill import Asked, Lengths, Set, evaluate_infill
 from difflm.evaluation.language import check_numbers, evaluate_language
 from difflm.evaluation.reports import Report
 from difflm.evaluation.targets import CONTROLS, check_known, choose, draw_targets, fit_for, read_targets, write_targets
+from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.validation import check_device
 from difflm.runtime.files import append_line, write_atomic
 from difflm.training.model_card import write_card
 from difflm.training.run import bundled_runs, find_run, read_config

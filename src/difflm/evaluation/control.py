@@ -44,10 +44,9 @@ from difflm.evaluation.language import (
 )
 from difflm.evaluation.reports import CONTROL, SENTENCES, Report, Row
 from difflm.evaluation.targets import Target, write_lines
-from difflm.generation.jobs import Generation, GenerationJob
+from difflm.generation.jobs import Generation, GenerationJob, check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
-from difflm.generation.validation import check_request
 
 COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences for one meaning
 Z95 = 1.959964
@@ -236,7 +235,7 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
         if isinstance(control, Length):
             found["length_within_2"] = float(abs(len(words) - control.words) <= 2)
         if isinstance(control, Field):
-            found["field_verbatim"] = float(verbatim(words, control.head, control.value))
+            found["field_verbatim"] = float(verbatim(words, control.label, control.value))
     if len(text.controls) > 1:
         found["all_at_once"] = float(all(check["satisfied"] for check in text.controls))
     return found

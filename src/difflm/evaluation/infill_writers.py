@@ -18,13 +18,14 @@ from difflm.data.corpora import REARRANGED
 from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, sentences
 from difflm.data.text_metrics import most_central
 from difflm.data.words import join_words, split_words
+from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import FREE, Steering
+from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.timesteps import GOLDEN_RATIO
 from difflm.errors import UsageError
 from difflm.evaluation.language import Counted, OnProgress, describe_sampling, score
+from difflm.generation.jobs import check_request
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.validation import check_request
 from difflm.models.base import Sampling
 
 NEAR = 500  # training gaps with similar sentences around them, from which a gap's length is drawn

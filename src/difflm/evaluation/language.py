@@ -28,12 +28,13 @@ from difflm.data.text_metrics import (
 )
 from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.data.words import split_words
+from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, fits
 from difflm.evaluation.reports import LANGUAGE, Report, Row
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
-from difflm.models.batching import denoise_batch, draw_rows, make_batches
+from difflm.models.batching import draw_rows, make_batches
 from difflm.models.sampling import FAMILIES, understood_by
 
 Nats = NDArray[np.float64]
@@ -142,7 +143,8 @@ class Writer:
         job = lm.make_job(n, seed, **{key: value for key, value in self.changes.items() if key in known})
         # The first call is slower than the next ones: two steps of one batch are not counted.
         for batch in make_batches(lm.model, draw_rows(lm.model, 1, seed), lm.device):
-            deque(islice(denoise_batch(lm.inference, batch, job.sampling), 2), maxlen=0)
+            noise = Noise(batch.seeds, batch.samples)
+            deque(islice(lm.inference.stream(noise, batch.lengths, batch.width, job.sampling), 2), maxlen=0)
         rows: dict[int, list[int]] = {}
         calls = 0
         start = time.perf_counter()

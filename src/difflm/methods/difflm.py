@@ -31,22 +31,23 @@ class DiffLM(Method):
         return not self.coupled  # a bound wants noise that is independent of the text
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion import bounds, codecs, objectives, predictions, processes, schedules, timesteps
-        from difflm.diffusion.conditioning import CleanGiven
-        from difflm.diffusion.denoiser import SelfConditioning
+        from difflm.diffusion import bounds, codecs, objectives, timesteps
+        from difflm.diffusion.codecs import embedding
+        from difflm.diffusion.denoiser import CleanGiven, SelfConditioning
+        from difflm.diffusion.processes import gaussian
         from difflm.models.base import Sampling
+        from difflm.models.batching import DrawnLength
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import DrawnLength
         from difflm.networks import Transformer
 
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
-        prediction, dim = predictions.Logits(self.evidence), self.embedding_dim
+        prediction, dim = embedding.Logits(self.evidence), self.embedding_dim
         codec = codecs.LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
         read = 3 if self.evidence else 2  # the state, the last estimate, and the mean word of the evidence
         sizes = (read * dim, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
         return DiffusionModel(
             codec=codec,
-            process=processes.Gaussian(schedules.LogSnrShift(schedules.Cosine(), self.log_snr_shift)),
+            process=gaussian.Gaussian(gaussian.LogSnrShift(gaussian.Cosine(), self.log_snr_shift)),
             network=Transformer(*sizes, positions=texts.longest if self.positions else 0),
             objective=objectives.Objective({"ce": 1.0}),
             times=timesteps.LearnedWarp() if self.warp else timesteps.LowDiscrepancy(),

@@ -23,14 +23,14 @@ class DiffusionLM(Method):
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.bounds import GaussianBound
         from difflm.diffusion.codecs import LearnedEmbedding
+        from difflm.diffusion.codecs.embedding import X0
         from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.predictions import X0
         from difflm.diffusion.processes import Gaussian
-        from difflm.diffusion.schedules import Sqrt, first_level_std
+        from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
         from difflm.diffusion.timesteps import Uniform
         from difflm.models.base import Sampling
+        from difflm.models.batching import PadTokens
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import PadTokens
         from difflm.networks import BertLayout
 
         schedule, dim = Sqrt(), self.embedding_dim

@@ -53,10 +53,10 @@ class DiffusionBert(TokenMethod):
     def body(self, vocabulary: int, longest: int, time: Any) -> "nn.Module":
         if not self.encoder:
             return super().body(vocabulary, longest, time)
-        from difflm.models.batching import canvas_width
+        from difflm.models.batching import Layout
         from difflm.networks.hf_encoder import PretrainedEncoder
 
-        return PretrainedEncoder(self.encoder, vocabulary, canvas_width(longest), self.dropout, self.time)
+        return PretrainedEncoder(self.encoder, vocabulary, Layout(longest).width, self.dropout, self.time)
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Absorbing, Spindle

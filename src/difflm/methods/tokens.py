@@ -51,8 +51,8 @@ class TokenMethod(Method):
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.timesteps import LowDiscrepancy
         from difflm.models.base import Sampling
+        from difflm.models.batching import DrawnLength
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import DrawnLength
 
         return DiffusionModel(
             codec=Tokens(process.words, self.word_width, process.states),

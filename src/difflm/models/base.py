@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import STEPS, Frame, Steering
+from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.diffusion.samplers.steps import STEPS
 from difflm.models.sampling import Family, Sampling
 
 Likelihood = Literal["exact", "bound"]

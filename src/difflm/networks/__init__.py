@@ -3,7 +3,4 @@
 from difflm.networks.bert import BertLayout
 from difflm.networks.transformer import Transformer
 
-__all__ = [
-    "BertLayout",
-    "Transformer",
-]
+__all__ = ["BertLayout", "Transformer"]

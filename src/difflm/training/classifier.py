@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difflm.controls.classifier import Classifier, labels_on_canvas, matches_model, model_signature
+from difflm.controls.guidance import Classifier, labels_on_canvas, matches_model, model_signature
 from difflm.data.batches import Batch, split
 from difflm.data.corpora import corpus_path, resolve_data
 from difflm.data.labels import NOTHING, Labelling, Labels, read_labels

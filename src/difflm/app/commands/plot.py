@@ -57,8 +57,8 @@ def embeddings(
     """A map of a model's word vectors, coloured by part of speech."""
     file = picture_file("embeddings", out)
     from difflm.app.plots.embeddings import draw_embeddings, project, word_tags, word_vectors
+    from difflm.generation.jobs import check_request
     from difflm.generation.pipeline import TextDiffusion
-    from difflm.generation.validation import check_request
 
     check_request(1, seed)
     lm = TextDiffusion.from_pretrained(model)

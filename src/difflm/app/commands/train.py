@@ -34,7 +34,7 @@ def train(
         return 0
     if out is None:
         raise UsageError("where should the run go? Give --out RUN, a directory that does not hold one yet.")
-    from difflm.generation.validation import check_device
+    from difflm.generation.jobs import check_device
     from difflm.training.classifier import train_guide
     from difflm.training.fit import train_run
     from difflm.training.model_card import finish_run
