@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from difflm.evaluation.language import Row
+    from difflm.evaluation.reports import Row
     from difflm.training.trainer import Trainer
 
 ADAPTIVE = ["model.layers=8"]  # norms that are told the time have more weights than one layer
@@ -170,7 +170,7 @@ def leave_if_late(asked: Asked) -> None:
 def train(name: str, asked: Asked, turn: Turn) -> dict[str, Any]:
     """A run in OUT/NAME, unless it is there; what its config says of training."""
     from difflm.app.console import TrainingView
-    from difflm.generation.validation import check_device
+    from difflm.generation.jobs import check_device
     from difflm.training import fit
     from difflm.training.recipe import load_recipe
     from difflm.training.run import read_config
@@ -193,9 +193,9 @@ def measure(name: str, asked: Asked, turn: Turn) -> "Row":
     from difflm.app.commands.options import load_model
     from difflm.app.measuring import load_judge
     from difflm.data.text_metrics import copied_among
-    from difflm.data.tokenizers import split_words
+    from difflm.data.words import split_words
     from difflm.evaluation.corpora import corpus_for
-    from difflm.evaluation.language import Judge, Measure, Scored, Writer
+    from difflm.evaluation.language import Judge, Measure, Writer, add_likelihood
 
     lm = load_model(str(asked.out / name), asked.device)
     turn.take()
@@ -212,7 +212,7 @@ def measure(name: str, asked: Asked, turn: Turn) -> "Row":
     most = HOLDS if asked.table == "e2e" else lm.model.longest
     rows = lm.tokenizer.encode_batch(corpus.texts)
     fitting = [text for text, ids in zip(corpus.texts, rows, strict=True) if 0 < len(ids) <= most]
-    Scored(fitting[: 2 * asked.samples], "").add_likelihood(row, lm, 0, asked.draws, silent)
+    add_likelihood(row, lm, fitting[: 2 * asked.samples], "", 0, asked.draws, silent)
     if asked.table == "characters" and row.figures["nats_per_token"] is not None:
         # END and the length are paid by the characters.
         row.figures["bits_per_character"] = row.figures["nats_per_token"] * 257 / 256 / math.log(2)

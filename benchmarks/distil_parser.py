@@ -81,7 +81,8 @@ def text_trees(texts: list[list[str]], trees: dict[Sentence, Tree]) -> Iterator[
 
 
 def shares(counts: Agreement) -> dict[str, float]:
-    return {"f1": round(100 * counts.f1, 2), "exact": round(100 * counts.exact_share, 2), "trees": counts.trees}
+    exact = counts.exact / counts.trees
+    return {"f1": round(100 * counts.f1, 2), "exact": round(100 * exact, 2), "trees": counts.trees}
 
 
 def released_spans(parser: Parser, data: Path) -> float | None:

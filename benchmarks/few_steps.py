@@ -22,7 +22,9 @@ import torch
 from difflm.app.commands.generate import in_order
 from difflm.data.text_metrics import copied_among, copied_share, distinct_n, unique_share
 from difflm.data.words import split_words
-from difflm.evaluation.language import Judge, Measure, Row, Writer, corpus_for
+from difflm.evaluation.corpora import corpus_for
+from difflm.evaluation.language import Judge, Writer
+from difflm.evaluation.reports import Row
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import generation_to_json
 from difflm.runtime.files import append_line, write_atomic
@@ -169,7 +171,7 @@ def measured(lm: TextDiffusion, way: StepSpan, judge: Judge, training: Sequence[
         "unique": unique_share(made.texts),
     }
     row = Row("", figures | made.figures)
-    Measure(judge, copied, [], samples, 0).add_judgement(row, made, lambda *_: None)
+    judge.add_figures(row, made, lambda *_: None)
     return {**row.figures, "judge_error": row.errors.get("judge_nats_per_token")}
 
 

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable
 
-from difflm.app.bench.clock import median_seconds, rounded
+from difflm.app.bench import median_seconds, rounded
 from difflm.generation.pipeline import TextDiffusion
 
 TEXTS = 8

@@ -20,9 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import speed_rows as rows_of
-from difflm.app.bench.clock import matrix_rate
-from difflm.app.bench.report import CPU_TEXTS, describe_machine, dtype_name, loading_speed, recipe_of, sampling_speed
-from difflm.app.bench.training import SMALL, WORDS
+from difflm.app import bench
 from difflm.app.measuring import load_judge, run_names
 from difflm.app.plots.canvas import check_out, draw_panels
 from difflm.errors import UsageError
@@ -67,10 +65,10 @@ class Speed:
         self.kept: dict[int, list[Any]] = {}
 
     def tasks(self, parts: Sequence[str]) -> Iterator[Task]:
-        yield "machine", partial(describe_machine, self.device)
-        yield "matmul", partial(self.rate, matrix_rate)
+        yield "machine", partial(bench.describe_machine, self.device)
+        yield "matmul", partial(self.rate, bench.matrix_rate)
         yield "copy", partial(self.rate, rows_of.copy_rate)
-        yield "loading", partial(loading_speed, self.name, self.lm)
+        yield "loading", partial(bench.loading_speed, self.name, self.lm)
         diffuses = isinstance(self.lm.model, DiffusionModel)
         for part in parts:
             if diffuses or part not in ("control", "growth"):
@@ -83,9 +81,9 @@ class Speed:
         return row
 
     def training(self) -> Iterator[Callable[[], Row]]:
-        own, published = recipe_of(self.lm), load_recipe(PUBLISHED)
-        texts = own.batch_size if self.on_gpu else min(own.batch_size, CPU_TEXTS)
-        yield partial(self.training_row, self.name, own, self.lm.config["vocabulary"], texts, WORDS)
+        own, published = bench.recipe_of(self.lm), load_recipe(PUBLISHED)
+        texts = own.batch_size if self.on_gpu else min(own.batch_size, bench.CPU_TEXTS)
+        yield partial(self.training_row, self.name, own, self.lm.config["vocabulary"], texts, bench.WORDS)
         for size in (64, 1024) if self.on_gpu else (4,):
             yield partial(self.training_row, PUBLISHED, published, E2E_WORDS, size, published.longest)
 
@@ -97,7 +95,7 @@ class Speed:
 
         def row(texts: int, steps: int) -> Row:
             settings = {"steps": steps, "temperature": self.asked.temperature}
-            found = sampling_speed(self.name, self.lm, texts, **settings)
+            found = bench.sampling_speed(self.name, self.lm, texts, **settings)
             if steps not in judged:  # texts made in one way are judged once
                 made = self.lm.generate(JUDGED[self.device.type], **settings) if self.judge else []
                 judged[steps] = rows_of.judge_texts(self.judge, [g.text for g in made])
@@ -125,10 +123,10 @@ class Speed:
         return {"model": self.name, **row}
 
     def growth(self) -> Iterator[Callable[[], Row]]:
-        recipe = recipe_of(self.lm) if self.on_gpu else check(SMALL)
+        recipe = bench.recipe_of(self.lm) if self.on_gpu else check(bench.SMALL)
         for along, sizes in rows_of.GROWTH[self.device.type].items():
             for size in sizes:
-                yield partial(rows_of.growth_row, recipe, along, size, self.device, dtype_name(self.lm))
+                yield partial(rows_of.growth_row, recipe, along, size, self.device, bench.dtype_name(self.lm))
 
     def rivals(self) -> Iterator[Callable[[], Row]]:
         if self.twin:
@@ -142,7 +140,7 @@ class Speed:
         if isinstance(self.lm.model, DiffusionModel):
             for texts in self.batches if self.on_gpu else self.batches[-1:]:
                 yield lambda texts=texts: rows_of.denoising_profile(self.lm, texts, 22, self.rates)  # type: ignore[misc]
-        for recipe, sizes in ((load_recipe(PUBLISHED), (64, 1024)), (recipe_of(self.lm), (512,))):
+        for recipe, sizes in ((load_recipe(PUBLISHED), (64, 1024)), (bench.recipe_of(self.lm), (512,))):
             for texts in sizes if self.on_gpu else (4,):
                 yield partial(rows_of.training_profile, recipe, E2E_WORDS, self.device, texts, self.rates)
 

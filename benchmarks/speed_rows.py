@@ -18,17 +18,18 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from difflm.app.bench.clock import Row, Timing, rounded, time_work
-from difflm.app.bench.report import dtype_name, sampling_speed
-from difflm.app.bench.training import STEPS_IN_A_ROW, training_speed, training_step
+from difflm.app import bench
+from difflm.app.bench import Row, rounded, time_work
 from difflm.data.batches import Batch
+from difflm.diffusion.noise import Noise
 from difflm.evaluation.control import Protocol
 from difflm.evaluation.language import ratio, score, tokens_of
 from difflm.evaluation.targets import Target
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods import TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
-from difflm.models.batching import Layout, denoise_batch, pad_batch
+from difflm.models.batching import Layout, pad_batch
 from difflm.models.batching import Row as Sample
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
@@ -73,9 +74,9 @@ def training_row(
     name: str, recipe: Recipe, vocabulary: int, device: torch.device, texts: int, words: int, gflops: float
 ) -> Row:
     """A row of `difflm bench` with positions and operations; `gflops` is the rate of one matrix product."""
-    with training_step(recipe, vocabulary, device, texts, words) as (model, _, batch):
+    with bench.training_step(recipe, vocabulary, device, texts, words) as (model, _, batch):
         flops, positions = count_flops(model, batch), count_positions(model, batch)
-    row = training_speed(recipe, vocabulary, device, texts, words)
+    row = bench.training_speed(recipe, vocabulary, device, texts, words)
     rate = 1e-9 * flops * row["texts"] / row["seconds"]
     return {
         "model": name,
@@ -144,7 +145,7 @@ def twin_row(name: str, twin: TextDiffusion, texts: int, judge: TextDiffusion | 
     assert isinstance(twin.model, Autoregressive)
     twin.model.compiled = compiled
     try:
-        row = sampling_speed(name, twin, texts, temperature=1.0)
+        row = bench.sampling_speed(name, twin, texts, temperature=1.0)
     finally:
         twin.model.compiled = False
     del row["steps"]  # as many as the text has words
@@ -177,7 +178,7 @@ def growth_row(recipe: Recipe, along: str, size: int, device: torch.device, dtyp
     usual = {"length": 64, "vocabulary": 1000, "batch": 16 if device.type == "cuda" else 4}
     sizes = {**usual, along: size}
     torch.manual_seed(0)
-    model = recipe.build_method().build(sizes["vocabulary"], sizes["length"]).to(device)
+    model = recipe.build_method().build(TextSpec(sizes["vocabulary"], sizes["length"])).to(device)
     inference = Inference(model, None if dtype == "float32" else getattr(torch, dtype))
     timing = time_batch(inference, sizes["batch"], sizes["length"], device)[0]
     about = {"along": along, "size": size, "texts": sizes["batch"], "steps": STEPS}
@@ -186,14 +187,14 @@ def growth_row(recipe: Recipe, along: str, size: int, device: torch.device, dtyp
 
 def time_batch(
     inference: Inference, texts: int, positions: int, device: torch.device
-) -> tuple[Timing, Callable[[], None]]:
+) -> tuple[bench.Timing, Callable[[], None]]:
     """Measure so many texts of one length from noise to ids, as `generate` makes a batch: on a CPU by one core."""
     sampling, layout = replace(inference.model.sampling, steps=STEPS), Layout(positions)
     batch = pad_batch([Sample(0, sample, layout) for sample in range(texts)], layout.width, device)
 
     def run() -> None:
         with single_threaded() if device.type == "cpu" else nullcontext():
-            deque(denoise_batch(inference, batch, sampling), maxlen=1)
+            deque(inference.stream(Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling), maxlen=1)
 
     return time_work(device, run, repeats=3, max_seconds=5.0), run
 
@@ -211,7 +212,7 @@ def denoising_profile(lm: TextDiffusion, texts: int, positions: int, rates: Row)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), FlopCounter() as counted:
         model.denoiser(x, torch.full((2,), 0.5, device=device), torch.ones_like(x[..., 0], dtype=torch.bool))
     weights = sum(p.numel() for p in model.parameters())
-    bytes_moved = weights * (4 if dtype_name(lm) == "float32" else 2) + texts * width * model.vocabulary * 4.0
+    bytes_moved = weights * (4 if bench.dtype_name(lm) == "float32" else 2) + texts * width * model.vocabulary * 4.0
     about = {"step": "denoising", "texts": texts, "positions": width}
     compared = compare_with_floor(counted.total / 2 * texts, bytes_moved, timing.seconds / STEPS, rates)
     return {**about, **compared, **list_kernels(device, run, STEPS)}
@@ -220,10 +221,10 @@ def denoising_profile(lm: TextDiffusion, texts: int, positions: int, rates: Row)
 def training_profile(recipe: Recipe, vocabulary: int, device: torch.device, texts: int, rates: Row) -> Row:
     """Profile one training step."""
     words = min(recipe.widths or (recipe.longest,))
-    with training_step(recipe, vocabulary, device, texts, words) as (model, step, batch):
+    with bench.training_step(recipe, vocabulary, device, texts, words) as (model, step, batch):
         flops = count_flops(model, batch) * texts
         bytes_moved = sum(p.numel() for p in model.parameters()) * (4.0 * (7 + 3 + 1) + 2 * 3)
-        in_a_row = STEPS_IN_A_ROW if device.type == "cuda" else 1
+        in_a_row = bench.STEPS_IN_A_ROW if device.type == "cuda" else 1
         run = lambda: [step() for _ in range(in_a_row)]  # noqa: E731
         seconds = time_work(device, run, repeats=3).seconds / in_a_row
         kernels = list_kernels(device, run, in_a_row)

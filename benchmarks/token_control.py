@@ -22,9 +22,8 @@ from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.plan import ControlPlan
 from difflm.evaluation.control import Protocol, by_control, write_texts, written
 from difflm.evaluation.targets import Target, choose, read_targets
-from difflm.generation.jobs import Generation
+from difflm.generation.jobs import Generation, check_device
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.validation import check_device
 from difflm.runtime.files import read_json, write_atomic
 from difflm.training.classifier import train_guide
 from difflm.training.fit import train_run

@@ -138,7 +138,8 @@ def train_new(
 
 def measure(parser: Parser, trees: Sequence[Tree]) -> dict[str, float]:
     counts = agreements(trees, parser.parse([tree.words() for tree in trees]))
-    shares = {"f1": counts.f1, "precision": counts.precision, "recall": counts.recall, "exact": counts.exact_share}
+    shares = {"f1": counts.f1, "precision": counts.matched / counts.found, "recall": counts.matched / counts.gold}
+    shares["exact"] = counts.exact / counts.trees
     return {name: round(100 * share, 2) for name, share in shares.items()} | {"trees": counts.trees}
 
 

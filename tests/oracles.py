@@ -3,17 +3,19 @@
 The nine cells p(x¹, x²) are written so that the two positions depend on each other; entropy 1.666863 nats.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Process, Times, expand_levels
 from difflm.diffusion.codecs import Embedding, FixedEmbedding
+from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.predictions import Logits
-from difflm.diffusion.processes import Gaussian, Times, expand_levels
-from difflm.diffusion.samplers import BoundDenoiser, Sampler, Transform, denoise
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.samplers.loop import BoundDenoiser, Denoise, Frame, Sampler, SamplerInputs, Transform
 from difflm.diffusion.samplers.steps import Step, StepState
 
 JOINT = torch.tensor([[0.07, 0.47, 0.05], [0.05, 0.01, 0.07], [0.19, 0.05, 0.04]], dtype=torch.float64)
@@ -59,6 +61,20 @@ class ExactDenoiser(Denoiser):
         g = alpha * self.codec.x0_std**2 / wide**2
         state = word + g * (x - alpha * word) if self.codec.x0_std else None
         return Belief(logits, evidence, self.codec, state)
+
+
+def denoise(
+    denoise: Denoise,
+    process: Process,
+    grid: Tensor,
+    sampler: Sampler,
+    noise: Noise,
+    mask: Tensor,
+    shape: tuple[int, ...],
+) -> Iterator[Frame]:
+    """Sample down a grid [N + 1], [N + 1, 1 or B] or [N + 1, 1 or B, L]."""
+    times = (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, len(mask), *grid.shape[2:])
+    return SamplerInputs(denoise, process, times, sampler, noise, mask, shape).frames()
 
 
 def sample(

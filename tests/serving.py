@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from difflm.generation import scheduler
 from difflm.generation.pipeline import TextDiffusion
+from difflm.models.inference import Inference
 
 PATIENCE = 120.0  # seconds after which a test that waits has failed: it bounds a hang, also on a busy machine
 
@@ -103,7 +103,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lm: TextDiffusion) -> None:
         self.open, self.frames, self.loops, self.together = threading.Event(), 0, 0, []
         self.open.set()
-        frames, run_jobs = scheduler.denoise_jobs, lm.run_jobs
+        frames, run_jobs = Inference.stream, lm.run_jobs
 
         def held(*args: Any) -> Iterator[Any]:
             for frame in frames(*args):
@@ -116,5 +116,5 @@ class Gate:
             self.together.append(len(jobs))
             return run_jobs(jobs)
 
-        monkeypatch.setattr(scheduler, "denoise_jobs", held)
+        monkeypatch.setattr(Inference, "stream", held)
         monkeypatch.setattr(lm, "run_jobs", counted)

@@ -9,7 +9,7 @@ from tiny import tiny_runs
 
 from difflm.app.cli import main
 from difflm.app.commands.generate import generate
-from difflm.app.studio.asked import Asked
+from difflm.app.studio.schemas import Asked
 from difflm.controls import Avoid, Contains, Infill, Length
 from difflm.controls.plan import Edit
 from difflm.errors import DifflmError, UsageError
@@ -43,7 +43,7 @@ def refuse(capsys, tiny_runs, monkeypatch):
 
         capsys.readouterr()
         with monkeypatch.context() as context:
-            context.setattr("difflm.generation.scheduler.denoise_batch", sampled)
+            context.setattr("difflm.models.inference.Inference.stream", sampled)
             code = main(["generate", str(tiny_runs[model]), *map(str, argv)])
         out, err = capsys.readouterr()
         assert (code, out) == (2, ""), err

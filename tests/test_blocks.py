@@ -7,9 +7,9 @@ from tiny import tiny_run
 from difflm.controls import Contains, Length
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD
+from difflm.diffusion.base import Levels
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Levels
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec

@@ -11,13 +11,13 @@ from torch import Tensor
 from difflm.app.commands.evaluate import Scored
 from difflm.app.commands.info import recipes_by_method
 from difflm.diffusion import bounds
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.bounds import GaussianBound, place_levels, standard_error
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Gaussian, Times
-from difflm.diffusion.schedules import Cosine, LogSnrShift, Sqrt, Table
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import LanguageModel
@@ -260,15 +260,6 @@ class Remembers(ExactDenoiser):
     ) -> Belief:
         self.given.append(previous)
         return super().forward(x, t)
-
-
-def test_self_conditioning_in_a_bound_is_a_function_of_x_t_alone():
-    denoiser = Remembers()
-    x, t = torch.randn(2, 2, 8), torch.rand(2)
-    first = ExactDenoiser(Gaussian(SHIFTED))(x, t).clean
-    denoiser.two_passes(x, t, None)
-    assert denoiser.given[0] is None
-    assert torch.allclose(denoiser.given[1], first)
 
 
 def test_the_noise_of_a_bound_depends_on_the_seed_and_nothing_else():

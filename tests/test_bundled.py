@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.export_run import export_run
 from difflm.data.text_metrics import distinct_n
 from difflm.data.tokenizers import UNK
 from difflm.generation.pipeline import TextDiffusion
-from difflm.training.run import bundled_runs, export_run
+from difflm.training.run import bundled_runs
 
 SENTENCES = [
     "The Vaults is a pub near Café Adriatic with a 5 star rating.",

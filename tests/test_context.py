@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from difflm.data.batches import Batch
+from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Corrupted, cross_entropy
-from difflm.diffusion.samplers import FREE, Steering
+from difflm.diffusion.samplers.loop import Steering
 from difflm.methods import TextSpec
 from difflm.methods.difflm import DiffLM
 from difflm.models.base import Sampling

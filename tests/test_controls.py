@@ -18,7 +18,7 @@ from difflm.controls.exact import fits_between, matches_template, split_total
 from difflm.controls.plan import Edit
 from difflm.data.tokenizers import END, PAD, START, UNK, Bpe, Words
 from difflm.data.words import join_words, split_words
-from difflm.diffusion.samplers import FREE
+from difflm.diffusion.condition import FREE
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec

@@ -16,11 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from difflm.data.batches import Batch, Batches, Permutation, Subset, held_out, prefetch, split
+from difflm.data.batches import Batch, Batches, Permutation, held_out, prefetch, split
 from difflm.data.texts import Example
-from difflm.data.tokenfile import Limits, TokenColumn, TokenFile, source_fingerprint
+from difflm.data.tokenfile import Limits, TokenFile, select_texts, source_fingerprint
 from difflm.data.tokenizers import PAD, SPECIALS, Words
 from difflm.errors import DifflmError, UsageError
+
+words = Words([*SPECIALS, *"abcdefgh"])
 
 
 def token_file(texts: list[list[int]]) -> TokenFile:
@@ -28,12 +30,12 @@ def token_file(texts: list[list[int]]) -> TokenFile:
     lengths = [len(text) for text in texts]
     offsets = np.array([0, *itertools.accumulate(lengths)], np.uint64)
     ids = np.array([i for text in texts for i in text], np.uint16)
-    return TokenFile(TokenColumn(ids, offsets), {"max_length": max(lengths), "too_long": 0, "repeated": 0})
+    return TokenFile(ids, offsets)
 
 
-def build(directory: Path, texts: Iterable[str], tokenizer: Words, limit: int, *more: Any, **choices: Any) -> TokenFile:
+def build(directory: Path, texts: Iterable[str], tokenizer: Words = words, origin: Any = None) -> TokenFile:
     """The token file of texts without sources."""
-    return TokenFile.build(directory, map(Example, texts), tokenizer, Limits(limit), *more, **choices)
+    return TokenFile.build(directory, map(Example, texts), tokenizer, origin or {})
 
 
 def numbered(n: int) -> TokenFile:
@@ -130,40 +132,33 @@ def test_a_held_out_text_is_held_out_once(n: int, seed: int, share: float) -> No
     assert 1 <= len(numbers) <= min(500, n - 1)
 
 
-def without(n: int, long: set[int]) -> TokenFile:
-    """n texts of a file of which `long` were left out; text k still holds the id 4 + k."""
-    kept = token_file([[4 + k] * (1 + k % 7) for k in range(n) if k not in long])
-    return TokenFile(kept.targets, {**kept.meta, "too_long": len(long)}, np.array(sorted(long), np.uint64))
-
-
-def numbers_of(tokens: TokenFile, subset: Subset) -> set[int]:
-    return set((tokens.rows(subset(np.arange(len(subset))), 7)[0][:, 0] - 4).tolist())
+def kept_of(n: int, long: set[int]) -> np.ndarray:
+    """The numbers of n texts but those that are too long."""
+    return np.array([k for k in range(n) if k not in long])
 
 
 @settings(deadline=None)
 @given(n=st.integers(12, 900), seed=st.integers(0, 99), data=st.data())
 def test_a_split_is_whole_and_does_not_move_with_what_is_left_out(n: int, seed: int, data: st.DataObject) -> None:
     long = data.draw(st.sets(st.integers(0, n - 1), max_size=10))
-    everything, some = without(n, set()), without(n, long)
-    train, valid = (numbers_of(everything, subset) for subset in split(everything, seed))
+    train, valid = (set(subset.tolist()) for subset in split(np.arange(n), n, seed))
     assert train | valid == set(range(n)) and not train & valid
-    assert [numbers_of(some, subset) for subset in split(some, seed)] == [train - long, valid - long]
+    assert [set(subset.tolist()) for subset in split(kept_of(n, long), n, seed)] == [train - long, valid - long]
 
 
 def test_batches_of_a_split_stay_in_it() -> None:
-    tokens = without(2000, {5, 77})
-    train, _ = split(tokens, 3)
-    batches = Batches(tokens, 10, 0, (7,), indices=train)
+    train, _ = split(kept_of(2000, {5, 77}), 2000, 3)
+    batches = Batches(numbered(2000), 10, 0, (7,), indices=train)
     seen = Counter(i for step in range(256) for i in texts_of(batches.batch(step)))
-    assert set(seen) == numbers_of(tokens, train)
+    assert set(seen) == set(train.tolist()) and not {5, 77} & set(seen)
 
 
 def test_one_text_cannot_be_split() -> None:
     with pytest.raises(UsageError, match="at least two"):
-        split(numbered(1), 0)
+        split(np.arange(1), 1, 0)
     only = set(held_out(8, 0).tolist())
     with pytest.raises(UsageError, match="1 text that fits is too few"):
-        split(without(8, set(range(8)) - only), 0)
+        split(np.array(sorted(only)), 8, 0)
 
 
 def test_prefetching_gives_the_same_batches_and_ends_its_thread() -> None:
@@ -174,7 +169,7 @@ def test_prefetching_gives_the_same_batches_and_ends_its_thread() -> None:
         assert step == expected
         assert np.array_equal(batch.ids, batches.batch(step).ids)
     stream.close()  # type: ignore[attr-defined]
-    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 def test_an_error_while_prefetching_reaches_the_reader() -> None:
@@ -189,7 +184,6 @@ def test_an_error_while_prefetching_reaches_the_reader() -> None:
         list(stream)
 
 
-words = Words([*SPECIALS, *"abcdefgh"])
 some_texts = st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=9).map(" ".join), min_size=1)
 
 
@@ -197,7 +191,7 @@ some_texts = st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size
 @given(texts=some_texts, data=st.data())
 def test_tokens_come_back_from_disk(texts: list[str], data: st.DataObject, tmp_path_factory: Any) -> None:
     directory = tmp_path_factory.mktemp("tokens") / "ids"
-    tokens = build(directory, iter(texts), words, 9, {"size": 1})
+    tokens = build(directory, iter(texts))
     chosen = np.array(data.draw(st.lists(st.integers(0, len(texts) - 1), min_size=1)))
     ids, lengths = tokens.rows(chosen, 12)
     assert ids.shape == (len(chosen), 12)
@@ -210,47 +204,44 @@ def test_tokens_come_back_from_disk(texts: list[str], data: st.DataObject, tmp_p
 def test_many_texts_are_written_in_pieces(tmp_path: Path) -> None:
     """More texts than one piece of the writer holds."""
     texts = [" ".join("abcdefgh"[: 1 + i % 8]) for i in range(5000)]
-    tokens = build(tmp_path / "ids", iter(texts), words, 8, {})
+    tokens = build(tmp_path / "ids", iter(texts))
     assert len(tokens) == 5000
-    short = build(tmp_path / "short", iter(texts), words, 7, {})
-    ids, _ = short.rows(short.indices_of(np.array([4998, 7, 0, 3000])), 8)  # text 7 has eight words
-    assert [words.decode(row) for row in ids] == [texts[0], texts[3000], texts[4998]]
+    assert select_texts(tokens, Limits(7)).kept.tolist() == [i for i in range(5000) if i % 8 < 7]
     ids, lengths = tokens.rows(np.arange(5000), 8)
     assert [words.decode(row[:n]) for row, n in zip(ids, lengths, strict=True)] == texts
 
 
 def test_texts_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
-    tokens = build(tmp_path / "ids", ["a b c", "a b", "c"], words, 2, {})
-    assert (len(tokens), tokens.too_long, tokens.max_length) == (2, 1, 2)
+    tokens = build(tmp_path / "ids", ["a b c", "a b", "c"])
+    selection = select_texts(tokens, Limits(2))
+    assert (selection.kept.tolist(), selection.too_long, selection.repeated) == ([1, 2], 1, 0)
     with pytest.raises(ValueError, match="does not fit"):
         tokens.rows(np.array([0]), 1)
     with pytest.raises(DifflmError, match="all 2 texts have more than 1 tokens"):
-        build(tmp_path / "other", ["a b", "b c"], words, 1, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["ids"]
+        select_texts(build(tmp_path / "other", ["a b", "b c"]), Limits(1))
 
 
 @settings(deadline=None, max_examples=40)
 @given(texts=some_texts.filter(lambda texts: min(len(t.split()) for t in texts) <= 4), seed=st.integers(0, 99))
 def test_each_text_is_there_once_where_that_is_asked_for(texts: list[str], seed: int, tmp_path_factory: Any) -> None:
     """The first of equal ones stays; one that is held out is not learned from under another number."""
-    tokens = build(tmp_path_factory.mktemp("tokens") / "ids", iter(texts), words, 4, {}, distinct=True)
+    tokens = build(tmp_path_factory.mktemp("tokens") / "ids", iter(texts))
+    selection = select_texts(tokens, Limits(4), distinct=True)
     short = [text for text in texts if len(text.split()) <= 4]
-    ids, lengths = tokens.rows(np.arange(len(tokens)), 4)
+    ids, lengths = tokens.rows(selection.kept, 4)
     assert [words.decode(row[:n]) for row, n in zip(ids, lengths, strict=True)] == list(dict.fromkeys(short))
-    assert tokens.numbers().tolist() == [texts.index(text) for text in dict.fromkeys(short)]
-    assert (tokens.read, tokens.too_long) == (len(texts), len(texts) - len(short))
-    assert tokens.repeated == len(short) - len(set(short))
-    if len(tokens) > 1:
-        kept, held = split(tokens, seed)
-        learned = {texts[tokens.numbers()[i]] for i in kept(np.arange(len(kept)))}
-        assert not learned & {texts[tokens.numbers()[i]] for i in held(np.arange(len(held)))}
+    assert selection.kept.tolist() == [texts.index(text) for text in dict.fromkeys(short)]
+    assert (len(tokens), selection.too_long) == (len(texts), len(texts) - len(short))
+    assert selection.repeated == len(short) - len(set(short))
+    if not set(selection.kept.tolist()) <= set(held_out(len(texts), seed).tolist() if len(texts) > 1 else [0]):
+        kept, held = split(selection.kept, len(tokens), seed)
+        assert not {texts[i] for i in kept} & {texts[i] for i in held}
 
 
 def test_equal_texts_are_found_in_different_pieces_of_the_writer(tmp_path: Path) -> None:
     texts = [" ".join("abcdefgh"[: 1 + i % 8]) for i in range(5000)]
-    tokens = build(tmp_path / "ids", iter(texts), words, 8, {}, distinct=True)
-    assert (len(tokens), tokens.repeated, tokens.read) == (8, 4992, 5000)
-    assert tokens.matches(words, Limits(8), {}, distinct=True) and not tokens.matches(words, Limits(8), {})
+    selection = select_texts(build(tmp_path / "ids", iter(texts)), Limits(8), distinct=True)
+    assert (selection.kept.tolist(), selection.repeated) == ([*range(8)], 4992)
 
 
 some_pairs = st.lists(
@@ -264,20 +255,19 @@ def test_sources_stay_with_their_texts(pairs: list[tuple[str, str]], distinct: b
     """A pair is kept if both of its texts fit, and is repeated if both occurred together before."""
     fits = [pair for pair in pairs if len(pair[0].split()) <= 4 and len(pair[1].split()) <= 5]
     kept, directory = list(dict.fromkeys(fits)) if distinct else fits, tmp_path_factory.mktemp("tokens") / "ids"
-    examples = [Example(target, source) for source, target in pairs]
+    tokens = TokenFile.build(directory, [Example(target, source) for source, target in pairs], words, {})
+    assert tokens.sources is not None
+    assert len({tokens.key(i) for i in range(len(tokens))}) == len(set(pairs))
     if not kept:
         with pytest.raises(DifflmError, match=r"more than|none of"):
-            TokenFile.build(directory, examples, words, Limits(5, 4), {}, distinct)
+            select_texts(tokens, Limits(5, 4), distinct)
         return
-    tokens = TokenFile.build(directory, examples, words, Limits(5, 4), {}, distinct)
-    assert tokens.sources is not None
-    columns = (tokens.sources.rows(np.arange(len(kept)), 4), tokens.rows(np.arange(len(kept)), 5))
+    selection = select_texts(tokens, Limits(5, 4), distinct)
+    columns = (tokens.sources.rows(selection.kept, 4), tokens.rows(selection.kept, 5))
     assert list(zip(*([words.decode(row) for row in ids] for ids, _ in columns), strict=True)) == kept
-    assert (tokens.too_long, tokens.repeated) == (len(pairs) - len(fits), len(fits) - len(kept))
+    assert (selection.too_long, selection.repeated) == (len(pairs) - len(fits), len(fits) - len(kept))
     targets_fit = sum(len(target.split()) <= 5 for _, target in pairs)
-    assert tokens.source_too_long == targets_fit - len(fits)
-    assert len({tokens.key(i) for i in range(len(tokens))}) == len(set(kept))
-    assert tokens.matches(words, Limits(5, 4), {}, distinct) and not tokens.matches(words, Limits(5, 3), {}, distinct)
+    assert selection.source_too_long == targets_fit - len(fits)
 
 
 def test_batches_of_pairs_are_narrow_on_both_sides(tmp_path: Path) -> None:
@@ -286,7 +276,7 @@ def test_batches_of_pairs_are_narrow_on_both_sides(tmp_path: Path) -> None:
     pairs = [(" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 33))), i) for i in range(2048)]
     numbers = Words([*SPECIALS, *"abcdefgh", *(f"n{i}" for i in range(2048))])
     examples = [Example(" ".join([f"n{i}"] * (1 + i % 16)), source) for source, i in pairs]
-    tokens = TokenFile.build(tmp_path / "ids", examples, numbers, Limits(16, 32), {})
+    tokens = TokenFile.build(tmp_path / "ids", examples, numbers, {})
     batches = Batches(tokens, 16, 0, (8, 16), source_widths=(8, 16, 24, 32))
     seen, keys, padding, total = Counter(), set(), 0, 0
     for step in range(128):
@@ -304,7 +294,7 @@ def test_batches_of_pairs_are_narrow_on_both_sides(tmp_path: Path) -> None:
 
 def test_large_vocabularies_get_wider_ids(tmp_path: Path) -> None:
     large = Words([*SPECIALS, *(f"w{i}" for i in range(70_000))])
-    tokens = build(tmp_path / "ids", ["w69999 w0"], large, 5, {})
+    tokens = build(tmp_path / "ids", ["w69999 w0"], large)
     assert tokens.meta["dtype"] == "<u4"
     assert tokens.rows(np.array([0]), 2)[0].tolist() == [[70_003, 4]]
 
@@ -314,12 +304,12 @@ def test_a_build_that_fails_leaves_the_old_tokens(tmp_path: Path) -> None:
         yield from ["c"] * 2000
         raise DifflmError("line 2001 is not UTF-8")
 
-    build(tmp_path / "ids", ["a b"], words, 5, {})
+    build(tmp_path / "ids", ["a b"])
     with pytest.raises(DifflmError, match="UTF-8"):
-        build(tmp_path / "ids", broken(), words, 5, {})
+        build(tmp_path / "ids", broken())
     assert [path.name for path in tmp_path.iterdir()] == ["ids"]
     assert len(TokenFile.open(tmp_path / "ids")) == 1
-    assert len(build(tmp_path / "ids", ["a", "b", "c"], words, 5, {})) == 3
+    assert len(build(tmp_path / "ids", ["a", "b", "c"])) == 3
 
 
 @pytest.mark.parametrize(("code", "message"), [(errno.ENOSPC, "disk is full"), (errno.EACCES, "no permission")])
@@ -331,13 +321,13 @@ def test_what_the_disk_refuses_is_explained(
 
     monkeypatch.setattr("difflm.data.tokenfile.os.fsync", refuse)
     with pytest.raises(DifflmError, match=message):
-        build(tmp_path / "ids", ["a"], words, 5, {})
+        build(tmp_path / "ids", ["a"])
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["ids.bin", "offsets.bin", "left_out.bin"])
+@pytest.mark.parametrize("name", ["ids.bin", "offsets.bin"])
 def test_cut_files_are_named(name: str, tmp_path: Path) -> None:
-    build(tmp_path / "ids", ["a b", "c d e", "a b c d e f"], words, 5, {})
+    build(tmp_path / "ids", ["a b", "c d e", "a b c d e f"])
     path = tmp_path / "ids" / name
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(DifflmError, match="damaged"):
@@ -351,12 +341,19 @@ def test_tokens_know_what_they_were_made_from(tmp_path: Path) -> None:
     source = tmp_path / "a.txt"
     source.write_text("a b\n")
     fingerprint = source_fingerprint(source)
-    tokens = build(tmp_path / "ids", ["a b"], words, 5, fingerprint)
-    assert tokens.matches(words, Limits(5), source_fingerprint(source))
-    assert not tokens.matches(words, Limits(6), fingerprint)
-    assert not tokens.matches(Words([*words.words, "i"]), Limits(5), fingerprint)
+    tokens = build(tmp_path / "ids", ["a b"], words, fingerprint)
+    assert tokens.complete and tokens.matches(words, source_fingerprint(source))
+    assert not tokens.matches(Words([*words.words, "i"]), fingerprint)
     source.write_text("a c\n")
-    assert not tokens.matches(words, Limits(5), source_fingerprint(source))
+    assert not tokens.matches(words, source_fingerprint(source))
+
+
+def test_tokens_of_an_earlier_version_that_left_texts_out_are_not_complete(tmp_path: Path) -> None:
+    build(tmp_path / "ids", ["a b"])
+    meta = json.loads((tmp_path / "ids" / "meta.json").read_text())
+    for counts, complete in (({"too_long": 0, "repeated": 0}, True), ({"too_long": 1, "repeated": 0}, False)):
+        (tmp_path / "ids" / "meta.json").write_text(json.dumps({**meta, **counts}))
+        assert TokenFile.open(tmp_path / "ids").complete == complete
 
 
 def test_batches_keep_up_with_training(tmp_path: Path) -> None:
@@ -366,7 +363,7 @@ def test_batches_keep_up_with_training(tmp_path: Path) -> None:
     lengths = rng.integers(1, 65, 60_000)
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.uint64)
     ids = rng.integers(4, 800, lengths.sum()).astype(np.uint16)
-    batches = Batches(TokenFile(TokenColumn(ids, offsets), {"max_length": 64}), 512, 0, (16, 32, 48, 64))
+    batches = Batches(TokenFile(ids, offsets), 512, 0, (16, 32, 48, 64))
     batches.batch(0)
     start = time.thread_time()
     for step in range(100):

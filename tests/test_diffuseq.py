@@ -13,7 +13,7 @@ from torch import Tensor
 from difflm.app.cli import main
 from difflm.data.tokenfile import TokenFile
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import Steering
+from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import LanguageModel

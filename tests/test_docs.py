@@ -54,6 +54,8 @@ FILES = {
     + '{"text": "Cotto is cheap. It serves French food.", "sentences": "several"}\n' * 6,
     "pairs.jsonl": '{"text": "The Mill is a pub.", "seed": 1}\n' * 12,
     "told.txt": "French : The Mill is a pub.\n" * 6 + "Any : Cotto is cheap.\n" * 6,
+    "train.en": "a cheap pub\na family restaurant\n" * 6,
+    "train.de": "eine billige Kneipe\nein Familienrestaurant\n" * 6,
     "target_attribute.json": '["food", ":", "Japanese"]\n["area", ":", "riverside"]\n',
 }
 RUNS = {  # every run that a page asks something of, and what trained it
@@ -63,6 +65,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "my-twin": "own-text-autoregressive data=my.txt",
     "runs/e2e": "e2e",
     "runs/diffusion-lm": "e2e-diffusion-lm",
+    "runs/longer": "e2e-diffusion-lm",
     "runs/twin": "e2e-autoregressive",
     "runs/roc": "roc",
     "runs/roc-twin": "roc-twin",
@@ -72,7 +75,9 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/mdlm/guide": "e2e-guide data=words.jsonl model.guides=runs/mdlm",
     "runs/blocks": "e2e-block-diffusion",
     "runs/told": "e2e-mdlm data=told.txt",
+    "runs/discrete/gidd": "e2e-mdlm method=gidd",
     "runs/dlm-guide": "classifier data=words.jsonl model.guides=runs/diffusion-lm",
+    "runs/dlm-guide-trees": "classifier data=words.jsonl model.guides=runs/diffusion-lm",
 }
 TINY = "steps=2 batch_size=8 warmup=0 widths=[] sample_every=0 model.hidden=16 model.layers=1 model.heads=2"
 FEW = "--samples 4 --score-texts 4 --draws 1"

@@ -16,11 +16,12 @@ from difflm.data.batches import held_out as held_out_numbers
 from difflm.data.batches import split
 from difflm.data.corpora import corpus
 from difflm.data.text_metrics import copied_share
-from difflm.data.tokenfile import TokenFile
+from difflm.data.tokenfile import Limits, TokenFile, select_texts
 from difflm.data.tokenizers import UNK, Bpe, Words
-from difflm.diffusion.samplers import Frame
+from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import DifflmError, UsageError
-from difflm.evaluation.language import Corpus, corpus_for, evaluate_language, ratio, score
+from difflm.evaluation.corpora import Corpus, corpus_for
+from difflm.evaluation.language import evaluate_language, ratio, score
 from difflm.evaluation.reports import LANGUAGE
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import LanguageModel, Sampling
@@ -286,9 +287,10 @@ def test_a_files_held_out_texts_are_those_that_training_held_out(tmp_path):
     run = tiny_run(tmp_path, "diffusion-lm", steps=1, longest=20)
     lm = TextDiffusion.from_pretrained(run)
     tokens = TokenFile.open(run / "data" / "train")
-    assert tokens.too_long >= 5
-    for name, subset in zip(("train", "valid"), split(tokens, 0), strict=True):
-        ids, lengths = tokens.rows(subset(np.arange(len(subset))), 20)
+    selection = select_texts(tokens, Limits(lm.model.max_words))
+    assert selection.too_long >= 5
+    for name, subset in zip(("train", "valid"), split(selection.kept, len(tokens), 0), strict=True):
+        ids, lengths = tokens.rows(subset, 20)
         expected = sorted(row[:n].tolist() for row, n in zip(ids, lengths, strict=True))
         assert sorted(lm.tokenizer.encode_batch(corpus_for(lm, None, name).texts)) == expected
     found = corpus_for(lm, None, "valid")

@@ -24,11 +24,11 @@ from difflm.errors import UsageError
 from difflm.evaluation.checkers import Checkers, equal_tags
 from difflm.evaluation.control import (
     Made,
+    Measure,
     Protocol,
     evaluate_control,
     human_self_bleu,
     interval,
-    model_row,
     outcomes,
     read_texts,
     target_means,
@@ -187,7 +187,7 @@ def test_success_of_tags_and_of_both_at_once():
 def test_a_row_is_the_mean_over_targets_and_its_interval_counts_targets():
     one = said(Target("length", Request(length=2)), "A pub", "A pub", "A pub")
     other = said(Target("length", Request(length=2)), "A pub", "A big pub", "A big old cheap pub")
-    row = model_row("m", "length", [one, other], None, Checkers.load(None), 1.5)
+    row = Measure(None, Checkers.load(None)).model_row("m", "length", [one, other], 1.5)
     assert row.figures["length_exact"] == pytest.approx(2 / 3)
     assert row.intervals["length_exact"] == pytest.approx(wilson(2 / 3, 2))
     assert row.figures["length_within_2"] == pytest.approx(5 / 6)
@@ -200,7 +200,7 @@ def test_without_spacy_the_bundled_tagger_is_alone(monkeypatch):
     alone = Checkers.load(None)
     assert alone.tagger is own_tagger() and alone.second_tagger is None
     target = Target("pos", Request(pos="DET NOUN"), "A pub")
-    row = model_row("m", "pos", [said(target, "A pub", "A pub")], None, alone, 1.0)
+    row = Measure(None, alone).model_row("m", "pos", [said(target, "A pub", "A pub")], 1.0)
     assert row.about["checkers"] == [own_tagger().name] and "tagger_agreement" not in row.figures
 
 
@@ -222,7 +222,8 @@ def test_a_second_tagger_compares_its_own_tags_of_both():
 
     target = Target("pos", Request(pos="PROPN PROPN PROPN PROPN"), "Cotto is a pub")
     checkers = Checkers(Capital(), own_parser(), Capitals())
-    row = model_row("m", "pos", [said(target, "Ranch has no pub", "Ranch has no Pub")], None, checkers, 1.0)
+    made = said(target, "Ranch has no pub", "Ranch has no Pub")
+    row = Measure(None, checkers).model_row("m", "pos", [made], 1.0)
     assert row.figures["tags_equal_second"] == pytest.approx((1 + 3 / 4) / 2)
     assert row.figures["tagger_agreement"] == pytest.approx(3 / 8)  # the capital words of both
 
@@ -294,16 +295,23 @@ def test_released_targets_are_read():
 
 def test_targets_of_a_file_are_made_fit(lm):
     """Tags become those of the tagger that checks; a sentence with an unknown word goes; no sentence is no fault."""
+
+    class Installed:
+        name = "spacy 1"
+
+        def tags(self, sentences):
+            return own_tagger().tags(sentences)
+
     sentence = "Cotto is a cheap pub ."
-    tags = " ".join(checking_tagger().tags([split_words(sentence)])[0])
+    tags = " ".join(own_tagger().tags([split_words(sentence)])[0])
     given = [
         Target("pos", Request(pos="X X X X X X"), sentence),
         Target("length", Request(length=3), "zyzzyva is cheap"),
         Target("field", Request(field={"area": "riverside"})),
     ]
-    kept, notes = fit_for(given, lm, checking_tagger())
+    kept, notes = fit_for(given, lm, Installed())
     assert kept == [Target("pos", Request(pos=tags), sentence), given[2]]
-    assert len(notes) == 2 and checking_tagger().name in notes[1]
+    assert len(notes) == 2 and "spacy 1" in notes[1]
     with pytest.raises(UsageError, match="words of no target"):
         fit_for(given[1:2], lm, checking_tagger())
 
@@ -521,3 +529,22 @@ def test_texts_made_elsewhere_are_checked_anew(pairs, lm, tmp_path):
     kept.write_text("{}\n", encoding="utf-8")
     with pytest.raises(UsageError, match="line 1"):
         evaluate_control(lm, "tiny", targets, None, protocol, pairs, texts=kept)
+
+
+def test_words_around_a_gap_that_the_model_does_not_know_are_counted_as_printed(lm):
+    """They stand as they were given, though an answer to a user leaves such a gap unjudged."""
+    target = Target("infill", Request(infill="Zebulon ___:2 ."))
+    report = evaluate_control(lm, "tiny", [target], None, Protocol(2, settings={"steps": 2}))
+    assert report.rows[0].figures["infill_kept"] == 1.0
+
+
+def test_tags_of_another_tagger_are_refused_where_only_the_bundled_one_checks(lm, tmp_path):
+    """The figures would rest on targets that were made anew: a line says what to do instead."""
+    sentence = "Cotto is a cheap pub ."
+    other = Target("pos", Request(pos="X X X X X X"), sentence)
+    same = other.with_tags(own_tagger().tags([split_words(sentence)])[0])
+    assert fit_for([same], lm, own_tagger()) == ([same], [])
+    with pytest.raises(UsageError, match="1 of 2 targets") as refused:
+        fit_for([same, other], lm, own_tagger())
+    assert "\n" not in str(refused.value)
+    assert "difflm[parse]" in str(refused.value) and "--controls" in str(refused.value)

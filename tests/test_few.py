@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tiny import PARTS, Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs
 
 from difflm.app.cli import main
+from difflm.data.batches import Batches
 from difflm.data.pairs import read_pairs
+from difflm.data.tokenfile import Limits, select_texts
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
@@ -18,7 +20,7 @@ from difflm.diffusion.timesteps import LearnedWarp, Uniform
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import DiffLM, TextSpec
-from difflm.training.fit import budget_of, read_origin, train_run
+from difflm.training.fit import Setup, read_tokens, train_run
 from difflm.training.recipe import check, load_recipe
 from difflm.training.run import load_run, read_config
 
@@ -84,11 +86,13 @@ def test_texts_keep_their_noise_whatever_is_left_out(tmp_path, tiny_runs):
     assert [column.tolist() for column in read_pairs(path, "text")] == [[3, 3, 3, 4, 3], [0, 2, 3, 0, 4]]
     recipe = check({**json.loads((tiny_runs["difflm"] / "recipe.json").read_text()), "data": str(path)})
     _, tokenizer, _ = load_run(tiny_runs["difflm"])
-    from difflm.training.fit import read_tokens
-
-    tokens = read_tokens(recipe, tokenizer, 24, tmp_path / "out", "train", None, lambda *_: None)
-    seeds, samples = (column(torch.arange(4).numpy(), 8).tolist() for column in read_origin(recipe, tokens, None))
-    assert (seeds, samples) == ([3, 3, 4, 3], [0, 3, 0, 4])
+    setup = Setup(recipe, tmp_path / "out", torch.device("cpu"), lambda *_: None, None, False)
+    tokens = read_tokens(setup, tokenizer, "train")
+    kept = select_texts(tokens, Limits(24)).kept
+    batch = Batches(tokens, 4, 0, (24,), kept, origin=read_pairs(path, "text")).batch(0)
+    rows = zip(batch.ids, batch.lengths, *batch.origin, strict=True)
+    found = {tokenizer.decode(ids[:length]): (seed, sample) for ids, length, seed, sample in rows}
+    assert found == {"The old pub": (3, 0), "A small inn": (3, 3), "One quiet pub": (4, 0), "The inn": (3, 4)}
 
 
 @pytest.mark.parametrize(
@@ -190,15 +194,10 @@ def test_resuming_a_student_repeats_to_the_bit(tiny_runs, pairs, tmp_path, monke
     assert_resumed_to_the_bit(argv, 3, tmp_path, monkeypatch)
 
 
-def test_a_short_run_on_a_gpu_records_its_steps_without_compiling(pairs):
+def test_a_short_run_on_a_gpu_is_not_compiled(pairs):
     few, usual = load_recipe("e2e-few", [f"data={pairs}"]), load_recipe("own-text", [f"data={pairs}"])
-    budgets = [budget_of(recipe, torch.device(name)) for recipe in (few, usual) for name in ("cuda", "cpu")]
-    assert [(budget.graphs, budget.compile) for budget in budgets] == [
-        (True, False),
-        (False, False),
-        (True, True),
-        (False, False),
-    ]
+    adapted = [recipe.adapt_to(device) for recipe in (few, usual) for device in ("cuda", "cpu")]
+    assert [recipe.compile for recipe in adapted] == [False, False, True, False]
 
 
 @pytest.mark.long

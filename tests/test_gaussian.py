@@ -5,9 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.diffusion.predictions import X0, Epsilon, V
-from difflm.diffusion.processes import Gaussian, expand_levels
-from difflm.diffusion.schedules import Cosine, Linear, LogSnrShift, Sqrt, Table
+from difflm.diffusion.base import expand_levels
+from difflm.diffusion.codecs.embedding import X0, Epsilon, V
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Cosine, Linear, LogSnrShift, Sqrt, Table
 
 PROCESSES = [
     Gaussian(schedule, exploding)

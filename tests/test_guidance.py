@@ -9,22 +9,31 @@ from typing import ClassVar
 
 import pytest
 import torch
-from oracles import JOINT, ExactDenoiser, frequencies, total_variation
+from oracles import JOINT, ExactDenoiser, denoise, frequencies, total_variation
 from tiny import tiny_runs, write_grammar
 from torch import Tensor
 
 from difflm.app.cli import main
 from difflm.controls import Label, Length, Tags
 from difflm.controls.base import Canvas
-from difflm.controls.classifier import Classifier, ClassifierOutput, labels_on_canvas, span_chart, word_pairs
-from difflm.controls.guidance import ORIGINAL, Guidance, GuidanceSettings, GuidanceTarget
+from difflm.controls.guidance import (
+    ORIGINAL,
+    Classifier,
+    ClassifierOutput,
+    Guidance,
+    GuidanceSettings,
+    GuidanceTarget,
+    labels_on_canvas,
+    span_chart,
+    word_pairs,
+)
 from difflm.data.labels import NONE, Labelling, read_labels
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, expand_levels
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Gaussian, expand_levels
-from difflm.diffusion.samplers import STEPS, BoundDenoiser, Sampler, StepState, denoise
-from difflm.diffusion.samplers.steps import ETA
-from difflm.diffusion.schedules import Cosine, LogSnrShift
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
+from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler
+from difflm.diffusion.samplers.steps import ETA, STEPS, StepState
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.training.classifier import Learner

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from difflm.diffusion.base import expand_levels
 from difflm.diffusion.codecs import FixedEmbedding
-from difflm.diffusion.conditioning import Canvas
+from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
-from difflm.diffusion.predictions import Logits
-from difflm.diffusion.processes import Gaussian, expand_levels
-from difflm.diffusion.schedules import Cosine
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Cosine
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM, TextSpec
 from difflm.networks import BertLayout, Transformer
 from difflm.networks.transformer import Dropout, additive, at_once, dropped, parted, rotary, rotate, sinusoid
@@ -141,16 +141,29 @@ def test_the_network_sees_states_of_unit_scale(exploding):
     table = torch.randn(50, 8)
     codec = FixedEmbedding(table, norm="sphere")
     process = Gaussian(Cosine(), exploding)
-    denoiser = Denoiser(nn.Identity(), codec, process, self_conditioning=SelfConditioning("half"))
+    denoiser = Denoiser(Echo(8), codec, process, self_conditioning=SelfConditioning("half"))
     clean = codec.encode(torch.randint(50, (400, 10)))
     t = torch.linspace(0, 1, 400)
     x = denoiser.process.corrupt(clean, t, torch.randn_like(clean))
-    canvas = Canvas(x, process.at(t), None)
-    inputs = denoiser.inputs(canvas, None, clean)
+    denoiser(x, t, previous=clean)
+    inputs = denoiser.network.inputs
     spread = float(clean.square().mean().sqrt())
     assert float(inputs[..., :8].square().mean().sqrt()) == pytest.approx(spread, abs=0.02)
     assert torch.equal(inputs[..., 8:], clean)
-    assert not denoiser.inputs(canvas, None, None)[..., 8:].any()
+    denoiser(x, t)
+    assert not denoiser.network.inputs[..., 8:].any()
+
+
+class Echo(nn.Module):
+    """A body that answers with the first numbers of what it is shown, and keeps that."""
+
+    def __init__(self, out_dim):
+        super().__init__()
+        self.out_dim = out_dim
+
+    def forward(self, inputs, t, mask=None):
+        self.inputs = inputs
+        return inputs[..., : self.out_dim]
 
 
 class Silent(nn.Module):
@@ -193,13 +206,13 @@ def test_every_choice_of_difflm_answers(evidence):
 def test_a_body_that_looks_is_given_the_mean_word_of_the_evidence():
     """The best guess without context is the third part of its input."""
     codec = FixedEmbedding(torch.randn(5, 6), norm="sphere", prediction=Logits(evidence=True))
-    denoiser = Denoiser(nn.Identity(), codec, Gaussian(Cosine()))
+    denoiser = Denoiser(Echo(5), codec, Gaussian(Cosine()))
     with torch.no_grad():
         codec.bias.copy_(torch.randn(5))
-        canvas = Canvas(X, denoiser.process.at(T), None)
-        evidence = codec.evidence(X, canvas.level)
-        inputs = denoiser.inputs(canvas, evidence, None)
-    assert torch.allclose(inputs[..., 6:], (evidence + codec.bias).softmax(-1) @ codec.table(), atol=1e-5)
+        evidence = denoiser(X, T).evidence
+    assert torch.allclose(
+        denoiser.network.inputs[..., 6:], (evidence + codec.bias).softmax(-1) @ codec.table(), atol=1e-5
+    )
 
 
 def test_learned_places_are_counted_from_both_ends_on_any_canvas():

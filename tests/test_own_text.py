@@ -7,14 +7,13 @@ import subprocess
 import sys
 import threading
 
-import numpy as np
 import pytest
 from test_pretrained import make_encoder
 from tiny import Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs, write_grammar
 
 from difflm.app.cli import main
 from difflm.data.batches import split
-from difflm.data.tokenfile import TokenFile
+from difflm.data.tokenfile import Limits, TokenFile, select_texts
 from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS
 from difflm.training.recipe import load_recipe
@@ -97,8 +96,9 @@ def test_a_run_of_distinct_texts_is_measured_on_what_it_held_out(tmp_path):
     (tmp_path / "grammar.txt").write_text("".join(f"{text}\n" for text in texts + texts[::2]))
     run = tiny_run(tmp_path, "autoregressive", steps=1, distinct=True)
     lm, tokens = TextDiffusion.from_pretrained(run), TokenFile.open(run / "data" / "train")
-    for name, subset in zip(("train", "valid"), split(tokens, 0), strict=True):
-        ids, lengths = tokens.rows(subset(np.arange(len(subset))), 24)
+    kept = select_texts(tokens, Limits(24), distinct=True).kept
+    for name, subset in zip(("train", "valid"), split(kept, len(tokens), 0), strict=True):
+        ids, lengths = tokens.rows(subset, 24)
         expected = sorted(row[:n].tolist() for row, n in zip(ids, lengths, strict=True))
         assert sorted(lm.tokenizer.encode_batch(corpus_for(lm, None, name).texts)) == expected
     found = corpus_for(lm, None)

@@ -21,7 +21,7 @@ from difflm.annotators.tagger import TAGS
 from difflm.app.commands import plot
 from difflm.app.plots import canvas, denoising, embeddings, schedules, training
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.schedules import Cosine, Sqrt
+from difflm.diffusion.processes.gaussian import Cosine, Sqrt
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.jobs import Draft
 from difflm.generation.pipeline import TextDiffusion
@@ -202,7 +202,7 @@ class ByLetter:
 
 def test_a_run_is_tagged_from_its_own_training_texts(tiny_runs, monkeypatch):  # noqa: F811
     """Known from the grammar: "Sicilia" is always upper-case; words that no text holds have no tag."""
-    monkeypatch.setattr(embeddings, "installed_tagger", lambda: ByLetter())
+    monkeypatch.setattr(embeddings, "checking_tagger", ByLetter)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     found = embeddings.word_tags(tiny_runs["difflm"], lm, ["never"])
     assert found.by_word["Sicilia"] == "PROPN" and found.by_word["river"] == "NOUN" and "never" not in found.by_word
@@ -266,9 +266,10 @@ def test_a_history_is_what_the_run_wrote_down(tiny_runs, tmp_path):  # noqa: F81
         "[1]",
     ]
     history = training.read_history(with_metrics(tiny_runs["difflm"], tmp_path / "mine", lines))
-    assert history.label == "mine, difflm (bound)" and list(history.losses) == ["loss", "ce"]
-    assert [list(part) for part in history.losses["loss"]] == [[10, 20], [6.0, 3.0]]  # the later line counts
-    assert [list(part) for part in history.validation] == [[20], [2.5]]
+    assert history.label == "mine, difflm (bound)"
+    assert set(history.curves) == {"validation, nats/token", "training loss", "loss part: ce"}
+    assert [list(part) for part in history.curves["training loss"]] == [[10, 20], [6.0, 3.0]]  # the later line counts
+    assert [list(part) for part in history.curves["validation, nats/token"]] == [[20], [2.5]]
 
 
 def test_every_part_of_every_run_has_a_place(tiny_runs):  # noqa: F811
@@ -277,7 +278,7 @@ def test_every_part_of_every_run_has_a_place(tiny_runs):  # noqa: F811
     panels = training.find_panels(histories)
     assert list(panels)[:2] == ["validation, nats/token", "training loss"]
     assert {f"loss part: {name}" for name in ("ce", "warp", "mse", "rounding_ce", "terminal_norm")} <= set(panels)
-    assert sum(map(len, panels.values())) == sum(len(h.losses) + 1 for h in histories)
+    assert sum(map(len, panels.values())) == sum(len(h.curves) for h in histories)
 
 
 @pytest.mark.parametrize(
@@ -319,11 +320,11 @@ def test_the_same_request_writes_the_same_svg(tmp_path):
 @drawing
 def test_each_verb_writes_a_picture_and_says_where(tiny_runs, tmp_path, monkeypatch, capsys):  # noqa: F811
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(embeddings, "installed_tagger", lambda: ByLetter())
+    monkeypatch.setattr(embeddings, "checking_tagger", ByLetter)
     run, twin = str(tiny_runs["difflm"]), str(tiny_runs["autoregressive"])
     assert plot.schedules(run, None, False, False) == 0
     assert plot.embeddings(run, "pca", 0, None, False, False) == 0
-    assert plot.denoising(run, 4, 0, None, False, "cpu", False) == 0
+    assert plot.denoising(model=run, steps=4, seed=0, device="cpu") == 0
     assert plot.training([run, twin], None, True, False) == 0
     names = ["schedules.png", "embeddings.png", "denoising.png", "training.png"]
     assert capsys.readouterr().out.split() == names
@@ -336,7 +337,7 @@ def test_each_verb_writes_a_picture_and_says_where(tiny_runs, tmp_path, monkeypa
 
 @drawing
 def test_one_colour_is_said(tiny_runs, tmp_path, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setattr(embeddings, "installed_tagger", lambda: None)
+    monkeypatch.setattr(embeddings, "word_tags", lambda *_: None)
     assert plot.embeddings(str(tiny_runs["difflm"]), "pca", 0, tmp_path / "a.png", False, False) == 0
     assert "One colour" in capsys.readouterr().err
 
@@ -353,7 +354,7 @@ def test_bad_requests_get_a_line(tiny_runs, tmp_path, monkeypatch, capsys):  # n
         (2, "no noise schedule", lambda: plot.schedules("judge", good, False, False)),
         (2, "neither a bundled model", lambda: plot.embeddings("nowhere", "pca", 0, good, False, False)),
         (2, "--seed", lambda: plot.embeddings("e2e", "tsne", -1, good, False, False)),
-        (2, "--steps", lambda: plot.denoising("e2e", 0, 0, good, False, "cpu", False)),
+        (2, "--steps", lambda: plot.denoising(model="e2e", steps=0, out=good, device="cpu")),
         (1, "no line about training steps", lambda: plot.training(["e2e"], good, False, False)),
     ]
     for code, said, request in requests:

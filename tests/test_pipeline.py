@@ -8,12 +8,12 @@ import difflm
 from difflm.controls import Length
 from difflm.data.tokenizers import Bpe
 from difflm.data.words import split_words
+from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
+from difflm.generation.jobs import check_device, check_dtype, delay_by_one
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.scheduler import delay_by_one
-from difflm.generation.validation import check_device, check_dtype
 from difflm.methods import DiffLM, TextSpec
-from difflm.models.batching import GPU_BATCH, denoise_batch, draw_rows, make_batches, max_batch_rows
+from difflm.models.batching import GPU_BATCH, draw_rows, make_batches, max_batch_rows
 
 METHODS = ["difflm", "diffusion-lm", "autoregressive", "mdlm", "block-diffusion"]
 
@@ -144,7 +144,8 @@ def test_words_of_a_byte_pair_text_are_those_of_its_print():
 def test_looking_at_a_frame_leaves_gradients_on(models):
     lm = models["difflm"]
     for tile in make_batches(lm.model, draw_rows(lm.model, 1, 0), lm.device):
-        for frame in denoise_batch(lm.inference, tile, lm.sampling(steps=2)):
+        noise, sampling = Noise(tile.seeds, tile.samples), lm.sampling(steps=2)
+        for frame in lm.inference.stream(noise, tile.lengths, tile.width, sampling):
             assert torch.is_grad_enabled() and not frame.confidence.requires_grad
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from difflm.app.studio import PlayedText, Recording, write_player
-from difflm.app.studio.frames import SIGNS, frame_object, spaces
+from difflm.app.studio.frames import SIGNS, spaces
 from difflm.app.studio.player import MOST_FRAMES, MOST_TEXTS, page
 from difflm.data.words import join_words
 from difflm.errors import UsageError
@@ -232,7 +232,7 @@ def test_too_many_texts_are_refused_before_they_are_made():
 
 
 def test_a_frame_is_the_object_that_every_reader_knows():
-    frame = frame_object(text_of(["one"]).drafts[0])
+    frame = vars(text_of(["one"]).drafts[0])
     assert list(frame) == ["sample", "step", "t", "tokens", "confidence", "changed"]
     assert json.loads(json.dumps(frame)) == frame
 

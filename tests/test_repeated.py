@@ -22,7 +22,9 @@ from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span,
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.plan import Edit
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import STEPS, Frame, Steering, StepSpan
+from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.diffusion.samplers.steps import STEPS
+from difflm.diffusion.timesteps import StepSpan
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
 from difflm.models.batching import (
@@ -266,7 +268,7 @@ MANY = st.lists(st.tuples(WANTED, st.integers(1, 12), st.integers(1, 3)), min_si
 def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide, monkeypatch):
     """Whatever is asked together: tiles as a GPU has them, every step as it would be recorded there."""
     monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
-    monkeypatch.setattr("difflm.generation.scheduler.make_batches", partial(make_batches, device_type="cuda"))
+    monkeypatch.setattr("difflm.generation.jobs.make_batches", partial(make_batches, device_type="cuda"))
     monkeypatch.setattr("difflm.models.batching.SINGLE_BATCH_POSITIONS", 128)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
 
@@ -401,7 +403,7 @@ def test_a_wide_writer_is_the_denoiser_to_the_bit(tiny_runs):
 
 
 def test_tiles_of_a_gpu_have_few_sizes_and_little_filling():
-    sizes = [batch_rows(rows, "cuda", False) for rows in range(1, 1025)]
+    sizes = [batch_rows(rows) for rows in range(1, 1025)]
     assert all(rows <= size < rows * 1.25 for rows, size in enumerate(sizes, start=1))
     assert sizes == sorted(sizes) and len(set(sizes)) < 40 and sizes[-1] == 1024
 
@@ -415,19 +417,19 @@ def test_filling_of_a_gpu_is_made_of_narrower_texts(drawn, owners):
     rows = [Row(0, 0, Layout(16 * width)) for width, count in drawn for _ in range(count)]
     rows = [replace(row, sample=k, owner=k * owners // len(rows)) for k, row in enumerate(rows)]
     by_width = {w: [row for row in rows if row.layout.width == w] for w in {row.layout.width for row in rows}}
-    made = list(fill_with_narrower(by_width, "cuda"))
+    made = list(fill_with_narrower(by_width))
     assert sorted(row.sample for chosen, _ in made for row in chosen) == list(range(len(rows)))
     for chosen, width in made:
         assert all(row.layout.positions <= width for row in chosen)
         assert len(pad_batch(chosen, width, torch.device("cpu"), "cuda").owners) == len({row.owner for row in chosen})
-    apart = sum(width * batch_rows(len(own), "cuda", False) for width, own in by_width.items())
-    assert sum(width * batch_rows(len(chosen), "cuda", False) for chosen, width in made) <= apart
+    apart = sum(width * batch_rows(len(own)) for width, own in by_width.items())
+    assert sum(width * batch_rows(len(chosen)) for chosen, width in made) <= apart
 
 
 def test_a_width_whose_rows_were_all_taken_has_no_tile():
     """Nine wide texts leave one place of ten, and the only narrow one takes it."""
     wide, narrow = [Row(0, k, Layout(32)) for k in range(9)], [Row(0, 9, Layout(5))]
-    assert list(fill_with_narrower({32: wide, 16: narrow}, "cuda")) == [([*wide, *narrow], 32)]
+    assert list(fill_with_narrower({32: wide, 16: narrow})) == [([*wide, *narrow], 32)]
 
 
 sampled = st.tuples(st.integers(1, 100), st.booleans(), st.integers(1, 80))  # positions, guided, how many of these
@@ -442,9 +444,9 @@ def test_every_row_stands_in_one_tile_that_holds_it(kind, drawn, vocabulary):
     rows = [replace(row, sample=k) for k, row in enumerate(rows)]
     made = list(batched(rows, vocabulary, kind))
     assert sorted(row.sample for chosen, _ in made for row in chosen) == list(range(len(rows)))
-    sizes = {GUIDED_BATCH, CPU_BATCH} if kind == "cpu" else {batch_rows(n, "cuda", False) for n in range(1, 1025)}
+    sizes = {GUIDED_BATCH, CPU_BATCH} if kind == "cpu" else {batch_rows(n) for n in range(1, 1025)}
     for chosen, width in made:
-        size = batch_rows(len(chosen), kind, chosen[0].guided)
+        size = len(pad_batch(chosen, width, torch.device("cpu"), kind).lengths)
         assert all(row.layout.positions <= width for row in chosen)
         assert len(chosen) <= size <= max_batch_rows(vocabulary, width, kind, chosen[0].guided) and size in sizes
 
@@ -456,7 +458,8 @@ def test_a_tile_has_its_tensors_where_it_is_asked_to(kind, tiny_runs):
     made = list(make_batches(model, rows, torch.device("cpu"), kind))
     assert sum(len(tile.rows) for tile in made) == 500
     for tile in made:
-        assert tile.lengths.device.type == "cpu" and len(tile.lengths) == batch_rows(len(tile.rows), kind, False)
+        size = CPU_BATCH if kind == "cpu" else batch_rows(len(tile.rows))
+        assert tile.lengths.device.type == "cpu" and len(tile.lengths) == size
 
 
 def test_guided_rows_stand_by_themselves_on_a_cpu(tiny_runs):

@@ -13,7 +13,8 @@ from torch._inductor import metrics
 from difflm.controls import Label, Length
 from difflm.controls.plan import steering_for
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import SamplerInputs, StepSpan
+from difflm.diffusion.samplers.loop import SamplerInputs
+from difflm.diffusion.timesteps import StepSpan
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import make_batches
 from difflm.models.inference import MAX_RECORDED

@@ -4,16 +4,17 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracles import DIM, word_vectors
+from oracles import DIM, denoise, word_vectors
 from test_samplers import GRIDS, cosine
 
 from difflm.controls.exact import fits_between
 from difflm.controls.rules import BanSequences, ban_at, best_starts, find_completed, rule_out
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, expand_levels
 from difflm.diffusion.codecs import FixedEmbedding
+from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import expand_levels
-from difflm.diffusion.samplers import FREE, STEPS, Clamp, ImposeTokens, Sampler, denoise
+from difflm.diffusion.samplers.loop import Clamp, ImposeTokens, Sampler
+from difflm.diffusion.samplers.steps import STEPS
 
 
 @given(

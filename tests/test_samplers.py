@@ -8,15 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import JOINT, ExactDenoiser, frequencies, oracle_walk, sample, total_variation, word_vectors
+from oracles import JOINT, ExactDenoiser, denoise, frequencies, oracle_walk, sample, total_variation, word_vectors
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, expand_levels
 from difflm.diffusion.codecs import Embedding, FixedEmbedding
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Gaussian, expand_levels
-from difflm.diffusion.samplers import STEPS, BanTokens, BoundDenoiser, Clamp, Draw, Frame, Sampler, Temperature, denoise
-from difflm.diffusion.samplers.steps import StepState, ancestral, ddim, euler
-from difflm.diffusion.schedules import Cosine, LogSnrShift, Sqrt, Table
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
+from difflm.diffusion.samplers.loop import BanTokens, BoundDenoiser, Clamp, Draw, Frame, Sampler, Temperature
+from difflm.diffusion.samplers.steps import STEPS, StepState, ancestral, ddim, euler
 
 DETERMINISTIC = ["ddim", "euler", "heun", "dpm-solver"]
 DRAWS = 20_000
@@ -273,7 +273,7 @@ def test_temperature_tempers_the_prior_of_independent_words(temperature):
 def test_a_forbidden_word_never_appears_and_the_rest_keep_their_shares():
     """For independent words, forbidding one conditions the prior on its absence."""
     denoiser = ExactDenoiser(cosine(), joint=INDEPENDENT)
-    found = frequencies(sample(denoiser, STEPS["ddim"], even(50), DRAWS, (BanTokens(denoiser.codec, (1,)),)))
+    found = frequencies(sample(denoiser, STEPS["ddim"], even(50), DRAWS, (BanTokens(denoiser.codec.token_mask((1,))),)))
     assert not found[1].any() and not found[:, 1].any()
     allowed = INDEPENDENT.clone()
     allowed[1], allowed[:, 1] = 0, 0
@@ -311,13 +311,13 @@ def test_clamp_never_takes_a_forbidden_word_and_its_tokens_are_the_words_it_took
     others = (codec.table() - codec.table()[1]).square().sum(-1)
     others[1] = float("inf")
     closest = int(others.argmin())
-    out = Clamp(codec, below=0.5, forbidden=(1,))(belief, clean, torch.tensor([0.2, 0.8]))
+    out = Clamp(codec, below=0.5, banned=codec.token_mask((1,)))(belief, clean, torch.tensor([0.2, 0.8]))
     assert torch.equal(out.clean[0], codec.table()[closest].expand(3, -1))
     assert torch.equal(out.clean[1], clean[1])  # its time has not come
     assert out.tokens.tolist() == [[closest] * 3, [2] * 3]
     assert torch.allclose(out.confidence, belief.logits.softmax(-1).gather(-1, out.tokens[..., None])[..., 0])
     assert Clamp(codec)(belief, clean, torch.zeros(2)).tokens.tolist() == [[1] * 3] * 2
-    again = BanTokens(codec, (closest,))(out, clean, torch.zeros(2))
+    again = BanTokens(codec.token_mask((closest,)))(out, clean, torch.zeros(2))
     assert again.tokens.tolist() == [[2] * 3] * 2  # later logits speak again
 
 
@@ -330,7 +330,9 @@ def test_the_rounding_head_reads_the_last_words_off_the_nearest_vectors():
     out = Clamp(codec, rounds=True)(belief, clean, torch.zeros(2))
     assert torch.equal(out.clean, codec.table()[1].expand(2, 3, -1)) and out.tokens.tolist() == [[3] * 3] * 2
     assert Clamp(codec)(belief, clean, torch.zeros(2)).tokens.tolist() == [[1] * 3] * 2
-    assert bool((Clamp(codec, forbidden=(3,), rounds=True)(belief, clean, torch.zeros(2)).tokens != 3).all())
+    assert bool(
+        (Clamp(codec, banned=codec.token_mask((3,)), rounds=True)(belief, clean, torch.zeros(2)).tokens != 3).all()
+    )
 
 
 def test_draw_follows_the_belief():
@@ -351,7 +353,7 @@ def test_draw_follows_the_belief():
 def test_editing_logits_moves_the_clean_state_only_where_it_is_their_mean():
     codec = five_words()
     belief, x, t = some_belief()
-    forbid = BanTokens(codec, (2,))
+    forbid = BanTokens(codec.token_mask((2,)))
     assert torch.equal(forbid(belief, x, t).clean, codec.expectation(forbid(belief, x, t).logits))
     free = Belief(belief.logits, state=belief.clean)
     assert torch.equal(forbid(free, x, t).clean, free.clean)

@@ -7,7 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.diffusion.schedules import LOWEST_LOG_SNR, Cosine, Linear, LogSnrShift, Schedule, Sqrt, Table, interpolate
+from difflm.diffusion.processes.gaussian import (
+    LOWEST_LOG_SNR,
+    Cosine,
+    Linear,
+    LogSnrShift,
+    Schedule,
+    Sqrt,
+    Table,
+    interpolate,
+)
 
 SCHEDULES = [
     Linear(),

@@ -25,7 +25,8 @@ from difflm.data.seq2seq_metrics import (
     sentence_bleu_nltk4,
 )
 from difflm.errors import UsageError
-from difflm.evaluation.seq2seq import COPY, SEQ2SEQ, Outputs, Seq2SeqReport, measure_outputs
+from difflm.evaluation.reports import SEQ2SEQ, Report
+from difflm.evaluation.seq2seq import COPY, Outputs, measure_outputs
 
 checked = settings(deadline=None)  # the machine may be busy
 texts = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12).map(" ".join)
@@ -202,7 +203,7 @@ REFERENCES = [["a b c d x", "a b c d y"], ["f g h i j"]]
 CANDIDATES = [["q r s t u", "a b c d x", "a b c d z"], ["f g h i j", "f g h i k", "f g l m n"]]
 
 
-def measure(**selections: Any) -> Seq2SeqReport:
+def measure(**selections: Any) -> Report:
     systems = {name: Outputs(CANDIDATES, 60, 1.5, selection) for name, selection in selections.items()}
     return measure_outputs(SOURCES, REFERENCES, systems)
 

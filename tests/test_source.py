@@ -106,8 +106,8 @@ def test_a_gpus_batches_hold_sources_of_several_lengths(run):
     lm = TextDiffusion.from_pretrained(run)
     job = lm.make_job(1, source=["a b c d e f", "a", "b c"])
     (batch,) = make_batches(lm.model, job.make_rows(lm.model), torch.device("cpu"), "cuda")
-    assert batch.source.shape == batch.source_mask.shape == (3, 16)
-    assert batch.source_mask.sum(1).tolist() == [6, 1, 2]
+    assert batch.condition.source.shape == batch.condition.source_mask.shape == (3, 16)
+    assert batch.condition.source_mask.sum(1).tolist() == [6, 1, 2]
 
 
 def build(**changes) -> torch.nn.Module:
@@ -141,7 +141,8 @@ def test_a_contrast_moves_beliefs_away_from_those_without_the_source():
     model.denoiser.network.head.weight.data.normal_()
     given = batch()
     mask = torch.ones(4, 8, dtype=torch.bool)
-    condition = model.denoiser.prepare(Condition(source=given.source, source_mask=mask))
+    told = Condition(source=given.source, source_mask=mask)
+    condition = model.denoiser.conditioning.prepare(model.denoiser, told)
     noise, level = Noise(0, torch.arange(4)), model.process.at(torch.full((4,), 0.9))
     x = noise.normal(0, 8, 16)
     with torch.no_grad():

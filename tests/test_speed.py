@@ -9,9 +9,8 @@ import pytest
 import torch
 from tiny import tiny_runs  # noqa: F401
 
-from difflm.app.bench import clock
-from difflm.app.bench.clock import median_seconds, rounded
-from difflm.app.bench.report import measure
+from difflm.app import bench as clock
+from difflm.app.bench import measure, median_seconds, rounded
 from difflm.app.commands.bench import bench
 from difflm.data.batches import Batch
 from difflm.errors import UsageError
@@ -39,18 +38,17 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("costs", "repeats", "max_seconds", "warm", "median"),
+    ("costs", "repeats", "max_seconds", "median"),
     [
-        ([9, 1, 5, 2], 3, 100.0, False, 2),  # the first call warms up and is not counted
-        ([1, 5, 2], 3, 100.0, True, 2),
-        ([9, 4, 4], 5, 6.0, False, 4),  # after six seconds no further repeat begins
-        ([9, 50], 5, 6.0, False, 50),  # but one always counts
+        ([9, 1, 5, 2], 3, 100.0, 2),  # the first call warms up and is not counted
+        ([9, 4, 4], 5, 6.0, 4),  # after six seconds no further repeat begins
+        ([9, 50], 5, 6.0, 50),  # but one always counts
     ],
 )
-def test_the_median_leaves_out_the_first_call_and_stops_in_time(monkeypatch, costs, repeats, max_seconds, warm, median):
+def test_the_median_leaves_out_the_first_call_and_stops_in_time(monkeypatch, costs, repeats, max_seconds, median):
     ticking = Clock(costs)
     monkeypatch.setattr(clock.time, "perf_counter", lambda: ticking.now)
-    assert median_seconds(ticking.work, repeats, max_seconds, warm) == median
+    assert median_seconds(ticking.work, repeats, max_seconds) == median
     assert list(ticking.costs) == []  # no more and no fewer calls
 
 
@@ -120,7 +118,7 @@ def test_every_part_has_its_rows(tiny_runs, one_second, monkeypatch, capsys):  #
     run, twin = str(tiny_runs["difflm"]), str(tiny_runs["autoregressive"])
     sizes = {"cpu": {"length": (16, 32), "vocabulary": (50,), "batch": (1,)}}
     monkeypatch.setattr(speed_rows, "GROWTH", sizes)
-    monkeypatch.setattr(speed, "load_recipe", lambda name: speed.check({**speed.SMALL, "longest": 16}))
+    monkeypatch.setattr(speed, "load_recipe", lambda name: speed.check({**speed.bench.SMALL, "longest": 16}))
     monkeypatch.setattr(speed, "E2E_WORDS", 60)
     monkeypatch.setattr(speed_rows, "gpt2_row", lambda texts, device: {"rival": "gpt2-small", "texts": texts})
     assert speed.main([run, "--twin", twin, "--judge", twin, "--steps", "2", "--device", "cpu"]) == 0
@@ -174,10 +172,10 @@ def test_measuring_leaves_the_model_as_it_was(tiny_runs, one_second):  # noqa: F
 
 def test_the_verb_prints_one_object_or_a_table(tiny_runs, one_second, capsys):  # noqa: F811
     run = str(tiny_runs["difflm"])
-    assert bench(run, 2, device="cpu", as_json=True) == 0
+    assert bench(model=run, steps=2, device="cpu", as_json=True) == 0
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1 and json.loads(printed)["sampling"][0]["steps"] == 2
-    assert bench(run, 2, device="cpu") == 0
+    assert bench(model=run, steps=2, device="cpu") == 0
     table = capsys.readouterr().out
     rows = ["machine", "matmul", "loading", "training", "training", "sampling", "sampling"]
     assert [line.split()[0] for line in table.splitlines()] == rows

@@ -16,8 +16,8 @@ from serving import PATIENCE, Gate, Running, events, need, running, wait_for
 from tiny import tiny_runs
 
 from difflm.app.cli import main
-from difflm.app.studio.asked import Asked
 from difflm.app.studio.frames import written
+from difflm.app.studio.schemas import Asked
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import generation_to_json
 

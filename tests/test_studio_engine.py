@@ -21,9 +21,9 @@ from difflm.app.studio.engine import Box, Done, Frames, Text, choose_jobs
 from difflm.app.studio.limits import Limits
 from difflm.controls import Length
 from difflm.controls.base import Check
-from difflm.generation import scheduler
 from difflm.generation.jobs import Draft
 from difflm.generation.pipeline import TextDiffusion
+from difflm.models.inference import Inference
 
 assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")
@@ -234,14 +234,14 @@ def test_health_tells_that_the_model_is_stuck(lm: TextDiffusion, gate: Gate) -> 
 
 
 def test_a_model_that_moves_slowly_is_healthy(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = scheduler.denoise_jobs
+    frames = Inference.stream
 
     def slow(*args: Any) -> Iterator[Any]:
         for frame in frames(*args):
             time.sleep(0.1)
             yield frame
 
-    monkeypatch.setattr(scheduler, "denoise_jobs", slow)
+    monkeypatch.setattr(Inference, "stream", slow)
     with (
         running(lm, Limits(stuck_seconds=1.5)) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE) as client,

@@ -10,10 +10,16 @@ from difflm.annotators.trees import Span as Phrase
 from difflm.annotators.trees import parse_tree, phrases, shapes
 from difflm.controls import Length, ModelInfo, Span, Tree
 from difflm.controls.base import Canvas
-from difflm.controls.classifier import Classifier, ClassifierOutput, span_chart
-from difflm.controls.guidance import Guidance, GuidanceSettings, GuidanceTarget
+from difflm.controls.guidance import (
+    Classifier,
+    ClassifierOutput,
+    Guidance,
+    GuidanceSettings,
+    GuidanceTarget,
+    span_chart,
+)
+from difflm.controls.rules import WordPrior
 from difflm.controls.syntax import span_has_label
-from difflm.controls.word_prior import WordPrior
 from difflm.data.labels import NOTHING, Labelling
 from difflm.data.tokenizers import Words
 from difflm.data.words import split_words

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.schedules import Cosine, interpolate
+from difflm.diffusion.processes.gaussian import interpolate
 from difflm.diffusion.timesteps import LearnedWarp, LossAware, LowDiscrepancy, TimeSampler, Uniform
 
 
@@ -206,11 +206,3 @@ def test_a_fit_moves_the_warp_alone():
     fit_loss(warp, torch.rand(4), losses * 2).backward()
     assert losses.grad is None
     assert all(bool(p.grad.any()) for p in warp.parameters())
-
-
-def test_the_warp_as_a_schedule_is_the_base_curve_at_warped_times(fitted):
-    u = torch.linspace(0, 1, 57)
-    table = fitted.schedule(Cosine())
-    inside = u < 0.97  # the last cell falls to the lowest log-SNR in one line
-    gap = (table.log_snr(u) - Cosine().log_snr(fitted.time_of(u)))[inside]
-    assert float(gap.abs().max()) < 0.05

@@ -5,26 +5,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles import JOINT, frequencies, total_variation
+from oracles import JOINT, denoise, frequencies, total_variation
 from tiny import Silent, tiny_run, write_grammar
 from token_oracles import ExactTokens, likelihoods
 from torch import Tensor
 
 from difflm.controls import Avoid, Contains, Field, Infill, Label, Length
-from difflm.controls.guidance import Guidance, GuidanceSettings, GuidanceTarget
-from difflm.controls.token_guidance import GuidedBelief
-from difflm.diffusion.belief import Belief
+from difflm.controls.guidance import Guidance, GuidanceSettings, GuidanceTarget, GuidedBelief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
-from difflm.diffusion.samplers import BoundDenoiser, Sampler, Steering, denoise
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS
+from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, Steering
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
+from difflm.models.batching import DrawnLength
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.lengths import DrawnLength
 from difflm.training.classifier import train_guide
 from difflm.training.recipe import check
 

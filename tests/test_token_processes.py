@@ -12,7 +12,7 @@ from token_oracles import CELLS, MUTUAL, ExactTokens, beliefs_of, chained, conti
 from torch.nn import functional as F
 
 from difflm.data.batches import Batch
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.processes import (
     Absorbing,
     AlphaSchedule,

@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles import JOINT, frequencies, sample, total_variation
+from oracles import JOINT, denoise, frequencies, sample, total_variation
 from token_oracles import ExactTokens, beliefs_of
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing, Hybrid, Spindle, Uniform
 from difflm.diffusion.processes.discrete import DiscreteProcess
-from difflm.diffusion.samplers import DISCRETE_STEPS, Sampler, Steering, StepSpan, StepState, denoise
-from difflm.diffusion.samplers.discrete_steps import SETTLED, add_corrections
+from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, SETTLED, add_corrections
+from difflm.diffusion.samplers.loop import Sampler, Steering
+from difflm.diffusion.samplers.steps import StepState
+from difflm.diffusion.timesteps import StepSpan
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 

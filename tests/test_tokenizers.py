@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from difflm.data.e2e import read_e2e
-from difflm.data.tokenizers import END, PAD, SPECIALS, START, UNK, Bpe, Tokenizer, Words, join_words, split_words
+from difflm.data.tokenizers import END, PAD, SPECIALS, START, UNK, Bpe, Tokenizer, Words
+from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError
 
 DATA = Path(os.environ.get("DIFFLM_DATA", "/nonexistent")) / "e2e"

@@ -8,13 +8,12 @@ import pytest
 import torch
 from tiny import tiny_run
 
-from difflm.app.bench.training import SMALL
+from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
 from difflm.methods import TextSpec
 from difflm.models.base import Losses, Trainable
 from difflm.networks.bert import PostNormBlock
 from difflm.runtime.tensors import dequantise_rows, load_tensors, quantise_rows, save_tensors
-from difflm.training.budget import Budget
 from difflm.training.ema import Ema
 from difflm.training.master_weights import MasterWeights
 from difflm.training.recipe import check
@@ -45,9 +44,8 @@ class Counting(torch.nn.Module):
 
 
 def trainer(tmp_path, likelihood="bound", patience=0):
-    return Trainer(
-        Counting(likelihood), Budget(100, 4, patience=patience, validate_every=1), tmp_path, torch.device("cpu")
-    )
+    recipe = check({**SMALL, "steps": 100, "patience": patience, "validate_every": 1})
+    return Trainer(Counting(likelihood), recipe, tmp_path, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -117,12 +115,13 @@ def test_eight_bits_a_weight_are_read_as_numbers(tmp_path):
     assert dequantise_rows({"norm.scale": torch.ones(3, 3)}).keys() == {"norm.scale"}
 
 
-def moved(tmp_path, batches, **budget):
+def moved(tmp_path, batches, **changes):
     """Weights after two steps of a small model with dropout."""
-    recipe = check({**SMALL, "model": {**SMALL["model"], "hidden": 32, "layers": 2, "heads": 2, "dropout": 0.2}})
+    sizes = {**SMALL["model"], "hidden": 32, "layers": 2, "heads": 2, "dropout": 0.2}
+    recipe = check({**SMALL, "model": sizes, "steps": 10, "warmup": 0, **changes})
     torch.manual_seed(0)
     model = recipe.build_method().build(TextSpec(50, 16))
-    trainer = Trainer(model, Budget(10, 8, warmup=0, **budget), tmp_path, torch.device("cpu"))
+    trainer = Trainer(model, recipe, tmp_path, torch.device("cpu"))
     for _ in range(2):
         losses = trainer.train_step(batches)
     return losses, {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -164,7 +163,8 @@ def test_tokens_of_several_batches_count_alike_however_they_are_cut(tmp_path):
     parts = [whole.map(lambda array, part=part: array[part]) for part in (slice(0, 3), slice(3, 8))]
     for batches in ([whole], parts):
         model = Plain()
-        trainer = Trainer(model, Budget(9, 8, warmup=0, lr=0.1, accumulate=len(batches)), tmp_path, torch.device("cpu"))
+        recipe = check({**SMALL, "steps": 9, "warmup": 0, "lr": 0.1, "accumulate": len(batches)})
+        trainer = Trainer(model, recipe, tmp_path, torch.device("cpu"))
         grads = []
         trainer.update = lambda step, place, model=model, grads=grads: grads.append(float(model.weight.grad))
         losses = trainer.train_step(batches)
@@ -180,15 +180,12 @@ def test_a_bert_of_narrow_arithmetic_keeps_it_between_layers():
 
 
 def learner(precision="bf16", **more):
-    """A small model without dropout, and a budget for it."""
+    """A small model without dropout, and its recipe."""
     torch.manual_seed(0)
     sizes = {"hidden": 64, "layers": 2, "heads": 2, "dropout": 0}  # heads of 32: kernels of our own take them
-    model = (
-        check({**SMALL, "method": "difflm", "model": {**sizes, "embedding_dim": 16}})
-        .build_method()
-        .build(TextSpec(50, 16))
-    )
-    return model, Budget(20, 8, warmup=0, precision=precision, **more)
+    settings = {"model": {**sizes, "embedding_dim": 16}, "steps": 20, "warmup": 0, "precision": precision, **more}
+    recipe = check({**SMALL, **settings})
+    return recipe.build_method().build(TextSpec(50, 16)), recipe
 
 
 def test_matrices_of_the_copy_that_learns_are_narrow_and_the_rest_is_the_models_own():
@@ -213,9 +210,9 @@ def test_a_narrow_copy_learns_what_autocast_does():
     """Gradients of narrow matrices are what autocast takes, rounded alike; so weights and average move alike."""
     found = []
     for narrow in (False, True):
-        model, budget = learner(clip=0.5, weight_decay=0.1)
+        model, recipe = learner(clip=0.5, weight_decay=0.1)
         working, ema = MasterWeights(model, torch.bfloat16 if narrow else None), Ema(model, 0.99)
-        update = Update(working, ema, budget, torch.device("cpu"), recorded=False)
+        update = Update(working, ema, recipe, torch.device("cpu"), recorded=False)
         for step in range(3):
             torch.manual_seed(step)
             batch = made_up(step)
@@ -246,10 +243,10 @@ def test_a_narrow_copy_goes_on_where_a_checkpoint_left_it():
     for parts in ([range(6)], [range(3), range(3, 6)]):
         saved = None
         for steps in parts:
-            model, budget = learner(clip=0.5)
+            model, recipe = learner(clip=0.5)
             ema = Ema(model, 0.99)
             working = MasterWeights(model, torch.bfloat16)
-            update = Update(working, ema, budget, torch.device("cpu"), recorded=False)
+            update = Update(working, ema, recipe, torch.device("cpu"), recorded=False)
             if saved is not None:
                 model.load_state_dict(saved[0])
                 ema.model.load_state_dict(saved[1])
@@ -270,9 +267,9 @@ def test_recorded_steps_move_weights_as_unrecorded_ones(tmp_path, accumulate, pr
         pytest.skip("no GPU here")
     found = []
     for recorded in (False, True):
-        how = {"graphs": recorded, "compile": recorded and compiled, "accumulate": accumulate, "precision": precision}
-        model, budget = learner(**how, weight_decay=0.1, clip=0.5, lr=1e-4)
-        trainer = Trainer(model, budget, tmp_path, torch.device("cuda"))
+        how = {"compile": recorded and compiled, "accumulate": accumulate, "precision": precision}
+        model, recipe = learner(**how, weight_decay=0.1, clip=0.5, lr=1e-4)
+        trainer = Trainer(model, recipe, tmp_path, torch.device("cuda"), capture=recorded)
         assert trainer.update.at_once == recorded
         for step in range(10):
             batches = [made_up(step + 100 * micro) for micro in range(accumulate)]
@@ -290,8 +287,8 @@ def test_moments_of_one_pass_are_those_of_the_optimiser(tmp_path):
         pytest.skip("no GPU here")
     states = []
     for recorded in (False, True):
-        model, budget = learner(precision="fp32", graphs=recorded, clip=0.5)
-        trainer = Trainer(model, budget, tmp_path, torch.device("cuda"))
+        model, recipe = learner(precision="fp32", compile=False, clip=0.5)
+        trainer = Trainer(model, recipe, tmp_path, torch.device("cuda"), capture=recorded)
         for step in range(4):
             trainer.train_step([made_up(step)])
         states.append(trainer.update.state(trainer.step))

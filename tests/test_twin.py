@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import FREE, Steering
 from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf, left_to_right, truncate_logits
+from difflm.diffusion.samplers.loop import Steering
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
 from difflm.models.inference import MAX_DECODERS, Inference

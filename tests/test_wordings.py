@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.annotators.e2e_fields import FIELDS, expresses
-from difflm.annotators.e2e_wordings import WORDINGS, wordings
+from difflm.annotators.e2e_fields import FIELDS, WORDINGS, expresses, wordings
 from difflm.annotators.tagger import TAGS
 from difflm.controls import Avoid, Contains, Control, Field, Length, Tags, Tree
 from difflm.controls.base import ModelInfo
@@ -16,7 +15,7 @@ from difflm.controls.phrases import MOST, choose_phrases
 from difflm.controls.rules import PlacePhrases, best_starts
 from difflm.data.tokenizers import SPECIALS, Words
 from difflm.data.words import split_words
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.generation.pipeline import TextDiffusion
 

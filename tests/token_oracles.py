@@ -9,10 +9,10 @@ import torch
 from oracles import JOINT
 from torch import Tensor, nn
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.processes import DiscreteProcess, Times
+from difflm.diffusion.processes import DiscreteProcess
 
 MUTUAL = 0.258865  # I(x¹; x²) of the cells, nats
 CELLS = torch.tensor(list(product(range(3), repeat=2)))

@@ -51,16 +51,8 @@ class HashedWords(nn.Module):
         super().__init__()
         self.shape, self.width = shape, shape.hidden
         self.table = nn.Embedding(shape.rows, shape.embedding)
-        self.body = Transformer(
-            shape.embedding,
-            shape.hidden,
-            shape.hidden,
-            shape.layers,
-            shape.heads,
-            shape.dropout,
-            time="none",
-            positions=shape.positions,
-        )
+        sizes = (shape.embedding, shape.hidden, shape.hidden, shape.layers, shape.heads)
+        self.body = Transformer(*sizes, shape.dropout, time="none", positions=shape.positions)
         nn.init.xavier_uniform_(self.body.head.weight)  # with its zeros all boundaries, hence all spans, would be equal
 
     def read(self, sentences: Sentences) -> dict[str, Tensor]:

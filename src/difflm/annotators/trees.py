@@ -4,7 +4,7 @@ Leaves are words, or `*` for any word. Trees have no part-of-speech nodes.
 """
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Union
@@ -140,14 +140,25 @@ def tree_of(words: Sequence[str], spans: Iterable[Span]) -> Tree:
     if wrong := [s for s in found if not 0 <= s.first <= s.last < n]:
         raise UsageError(f"{wrong[0].first},{wrong[0].last},{wrong[0].label} is no phrase of {n} words.")
     # Outermost first; spans over the same words keep their order.
-    ordered = sorted(found, key=lambda s: (s.first, -s.last))
-    if not ordered or ordered[0][:2] != (0, n - 1):
+    waiting = deque(sorted(found, key=lambda s: (s.first, -s.last)))
+    if not waiting or waiting[0][:2] != (0, n - 1):
         raise UsageError("no phrase covers the whole text: a tree needs a root.")
-    for a, b in zip(ordered, _find_crossings(ordered), strict=True):
-        if b is not None:
-            raise UsageError(f"{a.first},{a.last},{a.label} and {b.first},{b.last},{b.label} cross.")
-    tree, used = _build(words, ordered, 0)
-    assert used == len(ordered)
+    root: list[Tree | str] = []
+    open_phrases: list[tuple[Span, list[Tree | str]]] = []
+    for place, word in enumerate(words):
+        while waiting and waiting[0].first == place:
+            a, b = waiting.popleft(), open_phrases[-1][0] if open_phrases else None
+            if b is not None and b.last < a.last:
+                raise UsageError(f"{a.first},{a.last},{a.label} and {b.first},{b.last},{b.label} cross.")
+            open_phrases.append((a, []))
+        open_phrases[-1][1].append(word)
+        while open_phrases and open_phrases[-1][0].last == place:
+            span, children = open_phrases.pop()
+            for label in reversed(span.label.split(CHAIN)):
+                children = [Tree(label, tuple(children))]
+            (open_phrases[-1][1] if open_phrases else root).extend(children)
+    (tree,) = root
+    assert isinstance(tree, Tree)
     return tree
 
 
@@ -162,20 +173,8 @@ class Agreement:
     trees: int = 0
 
     @property
-    def precision(self) -> float:
-        return self.matched / self.found if self.found else float(not self.gold)
-
-    @property
-    def recall(self) -> float:
-        return self.matched / self.gold if self.gold else float(not self.found)
-
-    @property
     def f1(self) -> float:
         return 2 * self.matched / (self.gold + self.found) if self.gold + self.found else 1.0
-
-    @property
-    def exact_share(self) -> float:
-        return self.exact / self.trees if self.trees else 1.0
 
     def __add__(self, other: "Agreement") -> "Agreement":
         mine, theirs = vars(self), vars(other)
@@ -238,32 +237,3 @@ def _clean_node(tree: Tree) -> tuple[Tree | str, ...]:
     children = tuple(kept for c in tree.children for kept in (_clean_node(c) if isinstance(c, Tree) else (c,)))
     label = tree.label if tree.label.startswith("-") else re.split("[-=|]", tree.label)[0]
     return children if label in _TOPS or not children else (Tree(label, children),)
-
-
-def _find_crossings(ordered: Sequence[Span]) -> Iterator[Span | None]:
-    """For every span, in the order of `tree_of`, yield an earlier one that it crosses, or None."""
-    inside: list[Span] = []
-    for span in ordered:
-        while inside and inside[-1].last < span.first:
-            inside.pop()
-        yield inside[-1] if inside and inside[-1].last < span.last else None
-        inside.append(span)
-
-
-def _build(words: Sequence[str], ordered: Sequence[Span], at: int) -> tuple[Tree, int]:
-    """Build the phrase at index `at` of the order; return it and the index after its last part."""
-    span, children, word = ordered[at], list[Tree | str](), ordered[at].first
-    at += 1
-    while word <= span.last:
-        if at < len(ordered) and ordered[at].first == word:
-            child, after = _build(words, ordered, at)
-            word, at = ordered[at].last + 1, after
-            children.append(child)
-        else:
-            children.append(words[word])
-            word += 1
-    *outer, label = span.label.split(CHAIN)
-    tree = Tree(label, tuple(children))
-    for name in reversed(outer):
-        tree = Tree(name, (tree,))
-    return tree, at

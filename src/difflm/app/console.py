@@ -48,47 +48,36 @@ class Bar:
     """A bar on stderr for work longer than two seconds; none where stderr is no terminal."""
 
     def __init__(self, what: str, total: int | None = None) -> None:
-        self._progress: Progress | None = None
-        if sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._progress = Progress(
-                *columns,
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-                redirect_stdout=False,  # else texts meant for a pipe would end up on stderr
-                redirect_stderr=False,
-            )
-            self._task = self._progress.add_task(what, total=total)
-        self._lock, self._shown, self._over = threading.Lock(), False, False
-        self._timer = threading.Timer(BAR_DELAY, self._show)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(
+            *columns,
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=False,  # else texts meant for a pipe would end up on stderr
+            redirect_stderr=False,
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._progress.add_task(what, total=total)
+        self._timer = threading.Timer(BAR_DELAY, self._progress.start)
         self._timer.daemon = True
 
-    def _show(self) -> None:
-        with self._lock:
-            if self._progress and not self._over:
-                self._progress.start()
-                self._shown = True
-
     def __enter__(self) -> "Bar":
-        if self._progress:
-            self._timer.start()
+        self._timer.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._timer.cancel()
-        with self._lock:
-            self._over = True
-            if self._progress and self._shown:
-                self._progress.stop()
+        self._timer.join()  # the bar is shown by now, or never will be
+        if self._progress.live.is_started:
+            self._progress.stop()
 
     def update(self, what: str, done: int, total: int | None) -> None:
-        if self._progress:
-            self._progress.update(self._task, description=what, completed=done, total=total)
+        self._progress.update(self._task, description=what, completed=done, total=total)
 
     def put(self, line: str) -> None:
         """Print a line of output to stdout; above the bar where both share a terminal."""
-        if self._progress and self._shown and sys.stdout.isatty():
+        if self._progress.live.is_started and sys.stdout.isatty():
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
             print(line, flush=True)
@@ -124,9 +113,9 @@ class TrainingView:
         if self._live:
             self._live.stop()
 
-    def _line(self, text: str) -> None:
+    def _line(self, text: str, style: str = "") -> None:
         if self._live:
-            self._live.console.print(Text(text))
+            self._live.console.print(Text(text, style))
         else:
             print(text, flush=True)
 
@@ -146,15 +135,10 @@ class TrainingView:
             self._passing(f"{what}: {count:,}")
         elif count == 0:
             self._line(what)
+        elif self._live:
+            self._line(f"WARNING: {what}", "bold red")
         else:
-            self._warn(f"WARNING: {what}")
-
-    def _warn(self, text: str) -> None:
-        """Show a warning on stderr, or in colour where a live line owns the terminal."""
-        if self._live:
-            self._live.console.print(Text(text, style="bold red"))
-        else:
-            complain(text)
+            complain(f"WARNING: {what}")
 
     def progress(self, now: "TrainingProgress") -> None:
         put_json(now.record()) if self.as_json else self._passing(training_line(now))

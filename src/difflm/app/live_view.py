@@ -70,6 +70,9 @@ class TerminalView:
         elif drafts[0].step + 1 == self.steps or time.monotonic() - self._drawn >= PAUSE:
             self._draw()
 
+    def update(self, what: str, done: int, total: int | None) -> None:
+        """Do nothing: this view counts the texts that it prints. A `Bar` has the same methods."""
+
     def put(self, text: str) -> None:
         """Print the next finished text."""
         for sample in self._samples(self._finished):

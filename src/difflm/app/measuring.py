@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from difflm.app.commands.evaluate_options import ControlOptions, InfillOptions, MeasureOptions
+from difflm.app.commands.evaluate import ControlOptions, InfillOptions, MeasureOptions
 from difflm.app.commands.options import load_model, parse_guidance
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.learned import checking_tagger
@@ -16,21 +16,13 @@ from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.control import Protocol, evaluate_control
+from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.infill import Asked, Lengths, Set, evaluate_infill
-from difflm.evaluation.language import check_numbers, corpus_for, evaluate_language
+from difflm.evaluation.language import check_numbers, evaluate_language
 from difflm.evaluation.reports import Report
-from difflm.evaluation.targets import (
-    CONTROLS,
-    Target,
-    check_known,
-    choose,
-    draw_targets,
-    fit_for,
-    read_targets,
-    write_targets,
-)
+from difflm.evaluation.targets import CONTROLS, check_known, choose, draw_targets, fit_for, read_targets, write_targets
+from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.validation import check_device
 from difflm.runtime.files import append_line, write_atomic
 from difflm.training.model_card import write_card
 from difflm.training.run import bundled_runs, find_run, read_config
@@ -38,7 +30,7 @@ from difflm.training.run import bundled_runs, find_run, read_config
 SAMPLES, TARGETS = 1000, 200  # texts of the language task or gaps, targets a control
 
 
-def measure_language(runs: list[str], options: MeasureOptions) -> None:
+def measure_language(runs: list[str], options: MeasureOptions, settings: dict[str, Any]) -> None:
     """Measure all runs on their common corpus."""
     samples = SAMPLES if options.samples is None else options.samples
     check_numbers(samples, options.seed, options.draws, options.score_texts)  # before anything is loaded
@@ -54,25 +46,16 @@ def measure_language(runs: list[str], options: MeasureOptions) -> None:
     corpus = corpus_for(next(iter(models.values())), options.data, options.split)
     with Bar("measuring") as bar:
         report = evaluate_language(
-            models,
-            corpus,
-            judge,
-            samples=samples,
-            seed=options.seed,
-            draws=options.draws,
-            twin=twin,
-            settings=options.settings(),
-            on_progress=bar.update,
-            score_texts=options.score_texts,
+            models, corpus, judge, samples, options.seed, options.draws, twin, settings, bar.update, options.score_texts
         )
     publish(runs, report, options)
 
 
-def measure_control(run: str, options: MeasureOptions, control: ControlOptions) -> None:
+def measure_control(run: str, options: MeasureOptions, settings: dict[str, Any], control: ControlOptions) -> None:
     """Measure a run on targets that are drawn from E2E or read from a file."""
     names, count = control.names(), TARGETS if options.samples is None else options.samples
     guidance = parse_guidance(control.guidance)
-    protocol = Protocol(control.each, options.seed, control.candidates, guidance, options.settings())
+    protocol = Protocol(control.each, options.seed, control.candidates, guidance, settings)
     protocol.check()
     check_known(names or ())
     if count < 1:
@@ -83,24 +66,21 @@ def measure_control(run: str, options: MeasureOptions, control: ControlOptions) 
     lm = load_model(run, options.device)
     for folder in control.guide or ():
         lm.guided_by(folder)
-    targets, about, notes = prepare_targets(lm, given, pairs, options, path, names or CONTROLS, count)
-    judge = load_judge(options.judge, [lm], options.device)
+    tagger = checking_tagger()
+    if given is not None:
+        targets, notes = fit_for(given, lm, tagger)
+        about = {"corpus": Path(str(path)).name, "split": "targets of a file"}
+    else:
+        targets, notes = draw_targets(names or CONTROLS, pairs, lm, tagger, count, options.seed), []
+        about = {"corpus": "e2e", "split": options.split}
+        if path:
+            write_targets(path, targets)
+            note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")
+    judge, name = load_judge(options.judge, [lm], options.device), run_names([run])[0]
     with Bar("measuring") as bar:
         report = evaluate_control(
-            lm,
-            run_names([run])[0],
-            targets,
-            judge,
-            protocol,
-            pairs,
-            about,
-            notes,
-            bar.update,
-            control.texts,
-            control.second_parser,
+            lm, name, targets, judge, protocol, pairs, about, notes, bar.update, control.texts, control.second_parser
         )
-    if path and given is None:
-        note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")
     publish([run], report, options)
 
 
@@ -114,30 +94,10 @@ def load_e2e(options: MeasureOptions, required: bool) -> list[E2EPair]:
         return []
 
 
-def prepare_targets(
-    lm: TextDiffusion,
-    given: list[Target] | None,
-    pairs: list[E2EPair],
-    options: MeasureOptions,
-    path: Path | None,
-    names: Sequence[str],
-    count: int,
-) -> tuple[list[Target], dict[str, Any], list[str]]:
-    """Return the targets, their origin for the records, and notes for the reader."""
-    tagger = checking_tagger()
-    if given is not None:
-        targets, notes = fit_for(given, lm, tagger)
-        return targets, {"corpus": Path(str(path)).name, "split": "targets of a file"}, notes
-    targets = draw_targets(names, pairs, lm, tagger, count, options.seed)
-    if path:
-        write_targets(path, targets)
-    return targets, {"corpus": "e2e", "split": options.split}, []
-
-
-def measure_infill(run: str, options: MeasureOptions, infill: InfillOptions) -> None:
+def measure_infill(run: str, options: MeasureOptions, settings: dict[str, Any], infill: InfillOptions) -> None:
     """Measure a run and its rivals on the same gaps; also keep some of their texts for people to read."""
     names, count = infill.names(), SAMPLES if options.samples is None else options.samples
-    how = Asked(options.seed, infill.mbr, infill.beams, options.draws, options.settings())
+    how = Asked(options.seed, infill.mbr, infill.beams, options.draws, settings)
     how.check()
     if count < 2:
         raise UsageError(f"the number of samples, which are gaps here, must be at least 2, not {count}.")

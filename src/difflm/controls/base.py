@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from difflm.data.labels import Kind
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers import Transform
+    from difflm.diffusion.samplers.loop import Transform
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,13 @@ class Control(ABC):
 
     name: ClassVar[str]
 
-    @property
-    def head(self) -> str | None:
-        """The head of a classifier that guides towards it."""
-        return None
-
+    head: str | None = None  # the head of a classifier that guides towards it
     whole: ClassVar[bool] = False  # whether the spans it asks for shall be the only ones
 
     @property
-    @abstractmethod
     def target(self) -> Any:
-        """What is asked, as JSON."""
+        """What is asked, as JSON: of a dataclass, its first field, unless a subclass says otherwise."""
+        return getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
 
     @classmethod
     def parse(cls, value: str) -> "Control":

@@ -14,7 +14,7 @@ from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers import Transform
+    from difflm.diffusion.samplers.loop import Transform
 
 WORDS = "words of the printed text"
 SPACE = "Ġ"  # as byte pairs write it
@@ -27,10 +27,6 @@ class Length(Control):
 
     words: int
     name = "length"
-
-    @property
-    def target(self) -> int:
-        return self.words
 
     def prepare(self, info: ModelInfo) -> None:
         if not info.whole_words:
@@ -65,10 +61,6 @@ class Avoid(Control):
     word: str
     name = "avoid"
 
-    @property
-    def target(self) -> str:
-        return self.word
-
     def prepare(self, info: ModelInfo) -> None:
         if len(split_words(self.word.strip())) != 1:
             raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
@@ -90,10 +82,6 @@ class Infill(Control):
     template: str
     most: int | None = None  # words of all gaps together
     name = "infill"
-
-    @property
-    def target(self) -> str:
-        return self.template
 
     @cached_property
     def gaps(self) -> list[int | None]:

@@ -3,11 +3,10 @@
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from difflm.annotators.e2e_fields import expresses, normalise
-from difflm.annotators.e2e_wordings import wordings
+from difflm.annotators.e2e_fields import expresses, normalise, wordings
 from difflm.annotators.tagger import TAGS, Tagger, own_tagger, spacy_tagger
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.data.labels import NONE, Kind
@@ -16,7 +15,7 @@ from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers import Transform
+    from difflm.diffusion.samplers.loop import Transform
 
 POS = "pos"  # the head that tells parts of speech
 MEANING: dict[Kind, str] = {"text": "a label of a whole text", "tags": "a tag for every word", "spans": "spans"}
@@ -32,21 +31,20 @@ class Label(Control):
     name = "label"
     kind: ClassVar[Kind] = "text"
 
-    @property
-    def head(self) -> str:
-        return self.label
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head", self.label)
 
     @property
     def target(self) -> str:
-        return f"{self.head}={self.value}"
+        return f"{self.label}={self.value}"
 
     def prepare(self, info: ModelInfo) -> None:
-        known = check_label_known(self.head, self.kind, info)
+        known = check_label_known(self.label, self.kind, info)
         if self.value not in known:
-            raise UsageError(f"{self.head}: unknown value {self.value!r}. {list_names(self.value, known)}")
+            raise UsageError(f"{self.label}: unknown value {self.value!r}. {list_names(self.value, known)}")
 
     def wanted(self, info: ModelInfo) -> int:
-        return list(info.labels[self.head]).index(self.value)
+        return list(info.labels[self.label]).index(self.value)
 
     def check(self, words: Sequence[str]) -> Check:
         return Check(None, None, "none: no checker but the classifier itself knows this label")
@@ -59,9 +57,10 @@ class Field(Label):
     name = "field"
 
     def __post_init__(self) -> None:
-        head, value = normalise(self.head, self.value)  # as the corpus writes them
+        head, value = normalise(self.label, self.value)  # as the corpus writes them
         object.__setattr__(self, "label", head)
         object.__setattr__(self, "value", value)
+        super().__post_init__()
 
     def verbatim(self, info: ModelInfo) -> str | None:
         """Where people write the value itself, it must appear; the classifier sees to what is said around it."""
@@ -72,7 +71,7 @@ class Field(Label):
         return [text for text in wordings(self.label, self.value) if UNK not in info.tokenizer.encode(text)]
 
     def check(self, words: Sequence[str]) -> Check:
-        there = expresses(words, self.head, self.value)
+        there = expresses(words, self.label, self.value)
         return Check(there, float(there), "difflm field rules")
 
 
@@ -82,11 +81,8 @@ class Tags(Control):
 
     tags: tuple[str, ...]
     name = "pos"
+    head = POS
     kind: ClassVar[Kind] = "tags"
-
-    @property
-    def head(self) -> str:
-        return POS
 
     @property
     def target(self) -> str:
@@ -110,7 +106,7 @@ class Tags(Control):
         return len(self.tags)
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        from difflm.controls.word_prior import WordPrior
+        from difflm.controls.rules import WordPrior
 
         counts = info.word_labels.get(POS)
         if counts is None:
@@ -121,15 +117,12 @@ class Tags(Control):
         values = list(info.labels[POS])
         return [values.index(tag) for tag in self.tags]
 
-    @cached_property
-    def tagger(self) -> Tagger:
-        return checking_tagger()
-
     def check(self, words: Sequence[str]) -> Check:
-        found = self.tagger.tags([list(words)])[0]
+        tagger = checking_tagger()
+        found = tagger.tags([list(words)])[0]
         same = sum(a == b for a, b in zip(found, self.tags, strict=False))
         share = same / max(len(found), len(self.tags))
-        return Check(share == 1, share, self.tagger.name)
+        return Check(share == 1, share, tagger.name)
 
 
 @lru_cache(maxsize=1)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
-from difflm.data.tokenizers import SPECIALS, UNK, Bpe
+from difflm.data.tokenizers import SPECIALS, UNK, Bpe, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers import Transform
+    from difflm.diffusion.samplers.loop import Transform
 
 MOST = 8  # all their orders are weighed at every step, which doubles with each
 
@@ -26,10 +26,6 @@ class Contains(Control):
 
     phrase: str
     name = "contains"
-
-    @property
-    def target(self) -> str:
-        return self.phrase
 
     @cached_property
     def words(self) -> list[str]:
@@ -48,15 +44,16 @@ class Contains(Control):
             )
 
     def ids(self, info: ModelInfo) -> list[int]:
-        # Byte pairs spell a word inside a text with the space before it.
-        text = self.phrase.strip() if info.whole_words else f" {self.phrase.strip()}"
+        # Pieces spell a word inside a text with the space before it.
+        text = self.phrase.strip() if isinstance(info.tokenizer, Words) else f" {self.phrase.strip()}"
         return info.tokenizer.encode(text)
 
     def verbatim(self, info: ModelInfo) -> str:
         return self.phrase
 
     def stands_in(self, words: Sequence[str]) -> bool:
-        return contains_words([w.lower() for w in self.words], [w.lower() for w in words])
+        phrase, text = [w.lower() for w in self.words], [w.lower() for w in words]
+        return any(text[i : i + len(phrase)] == phrase for i in range(len(text) - len(phrase) + 1))
 
     def check(self, words: Sequence[str]) -> Check:
         there = self.stands_in(words)
@@ -71,12 +68,6 @@ class Phrases:
         self.ids = tuple(tuple(tuple(one.ids(info)) for one in ways) for ways in asked)
         self.sizes = [min(map(len, ways)) for ways in self.ids]
         self.needed = sum(self.sizes)  # the fewest tokens of a text that holds them all
-
-    def check_length(self, words: int | None) -> None:
-        room = self.info.max_words if words is None else words
-        if self.needed > room:
-            what = "this model holds" if words is None else "the length is"
-            raise UsageError(f"contains: {self.needed} words must appear; {what} {room}.")
 
     def check_kept(self, kept: Sequence[bool]) -> None:
         """`kept` places of an edited text are not theirs."""
@@ -171,11 +162,6 @@ def drop_contained(asked: Sequence[Contains], known: Sequence[Sequence[str]]) ->
         if not any(control.stands_in(words) for words in [*known, *(c.words for c in found)]):
             found.append(control)
     return found
-
-
-def contains_words(phrase: Sequence[str], words: Sequence[str]) -> bool:
-    size = len(phrase)
-    return any(list(words[i : i + size]) == list(phrase) for i in range(len(words) - size + 1))
 
 
 def nearest_words(word: str, info: ModelInfo) -> str:

@@ -1,27 +1,36 @@
 """A list of controls bound to a model: checked for sense beforehand, then layouts and steering, then checks."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from difflm.controls.base import Canvas, Control, ModelInfo
-from difflm.controls.batch_plan import merge_rules, merge_targets
-from difflm.controls.classifier import Classifier, labels_on_canvas
+from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, Length, Letters
-from difflm.controls.guidance import STANDARD, Guidance, GuidanceSettings, GuidanceTarget
+from difflm.controls.guidance import (
+    STANDARD,
+    Classifier,
+    Guidance,
+    GuidanceSettings,
+    GuidanceTarget,
+    GuidedBelief,
+    labels_on_canvas,
+)
 from difflm.controls.phrases import choose_phrases
 from difflm.controls.rules import ForbidSpecials
-from difflm.controls.token_guidance import GuidedBelief
+from difflm.data.labels import NOTHING
 from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
 from difflm.data.words import split_words
+from difflm.diffusion.base import Belief
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import Steering, StepSpan, Transform
+from difflm.diffusion.samplers.loop import Steering, Transform
+from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
@@ -84,8 +93,9 @@ class ControlPlan:
         self.extra = self.phrases.more(self.infill, self.words) if self.infill else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)
-        elif self.infill is None:
-            self.phrases.check_length(self.words)
+        elif self.infill is None and self.phrases.needed > (room := self.words or info.max_words):
+            what = "this model holds" if self.words is None else "the length is"
+            raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
 
     def agree_on_length(self) -> tuple[int | None, int]:
         """The number of tokens that the controls settle, all the same, and the fewest with which all can be obeyed."""
@@ -139,26 +149,17 @@ class ControlPlan:
         noise = Noise(seed, samples)
         if self.edit is not None:
             return [self.edited] * len(samples), [self.unknown] * len(samples)
-        if self.infill is not None:
-            return self.gap_layouts(self.infill, noise)
         if self.open_ended:
-            layouts = [Layout(n) for n in self.model.draw_lengths(noise, condition).tolist()]
-        else:
-            layouts = [self.layout(n, {}) for n in self.draw_totals(noise, self.phrases.needed, condition)]
-        return layouts, [{}] * len(samples)
-
-    def draw_totals(self, noise: Noise, least: int, condition: Condition = UNCONDITIONAL) -> list[int]:
-        """The number of tokens of each text."""
-        if self.words is not None:
-            return [self.words] * len(noise.samples)
-        least = max(least, self.least)
-        room = self.infill.max_words(self.info) if self.infill else self.info.max_words
-        u = noise.uniform(0, stream=1)
-        drawn = self.model.lengths.draw_between(u, least, max(least, room), condition)
-        return [int(n) for n in drawn.tolist()]
-
-    def gap_layouts(self, infill: Infill, noise: Noise) -> tuple[list[Layout], list[dict[int, str]]]:
-        totals = self.draw_totals(noise, infill.min_length(self.info) + self.extra)
+            return [Layout(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
+        infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
+        if self.words is None:
+            needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
+            least, room = max(needed, self.least), infill.max_words(self.info) if infill else self.info.max_words
+            uniform = noise.uniform(0, stream=1)
+            drawn = self.model.lengths.draw_between(uniform, least, max(least, room), condition)
+            totals = [int(n) for n in drawn.tolist()]
+        if infill is None:
+            return [self.layout(n, {}) for n in totals], [{}] * len(samples)
         shares = noise.uniform(0, len(infill.gaps), stream=GAPS).tolist()
         placed = [infill.place_known(self.info, n, cut, self.extra) for n, cut in zip(totals, shares, strict=True)]
         layouts = [self.layout(n, known) for n, (known, _) in zip(totals, placed, strict=True)]
@@ -195,8 +196,9 @@ class ControlPlan:
             if control.head and classifier is not None:
                 rows = torch.tensor([control.wanted(self.info)] * len(canvas.mask), device=canvas.mask.device)
                 labelling = classifier.labellings[control.head]
-                labels = labels_on_canvas(labelling, rows, canvas.mask.shape[1], canvas.first)
-                found.append(GuidanceTarget(classifier, control.head, labels, control.whole))
+                if labelling.kind != "text":
+                    rows = labels_on_canvas(labelling, rows, canvas.mask.shape[1], canvas.first)
+                found.append(GuidanceTarget(classifier, control.head, rows, control.whole))
         return found
 
     # -- after sampling -----------------------------------------------------------------------------------------
@@ -212,31 +214,19 @@ class ControlPlan:
         t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
         return guide.nats(self.model.denoiser.codec.encode(canvas), t).tolist()
 
-    def checks(self, text: str) -> list[dict[str, Any]]:
-        """What the checkers say. Where a template holds words that the model does not know, infilling is not judged:
-        that they are where they were put says nothing."""
-        found = check_text(self.controls, text)
-        if self.infill and self.unknown_words:
-            k = self.controls.index(self.infill)
-            if found[k]["satisfied"]:
-                found[k] |= {"satisfied": None, "score": None, "checker": "none: the model does not know all words"}
-        return found
 
-
-def check_text(controls: Sequence[Control], text: str) -> list[dict[str, Any]]:
-    """What the checkers say of a finished text, a control each, as every reader outside Python gets it."""
-    words = split_words(text)
-    found = [(control, control.check(text if isinstance(control, Letters) else words)) for control in controls]
-    return [
-        {
-            "name": control.name,
-            "target": control.target,
-            "satisfied": check.satisfied,
-            "score": None if check.score is None else round(check.score, 4),
-            "checker": check.checker,
-        }
-        for control, check in found
-    ]
+def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """What the checkers say of a finished text, a control each, as every reader outside Python gets it. Where a
+    template holds words that the model does not know, infilling is not judged: that they stand there says nothing."""
+    words, found = split_words(text), []
+    for control in controls:
+        check = control.check(text if isinstance(control, Letters) else words)
+        if unknown_words and check.satisfied and isinstance(control, Infill):
+            check = Check(None, None, "none: the model does not know all words")
+        score = None if check.score is None else round(check.score, 4)
+        about = {"name": control.name, "target": control.target}
+        found.append({**about, "satisfied": check.satisfied, "score": score, "checker": check.checker})
+    return found
 
 
 def find_kept(phrase: str, words: Sequence[str]) -> list[int]:
@@ -266,7 +256,8 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings."""
     lead = next((plan for plan, _ in parts if plan is not None), None)
     if lead is None:
-        return Steering(batch.known, batch.begin, spans, source=batch.source, source_mask=batch.source_mask)
+        told = batch.condition
+        return Steering(batch.known, batch.begin, spans, source=told.source, source_mask=told.source_mask)
     settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(batch.mask)
     canvas = Canvas(batch.mask, lead.info.first, settled)
     if len(parts) == 1:
@@ -279,6 +270,82 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     guidance = Guidance(targets, lead.denoiser, batch.mask, lead.guidance) if targets else None
     if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient to climb: the belief is tilted
         rules, guidance = [GuidedBelief(guidance), *rules], None
-    return Steering(
-        batch.known, batch.begin, spans, rules, guidance, source=batch.source, source_mask=batch.source_mask
-    )
+    told = batch.condition
+    return Steering(batch.known, batch.begin, spans, rules, guidance, source=told.source, source_mask=told.source_mask)
+
+
+# -- controls of several requests in one batch: each text obeys its own, and every network is called once for all -----
+
+
+def merge_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:
+    """Rules of parts of the rows as rules of all. Neighbours that only have to stay inside their texts are merged: a
+    thousand gaps would be as many parts."""
+    slices: list[slice] = []
+    rules: list[list[Transform]] = []
+    for inside, run in groupby(parts, lambda part: [type(rule) for rule in part[1]] == [ForbidSpecials]):
+        found = list(run)
+        if inside:
+            rows = slice(found[0][0].start, found[-1][0].stop)
+            (rule,) = found[0][1]
+            assert isinstance(rule, ForbidSpecials)
+            found = [(rows, [replace(rule, canvas=canvas.rows(rows))])]
+        slices += [part for part, _ in found]
+        rules += [own for _, own in found]
+    return rules[0] if len(slices) == 1 else [PerRowTransforms(slices, rules)]
+
+
+@dataclass(frozen=True)
+class PerRowTransforms:
+    """Rules of their own for each part of the rows."""
+
+    parts: Sequence[slice]
+    rules: Sequence[Sequence[Transform]]
+
+    @property
+    def syncs_with_device(self) -> bool:
+        return any(getattr(rule, "syncs_with_device", False) for rules in self.rules for rule in rules)
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        ruled = []
+        for part, rules in zip(self.parts, self.rules, strict=True):
+            own = belief.rows(part)
+            for rule in rules:
+                own = rule(own, x[part], t[part])
+            ruled.append(own)
+        return replace(
+            belief,
+            logits=torch.cat([own.logits for own in ruled]),
+            state=None if all(own.state is None for own in ruled) else torch.cat([own.clean for own in ruled]),
+            words=None if all(own.words is None for own in ruled) else torch.cat([own.tokens for own in ruled]),
+        )
+
+
+def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
+    """Targets of parts of so many rows as targets of all: each head is called once, with NOTHING where a part asks for
+    nothing."""
+    keyed: list[dict[Any, GuidanceTarget]] = []
+    for own in targets:  # by classifier, head and `whole`; two of the same are numbered
+        alike = Counter[tuple[int, str, bool]]()
+        keyed.append({})
+        for target in own:
+            key = (id(target.classifier), target.head, target.whole)
+            keyed[-1][(*key, alike[key])] = target
+            alike[key] += 1
+    first = {key: target for named in keyed for key, target in named.items()}
+    return [
+        replace(target, labels=stack_labels([named[key].labels if key in named else None for named in keyed], sizes))
+        for key, target in first.items()
+    ]
+
+
+def stack_labels(labels: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
+    """Labels of parts as one tensor, NOTHING where there are none or fewer than elsewhere."""
+    given = [one for one in labels if one is not None]
+    shape = [max(one.shape[k] for one in given) for k in range(1, given[0].dim())]
+    out = given[0].new_full((sum(sizes), *shape), NOTHING)
+    start = 0
+    for one, size in zip(labels, sizes, strict=True):
+        if one is not None:
+            out[(slice(start, start + size), *(slice(n) for n in one.shape[1:]))] = one
+        start += size
+    return out

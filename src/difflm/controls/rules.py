@@ -9,9 +9,11 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas
 from difflm.data.tokenizers import END, PAD, START
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
-from difflm.diffusion.samplers import impose_tokens
+from difflm.diffusion.samplers.loop import impose_tokens
+
+SMOOTH = 0.01  # of a word's count, over all labels: what was never seen is not impossible
 
 
 def rule_out(belief: Belief, logits: Tensor, codec: Codec) -> Belief:
@@ -51,15 +53,12 @@ class PlacePhrases:
         for n, ways in enumerate(self.phrases):
             for size in sorted({len(way) for way in ways}):
                 same = [way for way in ways if len(way) == size]
-                found.append((n, torch.tensor(same, device=self.free.device), self.starts(size)))
+                fits = self.free.clone()
+                for k in range(1, size):
+                    fits[:, :-k] &= self.free[:, k:]
+                    fits[:, -k:] = False
+                found.append((n, torch.tensor(same, device=self.free.device), fits))
         return found
-
-    def starts(self, size: int) -> Tensor:
-        fits = self.free.clone()
-        for k in range(1, size):
-            fits[:, :-k] &= self.free[:, k:]
-            fits[:, -k:] = False
-        return fits
 
     @cached_property
     def lengthening(self) -> list[Tensor]:
@@ -126,17 +125,12 @@ def best_starts(gains: Sequence[Tensor], sizes: Sequence[int], owners: Sequence[
     starts = torch.full((len(gains), batch), -width, dtype=torch.long, device=rows.device)
     for _ in set(owners):
         last = all_lasts[left, rows, limit]
-        taken, bit = (
-            torch.stack([(last == n) * v for n, v in enumerate(of)]).sum(0) for of in (sizes, owner_bits(owners))
-        )
+        bits = [1 << owner for owner in owners]
+        taken, bit = (torch.stack([(last == n) * v for n, v in enumerate(of)]).sum(0) for of in (sizes, bits))
         limit = all_ends[left, rows, limit] - taken  # no copy from the host
         starts[last, rows] = limit
         left = left ^ bit
     return list(starts)
-
-
-def owner_bits(owners: Sequence[int]) -> list[int]:
-    return [1 << owner for owner in owners]
 
 
 @dataclass(frozen=True)
@@ -191,20 +185,17 @@ class ForbidSpecials:
     newline: int | None
 
     @cached_property
-    def free(self) -> Tensor:
-        return self.canvas.mask & ~self.canvas.settled
-
-    @cached_property
-    def edges(self) -> Tensor:
-        around = torch.nn.functional.pad(self.free, (1, 1))
-        before, after = torch.zeros_like(self.free), ~around[:, 2:]
+    def free_and_edges(self) -> tuple[Tensor, Tensor]:
+        free = self.canvas.mask & ~self.canvas.settled
+        before, after = torch.zeros_like(free), ~torch.nn.functional.pad(free, (1, 1))[:, 2:]
         before[:, self.canvas.first] = True
-        return self.free & (before | after)
+        return free, free & (before | after)
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        logits = ban_at(belief.logits, self.free, (START, END, PAD))
+        free, edges = self.free_and_edges
+        logits = ban_at(belief.logits, free, (START, END, PAD))
         if self.newline is not None:
-            logits = ban_at(logits, self.edges, [self.newline])
+            logits = ban_at(logits, edges, [self.newline])
         return rule_out(belief, logits, self.codec)
 
 
@@ -231,3 +222,26 @@ class SeparateGaps:
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return rule_out(belief, belief.logits.masked_fill(self.impossible, float("-inf")), self.codec)
+
+
+@dataclass(frozen=True)
+class WordPrior:
+    """Bayes' rule place by place: the belief, times how likely each word bears the label that is asked there. Exact
+    where a word's label depends on the word alone; guidance does the rest."""
+
+    codec: Codec
+    counts: Tensor  # how often each word bears each label, [V, labels]
+    wanted: Sequence[int]
+    canvas: Canvas
+
+    @cached_property
+    def log_shares(self) -> Tensor:
+        """log p(label | word) for every place and word, [W, V]."""
+        shares = (self.counts + SMOOTH / self.counts.shape[-1]) / (self.counts.sum(-1, keepdim=True) + SMOOTH)
+        out = torch.zeros(self.canvas.mask.shape[1], len(shares), device=shares.device)
+        first = self.canvas.first
+        out[first : first + len(self.wanted)] = shares.log()[:, list(self.wanted)].T
+        return out
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        return belief.with_logits(belief.logits + self.log_shares)

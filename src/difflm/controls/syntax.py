@@ -14,7 +14,7 @@ from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers import Transform
+    from difflm.diffusion.samplers.loop import Transform
 
 PHRASES, SHAPE = "tree", "shape"  # the heads that tell phrases, and how each word stands in its own
 
@@ -25,12 +25,9 @@ class Tree(Control):
 
     brackets: str
     name = "tree"
+    head = PHRASES
     kind: ClassVar[Kind] = "spans"
     whole = True
-
-    @property
-    def head(self) -> str:
-        return PHRASES
 
     @property
     def target(self) -> str:
@@ -57,7 +54,7 @@ class Tree(Control):
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
         """Words that like to stand where the tree has their place are likelier there."""
-        from difflm.controls.word_prior import WordPrior
+        from difflm.controls.rules import WordPrior
 
         counts, values = info.word_labels.get(SHAPE), list(info.labels.get(SHAPE, ()))
         wanted = shapes(self.tree)
@@ -83,6 +80,7 @@ class Span(Control):
     last: int
     label: str
     name = "span"
+    head = PHRASES
     kind: ClassVar[Kind] = "spans"
 
     @classmethod
@@ -91,10 +89,6 @@ class Span(Control):
         if text.count(",") != 2 or not (first.isdecimal() and last.isdecimal() and label):
             raise UsageError(f"span {text!r} is not of the form FIRST,LAST,LABEL, such as 7,10,VP.")
         return cls(int(first[:9]), int(last[:9]), label)
-
-    @property
-    def head(self) -> str:
-        return PHRASES
 
     @property
     def target(self) -> str:

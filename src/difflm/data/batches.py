@@ -2,11 +2,12 @@
 
 import hashlib
 import math
-import queue
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from itertools import count
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,41 +62,6 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-class Subset(Protocol):
-    """Some texts of a TokenFile. Calling it turns 0 … len − 1 into their indices."""
-
-    def __len__(self) -> int: ...
-    def __call__(self, positions: NDArray[Any]) -> Ints: ...
-
-
-@dataclass(frozen=True)
-class Only:
-    """The texts with these indices."""
-
-    indices: Ints
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __call__(self, positions: NDArray[Any]) -> Ints:
-        return self.indices[positions]
-
-
-@dataclass(frozen=True)
-class AllBut:
-    """All of n texts but a few, whose indices rise. Only the few are stored."""
-
-    n: int
-    few: Ints
-
-    def __len__(self) -> int:
-        return self.n - len(self.few)
-
-    def __call__(self, positions: NDArray[Any]) -> Ints:
-        before = self.few - np.arange(len(self.few))  # how many of the others come before each of the few
-        return np.asarray(positions) + np.searchsorted(before, positions, side="right")
-
-
 def held_out(n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most: int = 5000) -> Ints:
     """Choose the texts of a corpus that are held out: numbers, rising, of a share of all n, within the limits.
 
@@ -108,12 +74,12 @@ def held_out(n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most:
     return np.sort(Permutation(n, seed)(np.arange(n - count, n)))
 
 
-def split(tokens: TokenFile, seed: int) -> tuple[Subset, Subset]:
-    """Split a corpus into texts to train on and held-out texts (`held_out`)."""
-    few = tokens.indices_of(held_out(tokens.read, seed))
-    if len(few) == len(tokens):
-        raise UsageError(f"{len(tokens)} text that fits is too few: it is held out. Give more texts or raise longest.")
-    return AllBut(len(tokens), few), Only(few)
+def split(kept: Ints, n: int, seed: int) -> tuple[Ints, Ints]:
+    """Split the texts that are kept, of n, into texts to train on and held-out ones (`held_out`): indices, rising."""
+    few = np.intersect1d(kept, held_out(n, seed))
+    if len(few) == len(kept):
+        raise UsageError(f"{len(kept)} text that fits is too few: it is held out. Give more texts or raise longest.")
+    return np.setdiff1d(kept, few), few
 
 
 Array = Any  # a numpy array, or a tensor once the trainer has moved the batch to its device
@@ -134,19 +100,14 @@ class Batch:
 
     def map(self, convert: Callable[[Array], Array]) -> "Batch":
         """The batch with every array converted."""
-
-        def each(value: Any) -> Any:
-            return None if value is None else convert(value)
-
+        names = [
+            name for name in ("ids", "lengths", "source", "source_lengths", "index") if getattr(self, name) is not None
+        ]
         return replace(
             self,
-            ids=convert(self.ids),
-            lengths=convert(self.lengths),
-            source=each(self.source),
-            source_lengths=each(self.source_lengths),
+            **{name: convert(getattr(self, name)) for name in names},
             labels={name: convert(value) for name, value in self.labels.items()},
             origin=None if self.origin is None else (convert(self.origin[0]), convert(self.origin[1])),
-            index=each(self.index),
         )
 
     def arrays(self) -> list[Array]:
@@ -177,19 +138,18 @@ class Batches:
         batch_size: int,
         seed: int,
         widths: tuple[int, ...],
-        indices: Subset | None = None,
+        indices: Ints | None = None,
         labels: Mapping[str, LabelBatch] | None = None,
-        origin: tuple[LabelBatch, LabelBatch] | None = None,
+        origin: tuple[Ints, Ints] | None = None,
         source_widths: tuple[int, ...] = (),
     ) -> None:
         self.tokens, self.batch_size, self.seed = tokens, batch_size, seed
         self.labels, self.origin = labels or {}, origin
-        self.indices = AllBut(len(tokens), np.zeros(0, np.int64)) if indices is None else indices
+        self.indices = np.arange(len(tokens)) if indices is None else indices
         self.widths, self.source_widths = np.array(sorted(widths)), np.array(sorted(source_widths))
-        if tokens.max_length > self.widths[-1]:
-            raise UsageError(
-                f"texts of {tokens.max_length} tokens do not fit in {self.widths[-1]}: allow wider ones (widths=[…])."
-            )
+        longest, widest = tokens.lengths[self.indices].max(), self.widths[-1]
+        if longest > widest:
+            raise UsageError(f"texts of {longest} tokens do not fit in {widest}: allow wider ones (widths=[…]).")
         # A group is no longer than an epoch: else copies of one text, of equal length, would meet in one batch.
         self._group_size = min(_GROUP, max(1, len(self.indices) // batch_size))
         self._cached: tuple[int, Ints] | None = None
@@ -209,7 +169,7 @@ class Batches:
             *self.tokens.rows(chosen, width),
             *sources,
             labels={name: of(chosen, width) for name, of in self.labels.items()},
-            origin=None if self.origin is None else (self.origin[0](chosen, 1), self.origin[1](chosen, 1)),
+            origin=None if self.origin is None else (self.origin[0][chosen], self.origin[1][chosen]),
             index=step * self.batch_size + np.arange(self.batch_size),
             seed=self.seed,
         )
@@ -222,10 +182,8 @@ class Batches:
         if self.tokens.sources is not None:  # by the texts' width, and by the sources' lengths among equal ones
             keys = [self.tokens.sources.lengths[texts], np.searchsorted(self.widths, keys[0])]
         texts = texts[np.lexsort(keys)]
-        order = Permutation(self._group_size, derive_seed(derive_seed(self.seed, -2), group))(
-            np.arange(self._group_size)
-        )
-        return texts.reshape(self._group_size, self.batch_size)[order]
+        shuffle = Permutation(self._group_size, derive_seed(derive_seed(self.seed, -2), group))
+        return texts.reshape(self._group_size, self.batch_size)[shuffle(np.arange(self._group_size))]
 
     def _stream(self, start: int, count: int) -> Ints:
         """Texts `start` … `start + count − 1` of all epochs, one epoch after the other."""
@@ -235,7 +193,7 @@ class Batches:
         for epoch in range(start // n, math.ceil((start + count) / n)):
             here = positions // n == epoch
             shuffled[here] = Permutation(n, derive_seed(self.seed, epoch))(positions[here] % n)
-        return self.indices(shuffled)
+        return self.indices[shuffled]
 
 
 def smallest_width(widths: Ints, lengths: NDArray[Any]) -> int:
@@ -243,31 +201,15 @@ def smallest_width(widths: Ints, lengths: NDArray[Any]) -> int:
     return int(widths[np.searchsorted(widths, lengths.max())])
 
 
-def prefetch(batches: Batches, start_step: int, depth: int = 4) -> Iterator[tuple[int, Batch]]:
+def prefetch(batches: Batches, start_step: int, depth: int = 4) -> Generator[tuple[int, Batch]]:
     """Yield steps and batches from `start_step` on, prepared by a thread, at most `depth` ahead. Closing the iterator
     ends the thread."""
-    made: queue.SimpleQueue[tuple[int, Batch] | BaseException] = queue.SimpleQueue()
-    free, stop = threading.Semaphore(depth), threading.Event()
-
-    def work() -> None:
-        step = start_step
+    with ThreadPoolExecutor(1, "prefetch") as thread:
+        coming = deque(thread.submit(batches.batch, start_step + ahead) for ahead in range(depth))
         try:
-            while free.acquire() and not stop.is_set():
-                made.put((step, batches.batch(step)))
-                step += 1
-        except BaseException as error:  # raised again where the batches are read
-            made.put(error)
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item = made.get()
-            if isinstance(item, BaseException):
-                raise item
-            free.release()
-            yield item
-    finally:
-        stop.set()
-        free.release()
-        thread.join()
+            for step in count(start_step):
+                batch = coming.popleft().result()
+                coming.append(thread.submit(batches.batch, step + depth))
+                yield step, batch
+        finally:
+            thread.shutdown(cancel_futures=True)

@@ -1,7 +1,5 @@
 """The public corpora: where they are published, their licences, their files, and what difflm makes of them."""
 
-import csv
-import difflib
 import gzip
 import re
 from collections.abc import Callable, Iterator
@@ -11,9 +9,9 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from difflm.data.texts import read_lines
+from difflm.data.texts import read_csv
 from difflm.data.words import split_words
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, suggest
 from difflm.runtime.files import replace_atomically, write_atomic
 
 
@@ -81,9 +79,7 @@ CATALOGUE = read_catalogue()
 def find_corpus(name: str) -> Corpus:
     if name in CATALOGUE:
         return CATALOGUE[name]
-    near = difflib.get_close_matches(name.lower(), CATALOGUE, n=1)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
-    raise UsageError(f"no corpus {name!r}. {hint}Known: {', '.join(CATALOGUE)}.")
+    raise UsageError(f"no corpus {name!r}. {suggest(name.lower(), CATALOGUE)}Known: {', '.join(CATALOGUE)}.")
 
 
 # -- conversions -------------------------------------------------------------------------------------------------------
@@ -108,26 +104,20 @@ def convert_e2e(folder: Path) -> list[Path]:
 
 def e2e_lines(table: Path) -> Iterator[str]:
     """Turn `name[The Eagle], eatType[pub]` and its reference into `name : The Eagle | Type : pub||words of it `."""
-    rows = csv.reader((line for _, line in read_lines(table)), strict=True)
-    try:
-        if [name.strip() for name in next(rows, [])][:2] != ["mr", "ref"]:
-            raise DifflmError(
-                f"{table} does not begin with the E2E challenge's columns mr and ref. Delete it and fetch it again."
-            )
-        for row in rows:
-            if row:
-                yield e2e_line(row, f"line {rows.line_num} of {table}")
-    except csv.Error as error:
-        raise DifflmError(f"line {rows.line_num} of {table} is not CSV: {error}.") from None
+    rows = read_csv(table)
+    if next(rows, (1, []))[1][:2] != ["mr", "ref"]:
+        raise DifflmError(
+            f"{table} does not begin with the E2E challenge's columns mr and ref. Delete it and fetch it again."
+        )
+    return (e2e_line(row, f"line {number} of {table}") for number, row in rows if row)
 
 
 def e2e_line(row: list[str], where: str) -> str:
     if len(row) < 2 or not separate_words(row[1]) or not _FIELDS.fullmatch(row[0]):
         raise DifflmError(f"{where} is not 'name[…], field[…]' and a text. Delete the file and fetch it again.")
     fields = [(name.strip(), separate_words(value)) for name, value in re.findall(_FIELD, row[0])]
-    return (
-        " | ".join(f"{E2E_FIELDS.get(name, name)} : {value}" for name, value in fields) + f"||{separate_words(row[1])} "
-    )
+    left = " | ".join(f"{E2E_FIELDS.get(name, name)} : {value}" for name, value in fields)
+    return f"{left}||{separate_words(row[1])} "
 
 
 def separate_words(text: str) -> str:

@@ -1,14 +1,13 @@
 """Texts, and pairs of source and target, by the name of a corpus or by the path of a file."""
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from difflm.data.e2e import Split, e2e_path, read_e2e
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
-from difflm.data.texts import FORMATS, Example, check_readable, read_chunks, read_examples, read_texts
-from difflm.errors import UsageError
+from difflm.data.texts import FORMATS, Example, check_any, check_readable, read_chunks, read_examples, read_texts
+from difflm.errors import UsageError, suggest
 
 Texts = Iterator[str]
 REARRANGED = "roc-rearranged"  # stories from which a left-to-right model learns to fill gaps
@@ -61,11 +60,7 @@ def split_paths(name_or_path: str | Path) -> list[str]:
 
 
 def corpus(
-    name_or_path: str | Path,
-    root: Path | None,
-    split: Split = "train",
-    column: str | None = None,
-    chunk: int = 0,
+    name_or_path: str | Path, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
 ) -> Iterator[str]:
     """Yield the texts of a split of a known corpus, or all texts of a file, which has no splits; with `chunk`, the file
     cut into texts of so many characters."""
@@ -73,15 +68,22 @@ def corpus(
         raise UsageError(f"{file_names(str(name_or_path))}: name one file: sources are not read here.")
     path = corpus_path(name_or_path, root, split)
     if chunk:
-        return read_chunks(path, chunk)
+        return check_any(read_chunks(path, chunk), f"there is no text in {path}.")
     known = KNOWN.get(str(name_or_path))
     return known.read(path) if known else read_texts(path, column)
 
 
 def corpus_examples(
-    name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None
+    name_or_path: str,
+    root: Path | None,
+    split: Split = "train",
+    column: str | None = None,
+    chunk: int = 0,
+    sources: bool = True,
 ) -> Iterator[Example]:
-    """Yield the texts of a split with their sources."""
+    """Yield the texts of a split, with their `sources` or alone."""
+    if not sources:
+        return map(Example, corpus(name_or_path, root, split, column, chunk))
     paths = corpus_paths(name_or_path, root, split)
     known = KNOWN.get(name_or_path)
     if known and not known.examples:
@@ -90,10 +92,14 @@ def corpus_examples(
 
 
 def counted_texts(
-    name_or_path: str | Path, root: Path | None, column: str | None = None, chunk: int = 0
+    name_or_path: str, root: Path | None, column: str | None = None, chunk: int = 0, sources: bool = False
 ) -> Iterator[str]:
-    """Yield the training texts whose words make a vocabulary. Of a corpus that has each text in several forms, one."""
-    known = KNOWN.get(str(name_or_path))
+    """Yield the training texts, and their `sources`, whose words make a vocabulary. Of a corpus that has each text in
+    several forms, one."""
+    if sources:
+        pairs = corpus_examples(name_or_path, root, "train", column)
+        return (text for pair in pairs for text in (pair.source, pair.target) if text)
+    known = KNOWN.get(name_or_path)
     if known and known.words:
         return known.words(known.path(root, "train"))
     return corpus(name_or_path, root, "train", column, chunk)
@@ -114,9 +120,9 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
             raise UsageError(f"{path} does not exist, nor is {path.name} in {root}.")
         check_readable(path)
         return path
-    near = difflib.get_close_matches(str(name_or_path), NAMES, n=1)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
-    raise UsageError(f"no corpus {str(name_or_path)!r}. {hint}Known: {', '.join(NAMES)}; or the path of a {FORMATS}.")
+    name = str(name_or_path)
+    known = f"Known: {', '.join(NAMES)}; or the path of a {FORMATS}."
+    raise UsageError(f"no corpus {name!r}. {suggest(name, NAMES)}{known}")
 
 
 def resolve_data(name_or_path: str, root: Path | None) -> str:

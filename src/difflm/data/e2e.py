@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from difflm.data.texts import check_readable, read_lines
+from difflm.data.texts import check_any, check_readable, read_lines
 from difflm.errors import DifflmError, UsageError
 
 Split = Literal["train", "valid"]
@@ -25,19 +25,19 @@ class E2EPair:
 
 def read_e2e(path: Path) -> Iterator[E2EPair]:
     check_readable(path)
-    return _read_pairs(path)
+    return check_any(_read_pairs(path), f"there is no text in {path}.")
 
 
 def e2e_path(root: Path | None, split: Split) -> Path:
     """Find the file of a split under `root` ($DIFFLM_DATA where None); releases name it differently."""
-    if split not in ("train", "valid"):
-        raise UsageError(f"E2E has no split {split!r} here: train or valid.")
     stems = (f"e2e/{split}.txt", f"e2e/src1_{split}.txt", f"e2e_data/src1_{split}.txt")
-    return find_corpus_file(root, "E2E", stems, f"e2e/{split}.txt[.gz], e2e_data/src1_{split}.txt")
+    return find_corpus_file(root, "E2E", stems, f"e2e/{split}.txt[.gz], e2e_data/src1_{split}.txt", split)
 
 
-def find_corpus_file(root: Path | None, title: str, stems: tuple[str, ...], names: str) -> Path:
-    """Find the first of several files, plain or gzipped, under `root` or $DIFFLM_DATA."""
+def find_corpus_file(root: Path | None, title: str, stems: tuple[str, ...], names: str, split: Split = "train") -> Path:
+    """Find the first of several files of a split, plain or gzipped, under `root` or $DIFFLM_DATA."""
+    if split not in ("train", "valid"):
+        raise UsageError(f"{title} has no split {split!r} here: train or valid.")
     if root is None and "DIFFLM_DATA" not in os.environ:
         raise UsageError(f"where is {title}? Set DIFFLM_DATA, or give --data, to the directory that holds {names}.")
     root = root or Path(os.environ["DIFFLM_DATA"])
@@ -48,7 +48,6 @@ def find_corpus_file(root: Path | None, title: str, stems: tuple[str, ...], name
 
 
 def _read_pairs(path: Path) -> Iterator[E2EPair]:
-    empty = True
     for number, line in read_lines(path):
         if not line.strip():
             continue
@@ -56,7 +55,4 @@ def _read_pairs(path: Path) -> Iterator[E2EPair]:
         cells = [cell.partition(":") for cell in left.split("|")]
         if not bar or not text.strip() or not all(colon for _, colon, _ in cells):
             raise DifflmError(f"line {number} of {path} is not 'field : value | field : value||reference'.")
-        empty = False
         yield E2EPair({name.strip(): value.strip() for name, _, value in cells}, text.strip())
-    if empty:
-        raise DifflmError(f"there is no text in {path}.")

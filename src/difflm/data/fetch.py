@@ -37,12 +37,8 @@ NETWORK_ERRORS = {  # by urllib3's class
 Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all
 
 
-def ignore_progress(file: str, done: int, total: int | None) -> None:
-    pass
-
-
 def fetch_corpus(
-    corpus: Corpus, out: Path, base: str | None = None, timeout: float = TIMEOUT, progress: Progress = ignore_progress
+    corpus: Corpus, out: Path, base: str | None = None, timeout: float = TIMEOUT, progress: Progress = lambda *_: None
 ) -> list[Path]:
     """Fetch a corpus into `out`/name and convert it to what difflm reads. `base` is another server with its paths."""
     if not corpus.downloads:
@@ -115,7 +111,7 @@ def fetch_file(
     size: int | None = None,
     sha256: str | None = None,
     timeout: float = TIMEOUT,
-    progress: Progress = ignore_progress,
+    progress: Progress = lambda *_: None,
 ) -> None:
     """Download `url` to a temporary file, check it, and rename it to `target`."""
     if not is_web_address(url):

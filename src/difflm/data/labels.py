@@ -5,8 +5,7 @@ a list of [first, last, label] has spans, both ends included. Null is no label: 
 label or no spans, and leaves missing tags out of its loss.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from difflm.data.texts import read_lines
+from difflm.data.texts import read_jsonl
 from difflm.errors import UsageError
 
 Kind = Literal["text", "tags", "spans"]
@@ -50,7 +49,7 @@ class Labels:
         found = set(self.rows) if self.labelling.kind == "text" else {label for row in self.rows for label in row}
         return len(found) > 1
 
-    def batch(self, chosen: Sequence[int], width: int) -> NDArray[np.int64]:
+    def batch(self, chosen: Iterable[int], width: int) -> NDArray[np.int64]:
         """Labels of some texts as an array: [B], [B, W] or [B, 2W, 3]."""
         rows = [self.rows[i] for i in chosen]
         if self.labelling.kind == "text":
@@ -67,10 +66,7 @@ def read_labels(path: Path, text_column: str) -> list[Labels]:
     """Read every labelling of a file; one whose lines differ in kind is refused."""
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
-        row = json.loads(line)  # the texts of the file were read before, so that each line is an object
+    for number, row in read_jsonl(path):
         if not str(row.get(text_column, "")).strip():
             continue
         for name in (row.keys() | columns.keys()) - {text_column}:
@@ -110,12 +106,9 @@ def common_kind(name: str, values: list[Any], path: Path, numbers: list[int]) ->
 def kind_of(value: Any) -> Kind | None:
     if isinstance(value, str) and value:
         return "text"
-    if isinstance(value, list):
-        if all(isinstance(one, str) for one in value):
-            return "tags"
-        if all(is_span(one) for one in value):
-            return "spans"
-    return None
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return "tags"
+    return "spans" if isinstance(value, list) and all(map(is_span, value)) else None
 
 
 def is_span(value: Any) -> bool:

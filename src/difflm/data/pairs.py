@@ -1,12 +1,11 @@
 """Pairs of text and noise for reflow, as `difflm generate --json` writes them."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from difflm.data.texts import read_lines
+from difflm.data.texts import read_jsonl
 from difflm.data.tokenfile import Ints
 from difflm.errors import UsageError
 
@@ -23,18 +22,14 @@ def read_pairs(path: Path, text_column: str) -> tuple[Ints, Ints]:
         raise UsageError(f"{path} holds no noise beside its texts. {HOW}")
     seeds, samples = [], []
     following: Counter[int] = Counter()
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
-        row = json.loads(line)  # the texts of the file were read before, so that each line is an object
+    for number, row in read_jsonl(path):
         seed = row.get("seed")
         if type(seed) is not int or not 0 <= seed < 2**31:
             raise UsageError(f"line {number} of {path} does not say of which seed it is. {HOW}")
         if row.get("controls"):
             raise UsageError(f"line {number} of {path} was made under control, not of its noise alone. {HOW}")
-        if row.get("denoiser_calls") != row.get(
-            "steps"
-        ):  # one of several candidates, whose sample number differs from the line's
+        # Of several candidates one is kept, whose sample number differs from the line's.
+        if row.get("denoiser_calls") != row.get("steps"):
             raise UsageError(f"line {number} of {path} did not take one call a step: write texts without candidates.")
         if str(row[text_column]).strip():
             seeds.append(seed)

@@ -1,7 +1,5 @@
 """Stories of five sentences (ROCStories), and the gaps between two observations that people filled (aNLG)."""
 
-import csv
-import gzip
 import json
 import random
 import re
@@ -12,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from difflm.data.e2e import Split, find_corpus_file
-from difflm.data.texts import check_readable, read_lines
-from difflm.errors import DifflmError, UsageError
+from difflm.data.texts import check_any, check_readable, file_kind, read_columns, read_jsonl, read_lines
+from difflm.errors import DifflmError
 
 SENTENCES = 5
 MIDDLES = (1, 2, 3)  # the sentences that may be missing: the second to the fourth have context on both sides
@@ -40,10 +38,8 @@ def sentences(text: str) -> list[str]:
 
 def roc_path(root: Path | None, split: Split) -> Path:
     """Find the file of a split under `root` ($DIFFLM_DATA where None); releases name it differently."""
-    if split not in ("train", "valid"):
-        raise UsageError(f"ROCStories has no split {split!r} here: train or valid.")
     stems = (f"roc/{split}.json", f"roc/{split}.csv", f"ROCstory/roc_{split}.json")
-    return find_corpus_file(root, "ROCStories", stems, f"roc/{split}.json[.gz], roc/{split}.csv")
+    return find_corpus_file(root, "ROCStories", stems, f"roc/{split}.json[.gz], roc/{split}.csv", split)
 
 
 def anlg_path(root: Path | None) -> Path:
@@ -57,17 +53,8 @@ def anlg_path(root: Path | None) -> Path:
 def read_stories(path: Path) -> Iterator[str]:
     """Yield stories, one per line: JSON lists (Li et al., 2022), or the authors' table with sentence1 … sentence5."""
     check_readable(path)
-    table = path.name.removesuffix(".gz").endswith(".csv")
-    return _check_any(_table_stories(path) if table else _json_stories(path), path)
-
-
-def _check_any(stories: Iterator[str], path: Path) -> Iterator[str]:
-    empty = True
-    for story in stories:
-        empty = False
-        yield " ".join(story.split())
-    if empty:
-        raise DifflmError(f"there is no story in {path}.")
+    stories = _table_stories(path) if file_kind(path) == ".csv" else _json_stories(path)
+    return check_any((" ".join(story.split()) for story in stories), f"there is no story in {path}.")
 
 
 def _json_stories(path: Path) -> Iterator[str]:
@@ -84,17 +71,10 @@ def _json_stories(path: Path) -> Iterator[str]:
 
 
 def _table_stories(path: Path) -> Iterator[str]:
-    names = [f"sentence{k}" for k in range(1, SENTENCES + 1)]
-    rows = csv.DictReader((line for _, line in read_lines(path)), strict=True)
-    try:
-        if missing := [name for name in names if name not in (rows.fieldnames or ())]:
-            raise DifflmError(f"{path} has no column {missing[0]!r}: it is not the table of ROCStories.")
-        for row in rows:
-            if not all(row[name] and row[name].strip() for name in names):
-                raise DifflmError(f"line {rows.line_num} of {path} has fewer than {SENTENCES} sentences.")
-            yield " ".join(row[name].strip() for name in names)
-    except csv.Error as error:
-        raise DifflmError(f"line {rows.line_num} of {path} is not CSV: {error}.") from None
+    for number, found in read_columns(path, tuple(f"sentence{k}" for k in range(1, SENTENCES + 1))):
+        if not all(map(str.strip, found)):
+            raise DifflmError(f"line {number} of {path} has fewer than {SENTENCES} sentences.")
+        yield " ".join(found)
 
 
 def whole(stories: Iterator[str]) -> Iterator[list[str]]:
@@ -145,9 +125,9 @@ def read_anlg(path: Path) -> list[Gap]:
     The file is one object, id → `obs1`, `obs2`, `gold_labels`; or, as in aNLI, it has lines with `obs1`, `obs2`, two
     answers `hyp1`, `hyp2`, and a `label` that names the better one."""
     check_readable(path)
-    lines = path.name.removesuffix(".gz").endswith(".jsonl")
+    lines = ((f"line {number}", row) for number, row in read_jsonl(path, "obs1") if row)
     gaps: dict[tuple[str, str], dict[str, None]] = {}
-    for where, row in _anlg_lines(path) if lines else _anlg_object(path):
+    for where, row in lines if file_kind(path) == ".jsonl" else _anlg_object(path):
         answers = row.get("gold_labels") if "gold_labels" in row else [row.get(f"hyp{row.get('label')}")]
         fields = (row.get("obs1"), row.get("obs2"), *(answers if isinstance(answers, list) else [None]))
         if len(fields) < 3 or not all(isinstance(text, str) and text.strip() for text in fields):
@@ -161,22 +141,9 @@ def read_anlg(path: Path) -> list[Gap]:
 
 def _anlg_object(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        raw = path.read_bytes()
-        rows = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError):
+        rows = json.loads("".join(line for _, line in read_lines(path)))
+    except (ValueError, RecursionError):
         rows = None
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise DifflmError(f"{path} is not a JSON object of pairs of observations.")
     return ((f"{name!r}", row) for name, row in rows.items())
-
-
-def _anlg_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in read_lines(path):
-        try:
-            row = json.loads(line) if line.strip() else {}
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise DifflmError(f"line {number} of {path} is not a JSON object.")
-        if row:
-            yield f"line {number}", row

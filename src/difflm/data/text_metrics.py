@@ -122,9 +122,9 @@ def most_central(candidates: Sequence[Tokens]) -> int:
 def copied_share(texts: Iterable[str], training_texts: Iterable[str]) -> float:
     """Return the share of texts that occur in the training texts, which are streamed. White space is ignored: a corpus
     may write "£ 30 ." where a model prints "£30."."""
-    counts = Counter(map(_strip_spaces, texts))
-    copied = {text for text in map(_strip_spaces, training_texts) if text in counts}
-    return _share(sum(counts[text] for text in copied), counts.total())
+    made = list(texts)
+    copied = set(map(_strip_spaces, copied_among(made, training_texts)))
+    return _share(sum(_strip_spaces(text) in copied for text in made), len(made))
 
 
 def copied_among(texts: Iterable[str], training_texts: Iterable[str]) -> set[str]:
@@ -135,17 +135,14 @@ def copied_among(texts: Iterable[str], training_texts: Iterable[str]) -> set[str
 
 def unique_share(texts: Iterable[str]) -> float:
     """Return distinct texts over all texts; runs of white space count as one space."""
-    counts = Counter(map(_merge_spaces, texts))
+    counts = Counter(" ".join(text.split()) for text in texts)
     return _share(len(counts), counts.total())
 
 
 def unknown_share(token_lists: Iterable[Tokens], unknown: Hashable) -> float:
     """Return the share of all tokens that are `unknown`, the word or id for what the vocabulary lacks."""
-    hits = total = 0
-    for tokens in token_lists:
-        hits += sum(token == unknown for token in tokens)
-        total += len(tokens)
-    return _share(hits, total)
+    tokens = [token for tokens in token_lists for token in tokens]
+    return _share(tokens.count(unknown), len(tokens))
 
 
 def length_histogram(lengths: Iterable[int], bin: int = 5) -> dict[int, float]:
@@ -203,10 +200,6 @@ def _windows(tokens: Tokens, n: int) -> Iterable[tuple[Hashable, ...]]:
 
 def _strip_spaces(text: str) -> str:
     return "".join(text.split())
-
-
-def _merge_spaces(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _share(part: int, whole: int) -> float:

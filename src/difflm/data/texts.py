@@ -1,7 +1,6 @@
 """Readers of texts, and of pairs of source and target, from .txt, .csv and .jsonl files, plain or gzipped."""
 
 import csv
-import difflib
 import gzip
 import json
 import zlib
@@ -9,13 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, suggest
 
 MOST_TOKENS = 512  # of one text: no model here is made for longer ones
 FORMATS = ".txt, .csv or .jsonl, each also with .gz"
 PAIR_COLUMNS = (("src", "trg"), ("source", "target"))  # names of source and target where a recipe gives none
+
+Item = TypeVar("Item")
+Row = tuple[int, tuple[str, ...]]  # a line's number, and its texts of the columns that were asked for
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,12 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[str]:
     if kind == ".txt" and column is not None:
         raise UsageError(f"{path} has a text a line and no columns: leave the column {column!r} out.")
     if kind == ".txt":
-        return _skip_blank((line for _, line in read_lines(path)), path)
-    if kind not in ROWS:
+        texts = (line for _, line in read_lines(path))
+    elif kind in ROWS:
+        texts = (text for _, (text,) in ROWS[kind](path, (column or "text",)))
+    else:
         raise UsageError(f"{path} is not a file of texts: they are read from {FORMATS}.")
-    return _skip_blank((text for _, (text,) in ROWS[kind](path, (column or "text",))), path)
+    return check_any(filter(None, map(str.strip, texts)), f"there is no text in {path}.")
 
 
 def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[Example]:
@@ -50,7 +54,7 @@ def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[
     if len(paths) == 2:
         if column is not None:
             raise UsageError(f"{paths[0]} and {paths[1]} have a text a line and no columns: leave column={column} out.")
-        return _check_pairs(_parallel_rows(*paths), str(paths[1]))
+        return check_any(_pair_rows(_parallel_rows(*paths), paths[1]), f"there is no text in {paths[1]}.")
     (path,), kind = paths, file_kind(paths[0])
     if kind not in ROWS:
         raise UsageError(
@@ -60,7 +64,7 @@ def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[
     names = tuple(name.strip() for name in column.split(",")) if column else _pair_columns(path, kind)
     if len(names) != 2 or not all(names):
         raise UsageError(f"column={column} does not name two columns. Give column=SOURCE,TARGET.")
-    return _check_pairs(ROWS[kind](path, names), str(path))
+    return check_any(_pair_rows(ROWS[kind](path, names), path), f"there is no text in {path}.")
 
 
 def file_kind(path: Path) -> str:
@@ -110,32 +114,25 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DifflmError(f"cannot read {path}: {error.strerror or error}.") from None
 
 
-def _skip_blank(texts: Iterable[str], path: Path) -> Iterator[str]:
+def check_any(items: Iterable[Item], message: str) -> Iterator[Item]:
+    """Yield all items; raise an error where there are none."""
     empty = True
-    for text in map(str.strip, texts):
-        if text:
-            empty = False
-            yield text
+    for item in items:
+        empty = False
+        yield item
     if empty:
-        raise DifflmError(f"there is no text in {path}.")
+        raise DifflmError(message)
 
 
-Row = tuple[int, tuple[str, ...]]  # a line's number, and its texts of the columns that were asked for
-
-
-def _check_pairs(rows: Iterable[Row], where: str) -> Iterator[Example]:
+def _pair_rows(rows: Iterable[Row], path: Path) -> Iterator[Example]:
     """Skip lines without source and target; half a pair is an error."""
-    empty = True
     for number, pair in rows:
         source, target = map(str.strip, pair)
         if bool(source) != bool(target):
             missing, other = ("source", "target") if target else ("target", "source")
-            raise DifflmError(f"line {number} of {where}: the {missing} is empty. Give one, or remove its {other} too.")
+            raise DifflmError(f"line {number} of {path}: the {missing} is empty. Give one, or remove its {other} too.")
         if source:
-            empty = False
             yield Example(target, source)
-    if empty:
-        raise DifflmError(f"there is no text in {where}.")
 
 
 def _parallel_rows(sources: Path, targets: Path) -> Iterator[Row]:
@@ -149,7 +146,7 @@ def _parallel_rows(sources: Path, targets: Path) -> Iterator[Row]:
 
 def _pair_columns(path: Path, kind: str) -> tuple[str, ...]:
     """The columns of source and target in a file, by the names of its first line."""
-    first: Iterator[tuple[int, Iterable[str]]] = _csv_lines(path) if kind == ".csv" else _jsonl_objects(path, "src")
+    first: Iterator[tuple[int, Iterable[str]]] = read_csv(path) if kind == ".csv" else read_jsonl(path, "src")
     number, names = next(first, (1, PAIR_COLUMNS[0]))  # reading an empty file says that it is empty
     known = next((pair for pair in PAIR_COLUMNS if {*pair} & {*names}), PAIR_COLUMNS[0])
     for name in known:
@@ -158,7 +155,8 @@ def _pair_columns(path: Path, kind: str) -> tuple[str, ...]:
     return known
 
 
-def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield line numbers and rows; the first row has the columns' names."""
     csv.field_size_limit(2**31 - 1)  # the module's own limit of 128 KiB is shorter than some texts
     rows = csv.reader((line for _, line in read_lines(path)), strict=True)
     try:
@@ -168,8 +166,9 @@ def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise DifflmError(f"line {rows.line_num} of {path} is not CSV: {error}.") from None
 
 
-def _csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
-    rows = _csv_lines(path)
+def read_columns(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    """Yield the texts of some columns of a .csv file."""
+    rows = read_csv(path)
     _, names = next(rows, (1, []))
     if not names:
         return
@@ -184,7 +183,8 @@ def _csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
             yield number, tuple(row[index] for index in indices)
 
 
-def _jsonl_objects(path: Path, column: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(path: Path, column: str = "text") -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield line numbers and objects; an error shows an object with this column."""
     for number, line in read_lines(path):
         if not line.strip():
             continue
@@ -198,28 +198,20 @@ def _jsonl_objects(path: Path, column: str) -> Iterator[tuple[int, dict[str, Any
 
 
 def _jsonl_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
-    for number, row in _jsonl_objects(path, columns[0]):
+    for number, row in read_jsonl(path, columns[0]):
         for column in columns:
             if column not in row:
                 raise _no_column(path, column, list(row), number)
-            if not isinstance(row[column], str) or not _is_unicode(row[column]):
-                raise DifflmError(f"{column!r} in line {number} of {path} is not a text.")
+            try:
+                row[column].encode()  # JSON can spell half of a surrogate pair, which is not Unicode
+            except (AttributeError, UnicodeEncodeError):
+                raise DifflmError(f"{column!r} in line {number} of {path} is not a text.") from None
         yield number, tuple(row[column] for column in columns)
 
 
-ROWS: dict[str, Callable[[Path, tuple[str, ...]], Iterator[Row]]] = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
+ROWS: dict[str, Callable[[Path, tuple[str, ...]], Iterator[Row]]] = {".csv": read_columns, ".jsonl": _jsonl_rows}
 
 
 def _no_column(path: Path, column: str, names: list[str], number: int) -> UsageError:
-    near = difflib.get_close_matches(column, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return UsageError(f"no column {column!r} in line {number} of {path}.{hint} It has: {', '.join(names) or 'none'}.")
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether a text can be encoded as UTF-8: JSON can spell half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    said = f"no column {column!r} in line {number} of {path}. {suggest(column, names)}"
+    return UsageError(f"{said}It has: {', '.join(names) or 'none'}.")

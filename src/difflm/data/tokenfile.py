@@ -1,11 +1,12 @@
-"""Token files: a corpus as ids on disk, written in one pass and memory-mapped, so that it may exceed memory."""
+"""Token files: a corpus as ids on disk, memory-mapped, so that its lengths and indices alone are in memory."""
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,11 +20,11 @@ from numpy.typing import NDArray
 from difflm.data.texts import MOST_TOKENS, Example
 from difflm.data.tokenizers import PAD, Tokenizer
 from difflm.errors import DifflmError
-from difflm.runtime.files import explain_os_error, read_json
+from difflm.runtime.files import explain_write_errors, read_json
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
-HELD = 0.99  # share of the texts that `enough` tokens hold
+HELD = 0.99  # share of the texts that a size chosen from them holds
 
 
 def source_fingerprint(path: Path) -> dict[str, Any]:
@@ -37,13 +38,6 @@ def source_fingerprint(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DifflmError(f"cannot read {path}: {error.strerror}.") from None
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "ends": hashlib.sha256(ends).hexdigest()}
-
-
-class Limits(NamedTuple):
-    """The most tokens of a text and of its source; None: texts have no source."""
-
-    target: int
-    source: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,267 +70,184 @@ class TokenColumn:
         return ids, lengths
 
 
-class TokenFile:
+@dataclass(frozen=True, eq=False)
+class TokenFile(TokenColumn):
     """A corpus as a directory: `ids.bin` and `offsets.bin` of its texts, `source_ids.bin` and `source_offsets.bin` of
-    their sources where they have some, `left_out.bin` (numbers in the corpus of examples that were too long or
-    repeated), and `meta.json`."""
+    their sources where they have some, and `meta.json`."""
 
-    def __init__(
-        self,
-        targets: TokenColumn,
-        meta: dict[str, Any],
-        left_out: NDArray[Any] | None = None,
-        sources: TokenColumn | None = None,
-    ) -> None:
-        self.targets, self.sources, self.meta = targets, sources, meta
-        self._left_out = np.zeros(0, np.int64) if left_out is None else left_out.astype(np.int64)  # rising
-        self.max_length = int(meta["max_length"])  # tokens of the longest text
-        self.too_long, self.repeated = int(meta.get("too_long", 0)), int(meta.get("repeated", 0))
-        self.source_too_long = int(meta.get("source_too_long", 0))  # those of the too long whose source alone is so
-        self.source_limit = int(meta.get("source_limit", 0))  # the most tokens of a source
-        self.enough = int(meta.get("enough", self.max_length))  # tokens that hold 99 % of all texts, left out or not
-        self.source_enough = int(meta.get("source_enough", 0))
-        self.distinct = bool(meta.get("distinct"))  # whether texts that repeat an earlier one were left out
+    sources: TokenColumn | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def build(
-        cls,
-        directory: Path,
-        examples: Iterable[Example],
-        tokenizer: Tokenizer,
-        limits: Limits,
-        source: dict[str, Any],
-        distinct: bool = False,
+        cls, directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, origin: dict[str, Any]
     ) -> "TokenFile":
-        """Write all examples whose tokens are within the limits; longer ones are left out and counted, never cut.
-        `distinct` keeps the first of equal examples (and holds a digest of each in memory).
-
-        The directory appears whole or not at all.
-        """
-        try:
+        """Write the tokens of all examples. The directory appears whole or not at all."""
+        with explain_write_errors(directory), ExitStack() as stack:
             directory.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
-        except OSError as error:
-            raise explain_os_error(error, directory) from None
-        try:
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
             fresh = temporary / "new"
             fresh.mkdir()
-            meta = _write(fresh, examples, tokenizer, limits, set() if distinct else None)
-            meta |= _origin(tokenizer, limits, source, distinct)
+            meta = {**_write(fresh, examples, tokenizer), "tokenizer": tokenizer.fingerprint(), "source": origin}
             (fresh / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
             if directory.exists():
                 directory.rename(temporary / "old")
             fresh.rename(directory)
-        except OSError as error:
-            raise explain_os_error(error, directory) from None
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         return cls.open(directory)
 
     @classmethod
     def open(cls, directory: Path) -> "TokenFile":
         meta = read_json(directory / "meta.json")
-        sources: TokenColumn | None = None
         try:
-            targets = _open_column(directory, meta, "")
-            if "source_tokens" in meta:
-                sources = _open_column(directory, meta, "source_")
-            left_out = np.fromfile(directory / "left_out.bin", _OFFSET)
-            whole = len(left_out) == meta["too_long"] + meta["repeated"]
+            sources = TokenColumn(*_map_column(directory, meta, "source_")) if "source_tokens" in meta else None
+            return cls(*_map_column(directory, meta, ""), sources, meta)
         except (KeyError, TypeError, ValueError, OSError):
-            whole = False
-        if not whole:
-            raise DifflmError(f"the tokens in {directory} are damaged. Delete the directory; it will be made again.")
-        return cls(targets, meta, left_out, sources)
+            advice = "Delete the directory; it will be made again."
+            raise DifflmError(f"the tokens in {directory} are damaged. {advice}") from None
 
-    def matches(self, tokenizer: Tokenizer, limits: Limits, source: dict[str, Any], distinct: bool = False) -> bool:
-        """Whether building again would give the same."""
-        expected = _origin(tokenizer, limits, source, distinct)
-        return {key: self.meta.get(key) for key in expected} == expected
+    def matches(self, tokenizer: Tokenizer, origin: dict[str, Any]) -> bool:
+        """Whether the tokens were made from the same file with the same tokenizer."""
+        return (self.meta.get("tokenizer"), self.meta.get("source")) == (tokenizer.fingerprint(), origin)
 
-    def __len__(self) -> int:
-        return len(self.targets)
+    @property
+    def complete(self) -> bool:
+        """Whether all texts are there: earlier versions left out those that were too long or repeated."""
+        return not self.meta.get("too_long") and not self.meta.get("repeated")
 
     def key(self, index: int) -> bytes:
         """The tokens of an example as bytes: equal examples have equal keys, and no others."""
+        target = super().key(index)
         if self.sources is None:
-            return self.targets.key(index)
-        return self.sources.lengths[index].tobytes() + self.sources.key(index) + self.targets.key(index)
-
-    @property
-    def read(self) -> int:
-        """How many texts the corpus has, left out or not."""
-        return len(self) + len(self._left_out)
-
-    def indices_of(self, numbers: NDArray[Any]) -> Ints:
-        """Indices here, rising, of the texts with these numbers in the corpus; one that was left out has none."""
-        kept = np.setdiff1d(np.asarray(numbers, np.int64), self._left_out)
-        return kept - np.searchsorted(self._left_out, kept)
-
-    def numbers(self) -> Ints:
-        """The number in the corpus of each text here, rising."""
-        return np.setdiff1d(np.arange(self.read), self._left_out)
-
-    @property
-    def lengths(self) -> NDArray[np.uint32]:
-        return self.targets.lengths
-
-    def rows(self, indices: NDArray[Any], width: int) -> tuple[Ints, Ints]:
-        return self.targets.rows(indices, width)
+            return target
+        return self.sources.lengths[index].tobytes() + self.sources.key(index) + target
 
 
-def _origin(tokenizer: Tokenizer, limits: Limits, source: dict[str, Any], distinct: bool) -> dict[str, Any]:
-    """What the tokens of a corpus depend on."""
-    made_of: dict[str, Any] = {"tokenizer": tokenizer.fingerprint(), "limit": limits.target, "source": source}
-    made_of |= {"distinct": distinct}
-    return made_of if limits.source is None else {**made_of, "source_limit": limits.source}
-
-
-def _open_column(directory: Path, meta: dict[str, Any], prefix: str) -> TokenColumn:
-    ids = _mapped(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]))
-    offsets = _mapped(directory / f"{prefix}offsets.bin", _OFFSET)
+def _map_column(directory: Path, meta: dict[str, Any], prefix: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    # Plain arrays over the maps: np.memmap costs more at every index than the index itself.
+    ids = np.asarray(np.memmap(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]), "r"))
+    offsets = np.asarray(np.memmap(directory / f"{prefix}offsets.bin", _OFFSET, "r"))
     total = meta[f"{prefix}tokens"]
     if len(ids) != total or len(offsets) != meta["count"] + 1 or int(offsets[-1]) != total:
         raise ValueError
-    return TokenColumn(ids, offsets)
-
-
-def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    # Plain array over the map: np.memmap costs more at every index than the index itself.
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
-
-
-@dataclass
-class Lengths:
-    """How many texts have each number of tokens; all very long ones are counted as one number."""
-
-    counts: Ints = field(default_factory=lambda: np.zeros(1 << 16, np.int64))
-
-    def add(self, lengths: Ints) -> None:
-        most = len(self.counts) - 1
-        self.counts += np.bincount(np.minimum(lengths, most), minlength=most + 1)
-
-    @property
-    def enough(self) -> int:
-        """The fewest tokens that hold 99 % of the texts."""
-        return int(np.searchsorted(self.counts.cumsum(), HELD * self.counts.sum()))
-
-    @property
-    def shortest(self) -> int:
-        return int(np.flatnonzero(self.counts)[0])
-
-
-def count_lengths(examples: Iterable[Example], tokenizer: Tokenizer) -> tuple[Lengths, Lengths]:
-    """The lengths of texts and of their sources."""
-    found = Lengths(), Lengths()
-    for encoded in encode_examples(examples, tokenizer):
-        for lengths, column in zip(found, encoded, strict=True):
-            lengths.add(_lengths(column or []))
-    return found
-
-
-def _lengths(encoded: list[list[int]]) -> Ints:
-    return np.fromiter(map(len, encoded), np.int64, len(encoded))
+    return ids, offsets
 
 
 class _ColumnWriter:
-    """Writes one column of a token file, and counts."""
+    """Writes one column of a token file."""
 
-    def __init__(self, stack: ExitStack, directory: Path, prefix: str, limit: int, dtype: np.dtype[Any]) -> None:
-        self.prefix, self.limit, self.dtype = prefix, limit, dtype
+    def __init__(self, stack: ExitStack, directory: Path, prefix: str, dtype: np.dtype[Any]) -> None:
+        self.prefix, self.dtype, self.total = prefix, dtype, 0
         self.ids, self.offsets = (
             stack.enter_context((directory / f"{prefix}{name}.bin").open("wb")) for name in ("ids", "offsets")
         )
         self.offsets.write(np.zeros(1, _OFFSET).tobytes())
-        self.total = self.longest = 0
-        self.lengths = Lengths()  # of all texts, those that are left out too
 
-    def measure(self, encoded: list[list[int]]) -> NDArray[np.bool_]:
-        """Count the lengths of some texts; which of them fit?"""
-        lengths = _lengths(encoded)
-        self.lengths.add(lengths)
-        return (lengths > 0) & (lengths <= self.limit)
-
-    def write(self, kept: list[list[int]]) -> None:
-        lengths = _lengths(kept)
-        flat = np.fromiter((i for one in kept for i in one), self.dtype, int(lengths.sum()))
+    def write(self, encoded: list[list[int]]) -> None:
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        flat = np.fromiter((i for one in encoded for i in one), self.dtype, int(lengths.sum()))
         self.ids.write(flat.tobytes())
         self.offsets.write((self.total + lengths.cumsum()).astype(_OFFSET).tobytes())
-        self.total, self.longest = self.total + len(flat), max(self.longest, int(lengths.max()))
+        self.total += len(flat)
 
-    def meta(self) -> dict[str, Any]:
-        found = {"tokens": self.total, "max_length": self.longest, "enough": self.lengths.enough}
-        return {f"{self.prefix}{key}": value for key, value in found.items()}
-
-
-def _write(
-    directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, limits: Limits, seen: set[int] | None
-) -> dict[str, Any]:
-    dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
-    read = count = repeated = source_too_long = 0
-    with ExitStack() as stack:
-        columns = [_ColumnWriter(stack, directory, "", limits.target, dtype)]
-        if limits.source is not None:
-            columns.append(_ColumnWriter(stack, directory, "source_", limits.source, dtype))
-        left_out = stack.enter_context((directory / "left_out.bin").open("wb"))
-        for targets, sources in encode_examples(examples, tokenizer):
-            fits = columns[0].measure(targets)
-            if sources is not None:
-                source_fits = columns[1].measure(sources)
-                source_too_long += int((fits & ~source_fits).sum())
-                fits &= source_fits
-            if seen is not None:
-                both = targets if sources is None else [[*s, PAD, *t] for s, t in zip(sources, targets, strict=True)]
-                new = np.fromiter((is_new(one, seen) for one in both), bool, len(both))
-                repeated += int((fits & ~new).sum())
-                fits &= new
-            left_out.write((read + np.flatnonzero(~fits)).astype(_OFFSET).tobytes())
-            read, count = read + len(targets), count + int(fits.sum())
-            if fits.any():
-                for column, encoded in zip(columns, (targets, sources or []), strict=False):
-                    column.write([one for one, fit in zip(encoded, fits, strict=True) if fit])
-        for file in (left_out, *(file for column in columns for file in (column.ids, column.offsets))):
+    def sync(self) -> None:
+        for file in (self.ids, self.offsets):
             file.flush()
             os.fsync(file.fileno())
-    if not read:
+
+
+def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer) -> dict[str, Any]:
+    dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
+    columns: list[_ColumnWriter] = []
+    count = 0
+    with ExitStack() as stack:
+        for encoded in encode_examples(examples, tokenizer):
+            columns = columns or [
+                _ColumnWriter(stack, directory, prefix, dtype) for prefix in ("", "source_")[: len(encoded)]
+            ]
+            count += len(encoded[0])
+            for column, rows in zip(columns, encoded, strict=True):
+                column.write(rows)
+        for column in columns:
+            column.sync()
+    if not columns or not columns[0].total:
         raise DifflmError("there are no texts to train on.")
-    if not count:
-        raise _all_too_long(read, columns)
-    meta = {"count": count, "dtype": dtype.str, "too_long": read - count - repeated, "repeated": repeated}
-    for column in columns:
-        meta |= column.meta()
-    return meta if limits.source is None else {**meta, "source_too_long": source_too_long}
+    return {"count": count, "dtype": dtype.str, **{f"{column.prefix}tokens": column.total for column in columns}}
 
 
-def _all_too_long(read: int, columns: list[_ColumnWriter]) -> DifflmError:
-    for column, what, key in zip(columns, ("texts", "sources"), ("longest", "source_longest"), strict=False):
-        shortest, limit = column.lengths.shortest, column.limit
-        if shortest > limit:
-            # By how much, not to what: some models need positions for more than the words.
-            said = f"all {read:,} {what} have more than {limit} tokens, the shortest {shortest}."
-            if shortest > MOST_TOKENS:
-                return DifflmError(f"{said} Split them into shorter texts.")
-            return DifflmError(f"{said} Raise {key} by {shortest - limit} or more, or split the texts.")
-    limits = " and ".join(f"{column.limit} tokens" for column in columns)
-    return DifflmError(
-        f"none of {read:,} texts fits beside its source: at most {limits}. Raise longest, source_longest."
-    )
-
-
-def is_new(ids: list[int], seen: set[int]) -> bool:
-    """Whether these ids come for the first time; two different texts share a digest once in 2^64 pairs."""
-    digest = int.from_bytes(hashlib.blake2b(np.array(ids, "<u4").tobytes(), digest_size=8).digest(), "little")
-    before = len(seen)
-    seen.add(digest)
-    return len(seen) > before
-
-
-def encode_examples(
-    examples: Iterable[Example], tokenizer: Tokenizer
-) -> Iterator[tuple[list[list[int]], list[list[int]] | None]]:
+def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterator[list[list[list[int]]]]:
     """Yield the ids of the targets and, where they have some, of the sources of 1024 examples at a time."""
     examples = iter(examples)
     while some := list(islice(examples, 1024)):
-        sources = [one.source for one in some if one.source is not None]
-        targets = tokenizer.encode_batch([one.target for one in some])
-        yield targets, tokenizer.encode_batch(sources) if sources else None
+        columns = [[one.target for one in some], [one.source for one in some if one.source is not None]]
+        yield [tokenizer.encode_batch(texts) for texts in columns if texts]
+
+
+# -- texts that fit ---------------------------------------------------------------------------------------------------
+
+
+class Limits(NamedTuple):
+    """The most tokens of a text and of its source; None: texts have no source."""
+
+    target: int
+    source: int | None = None
+
+
+class Selection(NamedTuple):
+    """The texts of a token file that a model can hold, and how many of all texts it leaves out."""
+
+    limits: Limits
+    kept: Ints  # indices, rising
+    total: int
+    too_long: int
+    source_too_long: int  # those of the too long whose source alone is so
+    repeated: int
+
+
+def select_texts(tokens: TokenFile, limits: Limits, distinct: bool = False) -> Selection:
+    """Select the examples whose tokens are within the limits; longer ones are left out and counted, never cut.
+    `distinct` keeps the first of equal examples (and holds a digest of each in memory)."""
+    text_fits = _within(tokens.lengths, limits.target)
+    fits = text_fits if tokens.sources is None else text_fits & _within(tokens.sources.lengths, limits.source or 0)
+    kept = fits
+    if distinct:
+        seen: set[int] = set()
+        kept = fits & np.fromiter((is_new(tokens.key(i), seen) for i in range(len(tokens))), bool, len(tokens))
+    if not kept.any():
+        raise _all_too_long(tokens, limits)
+    counts = (int(mask.sum()) for mask in (~fits, text_fits & ~fits, fits & ~kept))
+    return Selection(limits, np.flatnonzero(kept), len(tokens), *counts)
+
+
+def _within(lengths: NDArray[np.uint32], limit: int) -> NDArray[np.bool_]:
+    return (lengths > 0) & (lengths <= limit)
+
+
+def tokens_that_hold_most(lengths: NDArray[np.uint32]) -> int:
+    """The fewest tokens that hold 99 % of the texts."""
+    return int(np.sort(lengths)[math.ceil(HELD * len(lengths)) - 1])
+
+
+def _all_too_long(tokens: TokenFile, limits: Limits) -> DifflmError:
+    columns = [(tokens.lengths, limits.target, "texts", "longest")]
+    if tokens.sources is not None:
+        columns.append((tokens.sources.lengths, limits.source or 0, "sources", "source_longest"))
+    for lengths, limit, what, key in columns:
+        if (shortest := int(lengths.min())) > limit:
+            # By how much, not to what: some models need positions for more than the words.
+            said = f"all {len(tokens):,} {what} have more than {limit} tokens, the shortest {shortest}."
+            if shortest > MOST_TOKENS:
+                return DifflmError(f"{said} Split them into shorter texts.")
+            return DifflmError(f"{said} Raise {key} by {shortest - limit} or more, or split the texts.")
+    both = " and ".join(f"{limit} tokens" for _, limit, _, _ in columns)
+    return DifflmError(
+        f"none of {len(tokens):,} texts fits beside its source: at most {both}. Raise longest, source_longest."
+    )
+
+
+def is_new(key: bytes, seen: set[int]) -> bool:
+    """Whether this key comes for the first time; two different keys share a digest once in 2^64 pairs."""
+    digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+    before = len(seen)
+    seen.add(digest)
+    return len(seen) > before

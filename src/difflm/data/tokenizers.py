@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,30 +20,22 @@ if TYPE_CHECKING:
 SPECIALS = ("START", "END", "UNK", "PAD")
 START, END, UNK, PAD = range(4)
 
-__all__ = [
-    "END",
-    "PAD",
-    "SPECIALS",
-    "START",
-    "UNK",
-    "Bpe",
-    "Characters",
-    "Tokenizer",
-    "Words",
-    "join_words",
-    "split_words",
-]
-
 
 class Tokenizer(ABC):
-    """Text ⇄ ids. `encode` adds no specials; `decode` and `tokens` drop them."""
+    """Text ⇄ ids, the first four of which are specials. `encode` adds none of them; `decode` and `tokens` drop them."""
 
     kind: str
 
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self.pieces = list(pieces)  # pieces[id - 4]: a text may hold the word END, so the specials are no pieces
+        self._ids = {piece: i for i, piece in enumerate(self.pieces, len(SPECIALS))}
+        if len(self._ids) != len(self.pieces):
+            raise ValueError("a token is there twice")
+
     @property
-    @abstractmethod
     def size(self) -> int:
         """Number of ids, specials included."""
+        return len(SPECIALS) + len(self.pieces)
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
@@ -50,9 +43,9 @@ class Tokenizer(ABC):
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str: ...
 
-    @abstractmethod
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The readable pieces of the text, in order."""
+        return [self.pieces[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)]
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]: ...
@@ -101,10 +94,7 @@ class Words(Tokenizer):
         self.words = list(words)  # words[id]
         if tuple(self.words[: len(SPECIALS)]) != SPECIALS:
             raise ValueError(f"its words do not begin with {', '.join(SPECIALS)}")
-        # A text may hold the word END; it must not end there. So the specials are not words.
-        self._ids = {word: i for i, word in enumerate(self.words) if i >= len(SPECIALS)}
-        if len(self._ids) != len(self.words) - len(SPECIALS):
-            raise ValueError("a word is there twice")
+        super().__init__(self.words[len(SPECIALS) :])
 
     @classmethod
     def build(cls, texts: Iterable[str], more_than: int = 10) -> "Words":
@@ -121,10 +111,6 @@ class Words(Tokenizer):
             raise DifflmError(f"no word is there more than {more_than} times: give more texts or a lower limit.")
         return cls([*SPECIALS, *kept])
 
-    @property
-    def size(self) -> int:
-        return len(self.words)
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [[self._ids.get(word, UNK) for word in split_words(text)] for text in texts]
 
@@ -132,7 +118,7 @@ class Words(Tokenizer):
         return [word for word in split_words(text) if word not in self._ids]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        words = [self.words[i] for i in ids if i >= len(SPECIALS)]
+        words = super().tokens(ids)
         while words and words[-1] == "\n":  # the vocabulary has it, a text does not end in it
             words.pop()
         start = next((i for i, word in enumerate(words) if word != "\n"), 0)
@@ -146,43 +132,33 @@ class Words(Tokenizer):
 
 
 class Characters(Tokenizer):
-    """One id a character; one that is not in `characters` is UNK."""
+    """One id a character; one that is not in `pieces` is UNK."""
 
     kind = "characters"
 
-    def __init__(self, characters: Sequence[str]) -> None:
-        self.characters = list(characters)  # characters[id - 4]
-        self._ids = {one: i for i, one in enumerate(self.characters, len(SPECIALS))}
-        if len(self._ids) != len(self.characters) or any(len(one) != 1 for one in self.characters):
-            raise ValueError("its characters are not single, or one is there twice")
+    def __init__(self, pieces: Sequence[str]) -> None:
+        super().__init__(pieces)
+        if any(len(one) != 1 for one in self.pieces):
+            raise ValueError("one of its characters is not single")
 
     @classmethod
     def build(cls, texts: Iterable[str], more_than: int = 0) -> "Characters":
         """The characters seen more than `more_than` times, in their order."""
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(text)
+        counts = Counter(chain.from_iterable(texts))
         return cls(sorted(one for one, count in counts.items() if count > more_than))
-
-    @property
-    def size(self) -> int:
-        return len(SPECIALS) + len(self.characters)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [[self._ids.get(one, UNK) for one in text] for text in texts]
-
-    def tokens(self, ids: Iterable[int]) -> list[str]:
-        return [self.characters[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)]
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.tokens(ids))
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "characters": self.characters}
+        return {"kind": self.kind, "characters": self.pieces}
 
 
 class Bpe(Tokenizer):
-    """Byte-level byte-pair encoding: any text comes back exactly.
+    """Byte-level byte-pair encoding: any text comes back exactly. `pieces` are in the byte alphabet.
 
     The ids of the pieces start after the specials, which the encoder does not know: no text can spell one.
     """
@@ -190,15 +166,13 @@ class Bpe(Tokenizer):
     kind = "bpe"
 
     def __init__(self, pieces: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
-        self.pieces = list(pieces)  # in the byte alphabet; pieces[id - 4]
-        self.merges = list(merges)
         from tokenizers.pre_tokenizers import ByteLevel
 
-        if missing := set(ByteLevel.alphabet()) - set(self.pieces):
+        super().__init__(pieces)
+        self.merges = list(merges)
+        if missing := set(ByteLevel.alphabet()) - self._ids.keys():
             raise ValueError(f"{len(missing)} of the 256 bytes are missing")
-        if len(set(self.pieces)) != len(self.pieces):
-            raise ValueError("a piece is there twice")
-        if not all({a, b, a + b} <= set(self._index) for a, b in self.merges):
+        if not all({a, b, a + b} <= self._ids.keys() for a, b in self.merges):
             raise ValueError("a merge makes a piece that is not there")
 
     @classmethod
@@ -207,57 +181,48 @@ class Bpe(Tokenizer):
         smallest = len(SPECIALS) + 256
         if size < smallest:
             raise UsageError(f"a byte-pair vocabulary of {size} is too small: 4 specials and 256 bytes are {smallest}.")
-        from tokenizers import Tokenizer as Encoder
-        from tokenizers import models, pre_tokenizers, trainers
+        from tokenizers import pre_tokenizers, trainers
 
-        encoder = Encoder(models.BPE())
-        encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         trainer = trainers.BpeTrainer(
             vocab_size=size - len(SPECIALS),
             min_frequency=2,
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
+        encoder = _byte_pair_encoder()
         encoder.train_from_iterator(texts, trainer)
         model = json.loads(encoder.to_str())["model"]
         pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
         return cls(pieces, [_pair(merge) for merge in model["merges"]])
 
     @cached_property
-    def _index(self) -> dict[str, int]:
-        return {piece: i for i, piece in enumerate(self.pieces)}
-
-    @cached_property
     def _encoder(self) -> "tokenizers.Tokenizer":
-        from tokenizers import Tokenizer as Encoder
-        from tokenizers import models, pre_tokenizers
-
-        encoder = Encoder(models.BPE(vocab=self._index, merges=self.merges))
-        encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        return encoder
-
-    @property
-    def size(self) -> int:
-        return len(SPECIALS) + len(self.pieces)
+        return _byte_pair_encoder(vocab={piece: i for i, piece in enumerate(self.pieces)}, merges=self.merges)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [[i + len(SPECIALS) for i in one.ids] for one in encoded]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        return [self._text([i]) for i in ids if i >= len(SPECIALS)]
+        return [self.decode([i]) for i in ids if i >= len(SPECIALS)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._text([i for i in ids if i >= len(SPECIALS)])
-
-    def _text(self, ids: list[int]) -> str:
         from tokenizers.decoders import ByteLevel
 
-        text: str = ByteLevel().decode([self.pieces[i - len(SPECIALS)] for i in ids])
+        text: str = ByteLevel().decode(super().tokens(ids))
         return text
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "pieces": self.pieces, "merges": [f"{a} {b}" for a, b in self.merges]}
+
+
+def _byte_pair_encoder(**model: Any) -> "tokenizers.Tokenizer":
+    from tokenizers import Tokenizer as Encoder
+    from tokenizers import models, pre_tokenizers
+
+    encoder = Encoder(models.BPE(**model))
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return encoder
 
 
 def _strings(data: dict[str, Any], key: str) -> list[str]:

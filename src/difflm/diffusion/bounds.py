@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Embedding
+from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.predictions import Logits
 from difflm.diffusion.processes import DiscreteProcess, Gaussian
-from difflm.diffusion.schedules import interpolate
+from difflm.diffusion.processes.gaussian import interpolate
 from difflm.diffusion.timesteps import TimeSampler
 
 LEVELS = 10_000  # of the chain whose bound is reported
-CERTAIN = 0.03  # share of the guessed nats that lies below t_0, where the chain ends in words
+CERTAIN = 0.06  # share of the guessed nats that lies below t_0, where the chain ends in words
 EVEN = 0.3  # share of levels spread evenly in log-SNR: context moves the nats to noisier ones, faults to cleaner ones
 SPOKEN = 0.98  # share of the guessed nats below which they are spread: noisier levels are all alike
 TOLD = 0.95  # the same where a control variate tells most of the chance
@@ -78,7 +78,7 @@ class GaussianBound:
         neighbours tell it.
         """
         levels, pairs = place_levels(denoiser), count_pairs(denoiser, draws)
-        chain = Chain(denoiser, levels, pairs, denoiser.prepare(condition), self.certain_below)
+        chain = Chain(denoiser, levels, pairs, denoiser.conditioning.prepare(denoiser, condition), self.certain_below)
         vectors = denoiser.codec.encode(ids)
         coin = noise.uniform(0, stream=15) < 0.5
         found: list[Tensor] = []
@@ -109,7 +109,7 @@ def count_pairs(denoiser: Denoiser, draws: int) -> int:
     """How many pairs cost no more than so many draws, each with all passes: a pair has three passes where a draw has
     two, and the end of the chain, where words are certain, spares its second one."""
     spared = 0 if _embedding(denoiser).x0_std else 1
-    return max(1, (2 * draws + spared) // 3 if denoiser.self_conditioning.on else draws // 2)
+    return max(1, (2 * draws + spared) // 3 if denoiser.self_conditioning else draws // 2)
 
 
 def standard_error(estimates: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def _draw(chain: Chain, vectors: Tensor, mask: Tensor, noise: Noise, number: int
 
     each = [nats(x, one, belief.clean) for x, one, belief in zip(states, draws, beliefs, strict=True)]
     mean = (each[0] + each[1]) / 2
-    if denoiser.self_conditioning.on:
+    if denoiser.self_conditioning:
         wide = coin.view(-1, 1, 1)
         x = torch.where(wide, states[0], states[1])
         previous = torch.where(wide, beliefs[0].clean, beliefs[1].clean)
@@ -363,7 +363,7 @@ class DiscreteBound:
         condition: Condition = UNCONDITIONAL,
     ) -> Tensor:
         """With `draws` times a text, one in each stratum, [B, draws]."""
-        process, condition = denoiser.process, denoiser.prepare(condition)
+        process, condition = denoiser.process, denoiser.conditioning.prepare(denoiser, condition)
         assert isinstance(process, DiscreteProcess)
         prior = (process.prior_nats(ids) * mask).sum(-1, keepdim=True).double()
         offset = noise.uniform(0, stream=10).double()

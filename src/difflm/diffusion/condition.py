@@ -25,6 +25,11 @@ class Condition:
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: None if value is None else value[rows] for name, value in own.items()})
 
+    def to(self, device: torch.device) -> "Condition":
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {name: None if value is None else value.to(device, non_blocking=True) for name, value in own.items()}
+        return replace(self, **moved)
+
     def null(self, rows: Tensor | None = None) -> "Condition":
         """The condition that classifier-free guidance compares with: no source, nothing given, no label; of some
         texts, [B], or of all."""

@@ -1,19 +1,20 @@
-"""A network, its codec and its process, answering one question: what is the clean text behind x_t?"""
+"""A network, its codec and its process, answering one question: what is the clean text behind x_t? A condition reaches
+the network as clean positions of the canvas, before the text, or not at all."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Levels, Process, Times, expand_levels
 from difflm.diffusion.codecs import Codec
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.conditioning import Canvas, Conditioning
-from difflm.diffusion.processes.base import Process, Times
+from difflm.errors import UsageError
 
 
 class OneDnn:
@@ -89,6 +90,118 @@ class SelfConditioning:
         return self.mode != "off"
 
 
+NO_SOURCE = "this model writes each text from a source, and none is given."
+
+
+@dataclass(frozen=True)
+class ConditionDrop:
+    """For a share of the texts the condition is dropped in training, so that classifier-free guidance can compare
+    (Ho & Salimans, 2022). `self_condition`: the last estimate is dropped with it, in training and in sampling."""
+
+    share: float = 0.0
+    self_condition: bool = False
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What the network reads: a noisy state, its times and its mask. The text begins at position `first`. `memory` is
+    what else the network is given: an encoded source and its mask."""
+
+    x: Tensor
+    level: Levels
+    mask: Tensor | None
+    first: int = 0
+    memory: tuple[Tensor, ...] = ()
+
+
+class Conditioning(nn.Module):
+    """Without a condition: the network reads the noisy text alone."""
+
+    source_longest = 0  # tokens of a source that it reads; 0: it reads none
+
+    def prepare(self, denoiser: "Denoiser", condition: Condition) -> Condition:
+        """Work that is done once a generation, such as running an encoder."""
+        return condition
+
+    def place(
+        self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
+    ) -> Canvas:
+        """The canvas that the network reads."""
+        return Canvas(x, level, mask)
+
+
+class CleanGiven(Conditioning):
+    """Given words are shown as they are, at time 0: for models that learned from clean context."""
+
+    def place(
+        self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
+    ) -> Canvas:
+        if condition.given is None:
+            return Canvas(x, level, mask)
+        here = condition.given >= 0
+        t = torch.where(here, 0.0, level.t.unsqueeze(1) if level.t.dim() == 1 else level.t)
+        clean = clean_state(denoiser, condition.given.clamp(min=0))
+        return Canvas(torch.where(expand_levels(here, x), clean, x), denoiser.process.at(t), mask)
+
+
+class CrossAttention(Conditioning):
+    """The network attends to a source that it encodes once a generation: see `networks.EncoderDecoder`."""
+
+    def __init__(self, source_longest: int) -> None:
+        super().__init__()
+        self.source_longest = source_longest
+
+    def prepare(self, denoiser: "Denoiser", condition: Condition) -> Condition:
+        if condition.source is None or condition.source_mask is None:
+            raise UsageError(NO_SOURCE)
+        encode = cast(Callable[[Tensor, Tensor], Tensor], denoiser.network.encode)
+        with autocast_to(condition.source.device, denoiser.precision):
+            return replace(condition, memory=encode(condition.source, condition.source_mask))
+
+    def place(
+        self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
+    ) -> Canvas:
+        if condition.memory is None or condition.source_mask is None:
+            raise UsageError(NO_SOURCE)
+        return Canvas(x, level, mask, memory=(condition.memory, condition.source_mask))
+
+
+class PartialNoising(Conditioning):
+    """Source and text share one canvas, and only the text is noised (Gong et al., 2023, section 3.1). The text begins
+    at position `source_longest`, so that it does not depend on the sources that share its batch."""
+
+    def __init__(self, source_longest: int) -> None:
+        super().__init__()
+        self.source_longest = source_longest
+
+    def place(
+        self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
+    ) -> Canvas:
+        if condition.source is None or condition.source_mask is None:
+            raise UsageError(NO_SOURCE)
+        missing = self.source_longest - condition.source.shape[1]
+        if missing < 0:
+            raise UsageError(f"the sources have {condition.source.shape[1]} tokens; at most {self.source_longest} fit.")
+        source, there = (F.pad(part, (0, missing)) for part in (condition.source, condition.source_mask))
+        t = level.t.unsqueeze(1).expand(x.shape[:2]) if level.t.dim() == 1 else level.t
+        own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        return Canvas(
+            torch.cat([clean_state(denoiser, source), x], 1),
+            denoiser.process.at(torch.cat([torch.zeros_like(source, dtype=t.dtype), t], 1)),
+            torch.cat([there, own], 1),
+            first=self.source_longest,
+        )
+
+
+def clean_state(denoiser: "Denoiser", ids: Tensor) -> Tensor:
+    """The state of tokens at time 0, without noise."""
+    vectors = denoiser.codec.encode(ids)
+    if not vectors.is_floating_point():
+        return vectors
+    zero = denoiser.process.at(torch.zeros(ids.shape, device=ids.device))
+    return denoiser.process.corrupt(vectors, zero, torch.zeros_like(vectors))
+
+
 class Denoiser(nn.Module):
     """`belief = denoiser(x_t, t, mask, condition, previous)`; t is [B] or [B, L], or the process's levels there.
 
@@ -105,14 +218,8 @@ class Denoiser(nn.Module):
     ) -> None:
         super().__init__()
         self.network, self.codec, self.process = network, codec, process
-        self.conditioning = conditioning or Conditioning()
-        self.self_conditioning = self_conditioning or SelfConditioning()
+        self.conditioning, self.self_conditioning = conditioning or Conditioning(), self_conditioning
         self.precision: torch.dtype | None = None
-
-    def prepare(self, condition: Condition) -> Condition:
-        """The condition with what is computed of it once a generation."""
-        with autocast_to(self.codec.bias.device, self.precision):
-            return self.conditioning.prepare(self, condition)
 
     def forward(
         self,
@@ -122,34 +229,26 @@ class Denoiser(nn.Module):
         condition: Condition = UNCONDITIONAL,
         previous: Tensor | None = None,
     ) -> Belief:
+        """The network reads the state, the last estimate of the clean state (zeros where there is none), and the
+        codec's features."""
         with torch.autocast(x.device.type, enabled=False):
             canvas = self.conditioning.place(self, x, self.process.at(t), mask, condition)
-            evidence = self.codec.evidence(canvas.x, canvas.level)
-            inputs = self.inputs(canvas, evidence, previous)
+            evidence, first = self.codec.evidence(canvas.x, canvas.level), canvas.first
+            inputs = list(self.codec.inputs(canvas.x, canvas.level, evidence))
+            if self.self_conditioning is not None:
+                last = torch.zeros_like(canvas.x[:, first:]) if previous is None else previous
+                # A source is clean: its own estimate.
+                inputs.insert(1, torch.cat([canvas.x[:, :first], last], 1) if first else last)
+            whole = torch.cat(inputs, dim=-1) if len(inputs) > 1 else inputs[0]
         with autocast_to(x.device, self.precision):
-            answer = self.network(inputs, canvas.level.t, canvas.mask, *canvas.memory).float()
+            answer = self.network(whole, canvas.level.t, canvas.mask, *canvas.memory).float()
         with torch.autocast(x.device.type, enabled=False):
-            if canvas.first:
-                text = slice(None), slice(canvas.first, None)
+            if first:
+                text = slice(None), slice(first, None)
                 answer, evidence = answer[text], None if evidence is None else evidence[text]
                 return self.codec.belief(answer, canvas.x[text], canvas.level[text], evidence, self.process)
             return self.codec.belief(answer, canvas.x, canvas.level, evidence, self.process)
 
-    def inputs(self, canvas: Canvas, evidence: Tensor | None, previous: Tensor | None) -> Tensor:
-        """The state, the last estimate of the clean state (zeros where there is none), and the codec's features."""
-        state, *features = self.codec.inputs(canvas.x, canvas.level, evidence)
-        if self.self_conditioning.on:
-            known = canvas.x[:, : canvas.first]  # a source is clean: its own estimate
-            last = torch.zeros_like(canvas.x[:, canvas.first :]) if previous is None else previous
-            features = [torch.cat([known, last], 1) if canvas.first else last, *features]
-        return torch.cat([state, *features], dim=-1) if features else state
-
     def view(self, x: Tensor, t: Times) -> Tensor:
         """What a classifier reads of x_t."""
         return self.codec.view(x, self.process.at(t))
-
-    def two_passes(self, x: Tensor, t: Times, mask: Tensor | None, condition: Condition = UNCONDITIONAL) -> Belief:
-        """A belief that is a function of x_t alone: the first answer is the second's `previous`."""
-        level = self.process.at(t)
-        belief = cast(Belief, self(x, level, mask, condition))
-        return cast(Belief, self(x, level, mask, condition, belief.clean)) if self.self_conditioning.on else belief

@@ -5,7 +5,6 @@ A counter goes in, a random number comes out (splitmix64, Steele et al., 2014). 
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -38,13 +37,6 @@ def folded(*parts: Tensor | int) -> Tensor:
 
 
 Step = int | Tensor  # its number, or [1] where that stands on a device
-
-
-class NoiseSource(Protocol):
-    """Where random numbers come from."""
-
-    def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor: ...
-    def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor: ...
 
 
 @dataclass(frozen=True)

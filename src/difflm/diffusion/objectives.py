@@ -11,18 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Levels, Process, expand_levels
 from difflm.diffusion.codecs import Codec, Embedding
-from difflm.diffusion.predictions import X0
-from difflm.diffusion.processes import (
-    DiscreteProcess,
-    Gaussian,
-    GaussianLevels,
-    Interpolating,
-    Levels,
-    Process,
-    expand_levels,
-)
+from difflm.diffusion.codecs.embedding import X0
+from difflm.diffusion.processes import DiscreteProcess, Gaussian, GaussianLevels, Interpolating
 
 
 @dataclass(frozen=True)
@@ -159,8 +151,3 @@ class Objective:
 
     def total(self, terms: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([weight * terms[name] for name, weight in self.weights.items()]).sum(0)
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the positions that count, of all texts together; of several quantities [K, B, L] at once, [K]."""
-    return (values * mask).sum((-2, -1)) / mask.sum().clamp(min=1)

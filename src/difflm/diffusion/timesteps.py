@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.diffusion.noise import Noise, fold_counter, folded
-from difflm.diffusion.schedules import Schedule, Table, interpolate
+from difflm.diffusion.processes.gaussian import interpolate
 from difflm.errors import UsageError
 
 GOLDEN_RATIO = 0.6180339887498949
@@ -72,8 +72,7 @@ class TimeSampler(nn.Module):
         return torch.stack([whole[span] for span in spans], 1)
 
 
-class Uniform(TimeSampler):
-    pass
+Uniform = TimeSampler
 
 
 class LowDiscrepancy(TimeSampler):
@@ -216,9 +215,3 @@ class LearnedWarp(LowDiscrepancy):
         """Squared error of F̃, weighted so that every time counts alike however often it is drawn."""
         expected = interpolate(t.detach(), *self.edges())
         return ((expected - text_mean(losses.detach(), mask)) ** 2 / self.density(t).clamp(min=self.floor)).mean()
-
-    def schedule(self, base: Schedule) -> Table:
-        """The base curve along evenly spaced u, as a schedule of its own."""
-        u = torch.linspace(0, 1, 201, device=self.time_widths.device)
-        log_snrs = base.log_snr(self.time_of(u))
-        return Table(tuple(u.tolist()), tuple(log_snrs.tolist()))

@@ -5,7 +5,9 @@ agreeing less with the target than the first."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,25 +65,28 @@ class Checkers:
         known = [(target, texts) for target, texts in made if target.sentence]
         parts, found = control.split("+"), {}
         if POS in parts and self.second_tagger:
-            found["tags_equal_second"] = compare_tags(known, self.second_tagger)
-        if "tree" in parts and self.second_parser:
-            found["tree_f1_second"] = compare_trees(known, self.second_parser, lambda _, a, b: agreement(a, b).f1)
-        if "span" in parts and self.second_parser:
-            found["span_found_second"] = compare_trees(known, self.second_parser, spans_found, spans_found)
+            found["tags_equal_second"] = compare(known, self.second_tagger.tags, lambda _, a, b: equal_tags(a, b))
+        if self.second_parser and "tree" in parts:
+            parse = partial(parse_texts, self.second_parser)
+            found["tree_f1_second"] = compare(known, parse, lambda _, a, b: agreement(a, b).f1)
+        if self.second_parser and "span" in parts:
+            parse = partial(parse_texts, self.second_parser)
+            found["span_found_second"] = compare(known, parse, lambda target, _, tree: spans_found(target, tree))
         return {figure: values for figure, values in found.items() if values}
 
 
-def sentences_of(made: Texts) -> list[Words]:
-    return [split_words(str(target.sentence)) for target, _ in made]
-
-
-def compare_tags(made: Texts, tagger: Tagger) -> list[float]:
-    """Return the share of equal tags, with target sentence and texts tagged by this tagger."""
-    wanted = tagger.tags(sentences_of(made))
-    return [
-        float(np.mean([equal_tags(found, tags) for found in tagger.tags(list(texts))]))
-        for tags, (_, texts) in zip(wanted, made, strict=True)
-    ]
+def compare(
+    made: Texts, annotate: Callable[[Sequence[Words]], list[Any]], success: Callable[[Target, Any, Any], float]
+) -> list[float]:
+    """Return the mean success of each target's texts by the annotations of its sentence and of each text; a text
+    without words counts 0. Targets are left out if by these annotations their own sentence fails."""
+    means = []
+    sentences = annotate([split_words(str(target.sentence)) for target, _ in made])
+    for sentence, (target, texts) in zip(sentences, made, strict=True):
+        if success(target, sentence, sentence):
+            found = annotate([words for words in texts if words])
+            means.append(sum(success(target, sentence, one) for one in found) / len(texts))
+    return means
 
 
 def equal_tags(found: Sequence[str], wanted: Sequence[str]) -> float:
@@ -89,21 +94,7 @@ def equal_tags(found: Sequence[str], wanted: Sequence[str]) -> float:
     return same / max(len(found), len(wanted), 1)
 
 
-Compare = Callable[[Target, Tree, Tree], float]  # of a target, its sentence's tree and a text's tree
-
-
-def compare_trees(made: Texts, parser: Parser, compare: Compare, usable: Compare | None = None) -> list[float]:
-    """Compare the texts' trees with the sentence's, all by this parser, for targets whose sentence is `usable`; a text
-    without words counts 0."""
-    means = []
-    for sentence, (target, texts) in zip(parse_texts(parser, sentences_of(made)), made, strict=True):
-        if usable is None or usable(target, sentence, sentence):
-            found = parse_texts(parser, [words for words in texts if words])
-            means.append(sum(compare(target, sentence, tree) for tree in found) / len(texts))
-    return means
-
-
-def spans_found(target: Target, sentence: Tree, tree: Tree) -> float:
+def spans_found(target: Target, tree: Tree) -> float:
     """Return 1 if the tree contains all phrases of the target."""
     spans = [control for control in target.asked.controls() if isinstance(control, Span)]
     return float(all(span_in_tree(tree, span) for span in spans))

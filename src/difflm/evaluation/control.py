@@ -1,7 +1,7 @@
 """`evaluate --task control` measures whether texts satisfy a request and still read like real text.
 
 Targets come from real sentences (`difflm.evaluation.targets`). The model generates a few texts for each; checkers that
-took no part in generation read the printed words. `difflm.evaluation.reports` defines the figures.
+took no part in generation read the printed words. `figures.yaml` defines the figures.
 """
 
 import hashlib
@@ -11,15 +11,16 @@ import random
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from difflm.annotators.e2e_fields import verbatim
-from difflm.controls import Field, Infill, Length, Span, Tree
+from difflm.controls import Field, Infill, Length
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.learned import POS
 from difflm.controls.plan import check_text
@@ -29,21 +30,23 @@ from difflm.data.texts import read_lines
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.evaluation.checkers import Checkers
+from difflm.evaluation.corpora import fits
 from difflm.evaluation.language import (
+    JUDGED,
     OnProgress,
+    add_nats,
+    check_judge,
     describe_sampling,
     describe_tokenizer,
     device_name,
     model_name,
-    ratio,
     score,
 )
-from difflm.evaluation.reports import CONTROL, SENTENCES, ControlReport, Row
+from difflm.evaluation.reports import CONTROL, SENTENCES, Report, Row
 from difflm.evaluation.targets import Target, write_lines
-from difflm.generation.jobs import Generation, GenerationJob
+from difflm.generation.jobs import Generation, GenerationJob, check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
-from difflm.generation.validation import check_request
 
 COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences for one meaning
 Z95 = 1.959964
@@ -58,13 +61,11 @@ class Protocol:
     seed: int = 0
     candidates: int = 1
     guidance: GuidanceSettings | None = None  # None: the model's own
-    settings: Mapping[str, Any] | None = None  # of `Sampling`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of `Sampling`
 
     def check(self) -> None:
         """Check the numbers before anything is loaded."""
-        check_request(self.each, self.seed, 1)
-        if not 1 <= self.candidates <= 1000:
-            raise UsageError(f"--candidates must lie between 1 and 1,000, not {self.candidates}.")
+        check_request(self.each, self.seed, 1, self.candidates)
         if self.guidance and not 0 <= self.guidance.size <= 1000:
             raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.guidance.size}.")
 
@@ -77,16 +78,16 @@ class Protocol:
             candidates=self.candidates if any(control.head for control in controls) else 1,  # a classifier chooses
             controls=controls,
             guidance=self.guidance,
-            **(self.settings or {}),
+            **self.settings,
         )
 
     def warm_up(self, lm: TextDiffusion, target: Target) -> None:
         """Run a short job: the first call is slower than the next ones."""
-        quick = replace(self, each=1, candidates=1, settings={**(self.settings or {}), "steps": 2})
+        quick = replace(self, each=1, candidates=1, settings={**self.settings, "steps": 2})
         list(lm.run_jobs([quick.make_job(lm, target, 0)]))
 
     def describe(self, lm: TextDiffusion) -> str:
-        sampling = describe_sampling(lm.sampling(**(self.settings or {})))
+        sampling = describe_sampling(lm.sampling(**self.settings))
         rule = "original" if self.guidance == ORIGINAL else f"{lm.guidance_settings(self.guidance).size:g}"
         return f"{sampling} guidance={rule} candidates={self.candidates}"
 
@@ -115,21 +116,21 @@ def evaluate_control(
     on_progress: OnProgress = lambda what, done, total: None,
     texts: Path | None = None,
     second_parser: Path | None = None,
-) -> ControlReport:
+) -> Report:
     """Generate texts for every target and measure them. Sentences of one meaning among `pairs` are compared with the
     samples of one target; `about` says where the targets come from. The texts are kept in the file `texts`; if it
     exists, its texts are measured instead."""
     protocol.check()
     sampling = protocol.describe(lm)
-    if judge and judge.model.likelihood != "exact":
-        raise UsageError(f"a judge needs an exact likelihood, which {judge.config['method']} has not.")
+    if judge:
+        check_judge(judge)
     if lm.tokenizer.kind != "words" and any(target.asked.length is not None for target in targets):
         raise UsageError("lengths of targets are counted in words: measure them with a model of whole words.")
     checkers = Checkers.load(second_parser)
     kept = read_texts(texts, targets, protocol.each) if texts and texts.exists() else None
     for target in targets if kept is None else ():  # report every error before the first text is generated
         lm.plan_controls(target.asked.controls(), guidance=protocol.guidance)
-    people = human_self_bleu(pairs, min(protocol.each, COMPARED), protocol.seed)
+    measure = Measure(judge, checkers, human_self_bleu(pairs, min(protocol.each, COMPARED), protocol.seed))
     rows: list[Row] = []
     every: list[Made] = []
     for control, asked in by_control(targets).items():
@@ -142,22 +143,25 @@ def evaluate_control(
             made, seconds = [kept[id(target)] for target in asked], None
         every += made
         on_progress(f"{control}: measuring", 0, 1)
-        rows.append(model_row(name, control, made, judge, checkers, seconds))
-        rows.append(sentence_row(control, asked, judge, checkers, people))
+        rows += [measure.model_row(name, control, made, seconds), measure.sentence_row(control, asked)]
+        rows[-2].about.update(method=lm.config["method"], each=protocol.each, sampling=sampling)
     if texts and kept is None:
         write_texts(texts, every)
-    shared = {
-        "method": lm.config["method"],
+    about = {
         "tokenizer": describe_tokenizer(lm.tokenizer),
         **(about or {"corpus": "e2e", "split": "valid"}),
         "target_set": fingerprint(targets),
-        "each": protocol.each,
         "seed": protocol.seed,
         "judge": model_name(judge) if judge else None,
-        "sampling": sampling,
     }
+    counts = dict.fromkeys(f"{select(row.count for row in rows):,}" for select in (min, max))
+    amount = f"{' to '.join(counts)} targets a control, {protocol.each} samples each, seed {protocol.seed}"
+    used = dict.fromkeys(checker for row in rows for checker in row.about["checkers"])
+    legend = ["in brackets: 95 %, over targets", f"checked by: {', '.join(used)}", sampling]
+    legend += [f"judge: {about['judge']}"] if judge else []
     source = [f"the texts are those of {texts.name}, made before"] if texts and kept is not None else []
-    return ControlReport(rows, shared, [*notes, *source, *make_notes(rows, lm, judge, people, checkers)])
+    notes = [*notes, *source, f"seconds: on {device_name(lm.device)}", *measure.make_notes(rows)]
+    return Report("control", f"{name} on {about['corpus']} ({about['split']}): {amount}", rows, about, legend, notes)
 
 
 def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:
@@ -223,20 +227,15 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
     words = split_words(text.text)
     found: dict[str, float] = {}
     for control, check in zip(target.asked.controls(), text.controls, strict=True):
+        # A template with words that the model does not know is not judged for a user; they are printed as given.
+        satisfied = control.check(words).satisfied if isinstance(control, Infill) else check["satisfied"]
+        for name, figure in CONTROL.items():
+            if figure.control == control.name:
+                found[name] = check["score"] if figure.graded else float(bool(satisfied))
         if isinstance(control, Length):
-            found["length_exact"] = float(check["satisfied"])
             found["length_within_2"] = float(abs(len(words) - control.words) <= 2)
-        elif isinstance(control, Field):
-            found["field_rule"] = float(check["satisfied"])
-            found["field_verbatim"] = float(verbatim(words, control.head, control.value))
-        elif isinstance(control, Tree):
-            found["tree_f1"], found["tree_exact"] = check["score"], float(check["satisfied"])
-        elif isinstance(control, Span):
-            found["span_found"] = float(check["satisfied"])
-        elif isinstance(control, Infill):
-            found["infill_kept"] = float(check["satisfied"])
-        else:
-            found["tags_equal"], found["tags_whole"] = check["score"], float(check["satisfied"])
+        if isinstance(control, Field):
+            found["field_verbatim"] = float(verbatim(words, control.label, control.value))
     if len(text.controls) > 1:
         found["all_at_once"] = float(all(check["satisfied"] for check in text.controls))
     return found
@@ -267,73 +266,70 @@ def interval(figure: str, values: Sequence[float]) -> tuple[float, float]:
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def model_row(
-    name: str,
-    control: str,
-    made: Sequence[Made],
-    judge: TextDiffusion | None,
-    checkers: Checkers,
-    seconds: float | None,
-) -> Row:
-    means = [target_means(one) for one in made]
-    values = {figure: [found[figure] for found in means] for figure in means[0]}
-    texts = [text for one in made for text in one.texts]
-    row = empty_row(name, control, len(made), len(texts), checkers.names(control))
-    row.figures.update(checkers.agreements(control, [words for one in made for words in one.words if words]))
-    values |= checkers.second_opinions(control, [(one.target, one.words) for one in made])
-    for figure, found in values.items():
-        row.figures[figure], row.intervals[figure] = float(np.mean(found)), interval(figure, found)
-        row.texts[figure] = len(found) * len(made[0].texts)  # a second checker may cover fewer targets
-    add_judgement(row, [[text.text for text in one.texts] for one in made], judge)
-    some = [one.words[:COMPARED] for one in made]
-    row.figures["self_bleu"] = float(np.mean([self_bleu(words) for words in some])) if len(some[0]) > 1 else None
-    row.figures["distinct_4"] = distinct_n([words[0] for words in some], 4)
-    row.figures["denoiser_calls"] = sum(text.denoiser_calls for text in texts) / len(texts)
-    row.figures["seconds"] = seconds
-    row.texts["self_bleu"], row.texts["distinct_4"] = sum(map(len, some)), len(made)
-    return row
+@dataclass(frozen=True)
+class Measure:
+    """What the texts of a row are measured by and compared with."""
 
+    judge: TextDiffusion | None
+    checkers: Checkers
+    people: tuple[float, int] | None = None  # of `human_self_bleu`
 
-def sentence_row(
-    control: str,
-    targets: Sequence[Target],
-    judge: TextDiffusion | None,
-    checkers: Checkers,
-    people: tuple[float, int] | None,
-) -> Row:
-    """Measure the sentences that the targets were drawn from."""
-    sentences = [target.sentence for target in targets if target.sentence]
-    row = empty_row(SENTENCES, control, len(targets), len(sentences), checkers.names(control))
-    if people:
-        row.figures["self_bleu"], row.texts["self_bleu"] = people
-    if sentences:
-        words = [split_words(sentence) for sentence in sentences]
-        row.figures.update(checkers.agreements(control, words))
-        add_judgement(row, [[sentence] for sentence in sentences], judge)
-        row.figures["distinct_4"] = distinct_n(words, 4)
-    return row
+    def model_row(self, name: str, control: str, made: Sequence[Made], seconds: float | None) -> Row:
+        row = self.compare(name, control, len(made), [[text.text for text in one.texts] for one in made])
+        means = [target_means(one) for one in made]
+        values = {figure: [found[figure] for found in means] for figure in means[0]}
+        values |= self.checkers.second_opinions(control, [(one.target, one.words) for one in made])
+        for figure, found in values.items():
+            row.figures[figure], row.intervals[figure] = float(np.mean(found)), interval(figure, found)
+            row.texts[figure] = len(found) * len(made[0].texts)  # a second checker may cover fewer targets
+        some = [one.words[:COMPARED] for one in made]
+        row.figures["self_bleu"] = float(np.mean([self_bleu(words) for words in some])) if len(some[0]) > 1 else None
+        row.texts["self_bleu"] = sum(map(len, some))
+        row.figures["denoiser_calls"] = float(np.mean([text.denoiser_calls for one in made for text in one.texts]))
+        row.figures["seconds"] = seconds
+        return row
 
+    def sentence_row(self, control: str, targets: Sequence[Target]) -> Row:
+        """Measure the sentences that the targets were drawn from."""
+        sentences = [[target.sentence] for target in targets if target.sentence]
+        row = self.compare(SENTENCES, control, len(targets), sentences)
+        row.about["method"] = "people"
+        if self.people:
+            row.figures["self_bleu"], row.texts["self_bleu"] = self.people
+        return row
 
-def empty_row(name: str, control: str, targets: int, texts: int, checkers: list[str]) -> Row:
-    return Row(name, {}, {"checkers": checkers}, control, targets, dict.fromkeys(CONTROL, texts))
+    def compare(self, name: str, control: str, targets: int, groups: Sequence[Sequence[str]]) -> Row:
+        """Measure what texts and real sentences are compared by; a group has the texts of one target."""
+        words = [[split_words(text) for text in group] for group in groups]
+        about = {"checkers": self.checkers.names(control)}
+        row = Row(name, {}, about, control, targets, dict.fromkeys(CONTROL, sum(map(len, groups))))
+        if groups:
+            row.figures.update(self.checkers.agreements(control, [one for many in words for one in many if one]))
+            row.figures["distinct_4"] = distinct_n([many[0] for many in words], 4)
+            row.texts["distinct_4"] = len(groups)
+        if self.judge:
+            fitting = [list(compress(group, fits(self.judge, group))) for group in groups]
+            ids = self.judge.tokenizer.encode_batch([text for group in fitting for text in group])
+            row.texts[JUDGED] = len(ids)
+            if ids:
+                nats = score(self.judge, ids, 0, 1, lambda done, total: None)
+                add_nats(row, JUDGED, nats, ids, [len(group) for group in fitting if group])
+        return row
 
-
-def add_judgement(row: Row, groups: Sequence[Sequence[str]], judge: TextDiffusion | None) -> None:
-    """Add the judge's nats/token of the printed texts; the error is over groups, which are targets."""
-    if judge is None:
-        return
-    rows = [judge.tokenizer.encode_batch(list(texts)) for texts in groups]
-    kept = [[ids for ids in ids_of if 0 < len(ids) <= judge.model.max_words] for ids_of in rows]
-    kept = [ids_of for ids_of in kept if ids_of]
-    row.texts["judge_nats_per_token"] = sum(map(len, kept))
-    if not kept:
-        return
-    nats = iter(score(judge, [ids for ids_of in kept for ids in ids_of], 0, 1, lambda done, total: None).tolist())
-    sums = np.array([sum(next(nats) for _ in ids_of) for ids_of in kept])
-    tokens = np.array([sum(len(ids) + 1.0 for ids in ids_of) for ids_of in kept])
-    row.figures["judge_nats_per_token"], error = ratio(sums, tokens)
-    if error is not None:
-        row.errors["judge_nats_per_token"] = error
+    def make_notes(self, rows: Sequence[Row]) -> list[str]:
+        """Return what a reader of the table must know."""
+        notes = [] if self.judge else ["no judge: no judge figures"]
+        for row in rows if self.judge else ():
+            short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts[JUDGED]
+            if short:
+                notes.append(f"{row.group}: {short} texts are empty or too long for the judge, and not judged")
+        if self.people is None:
+            notes.append("no sentences of one meaning to compare self-BLEU with")
+        if self.checkers.second_tagger is None and any(POS in row.group.split("+") for row in rows):
+            notes.append("spaCy is not installed: tags are checked by the bundled tagger alone")
+        if not all(row.texts[JUDGED] for row in rows if row.name == SENTENCES):
+            notes.append("some targets come without a sentence")
+        return notes
 
 
 def human_self_bleu(pairs: Sequence[E2EPair], count: int, seed: int) -> tuple[float, int] | None:
@@ -347,27 +343,3 @@ def human_self_bleu(pairs: Sequence[E2EPair], count: int, seed: int) -> tuple[fl
     if not groups:
         return None
     return float(np.mean([self_bleu([split_words(text) for text in texts]) for texts in groups])), count * len(groups)
-
-
-def make_notes(
-    rows: Sequence[Row],
-    lm: TextDiffusion,
-    judge: TextDiffusion | None,
-    people: tuple[float, int] | None,
-    checkers: Checkers,
-) -> list[str]:
-    """Return what a reader of the table must know."""
-    notes = [f"seconds: on {device_name(lm.device)}"]
-    if judge is None:
-        notes.append("no judge: no judge figures")
-    for row in rows:
-        short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts["judge_nats_per_token"]
-        if judge is not None and short:
-            notes.append(f"{row.group}: {short} texts are empty or too long for the judge, and not judged")
-    if people is None:
-        notes.append("no sentences of one meaning to compare self-BLEU with")
-    if checkers.second_tagger is None and any(POS in row.group.split("+") for row in rows):
-        notes.append("spaCy is not installed: tags are checked by the bundled tagger alone")
-    if not all(row.texts["judge_nats_per_token"] for row in rows if row.name == SENTENCES):
-        notes.append("some targets come without a sentence")
-    return notes

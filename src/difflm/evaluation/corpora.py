@@ -1,8 +1,8 @@
 """The texts that a model is compared with: held-out texts and training texts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,11 @@ class Corpus:
     split: str
     texts: list[str]
     training: Callable[[], Iterator[str]]  # all training texts, streamed
+
+
+def fits(lm: TextDiffusion, texts: Sequence[str], room: int = 0) -> list[bool]:
+    """Return for each text whether the model holds it with `room` tokens more; an empty text does not fit."""
+    return [0 < len(ids) <= lm.model.max_words - room for ids in lm.tokenizer.encode_batch(list(texts))]
 
 
 def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Corpus:
@@ -55,8 +60,9 @@ def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[str]
     def numbered() -> Iterator[tuple[int, str]]:
         return _drop_repeated(lm, read()) if recipe.get("distinct") else enumerate(read())
 
-    texts = _keep_fitting(lm, (text for number, text in numbered() if number in wanted))
-    return Corpus(name, split, list(texts), lambda: (text for number, text in numbered() if number not in unseen))
+    texts = [text for number, text in numbered() if number in wanted]
+    texts = list(compress(texts, fits(lm, texts)))
+    return Corpus(name, split, texts, lambda: (text for number, text in numbered() if number not in unseen))
 
 
 def _drop_repeated(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[tuple[int, str]]:
@@ -65,10 +71,4 @@ def _drop_repeated(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[tuple[in
     numbered = enumerate(texts)
     while some := list(islice(numbered, 1024)):
         rows = lm.tokenizer.encode_batch([text for _, text in some])
-        yield from (one for one, ids in zip(some, rows, strict=True) if is_new(ids, seen))
-
-
-def _keep_fitting(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[str]:
-    while some := list(islice(texts, 1024)):
-        rows = lm.tokenizer.encode_batch(some)
-        yield from (text for text, ids in zip(some, rows, strict=True) if 0 < len(ids) <= lm.model.max_words)
+        yield from (one for one, ids in zip(some, rows, strict=True) if is_new(np.array(ids, "<u4").tobytes(), seen))

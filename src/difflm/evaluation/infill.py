@@ -1,11 +1,12 @@
 """`evaluate --task infill` fills gaps between two sides of a story and compares the result with what people wrote.
 
-`infill_writers` has the ways of writing; `difflm.evaluation.reports` defines the figures.
+`infill_writers` has the ways of writing; `figures.yaml` defines the figures.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from difflm.data.text_metrics import bleu_counts, cider, copied_share, corpus_bl
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
+from difflm.evaluation.corpora import fits
 from difflm.evaluation.infill_writers import Asked, Lengths, Set, Words, Written, writer_for
 from difflm.evaluation.language import OnProgress, describe_tokenizer, device_name
-from difflm.evaluation.reports import PEOPLE, InfillReport, Row
+from difflm.evaluation.reports import PEOPLE, Report, Row
 from difflm.generation.pipeline import TextDiffusion
 
 __all__ = ["Asked", "Lengths", "Set", "evaluate_infill"]
@@ -36,7 +38,7 @@ def evaluate_infill(
     training_sentences: Sequence[str],
     similarity: BertScore | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
-) -> tuple[InfillReport, dict[str, str]]:
+) -> tuple[Report, dict[str, str]]:
     """Measure all models on all sets; also return some gaps of each set with their middles, for people to read."""
     how.check()
     rows: list[Row] = []
@@ -59,34 +61,32 @@ def evaluate_infill(
         for name, ways in written.items():
             rows += [metrics.row(name, models[name], way, best) for way in ways]
         read[gaps.name] = format_middles(fitting.gaps, written)
-    return InfillReport(rows, {"seed": how.seed, "mbr": how.mbr}, notes), read
+    legend = ["±: half of the 95 % interval, over gaps. Overlap is of words in lower case"]
+    about = {"seed": how.seed, "mbr": how.mbr}
+    return Report("infill", f"{count_gaps(rows)}; seed {how.seed}", rows, about, legend, notes), read
+
+
+def count_gaps(rows: Sequence[Row]) -> str:
+    """List the sets with their numbers of gaps; people are compared on fewer."""
+    counts = {row.group: row.count for row in rows if row.name != PEOPLE}
+    return ", ".join(f"{name}: {count:,} gaps" for name, count in counts.items())
 
 
 def keep_fitting(gaps: Set, models: Iterable[TextDiffusion]) -> Set:
-    fits = np.ones(len(gaps.gaps), bool)
-    for lm in models:  # counted for every model with the two marks of a rearranged text
-        rows = lm.tokenizer.encode_batch([asked(gap.left, gap.right) for gap in gaps.gaps])
-        fits &= np.array([len(row) + LEAST_ROOM <= lm.model.max_words for row in rows])
-    return replace(gaps, gaps=[gap for gap, fit in zip(gaps.gaps, fits, strict=True) if fit])
+    """Keep the gaps that fit all models, counted with the marks of a rearranged text."""
+    texts = [asked(gap.left, gap.right) for gap in gaps.gaps]
+    fit_all = np.all([fits(lm, texts, LEAST_ROOM) for lm in models], axis=0)
+    return replace(gaps, gaps=list(compress(gaps.gaps, fit_all)))
 
 
 def lower_words(text: str | Words) -> Words:
     return [word.lower() for word in (split_words(text) if isinstance(text, str) else text)]
 
 
-@dataclass(frozen=True)
-class Bootstrapped:
-    """A figure and its value in every bootstrap draw of gaps."""
-
-    value: float
-    draws: Floats
-
-    def interval(self) -> tuple[float, float]:
-        low, high = np.quantile(self.draws, [0.025, 0.975]).tolist()
-        return low, high
-
-    def minus(self, other: "Bootstrapped") -> "Bootstrapped":
-        return Bootstrapped(self.value - other.value, self.draws - other.draws)
+def interval(draws: Floats) -> tuple[float, float]:
+    """Return the 95 % interval of a figure from its bootstrap draws, which follow the figure itself."""
+    low, high = np.quantile(draws[1:], [0.025, 0.975]).tolist()
+    return low, high
 
 
 class GapMetrics:
@@ -98,37 +98,34 @@ class GapMetrics:
         self.set, self.training, self.similarity = gaps, training_sentences, similarity
         self.references = [[lower_words(text) for text in gap.references] for gap in gaps.gaps]
         count = len(gaps.gaps)
-        chance = np.random.default_rng(seed)
-        self.weights = chance.multinomial(count, np.full(count, 1 / count), size=BOOTSTRAPS).astype(np.float64)
+        drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=BOOTSTRAPS)
+        self.weights = np.vstack([np.ones(count), drawn])  # how often each gap counts: once, then in each draw
 
     def overlap(
         self, middles: Sequence[Words], references: Sequence[Sequence[Words]] | None = None
-    ) -> dict[str, Bootstrapped]:
-        """Return every figure of overlap."""
+    ) -> dict[str, Floats]:
+        """Return every figure of overlap, followed by its values in the bootstrap draws unless references are given."""
         own = [lower_words(middle) for middle in middles]
+        weights = self.weights if references is None else np.ones((1, len(own)))
         references = self.references if references is None else references
         counts = np.array([bleu_counts(*pair) for pair in zip(own, references, strict=True)], dtype=np.float64)
-        weights = self.weights if len(own) == self.weights.shape[1] else np.ones((1, len(own)))
-        bleu = np.array([100 * corpus_bleu(row) for row in (weights @ counts).tolist()])
-        found = {"bleu_4": Bootstrapped(100 * corpus_bleu(counts.sum(0).tolist()), bleu)}
+        found = {"bleu_4": np.array([100 * corpus_bleu(row) for row in (weights @ counts).tolist()])}
         each = {
-            "rouge_l": [100 * rouge_l(*pair) for pair in zip(own, references, strict=True)],
-            "cider": [100 * value for value in cider(own, references)] if len(own) > 1 else [math.nan],
+            "rouge_l": [rouge_l(*pair) for pair in zip(own, references, strict=True)],
+            "cider": cider(own, references) if len(own) > 1 else [math.nan],
         }
         if self.similarity is not None:
             texts, others = [join_words(one) for one in own], [[join_words(one) for one in many] for many in references]
-            each["bert_score"] = [100 * value for value in self.similarity(texts, others)]
-        for figure, values in each.items():
-            found[figure] = Bootstrapped(float(np.mean(values)), weights @ np.array(values) / len(own))
-        return found
+            each["bert_score"] = self.similarity(texts, others)
+        return found | {figure: 100 * weights @ np.array(values) / len(own) for figure, values in each.items()}
 
-    def row(self, name: str, lm: TextDiffusion, way: Written, best: Mapping[str, Bootstrapped]) -> Row:
+    def row(self, name: str, lm: TextDiffusion, way: Written, best: Mapping[str, Floats]) -> Row:
         drawn = self.overlap(way.middles)
-        for figure in ("bleu_4", "rouge_l"):
-            drawn[f"{figure}_ahead"] = best[figure].minus(drawn[figure])
+        drawn |= {f"{figure}_ahead": best[figure] - drawn[figure] for figure in ("bleu_4", "rouge_l")}
         about = {"method": lm.config["method"], "tokenizer": describe_tokenizer(lm.tokenizer)}
         row = self.make_row(name, way.how, way.middles, drawn, {**about, "sampling": f"{way.how}: {way.sampling}"})
-        row.figures.update({"kept": way.kept, "calls": way.calls, "seconds": way.seconds})
+        copied = copied_share([join_words(middle) for middle in way.middles], self.training)
+        row.figures.update({"copied": copied, "kept": way.kept, "calls": way.calls, "seconds": way.seconds})
         return row
 
     def people(self) -> list[Row]:
@@ -137,18 +134,16 @@ class GapMetrics:
         if not several:
             return []
         firsts, others = [many[0] for many in several], [many[1:] for many in several]
-        drawn = {figure: Bootstrapped(d.value, np.zeros(0)) for figure, d in self.overlap(firsts, others).items()}
-        return [self.make_row(PEOPLE, "one reference against the others", firsts, drawn, {"method": "people"})]
+        found = self.overlap(firsts, others)
+        return [self.make_row(PEOPLE, "one reference against the others", firsts, found, {"method": "people"})]
 
     def make_row(
-        self, name: str, how: str, middles: Sequence[Words], drawn: Mapping[str, Bootstrapped], about: dict[str, Any]
+        self, name: str, how: str, middles: Sequence[Words], drawn: Mapping[str, Floats], about: dict[str, Any]
     ) -> Row:
-        figures: dict[str, float | None] = {k: None if math.isnan(d.value) else d.value for k, d in drawn.items()}
+        figures: dict[str, float | None] = {k: None if math.isnan(d[0]) else float(d[0]) for k, d in drawn.items()}
         figures["words"] = sum(map(len, middles)) / len(middles)
-        if name != PEOPLE:
-            figures["copied"] = copied_share([join_words(middle) for middle in middles], self.training)
-        intervals = {k: d.interval() for k, d in drawn.items() if len(d.draws) and figures[k] is not None}
-        about = {"how": how, **about, "split": self.set.split}
+        intervals = {k: interval(d) for k, d in drawn.items() if len(d) > 1 and figures[k] is not None}
+        about = {"how": how, **about, "corpus": self.set.name, "split": self.set.split}
         return Row(name, figures, about, self.set.name, len(middles), intervals=intervals)
 
 

@@ -5,9 +5,9 @@ sentence."""
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,18 +18,20 @@ from difflm.data.corpora import REARRANGED
 from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, sentences
 from difflm.data.text_metrics import most_central
 from difflm.data.words import join_words, split_words
+from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import FREE, Steering
+from difflm.diffusion.samplers.loop import Steering
+from difflm.diffusion.timesteps import GOLDEN_RATIO
 from difflm.errors import UsageError
 from difflm.evaluation.language import Counted, OnProgress, describe_sampling, score
+from difflm.generation.jobs import check_request
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.validation import check_request
 from difflm.models.base import Sampling
 
-GOLDEN_RATIO = 0.6180339887498949
 NEAR = 500  # training gaps with similar sentences around them, from which a gap's length is drawn
 MOST_WORDS = 40  # of a left-to-right model's middle
 Words = list[str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,13 @@ class Asked:
     mbr: int = 10
     beams: int = 5
     draws: int = 8
-    settings: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
         check_request(1, self.seed, self.mbr)
-        if not 0 <= self.beams <= 1000:
-            raise UsageError(f"--beams must lie between 0 (no beam search) and 1,000, not {self.beams}.")
-        if not 0 <= self.draws <= 1000:
-            raise UsageError(f"--draws must lie between 0 (no choice by score) and 1,000, not {self.draws}.")
+        for name, value, without in (("beams", self.beams, "beam search"), ("draws", self.draws, "choice by score")):
+            if not 0 <= value <= 1000:
+                raise UsageError(f"--{name} must lie between 0 (no {without}) and 1,000, not {value}.")
 
 
 class Writer:
@@ -126,20 +127,21 @@ class Writer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return dict(self.asked.settings or {})
+        return dict(self.asked.settings)
 
     def write(self, name: str, on_progress: OnProgress) -> Iterator[Written]:
         start = time.perf_counter()
         made = self.candidates(partial(on_progress, f"{self.set.name}, {name}: writing"))
         seconds, each = time.perf_counter() - start, self.asked.mbr
-        firsts = [candidates[0] for candidates in made]
-        yield self.written("one sample", firsts, seconds / each, made, 1)
+        yield self.written("one sample", [candidates[0] for candidates in made], seconds / each, made, 1)
         if each > 1:
             on_progress(f"{self.set.name}, {name}: choosing", 0, 1)
             central = [candidates[most_central(candidates)] for candidates in made]
             yield self.written(f"MBR of {each}", central, seconds, made, each)
-            likeliest = self.likeliest(made, partial(on_progress, f"{self.set.name}, {name}: scoring"))
-            if likeliest is not None:
+            texts = self.whole_texts(made) if self.asked.draws and self.lm.model.likelihood else None
+            if texts is not None:
+                nats = self.scored(texts, partial(on_progress, f"{self.set.name}, {name}: scoring"))
+                likeliest = [found[costs.index(min(costs))] for found, costs in zip(made, nats, strict=True)]
                 yield self.written(f"likeliest of {each}", likeliest, seconds, made, each)
         yield from self.others(on_progress)
 
@@ -149,37 +151,32 @@ class Writer:
         calls = sum(sum(many[:each]) for many in counted) / len(made)
         return Written(how, middles, seconds, calls, self.kept, describe_sampling(self.sampling))
 
-    def likeliest(self, made: list[list[Words]], on_progress: Counted) -> list[Words] | None:
-        texts = self.whole_texts(made) if self.asked.draws and self.lm.model.likelihood else None
-        if texts is None:
-            return None
-        nats = self.scored(texts, on_progress)
-        return [found[costs.index(min(costs))] for found, costs in zip(made, nats, strict=True)]
-
     def scored(self, texts: list[list[str]], on_progress: Counted) -> list[list[float]]:
         """Return the nats of all candidates' texts; candidates of one gap share noise."""
         flat = self.lm.tokenizer.encode_batch([text for many in texts for text in many])
-        nats = iter(score(self.lm, flat, self.asked.seed, self.asked.draws, on_progress, len(texts[0])).tolist())
-        return [[next(nats) for _ in many] for many in texts]
+        nats = score(self.lm, flat, self.asked.seed, self.asked.draws, on_progress, self.asked.mbr)
+        return self.grouped(nats.tolist())
+
+    def grouped(self, found: list[T]) -> list[list[T]]:
+        """Group the candidates of each gap."""
+        return [found[k : k + self.asked.mbr] for k in range(0, len(found), self.asked.mbr)]
 
 
 class BothSides(Writer):
     """Diffusion: both sides are known words, and each candidate has its own gap length."""
 
     def candidates(self, on_progress: Counted) -> list[list[Words]]:
-        requests = [request for gap in self.set.gaps for request in self.requests(gap)]
-        jobs = [self.lm.make_job(1, seed, controls=[infill], **self.settings) for seed, infill in requests]
+        requests = [(gap, *request) for gap in self.set.gaps for request in self.requests(gap)]
+        jobs = [self.lm.make_job(1, seed, controls=[infill], **self.settings) for _, seed, infill in requests]
         texts, calls = ["" for _ in jobs], [0 for _ in jobs]
         for done, (number, finished) in enumerate(self.lm.run_jobs(jobs), start=1):
             texts[number], calls[number] = finished[0].text, finished[0].denoiser_calls
             on_progress(done, len(jobs))
-        gaps = [gap for gap in self.set.gaps for _ in range(self.asked.mbr)]
-        # Not the control's own check: it does not judge texts with words that the model does not know.
-        self.kept = sum(sides_kept(gap, text) for gap, text in zip(gaps, texts, strict=True)) / len(jobs)
-        made = [between(gap, text) for gap, text in zip(gaps, texts, strict=True)]
-        starts = range(0, len(made), self.asked.mbr)
-        self.counted = [calls[k : k + self.asked.mbr] for k in starts]
-        return [made[k : k + self.asked.mbr] for k in starts]
+        printed = [(gap, text) for (gap, *_), text in zip(requests, texts, strict=True)]
+        # A new control, without the length: a job's check does not judge words that the model does not know.
+        kept = [Infill(f"{gap.left} ___ {gap.right}").check(split_words(text)).satisfied for gap, text in printed]
+        self.kept, self.counted = sum(map(bool, kept)) / len(jobs), self.grouped(calls)
+        return self.grouped([between(gap, text) for gap, text in printed])
 
     def requests(self, gap: Gap) -> Iterator[tuple[int, Infill]]:
         """Yield a seed and a control for each candidate."""
@@ -199,15 +196,10 @@ def between(gap: Gap, text: str) -> Words:
     return words[len(split_words(gap.left)) : len(words) - len(split_words(gap.right))]
 
 
-def sides_kept(gap: Gap, text: str) -> bool:
-    """Return whether both sides are printed unchanged around a middle that is not empty."""
-    words, left, right = (split_words(part) for part in (text, gap.left, gap.right))
-    middle = between(gap, text)
-    return words == [*left, *middle, *right] and bool(middle)
-
-
 class Answering(Writer):
     """Left to right on rearranged stories: both sides, then the answer (Donahue et al., 2020)."""
+
+    answers = True  # both sides are in the prompt, so that search and likelihood mean something
 
     def prompt(self, gap: Gap) -> str:
         return asked(gap.left, gap.right)
@@ -218,20 +210,18 @@ class Answering(Writer):
     @property
     def settings(self) -> dict[str, Any]:
         """What is not about denoising."""
-        return {key: value for key, value in super().settings.items() if key == "temperature"}
+        return {key: value for key, value in self.asked.settings.items() if key == "temperature"}
 
     @cached_property
     def prompts(self) -> list[list[int]]:
         return self.lm.tokenizer.encode_batch([self.prompt(gap) for gap in self.set.gaps])
 
     def candidates(self, on_progress: Counted) -> list[list[Words]]:
-        each = self.asked.mbr
-        prompts = [prompt for prompt in self.prompts for _ in range(each)]
-        made = self.continued(prompts, self.sampling, on_progress)
-        return [made[k : k + each] for k in range(0, len(made), each)]
+        prompts = [prompt for prompt in self.prompts for _ in range(self.asked.mbr)]
+        return self.grouped(self.continued(prompts, self.sampling, on_progress))
 
     def continued(self, prompts: list[list[int]], sampling: Sampling, on_progress: Counted) -> list[Words]:
-        """What the model writes after each prompt, those of like length together."""
+        """Return what the model writes after each prompt; those of similar length share batches."""
         model, device = self.lm.model.eval(), self.lm.device
         made: list[Words] = [[] for _ in prompts]
         order = sorted(range(len(prompts)), key=lambda k: len(prompts[k]))
@@ -253,18 +243,18 @@ class Answering(Writer):
         return made
 
     def others(self, on_progress: OnProgress) -> Iterator[Written]:
-        yield self.searched("greedy", replace(self.sampling, temperature=0.0), on_progress)
-        if self.asked.beams:
-            how = f"beam search, {self.asked.beams}"
-            yield self.searched(how, replace(self.sampling, beams=self.asked.beams, temperature=1.0), on_progress)
-
-    def searched(self, how: str, sampling: Sampling, on_progress: OnProgress) -> Written:
-        start = time.perf_counter()
-        middles = self.continued(self.prompts, sampling, partial(on_progress, f"{self.set.name}: {how}"))
-        calls = sum(self.lm.model.calls(sampling, len(m)) for m in middles) / len(middles)
-        return Written(how, middles, time.perf_counter() - start, calls, None, describe_sampling(sampling))
+        ways = {"greedy": replace(self.sampling, temperature=0.0)}
+        if self.answers and (beams := self.asked.beams):
+            ways[f"beam search, {beams}"] = replace(self.sampling, beams=beams, temperature=1.0)
+        for how, sampling in ways.items():
+            start = time.perf_counter()
+            middles = self.continued(self.prompts, sampling, partial(on_progress, f"{self.set.name}: {how}"))
+            calls = sum(self.lm.model.calls(sampling, len(m)) for m in middles) / len(middles)
+            yield Written(how, middles, time.perf_counter() - start, calls, None, describe_sampling(sampling))
 
     def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
+        if not self.answers:
+            return None  # the story is incomplete
         gaps = zip(self.set.gaps, made, strict=True)
         return [[f"{self.prompt(gap)} {join_words(middle)}" for middle in found] for gap, found in gaps]
 
@@ -272,17 +262,13 @@ class Answering(Writer):
 class LeftOnly(Answering):
     """Left to right on plain stories: continue the left side for a sentence, without the right side."""
 
+    answers = False
+
     def prompt(self, gap: Gap) -> str:
         return gap.left
 
     def middle(self, text: str) -> Words:
         return split_words(sentences(text)[0])
-
-    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
-        return None  # the story is incomplete
-
-    def others(self, on_progress: OnProgress) -> Iterator[Written]:
-        yield self.searched("greedy", replace(self.sampling, temperature=0.0), on_progress)
 
 
 def writer_for(lm: TextDiffusion, gaps: Set, asked: Asked) -> Writer:

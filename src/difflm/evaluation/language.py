@@ -1,6 +1,6 @@
 """`evaluate --task language` measures how well a model writes, next to real text and the twin's samples.
 
-`difflm.evaluation.reports` defines the figures.
+`figures.yaml` defines the figures.
 """
 
 import hashlib
@@ -26,22 +26,23 @@ from difflm.data.text_metrics import (
     unique_share,
     unknown_share,
 )
-from difflm.data.tokenizers import UNK, Tokenizer, split_words
+from difflm.data.tokenizers import UNK, Tokenizer
+from difflm.data.words import split_words
+from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
-from difflm.evaluation.corpora import MOST_TEXTS, Corpus, corpus_for
-from difflm.evaluation.reports import LANGUAGE, LanguageReport, Row
+from difflm.evaluation.corpora import MOST_TEXTS, Corpus, fits
+from difflm.evaluation.reports import LANGUAGE, Report, Row
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
-from difflm.models.batching import denoise_batch, draw_rows, make_batches
+from difflm.models.batching import draw_rows, make_batches
 from difflm.models.sampling import FAMILIES, understood_by
-
-__all__ = ["Corpus", "LanguageReport", "Row", "corpus_for", "evaluate_language"]
 
 Nats = NDArray[np.float64]
 OnProgress = Callable[[str, int, int], None]  # description, done, total
 Counted = Callable[[int, int], None]
 
 CHUNK = 256  # texts scored between two calls of on_progress
+JUDGED = "judge_nats_per_token"
 
 
 def evaluate_language(
@@ -55,7 +56,7 @@ def evaluate_language(
     settings: Mapping[str, Any] | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
     score_texts: int = 500,
-) -> LanguageReport:
+) -> Report:
     """Measure `samples` texts of each model, of the twin (of the judge if there is none) and of real text.
 
     `settings` change the models' sampling, not the twin's. Likelihoods and bounds are those of `score_texts` held-out
@@ -82,19 +83,26 @@ def evaluate_language(
         min(len(made.texts) for made in sets.values()),
         seed,
     )
-    chosen = Scored.choose(reference, [writer.lm for writer in writers.values()], score_texts)
-    rows = []
-    for name, made in sets.items():
-        row = measure.row(name, made, on_progress)
-        if name in writers:
-            chosen.add_likelihood(row, writers[name].lm, seed, draws, on_progress)
-        rows.append(row)
+    rows = [measure.row(name, made, on_progress) for name, made in sets.items()]
+    scored, note = choose_scored(reference, [writer.lm for writer in writers.values()], score_texts)
+    for row in rows[1:]:
+        add_likelihood(row, writers[row.name].lm, scored, note, seed, draws, on_progress)
     repeated = round((rows[0].figures["copied"] or 0) * len(real))
     if repeated and corpus.split != "train":
         rows[0].notes["copied"] = f"{repeated:,} of {len(real):,} held-out texts also occur in training"
     about = {"corpus": corpus.name, "split": corpus.split, "samples": samples, "seed": seed, "draws": draws}
     about |= {"judge": reader.name if reader else None, "judge_p99": reader.p99 if reader else None}
-    return LanguageReport(rows, about)
+    title = f"{corpus.name} ({corpus.split}), {samples:,} samples, seed {seed}"
+    return Report("language", title, rows, about, make_legend(rows, reader, draws))
+
+
+def make_legend(rows: Sequence[Row], judge: "Judge | None", draws: int) -> list[str]:
+    lines = [f"judge: {judge.name}"] if judge else []
+    if any(row.notes.get("likelihood") == "bound" for row in rows):
+        lines.append(f"≤: a variational bound, {draws} draws a text")
+    if len({row.about["tokenizer"] for row in rows}) > 1:
+        lines.append("nats/token: not comparable between models with different tokenizers")
+    return lines + sorted({note for row in rows for key, note in row.notes.items() if key in LANGUAGE})
 
 
 def check_numbers(samples: int, seed: int, draws: int, score_texts: int) -> None:
@@ -133,8 +141,10 @@ class Writer:
         # One set of changes serves diffusion models and the twin, which ignores settings of denoising.
         known = FAMILIES if method != "autoregressive" else understood_by(lm.model.families)
         job = lm.make_job(n, seed, **{key: value for key, value in self.changes.items() if key in known})
-        sampling = job.sampling
-        self.warm_up(seed, sampling)
+        # The first call is slower than the next ones: two steps of one batch are not counted.
+        for batch in make_batches(lm.model, draw_rows(lm.model, 1, seed), lm.device):
+            noise = Noise(batch.seeds, batch.samples)
+            deque(islice(lm.inference.stream(noise, batch.lengths, batch.width, job.sampling), 2), maxlen=0)
         rows: dict[int, list[int]] = {}
         calls = 0
         start = time.perf_counter()
@@ -150,13 +160,8 @@ class Writer:
             lm.tokenizer,
             method,
             {"denoiser_calls": calls / n, "seconds": seconds},
-            {"seconds": f"seconds: on {device_name(lm.device)}", "sampling": describe_sampling(sampling)},
+            {"seconds": f"seconds: on {device_name(lm.device)}", "sampling": describe_sampling(job.sampling)},
         )
-
-    def warm_up(self, seed: int, sampling: Sampling) -> None:
-        """Run two steps of one batch: the first call is slower than the next ones."""
-        for batch in make_batches(self.lm.model, draw_rows(self.lm.model, 1, seed), self.lm.device):
-            deque(islice(denoise_batch(self.lm.inference, batch, sampling), 2), maxlen=0)
 
 
 def describe_sampling(sampling: Sampling) -> str:
@@ -205,29 +210,22 @@ def ratio(nats: Nats, tokens: Nats) -> tuple[float, float | None]:
     return float(value), float(np.sqrt(len(nats)) * (nats - value * tokens).std(ddof=1) / tokens.sum())
 
 
-def set_ratio(row: Row, figure: str, nats: Nats, tokens: Nats) -> None:
-    row.figures[figure], error = ratio(nats, tokens)
-    row.texts[figure] = len(nats)
+def add_nats(row: Row, figure: str, nats: Nats, ids: Sequence[Sequence[int]], groups: Sequence[int] = ()) -> Nats:
+    """Add nats/token of texts to a row, with the error over texts, or over groups of so many consecutive texts. Return
+    nats/token of each text."""
+    tokens = tokens_of(ids)
+    starts = np.cumsum([0, *groups])[:-1] if groups else np.arange(len(ids))
+    row.figures[figure], error = ratio(np.add.reduceat(nats, starts), np.add.reduceat(tokens, starts))
+    row.texts[figure] = len(ids)
     if error is not None:
         row.errors[figure] = error
+    return nats / tokens
 
 
-@dataclass(frozen=True)
-class Judge:
-    """An autoregressive model that scores texts, and the 99th percentile of its nats/token on real text."""
-
-    lm: TextDiffusion
-    name: str
-    p99: float
-
-    @classmethod
-    def of(cls, lm: TextDiffusion, reference: list[str], on_progress: OnProgress) -> "Judge":
-        if lm.model.likelihood != "exact":
-            method = lm.config["method"]
-            raise UsageError(f"a judge needs an exact likelihood, which {method} has not. Use an autoregressive run.")
-        rows = lm.tokenizer.encode_batch(reference)
-        nats = score(lm, rows, 0, 1, partial(on_progress, "judge: reading real text"))
-        return cls(lm, model_name(lm), float(np.quantile(nats / tokens_of(rows), 0.99)))
+def check_judge(lm: TextDiffusion) -> None:
+    if lm.model.likelihood != "exact":
+        method = lm.config["method"]
+        raise UsageError(f"a judge needs an exact likelihood, which {method} has not. Use an autoregressive run.")
 
 
 def model_name(lm: TextDiffusion) -> str:
@@ -241,36 +239,56 @@ def model_name(lm: TextDiffusion) -> str:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The held-out texts that every model scores."""
+class Judge:
+    """An autoregressive model that scores texts, and the 99th percentile of its nats/token on real text."""
 
-    texts: list[str]
-    note: str
+    lm: TextDiffusion
+    name: str
+    p99: float
 
     @classmethod
-    def choose(cls, reference: list[str], lms: list[TextDiffusion], count: int) -> "Scored":
-        """Choose the first `count` texts that fit all models."""
-        fits = np.ones(len(reference), dtype=bool)
-        for lm in lms:
-            fits &= [0 < len(ids) <= lm.model.max_words for ids in lm.tokenizer.encode_batch(reference)]
-        chosen = np.flatnonzero(fits)[:count].tolist()
-        read = chosen[-1] + 1 if len(chosen) == count else len(reference)
-        skipped = read - len(chosen)
-        note = f"{skipped} of {read} held-out texts are longer than a model holds and not scored" if skipped else ""
-        return cls([reference[i] for i in chosen], note)
+    def of(cls, lm: TextDiffusion, reference: list[str], on_progress: OnProgress) -> "Judge":
+        check_judge(lm)
+        rows = lm.tokenizer.encode_batch(reference)
+        nats = score(lm, rows, 0, 1, partial(on_progress, "judge: reading real text"))
+        return cls(lm, model_name(lm), float(np.quantile(nats / tokens_of(rows), 0.99)))
 
-    def add_likelihood(self, row: Row, lm: TextDiffusion, seed: int, draws: int, on_progress: OnProgress) -> None:
-        if lm.model.likelihood is None:
-            row.notes["nats_per_token"] = f"{row.name}: {row.about['method']} has no likelihood and no bound"
+    def add_figures(self, row: Row, made: Texts, on_progress: OnProgress) -> None:
+        if self.lm.tokenizer.fingerprint() != made.tokenizer.fingerprint():
+            row.notes[JUDGED] = f"{row.name}: the judge reads other tokens, so it cannot judge this model"
             return
-        row.notes["likelihood"] = lm.model.likelihood
-        if self.note:
-            row.notes["nats_per_token"] = self.note
-        if not self.texts:
-            return
-        ids = lm.tokenizer.encode_batch(self.texts)
+        written = [ids for ids in made.ids if ids]
+        high = empty = len(made.ids) - len(written)
+        if empty:
+            row.notes[JUDGED] = f"{row.name}: {empty} empty texts, not judged but counted above the 99th percentile"
+        if written:
+            nats = score(self.lm, written, 0, 1, partial(on_progress, f"{row.name}: judging"))
+            high += int((add_nats(row, JUDGED, nats, written) > self.p99).sum())
+        row.figures["above_p99"] = high / len(made.ids)
+
+
+def choose_scored(reference: Sequence[str], lms: Sequence[TextDiffusion], count: int) -> tuple[list[str], str]:
+    """Choose the first `count` held-out texts that fit all models; a note counts those left out."""
+    chosen = np.flatnonzero(np.all([fits(lm, reference) for lm in lms], axis=0))[:count].tolist()
+    read = chosen[-1] + 1 if len(chosen) == count else len(reference)
+    skipped = read - len(chosen)
+    note = f"{skipped} of {read} held-out texts are longer than a model holds and not scored" if skipped else ""
+    return [reference[i] for i in chosen], note
+
+
+def add_likelihood(
+    row: Row, lm: TextDiffusion, texts: list[str], note: str, seed: int, draws: int, on_progress: OnProgress
+) -> None:
+    if lm.model.likelihood is None:
+        row.notes["nats_per_token"] = f"{row.name}: {row.about['method']} has no likelihood and no bound"
+        return
+    row.notes["likelihood"] = lm.model.likelihood
+    if note:
+        row.notes["nats_per_token"] = note
+    if texts:
+        ids = lm.tokenizer.encode_batch(texts)
         nats = score(lm, ids, seed, draws, partial(on_progress, f"{row.name}: likelihood"))
-        set_ratio(row, "nats_per_token", nats, tokens_of(ids))
+        add_nats(row, "nats_per_token", nats, ids)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -307,24 +325,8 @@ class Measure:
             row.notes["distinct_4"] = (
                 f"distinct-n and self-BLEU: on {self.smallest:,} texts of each, as many as all have"
             )
-        self.add_judgement(row, made, on_progress)
-        return row
-
-    def add_judgement(self, row: Row, made: Texts, on_progress: OnProgress) -> None:
-        figure = "judge_nats_per_token"
         if self.judge is None:
-            row.notes[figure] = "no judge: no judge figures"
-            return
-        if self.judge.lm.tokenizer.fingerprint() != made.tokenizer.fingerprint():
-            row.notes[figure] = f"{row.name}: the judge reads other tokens, so it cannot judge this model"
-            return
-        written = [ids for ids in made.ids if ids]
-        empty = len(made.ids) - len(written)
-        if empty:
-            row.notes[figure] = f"{row.name}: {empty} empty texts, not judged but counted above the 99th percentile"
-        high = 0
-        if written:
-            nats = score(self.judge.lm, written, 0, 1, partial(on_progress, f"{row.name}: judging"))
-            set_ratio(row, figure, nats, tokens_of(written))
-            high = int((nats / tokens_of(written) > self.judge.p99).sum())
-        row.figures["above_p99"] = (high + empty) / len(made.ids)
+            row.notes[JUDGED] = "no judge: no judge figures"
+        else:
+            self.judge.add_figures(row, made, on_progress)
+        return row

@@ -6,6 +6,7 @@ impossible: a field and a length, or a field and tags, come from the same pair o
 
 import json
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from difflm.annotators.e2e_fields import FIELDS, expresses, normalise
 from difflm.annotators.parser import own_parser, parse_texts
-from difflm.annotators.tagger import Tagger
+from difflm.annotators.tagger import INSTALL_SPACY, Tagger, own_tagger
 from difflm.annotators.trees import Tree, phrases
 from difflm.data.e2e import E2EPair
 from difflm.data.labels import is_span
@@ -138,13 +139,12 @@ def alternate_fields(order: Sequence[E2EPair]) -> Iterator[tuple[E2EPair, str]]:
 
 def alternate(queues: Sequence[Iterator[T]]) -> Iterator[T]:
     """Take one item of each queue in turn until all are empty."""
-    waiting = list(queues)
+    waiting = deque(queues)
     while waiting:
-        for queue in list(waiting):
-            try:
-                yield next(queue)
-            except StopIteration:
-                waiting.remove(queue)
+        queue = waiting.popleft()
+        for item in islice(queue, 1):
+            yield item
+            waiting.append(queue)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -173,78 +173,74 @@ def parse_target(line: str, where: str) -> Target:
         value = json.loads(line)
     except (ValueError, RecursionError):
         raise UsageError(f"{where} is not JSON. Each line is one target.") from None
-    if isinstance(value, list) and ":" in value and all(isinstance(one, str) for one in value):
-        return parse_released_field(value, where)
-    if isinstance(value, dict) and value.keys() - {"attr"} in ({"pos", "words_"}, {"spans", "words_"}):
-        return parse_released(value, where)
-    if not isinstance(value, dict) or not {"control", "asked"} <= value.keys() <= {"control", "asked", "sentence"}:
-        raise UsageError(f'{where} is no target such as {{"control": "length", "asked": {{"length": 14}}}}.')
-    return parse_own(value, where)
-
-
-def parse_own(value: dict[str, Any], where: str) -> Target:
-    name, sentence = value["control"], value.get("sentence")
-    check_known([name], where)
-    if sentence is not None and not (isinstance(sentence, str) and sentence.strip()):
-        raise UsageError(f'{where}: "sentence" is not a text.')
     try:
-        asked = Request.model_validate(value["asked"])
+        if isinstance(value, list) and ":" in value and all(isinstance(one, str) for one in value):
+            return Target("field", parse_released_field(value))
+        if isinstance(value, dict) and value.keys() - {"attr"} in ({"pos", "words_"}, {"spans", "words_"}):
+            return parse_released(value)
+        if isinstance(value, dict) and {"control", "asked"} <= value.keys() <= {"control", "asked", "sentence"}:
+            return parse_own(value)
     except ValidationError as error:
         raise UsageError(f"{where}: {explain_errors(error)}") from None
-    found = "+".join(sorted(asked.model_dump(exclude_defaults=True)))  # names of controls are sorted, too
-    if found != name:
-        raise UsageError(f"{where} is a target of {name} and asks for {found or 'nothing'}.")
-    return Target(name, normalise_field(asked, where), sentence)
-
-
-def normalise_field(asked: Request, where: str) -> Request:
-    """Spell the field and its value as the corpus does."""
-    if len(asked.field) > 1:
-        raise UsageError(f"{where}: a target asks for one field, not for {len(asked.field)}.")
-    try:
-        return asked.model_copy(update={"field": dict(normalise(*one) for one in asked.field.items())})
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
+    raise UsageError(f'{where} is no target such as {{"control": "length", "asked": {{"length": 14}}}}.')
 
 
-def parse_released_field(words: list[str], where: str) -> Target:
+def parse_own(value: dict[str, Any]) -> Target:
+    name, sentence = value["control"], value.get("sentence")
+    check_known([name], "control")
+    if sentence is not None and not (isinstance(sentence, str) and sentence.strip()):
+        raise UsageError('"sentence" is not a text.')
+    asked = Request.model_validate(value["asked"])
+    found = "+".join(sorted(asked.model_dump(exclude_defaults=True)))  # names of controls are sorted, too
+    if found != name:
+        raise UsageError(f"this is a target of {name} and asks for {found or 'nothing'}.")
+    return Target(name, normalise_field(asked), sentence)
+
+
+def normalise_field(asked: Request) -> Request:
+    """Spell the field and its value as the corpus does."""
+    if len(asked.field) > 1:
+        raise UsageError(f"a target asks for one field, not for {len(asked.field)}.")
+    return asked.model_copy(update={"field": dict(normalise(*one) for one in asked.field.items())})
+
+
+def parse_released_field(words: Any) -> Request:
     """Parse ["customer", "rating", ":", "5", "out", "of", "5"]."""
     if not isinstance(words, list) or ":" not in words:
-        raise UsageError(f"{where}: a field is a list of words with a colon among them.")
+        raise UsageError("a field is a list of words with a colon among them.")
     at = words.index(":")
-    asked = Request(field={" ".join(words[:at]): " ".join(words[at + 1 :])})
-    return Target("field", normalise_field(asked, where))
+    return normalise_field(Request(field={" ".join(words[:at]): " ".join(words[at + 1 :])}))
 
 
-def parse_released(value: dict[str, Any], where: str) -> Target:
+def parse_released(value: dict[str, Any]) -> Target:
     """Parse words between START and END with their tags, with tags and a field, or with spans."""
     words, tags, spans = value["words_"], value.get("pos", value["words_"]), value.get("spans", [])
     if not all(isinstance(one, list) and all(isinstance(w, str) for w in one) for one in (words, tags)):
-        raise UsageError(f'{where}: "pos" and "words_" are lists of words.')
+        raise UsageError('"pos" and "words_" are lists of words.')
     if len(words) != len(tags):
-        raise UsageError(f"{where} has {len(tags)} tags for {len(words)} words.")
+        raise UsageError(f"there are {len(tags)} tags for {len(words)} words.")
     if not isinstance(spans, list) or not all(is_span(span) for span in spans):
-        raise UsageError(f'{where}: "spans" are lists of a first place, a last one and a label.')
+        raise UsageError('"spans" are lists of a first place, a last one and a label.')
     kept = [(word, tag) for word, tag in zip(words, tags, strict=True) if word not in RELEASED_MARKS]
     if not kept:
-        raise UsageError(f"{where} has no words.")
+        raise UsageError("it has no words.")
     sentence = join_words([word for word, _ in kept])
     if spans:
         return Target("span", Request(span=[f"{first},{last},{label}" for first, last, label in spans]), sentence)
-    asked = Request(pos=" ".join(tag for _, tag in kept))
-    if "attr" not in value:
-        return Target("pos", asked, sentence)
-    field = parse_released_field(value["attr"], where).asked.field
-    return Target("field+pos", asked.model_copy(update={"field": field}), sentence)
+    field = parse_released_field(value["attr"]).field if "attr" in value else {}
+    asked = Request(pos=" ".join(tag for _, tag in kept), field=field)
+    return Target("field+pos" if field else "pos", asked, sentence)
 
 
 # -- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def check_known(names: Sequence[Any], where: str = "--controls") -> None:
+def check_known(names: Sequence[Any], key: str = "--controls") -> None:
     for name in names:
         if name not in CONTROLS:
-            raise UsageError(f"{where}: unknown control {name!r}. Known: {', '.join(CONTROLS)}.")
+            raise UsageError(f"{key}: unknown control {name!r}. Known: {', '.join(CONTROLS)}.")
 
 
 def choose(targets: Sequence[Target], names: Sequence[str] | None, count: int, path: Path) -> list[Target]:
@@ -258,7 +254,8 @@ def choose(targets: Sequence[Target], names: Sequence[str] | None, count: int, p
 
 def fit_for(targets: Sequence[Target], lm: TextDiffusion, tagger: Tagger) -> tuple[list[Target], list[str]]:
     """Adapt targets of a file to this model and tagger: leave out sentences that the model could not generate, and
-    replace tags by this tagger's. Also return notes on what was changed."""
+    replace tags by spaCy's. Also return notes on what was changed. The bundled tagger replaces no tags: figures of its
+    own targets could not be compared with those of spaCy's."""
     known = {p.text for p in keep_fitting([E2EPair({}, t.sentence) for t in targets if t.sentence], lm)}
     kept = [t for t in targets if t.sentence is None or t.sentence in known]
     left_out = len(targets) - len(kept)
@@ -269,6 +266,11 @@ def fit_for(targets: Sequence[Target], lm: TextDiffusion, tagger: Tagger) -> tup
     tags = tagger.tags([split_words(str(t.sentence)) for t in tagged])
     new = {id(t): t.with_tags(own) for t, own in zip(tagged, tags, strict=True)}
     changed = sum(new[id(t)].asked.pos != t.asked.pos for t in tagged)
+    if changed and tagger.name == own_tagger().name:
+        raise UsageError(
+            f"the tags of {changed} of {len(tagged)} targets are not those of {tagger.name}, the only tagger here: "
+            f"{INSTALL_SPACY}, or name --controls without pos."
+        )
     if changed:
         notes.append(f"the tags of {changed} targets were made anew by {tagger.name}, which checks the texts, too")
     return [new.get(id(t), t) for t in kept], notes

@@ -1,15 +1,93 @@
-"""A request while it is worked on, and the texts that come of it."""
+"""Requests that are checked, worked on in batches that they share, and the texts that come of them."""
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 
-from difflm.controls.plan import ControlPlan
+from difflm.controls import Control
+from difflm.controls.guidance import STANDARD
+from difflm.controls.plan import ControlPlan, check_text, steering_for
+from difflm.diffusion.condition import UNCONDITIONAL
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.loop import Frame
+from difflm.diffusion.timesteps import StepSpan
+from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.batching import Row, condition_of, draw_rows
+from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
+from difflm.models.inference import Inference
+from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
+from difflm.runtime.threads import IsStopped, run_parallel
+
+MOST_TEXTS = 1_000_000
+FOREIGN = {  # why a model that is not of a family refuses its settings
+    "vectors": "--{} is for models that diffuse vectors, which this one does not.",
+    "masks": "a {} needs a model of masks over whole texts, such as mdlm.",
+}
+
+
+# -- what is refused before anything is done: each error says what to do instead --------------------------------------
+
+
+def check_device(device: str) -> torch.device:
+    """A device that is there; "auto" is a GPU where there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+        if chosen.type not in ("cpu", "cuda"):  # others lack the float64 that lengths and draws need
+            raise UsageError(f"difflm runs on cpu or cuda, not on {chosen.type}. Try --device cpu.")
+        torch.zeros(1, device=chosen)
+    except (RuntimeError, AssertionError):
+        raise UsageError(f"device {device!r} is not available here. Try --device cpu.") from None
+    return chosen
+
+
+def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
+    known = [torch.float32, torch.bfloat16] + [torch.float16] * (device.type == "cuda")
+    if dtype is not None and dtype not in known:
+        raise UsageError(f"dtype must be {', '.join(map(str, known))} on {device.type}, not {dtype}.")
+
+
+def check_request(
+    n: int, seed: int, mbr: int = 1, candidates: int = 1, controls: Sequence[Control] | None = None
+) -> None:
+    """`controls` are those by which candidates are chosen; None: they are not known yet."""
+    if not 1 <= n <= MOST_TEXTS:
+        raise UsageError(f"-n must lie between 1 and {MOST_TEXTS:,}, not {n}.")
+    if not 0 <= seed < 2**31:
+        raise UsageError(f"--seed must lie between 0 and {2**31 - 1}, not {seed}.")
+    if not 1 <= mbr <= 1000:
+        raise UsageError(f"--mbr must lie between 1 and 1,000 candidates, not {mbr}.")
+    if not 1 <= candidates <= 1000:
+        raise UsageError(f"--candidates must lie between 1 and 1,000, not {candidates}.")
+    if candidates > 1 and mbr > 1:
+        raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
+    if candidates > 1 and controls is not None and not any(control.head for control in controls):
+        raise UsageError("--candidates are chosen by a classifier: ask for a field, a label, tags or a tree, or --mbr.")
+
+
+def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
+    """Refuse settings that this model does not understand; `Sampling` itself refuses values out of range."""
+    if sampling.sampler not in model.samplers:
+        known = ", ".join(model.samplers)
+        raise UsageError(f"unknown sampler {sampling.sampler!r} for this model. Known: {known}.")
+    if sampling.temperature == 0 and not model.greedy:
+        raise UsageError(f"--temperature {describe_range('temperature')}, not {sampling.temperature}.")
+    if sampling.temperature != 1 and not model.predicts_words:
+        raise UsageError("a temperature needs a model that predicts words; use --noise-temperature here.")
+    for name, setting in SETTINGS.items():
+        family = FAMILIES[name]
+        if family in FOREIGN and family not in model.families and getattr(sampling, name) != setting.default:
+            raise UsageError(FOREIGN[family].format(option_name(name)))
+
+
+# -- a job and its texts ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -71,15 +149,15 @@ class GenerationJob:
         sources = [source for source in self.sources for _ in range(self.each)]
         if self.plan is None:
             return draw_rows(model, count, self.seed, owner, sources)
-        layouts, unknown = self.plan.layouts(torch.arange(count), self.seed, condition_of(sources))
+        condition = source_condition(sources) if sources else UNCONDITIONAL
+        layouts, unknown = self.plan.layouts(torch.arange(count), self.seed, condition)
         self.unknown = dict(enumerate(unknown))
         own = sources or [[]] * count
         return [Row(self.seed, k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]
 
     def choose_texts(self, made: dict[int, tuple[Ids, Generation]]) -> dict[int, Generation]:
         """The best candidate of each text whose candidates are all there; its cost is that of all of them."""
-        if self.choose is None:
-            return {sample: text for sample, (_, text) in made.items()}
+        assert self.choose is not None
         self.waiting |= made
         for k in {sample // self.each for sample in made}:
             self.cost[k] += next(iter(made.values()))[1].seconds  # texts of a batch share its clock
@@ -90,7 +168,7 @@ class GenerationJob:
         best = self.choose([[ids for ids, _ in group] for group in groups], texts)
         found = {}
         for k, own, index in zip(ready, texts, best, strict=True):
-            checks = self.plan.checks(own[index].text) if self.plan else []
+            checks = check_text(self.plan.controls, own[index].text, self.plan.unknown_words) if self.plan else []
             calls = sum(text.denoiser_calls for text in own)
             found[k] = replace(own[index], denoiser_calls=calls, seconds=self.cost.pop(k), controls=checks)
         return found
@@ -107,3 +185,125 @@ def choose_by_classifiers(plan: ControlPlan) -> Choice:
         return [min(range(len(group)), key=group.__getitem__) for group in costs]
 
     return best
+
+
+# -- jobs of several clients in shared batches, above a plain batch generator -----------------------------------------
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """A step of a batch that somebody reads."""
+
+    batch: SampleBatch
+    frame: Frame
+    finished: Sequence[int]  # jobs whose texts are finished
+    begun: float  # when the batch was
+    ended: float | None  # the time of this step; None: a GPU is still computing it
+    last: bool = False  # whether the batch is finished; its frame has been reported before
+    copied: torch.cuda.Event | None = None  # set once the words are on the host, where they were sent ahead
+
+    def copy_to_host(self) -> "BatchProgress":
+        """Start copying the words, so that the next batch on the GPU does not delay them."""
+        tokens, copied = self.frame.tokens.to("cpu", non_blocking=True), torch.cuda.Event()
+        copied.record()
+        return replace(self, frame=replace(self.frame, tokens=tokens), copied=copied)
+
+
+@dataclass(frozen=True)
+class FinishedRow:
+    """The word ids of one sample of one job."""
+
+    owner: int
+    sample: int
+    seed: int
+    ids: list[int]
+    calls: int  # of the network
+
+
+def finished_rows(model: LanguageModel, progress: BatchProgress, jobs: Sequence[GenerationJob]) -> list[FinishedRow]:
+    """The rows of a batch as word ids; waits for a device that is still computing them."""
+    if progress.copied is not None:
+        progress.copied.synchronize()
+    rows, frame = progress.batch.rows, progress.frame
+    calls = None if frame.calls is None else frame.calls.tolist()
+    found = []
+    for k, (row, tokens) in enumerate(zip(rows, frame.tokens[: len(rows)].tolist(), strict=True)):
+        ids = model.words(tokens[: row.layout.positions])
+        cost = model.calls(jobs[row.owner].sampling, len(ids)) if calls is None else calls[k]
+        found.append(FinishedRow(row.owner, row.sample, row.seed, ids, cost))
+    return found
+
+
+def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool = False) -> Iterator[BatchProgress]:
+    """Steps of the batches of all jobs, as they are made; `in_order`: one batch after the other. Steps may differ
+    between the jobs of a batch; jobs that differ in other settings, or in how strongly they are guided, have batches of
+    their own."""
+    model = inference.model
+    for owner, job in enumerate(jobs):
+        job.rows = job.make_rows(model, owner)
+    inference.sync_weights()
+    device = next(model.parameters()).device
+    groups: dict[Any, list[Row]] = {}
+    for job in jobs:
+        groups.setdefault(batch_key(job, model) if len(jobs) > 1 else None, []).extend(job.rows)
+    batches = (batch for rows in groups.values() for batch in make_batches(model, rows, device))
+    runs = (partial(run_batch, inference, batch, jobs) for batch in batches)
+    if device.type == "cpu":  # one core a batch, even where there is but one: so all texts are rounded alike
+        return chain.from_iterable(run_parallel([run]) for run in runs) if in_order else run_parallel(runs)
+    made = (progress for run in runs for progress in run(lambda: False))
+    synchronises = model.syncs_with_device or any(job.watch for job in jobs)
+    return made if synchronises else delay_by_one(made)  # else nobody reads anything but the ends of texts
+
+
+def run_batch(
+    inference: Inference, batch: SampleBatch, jobs: Sequence[GenerationJob], stopped: IsStopped
+) -> Iterator[BatchProgress]:
+    """The steps of a batch that somebody reads; texts with fewer steps are finished before the others."""
+    begun = time.perf_counter()
+    on_cpu = batch.lengths.device.type == "cpu"
+    own = {owner: jobs[owner] for owner, _ in batch.owners}
+    steps = {owner: job.sampling.steps for owner, job in own.items()}
+    early = {n for n in steps.values() if n < max(steps.values())}
+    watched = any(job.watch for job in own.values())
+    parts = [(jobs[owner].plan, part) for owner, part in batch.owners]
+    strengths = {owner: job.plan.edit.strength if job.plan and job.plan.edit else 1.0 for owner, job in own.items()}
+    spans = [StepSpan(steps[k], strengths[k]) for k, part in batch.owners for _ in range(part.stop - part.start)]
+    read = None if watched else {n - 1 for n in steps.values()}
+    steering = replace(steering_for(batch, parts, spans), watched_steps=read)
+    noise, sampling = Noise(batch.seeds, batch.samples), next(iter(own.values())).sampling
+    for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
+        if stopped() or not any(job.wanted() for job in own.values()):
+            return
+        finished = [owner for owner, n in steps.items() if n in early and n == frame.step + 1]
+        if finished or watched:
+            yield BatchProgress(batch, frame, finished, begun, time.perf_counter() if on_cpu else None)
+    # A model may finish before its last step.
+    rest = [owner for owner, n in steps.items() if n not in early or n > frame.step + 1]
+    yield BatchProgress(batch, frame, rest, begun, time.perf_counter() if on_cpu else None, last=True)
+
+
+def delay_by_one(made: Iterable[BatchProgress]) -> Iterator[BatchProgress]:
+    """The end of a batch when the next one is under way: a GPU makes that one while these words are put together. What
+    is there is reported even where the next one fails; texts that are finished before their batch come at once."""
+    waiting: list[BatchProgress] = []
+    try:
+        for progress in made:
+            if progress.last:
+                progress = progress.copy_to_host()
+                yield from waiting
+                waiting = [progress]
+            else:
+                yield progress
+    except Exception:
+        yield from waiting
+        raise
+    yield from waiting
+
+
+def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
+    """What belongs to a whole batch: jobs for which this is the same share them. The last part is whether a
+    classifier guides them."""
+    own = replace(job.sampling, steps=1) if model.allows_mixed_steps else job.sampling
+    if job.plan is None:
+        return own, STANDARD, False, False
+    return own, job.plan.guidance, job.plan.edit is not None, job.plan.guided

@@ -3,33 +3,48 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from difflm.controls import Control, Infill, ModelInfo
-from difflm.controls.classifier import Classifier
-from difflm.controls.guidance import STANDARD, TOKENS, GuidanceSettings
-from difflm.controls.plan import ControlPlan, Edit
+from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
+from difflm.controls.plan import ControlPlan, Edit, check_text
 from difflm.data.batches import Batch
+from difflm.data.corpora import describe_texts
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
-from difflm.data.tokenizers import Tokenizer, Words
+from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import Frame
+from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import UsageError
-from difflm.generation.jobs import Draft, Generation, GenerationJob, Watch, choose_by_classifiers
-from difflm.generation.scheduler import BatchProgress, FinishedRow, batch_key, finished_rows, run_jobs
-from difflm.generation.unknown_words import warn_of_unknown_words
-from difflm.generation.validation import check_device, check_dtype, check_request, check_sampling
+from difflm.generation.jobs import (
+    BatchProgress,
+    Draft,
+    FinishedRow,
+    Generation,
+    GenerationJob,
+    Watch,
+    batch_key,
+    check_device,
+    check_dtype,
+    check_request,
+    check_sampling,
+    choose_by_classifiers,
+    finished_rows,
+    run_jobs,
+)
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
 from difflm.training.classifier import heads_of, load_guide
 from difflm.training.run import find_run, load_run
+
+SHOWN = 8  # unknown words that a warning names
 
 
 class TextDiffusion:
@@ -44,11 +59,12 @@ class TextDiffusion:
     ) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.inference = inference or Inference(model)
+        tokens = isinstance(model, DiffusionModel) and model.denoiser.codec.holds_tokens
+        self.usual_guidance = TOKENS if tokens else STANDARD
         self.name = "this model"
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
         self._classifiers: dict[Path, Classifier] = {}
         self._heads: dict[Path, set[str] | None] = {}
-        self._pieces: dict[int, str] = {}
 
     @classmethod
     def from_pretrained(
@@ -67,6 +83,7 @@ class TextDiffusion:
         made = cls(model, tokenizer, config, inference)
         made.name = find_run(name_or_path).resolve().name
         made.guides = sorted(find_run(name_or_path).glob("guide*/"))
+        check_sampling(model.sampling, model)
         return made
 
     def guided_by(self, folder: str | Path) -> "TextDiffusion":
@@ -147,10 +164,13 @@ class TextDiffusion:
         is given every text at every step. `source` is what a text is written from, for models that learned pairs; of
         several sources each has `n` texts, one source after the other. `settings` are those of `Sampling`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
-        sources = [row for row in self.encode_sources(source) for _ in range(n)]
-        n = len(sources) or n
+        sources: list[list[int]] = []
+        if source is not None or self.model.source_longest:
+            sources = [row for row in self.encode_sources(source) for _ in range(n)]
+            n = len(sources)
         check_request(n, seed, mbr, candidates, controls)
-        sampling, plan = self.sampling(**settings), self.plan_controls(controls, edit, guidance)
+        sampling = self.sampling(**settings) if settings else self.model.sampling
+        plan = self.plan_controls(controls, edit, guidance)
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources)
         if plan is not None and plan.unknown_words:
             job.warnings = self.warnings(plan)
@@ -212,22 +232,31 @@ class TextDiffusion:
             self.model.lengths.max_words,
             self.model.lengths.first,
             {name: one.values for name, one in labellings.items()},
-            {name: counts for c in classifiers for name, counts in c.counted().items()},
+            {name: c.word_counts[k] for c in classifiers for name, k in c.numbers.items() if k in c.word_counts},
             {name: one.kind for name, one in labellings.items()},
         )
-        settings = self.guidance_settings(guidance)
+        settings = self.guidance_settings(guidance) if guidance else self.usual_guidance
         return ControlPlan(self.model, self.inference.denoiser, info, controls, edit, classifiers[::-1], settings)
 
     def guidance_settings(self, asked: GuidanceSettings | None) -> GuidanceSettings:
         """Those that were asked for, or the usual ones of this kind of model."""
-        tokens = isinstance(self.model, DiffusionModel) and self.model.denoiser.codec.holds_tokens
-        if tokens and asked is not None and asked.climb == "sign":
+        if self.usual_guidance is TOKENS and asked is not None and asked.climb == "sign":
             raise UsageError("the original's guidance climbs in vectors; this model diffuses tokens. Give a number.")
-        return asked or (TOKENS if tokens else STANDARD)
+        return asked or self.usual_guidance
 
     def warnings(self, plan: ControlPlan | None) -> list[str]:
-        """Why texts may not be what was asked for, a sentence each."""
-        return warn_of_unknown_words(self.name, self.config, self.tokenizer, plan.unknown_words if plan else ())
+        """Why texts may not be what was asked for, a sentence each: given words that the model does not know."""
+        unknown, tokenizer = plan.unknown_words if plan else [], self.tokenizer
+        if not unknown:
+            return []
+        size = sum(bool(w.strip()) for w in tokenizer.words[len(SPECIALS) :]) if isinstance(tokenizer, Words) else 0
+        named = ", ".join(repr(word) for word in unknown[:SHOWN])
+        more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+        them = "it" if len(unknown) == 1 else "them"
+        data = self.config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
+        about = f" of {describe_texts(data)}" if data else ""
+        knows = f"{self.name} knows {size:,} words{about}"
+        return [f"{knows}; it does not know {named}{more}, and cannot take {them} into account."]
 
     def _finish(
         self, progress: BatchProgress, jobs: Sequence[GenerationJob]
@@ -244,8 +273,9 @@ class TextDiffusion:
                         break
                     made[row.sample] = row.ids, self._generation(row, job, seconds)
             else:
-                if ready := job.choose_texts(made):
-                    yield owner, ready
+                texts = {k: text for k, (_, text) in made.items()} if job.choose is None else job.choose_texts(made)
+                if texts:
+                    yield owner, texts
 
     def _generation(self, row: FinishedRow, job: GenerationJob, seconds: float) -> Generation:
         unknown = job.unknown.get(row.sample, {})
@@ -258,7 +288,7 @@ class TextDiffusion:
                 words = [unknown.get(k) or self.tokenizer.words[token] for k, token in enumerate(row.ids)]
             text = join_words(words)
         # Of candidates the chosen one alone is checked.
-        checks = job.plan.checks(text) if job.plan and not job.choose else []
+        checks = check_text(job.plan.controls, text, job.plan.unknown_words) if job.plan and not job.choose else []
         return Generation(text, words, job.sampling.steps, row.calls, seconds, job.seed, checks, job.warnings)
 
     def stream(self, n: int = 1, seed: int = 0, **asked: Any) -> Iterator[list[Draft]]:
@@ -283,21 +313,18 @@ class TextDiffusion:
         """The token at each position as text; words that were given and have no id as they were given."""
         given = job.unknown.get(sample, {})
         first = job.plan.info.first if job.plan else 0
-        return [given.get(k - first) or self._piece(token) for k, token in enumerate(ids)]
+        return [given.get(k - first) or self._pieces[token] for k, token in enumerate(ids)]
 
-    def _piece(self, token: int) -> str:
-        """A token as text; a special is empty."""
-        if token not in self._pieces:
-            self._pieces[token] = "".join(self.tokenizer.tokens([token]))
-        return self._pieces[token]
+    @cached_property
+    def _pieces(self) -> list[str]:
+        """Every token as text; a special is empty."""
+        return ["".join(self.tokenizer.tokens([token])) for token in range(self.tokenizer.size)]
 
     def encode_sources(self, source: str | Sequence[str] | None) -> list[list[int]]:
         """Token ids of sources; what the model cannot read is refused by its number."""
         room = self.model.source_longest
         if source is None:
-            if room:
-                raise UsageError(f"{self.name} writes each text from a source: give one (difflm translate).")
-            return []
+            raise UsageError(f"{self.name} writes each text from a source: give one (difflm translate).")
         if not room:
             raise UsageError(f"{self.name} has learned texts without sources, and cannot write from one.")
         rows = self.tokenizer.encode_batch([source] if isinstance(source, str) else list(source))
@@ -326,17 +353,9 @@ class TextDiffusion:
         """−log p of each text, or its bound, in nats."""
         return [float(v) for v in self.score_ids(self.encode(texts), seed, draws, batch_size)]
 
-    def score_ids(
-        self,
-        rows: list[list[int]],
-        seed: int = 0,
-        draws: int = 16,
-        batch_size: int = 64,
-        first: int = 0,
-        share_noise: int = 1,
-    ) -> torch.Tensor:
-        """The same for ids."""
-        return self.score_ids_with_errors(rows, seed, draws, batch_size, first, share_noise)[0]
+    def score_ids(self, rows: list[list[int]], *settings: int, **more: int) -> torch.Tensor:
+        """The same for ids; further arguments as of `score_ids_with_errors`."""
+        return self.score_ids_with_errors(rows, *settings, **more)[0]
 
     @torch.no_grad()
     def score_ids_with_errors(

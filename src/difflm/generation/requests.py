@@ -1,6 +1,5 @@
 """What a person asks: options of the command, a line of a .jsonl file, a body of the HTTP API. The answer as JSON."""
 
-import difflib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from difflm.controls import Avoid, Contains, Control, Field, Infill, Label, Length, Span, Tags, Tree, parse_control
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, explain_faults
 from difflm.models.sampling import SETTINGS
 
 if TYPE_CHECKING:
@@ -25,13 +24,18 @@ def setting(name: str) -> Any:
     return pydantic.Field(None, description=known.description, json_schema_extra=extra)
 
 
+def key(help: str, default: Any = None) -> Any:
+    """A key of a request; its option of the command and the HTTP API's schema show `help`."""
+    return pydantic.Field(default, description=help)
+
+
 class Request(BaseModel):
-    """What is asked of some texts. Keys are the names of the command's options."""
+    """What is asked of some texts. Keys are the names of the command's options, which derive from them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    n: int = 1
-    seed: int = 0
+    n: int = key("How many texts.", 1)
+    seed: int = key("The same seed gives the same texts.", 0)
     steps: int | None = setting("steps")
     temperature: float | None = setting("temperature")
     sampler: str | None = setting("sampler")
@@ -43,19 +47,31 @@ class Request(BaseModel):
     top_k: int | None = setting("top_k")
     top_p: float | None = setting("top_p")
     beams: int | None = setting("beams")
-    length: int | None = None
-    contains: list[str] = pydantic.Field(default_factory=list)
-    avoid: list[str] = pydantic.Field(default_factory=list)
-    field: dict[str, str] = pydantic.Field(default_factory=dict)
-    label: dict[str, str] = pydantic.Field(default_factory=dict)
-    pos: str | None = None
-    tree: str | None = None
-    span: list[str] = pydantic.Field(default_factory=list)
-    control: list[str] = pydantic.Field(default_factory=list)  # NAME=VALUE of controls that other packages register
-    infill: str | None = None
-    edit: str | None = None
-    keep: list[str] = pydantic.Field(default_factory=list)
-    strength: float | None = None
+    mbr: int = key("Of so many candidates, the one most like the others.", 1)
+    candidates: int = key("Of so many, the one that the classifiers like best.", 1)
+    length: int | None = key("So many words, punctuation included; of a model of characters, these.")
+    contains: list[str] = key("A word or phrase that must appear.", [])
+    avoid: list[str] = key("A word that must not appear.", [])
+    field: dict[str, str] = key("A fact, such as food=Japanese.", {})
+    label: dict[str, str] = key("A label of your own --guide.", {})
+    pos: str | None = key('A part of speech for every word, such as "PROPN AUX ADJ".')
+    tree: str | None = key('The tree of the text, such as "(S (NP * *) (VP * (ADJP *)))".')
+    span: list[str] = key("A phrase, such as 7,10,VP.", [])
+    control: list[str] = key("A control of another package, as NAME=VALUE.", [])
+    infill: str | None = key("A text with gaps: ___ of any length, ___:4 of four words.")
+    edit: str | None = key("A text to write anew, lightly.")
+    keep: list[str] = key("With edit: words that stay.", [])
+    strength: float | None = key("With edit: how much noise, above 0 to 1. [0.5]")
+
+    @property
+    def each(self) -> int:
+        """Texts that are made for one that is kept."""
+        return max(self.mbr, self.candidates)
+
+    def job(self) -> dict[str, Any]:
+        """Arguments of `TextDiffusion.make_job`."""
+        own = {key: getattr(self, key) for key in ("n", "seed", "mbr", "candidates")}
+        return {**own, "controls": self.controls(), "edit": self.edited(), **self.settings()}
 
     def controls(self) -> list[Control]:
         asked: list[Control] = []
@@ -120,15 +136,7 @@ def parse_request(line: str, where: str) -> Request:
 
 def explain_errors(error: ValidationError) -> str:
     """Every fault in a few words, unknown keys with their nearest spelling."""
-    faults = []
-    for fault in error.errors():
-        key = ".".join(str(part) for part in fault["loc"])
-        if fault["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, Request.model_fields, n=1)
-            faults.append(f"unknown key {key!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
-        else:
-            faults.append(f"{key}: {fault['msg'].lower()}.")
-    return " ".join(faults)
+    return explain_faults(error.errors(), Request.model_fields)
 
 
 def generation_to_json(g: "Generation") -> dict[str, Any]:

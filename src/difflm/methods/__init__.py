@@ -4,7 +4,8 @@ Methods of other packages join through the entry points `difflm.methods`, or by 
 """
 
 from difflm.methods.autoregressive import AutoregressiveTwin
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import Method
+from difflm.methods.base import TextSpec as TextSpec
 from difflm.methods.bert_mouth import BertMouth
 from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.classifier import GuidingClassifier
@@ -38,25 +39,3 @@ LISTED: tuple[type[Method], ...] = (
 )
 METHODS: Registry[Method] = Registry("difflm.methods", Method, {method.name: method for method in LISTED})
 register = METHODS.register
-
-__all__ = [
-    "METHODS",
-    "AutoregressiveTwin",
-    "BertMouth",
-    "BlockDiffusionMethod",
-    "D3pmAbsorbing",
-    "D3pmNearest",
-    "D3pmUniform",
-    "DiffLM",
-    "DiffuSeq",
-    "DiffusionBert",
-    "DiffusionLM",
-    "Gidd",
-    "GuidingClassifier",
-    "Mdlm",
-    "Method",
-    "Sedd",
-    "TextSpec",
-    "Udlm",
-    "register",
-]

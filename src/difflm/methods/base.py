@@ -7,9 +7,12 @@ from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from difflm.data.tokenizers import Tokenizer
-    from difflm.diffusion.conditioning import CrossAttention
+    from difflm.diffusion.denoiser import CrossAttention
+    from difflm.diffusion.processes import DiscreteProcess
     from difflm.models.base import LanguageModel
     from difflm.networks import Transformer
+else:  # for annotations alone: listing methods imports no torch
+    DiscreteProcess = LanguageModel = Any
 
 
 @dataclass(frozen=True)
@@ -22,16 +25,16 @@ class TextSpec:
 
 
 def build_network(
-    texts: TextSpec, sizes: "tuple[int, int, int, int, int, float]", encoder_layers: int, **settings: Any
+    texts: TextSpec, sizes: tuple[int, int, int, int, int, float], encoder_layers: int, **settings: Any
 ) -> "tuple[Transformer, CrossAttention | None]":
     """A Transformer of these sizes (in, out, hidden, layers, heads, dropout); where texts have sources, one that reads
     them through attention, and the conditioning that goes with it."""
-    from difflm.diffusion.conditioning import CrossAttention
+    from difflm.diffusion.denoiser import CrossAttention
     from difflm.networks import EncoderDecoder, Transformer
 
-    if not texts.source_longest:
-        return Transformer(*sizes, **settings), None
     vocabulary, longest = texts.vocabulary, texts.source_longest
+    if not longest:
+        return Transformer(*sizes, **settings), None
     network = EncoderDecoder(
         *sizes, source_vocabulary=vocabulary, source_longest=longest, encoder_layers=encoder_layers, **settings
     )
@@ -55,9 +58,9 @@ class Method(BaseModel):
         """Whether a model with these very settings has a likelihood or a bound."""
         return self.bound
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> LanguageModel:
         """Compose an untrained model for such texts."""
         raise TypeError(f"{self.name} generates no texts")
 
-    def start(self, model: "LanguageModel", tokenizer: "Tokenizer") -> None:
+    def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
         """Load pretrained weights into a model before its training begins; most methods have none."""

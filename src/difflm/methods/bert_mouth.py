@@ -7,15 +7,10 @@ Training masks 15 % or, every second text, any share: the first words of a text 
 BERT never sees.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
-from difflm.methods.base import TextSpec
+from difflm.methods.base import LanguageModel, TextSpec
 from difflm.methods.tokens import CONTINUOUS, TokenMethod
-
-if TYPE_CHECKING:
-    from difflm.models.base import LanguageModel
 
 
 class BertMouth(TokenMethod):
@@ -24,17 +19,11 @@ class BertMouth(TokenMethod):
 
     masked: float = Field(0.15, gt=0, le=1)
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Absorbing
         from difflm.diffusion.timesteps import MostlyAt
         from difflm.models.base import Sampling
 
-        return self.compose(
-            Absorbing(texts.vocabulary),
-            texts.longest,
-            {"ce": 1.0},
-            Sampling("gibbs", steps=100),
-            MostlyAt(self.masked, limits=CONTINUOUS),
-            time="none",
-            bounded=False,
-        )
+        process, times = Absorbing(texts.vocabulary), MostlyAt(self.masked, limits=CONTINUOUS)
+        sampling = Sampling("gibbs", steps=100)
+        return self.compose(process, texts.longest, {"ce": 1.0}, sampling, times, time="none", bounded=False)

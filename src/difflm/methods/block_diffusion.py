@@ -4,26 +4,20 @@ Masked diffusion inside blocks of a few words, left to right between them: one w
 Training masks shares of which losses vary least, as the paper found for small blocks; the bound takes all of them.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from difflm.methods.base import Method, TextSpec
-
-if TYPE_CHECKING:
-    from difflm.models.base import LanguageModel
+from difflm.methods.base import LanguageModel, TextSpec
+from difflm.methods.tokens import TokenMethod
 
 CLIPS = {1: (1.0, 1.0), 2: (0.5, 1.0), 4: (0.45, 0.95), 8: (0.4, 0.9), 16: (0.3, 0.8)}  # 2 and 8 lie between theirs
 
 
-class BlockDiffusionMethod(Method):
+class BlockDiffusionMethod(TokenMethod):
     name, paper, family = "block-diffusion", "Arriola et al. 2025", "masked"
 
-    hidden: int = 384
-    layers: int = 8
-    heads: int = 6
-    dropout: float = 0.1
     block: Literal[1, 2, 4, 8, 16] = 4
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.codecs import Tokens
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes import Absorbing

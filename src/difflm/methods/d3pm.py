@@ -5,14 +5,8 @@ masks and hurt uniform noise there; here it judges the posterior of x_0 that the
 bound's own (docs/tokens.md). The last step draws, as the bound assumes; the released code takes the likeliest word.
 """
 
-from typing import TYPE_CHECKING
-
-from difflm.methods.base import TextSpec
+from difflm.methods.base import DiscreteProcess, LanguageModel, TextSpec
 from difflm.methods.tokens import TokenMethod
-
-if TYPE_CHECKING:
-    from difflm.diffusion.processes import DiscreteProcess
-    from difflm.models.base import LanguageModel
 
 LAMBDA = 0.01  # beside one step; beside the sum over a chain of T of them it is λT
 
@@ -22,28 +16,21 @@ class D3pm(TokenMethod):
 
     chain: int = 1000
 
-    def noise(self, vocabulary: int) -> "DiscreteProcess":
+    def noise(self, vocabulary: int) -> DiscreteProcess:
         raise NotImplementedError
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.timesteps import LowDiscrepancy
-        from difflm.models.base import Sampling
 
         terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
-        return self.compose(
-            self.noise(texts.vocabulary),
-            texts.longest,
-            terms,
-            Sampling(steps=50),
-            LowDiscrepancy(self.chain),
-            time="addition",
-        )
+        process, times = self.noise(texts.vocabulary), LowDiscrepancy(self.chain)
+        return self.compose(process, texts.longest, terms, times=times, time="addition")
 
 
 class D3pmAbsorbing(D3pm):
     name, family = "d3pm-absorbing", "masked"
 
-    def noise(self, vocabulary: int) -> "DiscreteProcess":
+    def noise(self, vocabulary: int) -> DiscreteProcess:
         from difflm.diffusion.processes import Absorbing
 
         return Absorbing(vocabulary)  # β = 1/(T − t + 1), which for masks is the mutual-information schedule
@@ -52,7 +39,7 @@ class D3pmAbsorbing(D3pm):
 class D3pmUniform(D3pm):
     name, family = "d3pm-uniform", "uniform"
 
-    def noise(self, vocabulary: int) -> "DiscreteProcess":
+    def noise(self, vocabulary: int) -> DiscreteProcess:
         from difflm.diffusion.processes import MutualInformationAlpha, Uniform
 
         return Uniform(vocabulary, MutualInformationAlpha())
@@ -65,7 +52,7 @@ class D3pmNearest(D3pm):
 
     neighbours: int = 20
 
-    def noise(self, vocabulary: int) -> "DiscreteProcess":
+    def noise(self, vocabulary: int) -> DiscreteProcess:
         from difflm.diffusion.processes import MutualInformationAlpha, Nearest
 
         return Nearest(vocabulary, self.neighbours, MutualInformationAlpha())

@@ -6,14 +6,9 @@ Hashimoto, 2023) and at the network's input, adaptive norms for time (Peebles & 
 beforehand. What was tried, with numbers: docs/log.md.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
-from difflm.methods.base import Method, TextSpec, build_network
-
-if TYPE_CHECKING:
-    from difflm.models.base import LanguageModel
+from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
 
 
 class DiffLM(Method):
@@ -37,40 +32,35 @@ class DiffLM(Method):
     def has_bound(self) -> bool:
         return not self.coupled  # a bound wants noise that is independent of the text
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
-        from difflm.diffusion.bounds import GaussianBound
-        from difflm.diffusion.codecs import LearnedEmbedding
-        from difflm.diffusion.conditioning import CleanGiven, ConditionDrop
-        from difflm.diffusion.denoiser import SelfConditioning
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.predictions import Logits
-        from difflm.diffusion.processes import Gaussian
-        from difflm.diffusion.schedules import Cosine, LogSnrShift
-        from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.diffusion import bounds, codecs, objectives, timesteps
+        from difflm.diffusion.codecs import embedding
+        from difflm.diffusion.denoiser import CleanGiven, ConditionDrop, SelfConditioning
+        from difflm.diffusion.processes import gaussian
         from difflm.models.base import Sampling
+        from difflm.models.batching import DrawnLength
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import DrawnFromSource, DrawnLength
+        from difflm.models.lengths import DrawnFromSource
 
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
-        prediction, dim = Logits(self.evidence), self.embedding_dim
-        codec = LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
+        prediction, dim = embedding.Logits(self.evidence), self.embedding_dim
+        codec = codecs.LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
         read = 3 if self.evidence else 2  # the state, the last estimate, and the mean word of the evidence
         sizes = (read * dim, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
-        network, reads = build_network(
-            texts, sizes, self.encoder_layers, positions=texts.longest if self.positions else 0
-        )
+        places = texts.longest if self.positions else 0
+        network, reads = build_network(texts, sizes, self.encoder_layers, positions=places)
         return DiffusionModel(
             codec=codec,
-            process=Gaussian(LogSnrShift(Cosine(), self.log_snr_shift)),
+            process=gaussian.Gaussian(gaussian.LogSnrShift(gaussian.Cosine(), self.log_snr_shift)),
             network=network,
-            objective=Objective({"ce": 1.0}),
-            times=LearnedWarp() if self.warp else LowDiscrepancy(),
+            objective=objectives.Objective({"ce": 1.0}),
+            times=timesteps.LearnedWarp() if self.warp else timesteps.LowDiscrepancy(),
             lengths=DrawnFromSource(texts.longest, texts.source_longest) if reads else DrawnLength(texts.longest),
             sampling=Sampling("ddim", steps=10) if self.coupled else Sampling("ancestral", steps=50),
             conditioning=reads or (CleanGiven() if self.context else None),
             drop=ConditionDrop(self.drop_source) if reads else None,
             self_conditioning=SelfConditioning("half", lag=self.behind),
-            bound=GaussianBound(),
+            bound=bounds.GaussianBound(),
             clean_context=self.context,
             reflow=self.coupled,
         )

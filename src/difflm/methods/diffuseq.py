@@ -3,13 +3,8 @@
 The losses count the text alone, as the paper's equations do; the released code counts the source and its padding too.
 """
 
-from typing import TYPE_CHECKING
-
-from difflm.methods.base import TextSpec
+from difflm.methods.base import LanguageModel, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN, CHAIN, DiffusionLM
-
-if TYPE_CHECKING:
-    from difflm.models.base import LanguageModel
 
 
 class DiffuSeq(DiffusionLM):
@@ -17,19 +12,20 @@ class DiffuSeq(DiffusionLM):
 
     embedding_dim: int = 128
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
-        from difflm.diffusion import bounds, codecs, conditioning, objectives, processes, schedules, timesteps
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.diffusion import bounds, codecs, denoiser, objectives, timesteps
+        from difflm.diffusion.processes import gaussian
         from difflm.models.base import Sampling
+        from difflm.models.batching import PadTokens
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import PadTokens
         from difflm.networks import BertLayout
 
-        schedule, dim = schedules.Sqrt(), self.embedding_dim
+        schedule, dim = gaussian.Sqrt(), self.embedding_dim
         return DiffusionModel(
-            codec=codecs.LearnedEmbedding(texts.vocabulary, dim, x0_std=schedules.first_level_std(schedule, CHAIN)),
-            process=processes.Gaussian(schedule),
+            codec=codecs.LearnedEmbedding(texts.vocabulary, dim, x0_std=gaussian.first_level_std(schedule, CHAIN)),
+            process=gaussian.Gaussian(schedule),
             network=BertLayout(dim, dim, self.hidden, self.layers, self.heads, self.dropout),
-            conditioning=conditioning.PartialNoising(texts.source_longest),
+            conditioning=denoiser.PartialNoising(texts.source_longest),
             objective=objectives.Objective({"mse": 1.0, "rounding_ce": 1.0, "terminal_norm": 1.0}),
             times=timesteps.LossAware(),
             lengths=PadTokens(texts.longest),

@@ -3,12 +3,7 @@
 Where the paper and the released code differ we choose on purpose and say so: docs/methods/diffusion-lm.md.
 """
 
-from typing import TYPE_CHECKING
-
-from difflm.methods.base import Method, TextSpec
-
-if TYPE_CHECKING:
-    from difflm.models.base import LanguageModel
+from difflm.methods.base import LanguageModel, Method, TextSpec
 
 CHAIN = 2000  # diffusion steps T of training
 # Before this time the bound takes the nearest word: with x0 noise the mean word costs a trained model 30 nats/token at
@@ -25,17 +20,17 @@ class DiffusionLM(Method):
     heads: int = 12
     dropout: float = 0.1
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.bounds import GaussianBound
         from difflm.diffusion.codecs import LearnedEmbedding
+        from difflm.diffusion.codecs.embedding import X0
         from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.predictions import X0
         from difflm.diffusion.processes import Gaussian
-        from difflm.diffusion.schedules import Sqrt, first_level_std
+        from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
         from difflm.diffusion.timesteps import Uniform
         from difflm.models.base import Sampling
+        from difflm.models.batching import PadTokens
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import PadTokens
         from difflm.networks import BertLayout
 
         schedule, dim = Sqrt(), self.embedding_dim

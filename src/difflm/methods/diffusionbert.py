@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from difflm.methods.base import TextSpec
+from difflm.methods.base import LanguageModel, TextSpec
 from difflm.methods.tokens import TokenMethod
 
 if TYPE_CHECKING:
     from torch import nn
 
     from difflm.data.tokenizers import Tokenizer
-    from difflm.models.base import LanguageModel
 
 
 class DiffusionBert(TokenMethod):
@@ -54,25 +53,24 @@ class DiffusionBert(TokenMethod):
     def body(self, vocabulary: int, longest: int, time: Any) -> "nn.Module":
         if not self.encoder:
             return super().body(vocabulary, longest, time)
-        from difflm.models.batching import canvas_width
+        from difflm.models.batching import Layout
         from difflm.networks.hf_encoder import PretrainedEncoder
 
-        return PretrainedEncoder(self.encoder, vocabulary, canvas_width(longest), self.dropout, self.time)
+        return PretrainedEncoder(self.encoder, vocabulary, Layout(longest).width, self.dropout, self.time)
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Absorbing, Spindle
         from difflm.diffusion.timesteps import LowDiscrepancy
         from difflm.methods.d3pm import LAMBDA
-        from difflm.models.base import Sampling
 
         process = Spindle(texts.vocabulary, self.spindle) if self.spindle else Absorbing(texts.vocabulary)
         terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
-        model = self.compose(process, texts.longest, terms, Sampling(steps=50), LowDiscrepancy(self.chain), self.time)
+        model = self.compose(process, texts.longest, terms, times=LowDiscrepancy(self.chain), time=self.time)
         if self.encoder:  # whose layers expect vectors of this size
             model.denoiser.codec.get_parameter("raw").data.mul_(0.02)
         return model
 
-    def start(self, model: "LanguageModel", tokenizer: "Tokenizer") -> None:
+    def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
         if self.encoder and self.weights:
             from difflm.networks.hf_encoder import take_weights
 

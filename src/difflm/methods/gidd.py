@@ -1,15 +1,10 @@
 """Generalized Interpolating Discrete Diffusion (von Rütte et al., 2025): masks and a few random words, so that a model
 learns to doubt what already stands. Trained under calmer weights than the bound's, measured by the bound."""
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
-from difflm.methods.base import TextSpec
+from difflm.methods.base import LanguageModel, TextSpec
 from difflm.methods.tokens import TokenMethod
-
-if TYPE_CHECKING:
-    from difflm.models.base import LanguageModel
 
 
 class Gidd(TokenMethod):
@@ -17,9 +12,8 @@ class Gidd(TokenMethod):
 
     random_words: float = Field(0.1, ge=0, lt=1)
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Hybrid
-        from difflm.models.base import Sampling
 
         process = Hybrid(texts.vocabulary, self.random_words)
-        return self.compose(process, texts.longest, {"calmed_elbo": 1.0}, Sampling(steps=50))
+        return self.compose(process, texts.longest, {"calmed_elbo": 1.0})

@@ -5,13 +5,10 @@ to one; text is drawn, and the bound measured, with the normalised ratios: that 
 they are ratios of one distribution, and score entropy is the bound of `udlm` in other words (docs/tokens.md).
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from difflm.methods.base import TextSpec
+from difflm.methods.base import LanguageModel, TextSpec
 from difflm.methods.tokens import TokenMethod
-
-if TYPE_CHECKING:
-    from difflm.models.base import LanguageModel
 
 
 class Sedd(TokenMethod):
@@ -19,9 +16,8 @@ class Sedd(TokenMethod):
 
     noise: Literal["masks", "uniform"] = "masks"
 
-    def build(self, texts: TextSpec) -> "LanguageModel":
+    def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Absorbing, Uniform
-        from difflm.models.base import Sampling
 
         process = Absorbing(texts.vocabulary) if self.noise == "masks" else Uniform(texts.vocabulary)
-        return self.compose(process, texts.longest, {"score_entropy": 1.0}, Sampling(steps=50))
+        return self.compose(process, texts.longest, {"score_entropy": 1.0})

@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from difflm.methods.base import Method
+from difflm.methods.base import DiscreteProcess, Method
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from difflm.diffusion.processes import DiscreteProcess
     from difflm.diffusion.timesteps import TimeSampler
     from difflm.models.base import Sampling
     from difflm.models.diffusion import DiffusionModel
@@ -37,22 +36,23 @@ class TokenMethod(Method):
 
     def compose(
         self,
-        process: "DiscreteProcess",
+        process: DiscreteProcess,
         longest: int,
         objective: dict[str, float],
-        sampling: "Sampling",
+        sampling: "Sampling | None" = None,
         times: "TimeSampler | None" = None,
         time: "TimeInput" = "adaptive",
         bounded: bool = True,
     ) -> "DiffusionModel":
-        """The parts that a paper chooses among, on the body that all share. Not `bounded` is an objective without a
-        bound."""
+        """Compose the parts that a paper chooses, on the body that all share; by default 50 ancestral steps. Without
+        `bounded` the model has no bound."""
         from difflm.diffusion.bounds import DiscreteBound
         from difflm.diffusion.codecs import Tokens
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.timesteps import LowDiscrepancy
+        from difflm.models.base import Sampling
+        from difflm.models.batching import DrawnLength
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import DrawnLength
 
         return DiffusionModel(
             codec=Tokens(process.words, self.word_width, process.states),
@@ -61,6 +61,6 @@ class TokenMethod(Method):
             objective=Objective(objective),
             times=times or LowDiscrepancy(limits=CONTINUOUS),
             lengths=DrawnLength(longest),
-            sampling=sampling,
+            sampling=sampling or Sampling(steps=50),
             bound=DiscreteBound() if bounded else None,
         )

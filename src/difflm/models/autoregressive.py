@@ -11,10 +11,10 @@ from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.samplers import Frame, Steering
 from difflm.diffusion.samplers.left_to_right import left_to_right
-from difflm.diffusion.samplers.steering import Caches
+from difflm.diffusion.samplers.loop import Caches, Frame, Steering
 from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies
+from difflm.models.batching import words_before_end
 from difflm.networks import Transformer
 
 BANNED = (START, UNK, PAD)  # tokens that no text contains
@@ -97,5 +97,4 @@ class Autoregressive(LanguageModel):
         return left_to_right(self, noise, width, sampling, steering.prefix_rules, steering.known)
 
     def words(self, row: list[int]) -> list[int]:
-        row = row[: row.index(END)] if END in row else row
-        return [i for i in row if i != PAD]
+        return words_before_end(row)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from difflm.data.batches import Batch
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import STEPS, Frame, Steering
+from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.diffusion.samplers.steps import STEPS
 from difflm.models.sampling import Family, Sampling
 
 Likelihood = Literal["exact", "bound"]
@@ -78,6 +79,7 @@ class LanguageModel(Trainable):
     greedy = False  # whether temperature 0 means the likeliest word
     predicts_words = True  # whether a temperature means something
     syncs_with_device = True  # whether sampling synchronises with the device
+    source_longest = 0  # the most tokens of a source that it writes from; 0: it has no sources
     allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
 
     @property
@@ -93,11 +95,6 @@ class LanguageModel(Trainable):
     @abstractmethod
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         """Run the network in `dtype`; weights stay as they are."""
-
-    @property
-    def source_longest(self) -> int:
-        """The most tokens of a source that it writes from; 0: it has no sources."""
-        return 0
 
     @abstractmethod
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:

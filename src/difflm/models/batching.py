@@ -1,25 +1,25 @@
-"""Samples of like length in batches, and a plain generator of each batch's frames.
+"""From texts to canvases, and samples of like length in batches.
+
+The length of a text is drawn before denoising, or the model writes padding as tokens: a length policy says which.
 
 On the CPU a batch always has the same shape for a given length: matrix products then round alike, and sample k of a
 seed is the same to the bit however many are asked for.
 """
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate, groupby
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.data.tokenizers import PAD
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import FREE, Frame, Steering
-from difflm.models.base import LanguageModel, Sampling
-from difflm.models.inference import Inference
+from difflm.models.base import LanguageModel
 
 CPU_BATCH = 4  # small enough that one text does not pay for many, large enough to be worth a call
 GUIDED_BATCH = 2  # the same where a classifier is climbed, which costs each text as much again
@@ -27,6 +27,125 @@ GPU_BATCH = 1024  # at most, and fewer where words are many
 SINGLE_BATCH_POSITIONS = 8192  # positions up to which a GPU takes no longer for more: widths then share a batch
 GPU_BYTES = 2**31  # that a batch's float32 logits may take
 WIDTH = 16  # canvases are multiples of this
+FEW = 8  # words by which texts of a policy without counts may exceed the shortest
+
+
+class LengthPolicy(nn.Module):
+    """Maps a text to the canvas that is denoised, and back."""
+
+    first = 0  # canvas position of a text's first word
+    forbidden: tuple[int, ...]  # ids that no position may have
+
+    def __init__(self, longest: int, max_words: int | None = None) -> None:
+        super().__init__()
+        self.longest = longest
+        self.max_words = longest if max_words is None else max_words  # the most words a text may have
+
+    @abstractmethod
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids of every position [B, L], and the mask of those that are not padding."""
+
+    @abstractmethod
+    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """Draw numbers of positions, [B], by uniform numbers [B]."""
+
+    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """−log p(length), [B]; 0 where the length is a part of the text."""
+        return torch.zeros(lengths.shape, device=lengths.device)
+
+    def words(self, row: list[int]) -> list[int]:
+        """The word ids of one finished row."""
+        return words_before_end(row)
+
+    @abstractmethod
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """Draw numbers of words from `low` to `high`, [B], by uniform numbers [B]."""
+
+    def settled(self, words: int) -> tuple[int, dict[int, int]]:
+        """The width of the canvas of a text of so many words, and the ids that the length alone determines."""
+        return words, {}
+
+    def observe(self, counts: Tensor) -> None:
+        """Learn from how many training texts have each length."""
+
+    def observe_pairs(self, counts: Tensor) -> None:
+        """Learn from how many training pairs have each length of source and text."""
+
+
+class DrawnLength(LengthPolicy):
+    """p(length) is the histogram of the training texts. Likelihoods add one to each count, so that no length is
+    impossible; generation draws only observed lengths, if there are any: a small model writes nonsense at others."""
+
+    forbidden: tuple[int, ...] = (START, END, UNK, PAD)
+    counts: Tensor
+
+    def __init__(self, longest: int, max_words: int | None = None) -> None:
+        super().__init__(longest, max_words)
+        self.register_buffer("counts", torch.ones(longest))  # counts[i]: texts of i + 1 words
+
+    def observe(self, counts: Tensor) -> None:
+        self.counts.copy_(counts[1 : self.longest + 1].to(self.counts) + 1)
+
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return ids, torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
+
+    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return self.draw_between(u, 1, self.longest, condition)
+
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        counts = observed_counts(self.counts[low - 1 : high].to(u.device, torch.float64))
+        shares = counts.cumsum(0) / counts.sum()
+        return (torch.searchsorted(shares, u.double()) + low).clamp(max=high)
+
+    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()
+
+    def words(self, row: list[int]) -> list[int]:
+        return row
+
+
+def observed_counts(smoothed: Tensor) -> Tensor:
+    """Counts without the one that smoothing added; all equal where no text was observed."""
+    counts = smoothed - 1
+    return torch.where(counts.sum() > 0, counts, smoothed)
+
+
+class PadTokens(LengthPolicy):
+    """START words END PAD PAD …: a canvas of fixed width, on which the model itself decides where the text ends."""
+
+    first = 1
+    forbidden = (UNK,)
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(longest, longest - 2)
+
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        batch = ids.shape[0]
+        canvas = torch.full((batch, self.longest), PAD, device=ids.device, dtype=ids.dtype)
+        canvas[:, 0] = START
+        width = min(ids.shape[1], self.max_words)
+        canvas[:, 1 : width + 1] = torch.where(
+            torch.arange(width, device=ids.device) < lengths.unsqueeze(1), ids[:, :width], PAD
+        )
+        canvas.scatter_(1, lengths.clamp(max=self.max_words).unsqueeze(1) + 1, END)
+        return canvas, torch.ones_like(canvas, dtype=torch.bool)
+
+    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return torch.full(u.shape, self.longest, device=u.device, dtype=torch.int64)
+
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """Uniform over up to FEW words more than `low`: this policy has no counts of lengths."""
+        return (low + (u * (min(high, low + FEW) - low + 1)).long()).clamp(max=high)
+
+    def settled(self, words: int) -> tuple[int, dict[int, int]]:
+        ends = {0: START, words + 1: END}
+        return self.longest, ends | dict.fromkeys(range(words + 2, self.longest), PAD)
+
+
+def words_before_end(row: list[int]) -> list[int]:
+    """The word ids of a row that the model itself ends, or pads."""
+    row = row[: row.index(END)] if END in row else row
+    return [i for i in row if i not in (START, PAD)]
 
 
 def pad_token_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -36,11 +155,6 @@ def pad_token_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     for k, row in enumerate(rows):
         ids[k, : len(row)] = torch.tensor(row)
     return ids, lengths
-
-
-def canvas_width(positions: int) -> int:
-    """The width of the canvas that holds so many positions."""
-    return -(-positions // WIDTH) * WIDTH
 
 
 @dataclass(frozen=True)
@@ -53,8 +167,8 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """The width of its canvas."""
-        return canvas_width(self.positions)
+        """The width of the canvas that holds it."""
+        return -(-self.positions // WIDTH) * WIDTH
 
 
 @dataclass(frozen=True)
@@ -68,10 +182,6 @@ class Row:
     guided: bool = False  # by a classifier: on a CPU such texts have batches of their own
     source: Sequence[int] = ()  # ids of what it is written from
 
-    @property
-    def source_width(self) -> int:
-        return canvas_width(len(self.source))
-
 
 @dataclass(frozen=True)
 class SampleBatch:
@@ -80,23 +190,13 @@ class SampleBatch:
     seeds: Tensor  # [B]
     samples: Tensor  # [B] sample numbers
     lengths: Tensor  # [B] positions
+    mask: Tensor  # [B, W] positions that exist
     width: int
     rows: Sequence[Row]
+    owners: Sequence[tuple[int, slice]]  # the slice of rows of each owner; padding belongs to the last of them
     known: Tensor | None = None  # [B, W] ids, FREE where nothing is settled; None: nowhere
     begin: Tensor | None = None  # [B, W] ids
-    source: Tensor | None = None  # [B, S] ids
-    source_mask: Tensor | None = None  # [B, S]
-
-    @property
-    def mask(self) -> Tensor:
-        return torch.arange(self.width, device=self.lengths.device) < self.lengths.unsqueeze(1)
-
-    @cached_property
-    def owners(self) -> list[tuple[int, slice]]:
-        """The slice of rows of each owner; padding belongs to the last of them."""
-        found = [(owner, len(list(run))) for owner, run in groupby(row.owner for row in self.rows)]
-        ends = [*accumulate(size for _, size in found[:-1]), len(self.samples)]
-        return [(owner, slice(a, b)) for (owner, _), a, b in zip(found, [0, *ends], ends, strict=False)]
+    condition: Condition = UNCONDITIONAL  # the sources
 
 
 def draw_rows(
@@ -104,18 +204,17 @@ def draw_rows(
 ) -> list[Row]:
     """Samples 0 … count − 1, nothing settled but the length that the model draws: on the host, where it is needed. With
     sources there is one for every sample."""
-    lengths = model.draw_lengths(Noise(seed, torch.arange(count)), condition_of(sources)).tolist()
+    condition = source_condition(sources) if sources else UNCONDITIONAL
+    lengths = model.draw_lengths(Noise(seed, torch.arange(count)), condition).tolist()
     layouts = {n: Layout(n) for n in {*lengths}}
     own = sources or [()] * count
     return [Row(seed, sample, layouts[n], owner, source=own[sample]) for sample, n in enumerate(lengths)]
 
 
-def condition_of(sources: Sequence[Sequence[int]], width: int | None = None) -> Condition:
-    """Sources as tensors, padded to a width or to the longest."""
-    if not any(sources):
-        return UNCONDITIONAL
+def source_condition(sources: Sequence[Sequence[int]], width: int = 0) -> Condition:
+    """Sources as tensors, padded to a width, or to the longest."""
     ids, lengths = pad_token_rows(sources)
-    ids = ids if width is None else F.pad(ids, (0, width - ids.shape[1]), value=PAD)
+    ids = F.pad(ids, (0, max(0, width - ids.shape[1])), value=PAD)
     return Condition(source=ids, source_mask=torch.arange(ids.shape[1]) < lengths.unsqueeze(1))
 
 
@@ -136,27 +235,27 @@ def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[
         yield [*rows], widest
         return
     waiting: dict[tuple[int, int, bool], list[Row]] = {}
+    on_cpu = device_type == "cpu"
     for row in rows:  # in their order, so that early texts come early
-        on_cpu = device_type == "cpu"
-        kind = row.layout.width, row.source_width if on_cpu else 0, row.guided and on_cpu
+        kind = row.layout.width, -(-len(row.source) // WIDTH) * on_cpu, row.guided and on_cpu
         waiting.setdefault(kind, []).append(row)
         if len(waiting[kind]) == max_batch_rows(vocabulary, kind[0], device_type, row.guided):
             yield waiting.pop(kind), kind[0]
     if device_type == "cpu":
         yield from ((rest, width) for (width, *_), rest in waiting.items())
     else:
-        yield from fill_with_narrower({width: rest for (width, *_), rest in waiting.items()}, device_type)
+        yield from fill_with_narrower({width: rest for (width, *_), rest in waiting.items()})
 
 
-def fill_with_narrower(waiting: Mapping[int, Sequence[Row]], device_type: str) -> Iterator[tuple[list[Row], int]]:
-    """Batches by width, the widest first; padding rows are replaced by narrower samples. A width whose rows were all
-    taken so has no batch."""
+def fill_with_narrower(waiting: Mapping[int, Sequence[Row]]) -> Iterator[tuple[list[Row], int]]:
+    """Batches of a GPU by width, the widest first; padding rows are replaced by narrower samples. A width whose
+    rows were all taken so has no batch."""
     rest = {width: deque(rows) for width, rows in waiting.items()}
     for width in sorted(rest, reverse=True):
         chosen = [*rest.pop(width)]
         if not chosen:
             continue
-        vacant = batch_rows(len(chosen), device_type, False) - len(chosen)
+        vacant = batch_rows(len(chosen)) - len(chosen)
         for narrower in sorted(rest, reverse=True):
             taken = min(vacant, len(rest[narrower]))
             chosen += [rest[narrower].popleft() for _ in range(taken)]
@@ -172,11 +271,9 @@ def max_batch_rows(vocabulary: int, width: int, device_type: str, guided: bool =
     return most // coarseness(most) * coarseness(most)
 
 
-def batch_rows(rows: int, device_type: str, guided: bool) -> int:
-    """The size of a batch of so many rows, with padding: the full one on the CPU, on a GPU one of few (four between a
-    power of two and the next), so that steps captured for one batch serve others."""
-    if device_type == "cpu":
-        return GUIDED_BATCH if guided else CPU_BATCH
+def batch_rows(rows: int) -> int:
+    """The size of a GPU's batch of so many rows, with padding: one of few (four between a power of two and the next),
+    so that steps captured for one batch serve others."""
     return -(-rows // coarseness(rows)) * coarseness(rows)
 
 
@@ -186,39 +283,41 @@ def coarseness(rows: int) -> int:
 
 
 def pad_batch(rows: Sequence[Row], width: int, device: torch.device, device_type: str | None = None) -> SampleBatch:
-    """A batch with padding, which repeats a sample and is dropped later."""
-    size = batch_rows(len(rows), device_type or device.type, rows[0].guided)
+    """A batch with padding, which repeats a sample and is dropped later. On a CPU batches are always full."""
+    on_cpu = (device_type or device.type) == "cpu"
+    size = max_batch_rows(1, width, "cpu", rows[0].guided) if on_cpu else batch_rows(len(rows))
     chosen = [*rows, *[rows[-1]] * (size - len(rows))]
     layouts = [row.layout for row in chosen]
     numbers = [[row.seed for row in chosen], [row.sample for row in chosen], [layout.positions for layout in layouts]]
     # Not waited for: the device may still be busy with another batch.
     seeds, samples, lengths = torch.tensor(numbers).to(device, non_blocking=True).unbind()
-    known = token_rows(width, FREE, [layout.known for layout in layouts])
-    begin = token_rows(width, PAD, [dict(enumerate(layout.begin)) for layout in layouts])
-    told = condition_of([row.source for row in chosen], max(row.source_width for row in chosen))
-    rest = (
-        None if part is None else part.to(device, non_blocking=True)
-        for part in (known, begin, told.source, told.source_mask)
+    mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
+    found = [(owner, len(list(run))) for owner, run in groupby(row.owner for row in rows)]
+    ends = [*accumulate(count for _, count in found[:-1]), size]
+    owners = [(owner, slice(a, b)) for (owner, _), a, b in zip(found, [0, *ends], ends, strict=False)]
+    known, begin = [layout.known for layout in layouts], [dict(enumerate(layout.begin)) for layout in layouts]
+    condition = UNCONDITIONAL
+    if sources := [row.source for row in chosen if row.source]:
+        told = source_condition(sources, -(-max(map(len, sources)) // WIDTH) * WIDTH)
+        condition = told.to(device)
+    return SampleBatch(
+        seeds,
+        samples,
+        lengths,
+        mask,
+        width,
+        rows,
+        owners,
+        token_rows(width, FREE, known).to(device, non_blocking=True) if any(known) else None,
+        token_rows(width, PAD, begin).to(device, non_blocking=True) if any(begin) else None,
+        condition,
     )
-    return SampleBatch(seeds, samples, lengths, width, rows, *rest)
 
 
-def token_rows(width: int, empty: int, rows: Sequence[Mapping[int, int]]) -> Tensor | None:
-    """Ids by position, [B, W], `empty` elsewhere; None where there are none at all."""
-    if not any(rows):
-        return None
+def token_rows(width: int, empty: int, rows: Sequence[Mapping[int, int]]) -> Tensor:
+    """Ids by position, [B, W], `empty` elsewhere."""
     lines = [[empty] * width for _ in rows]
     for line, ids in zip(lines, rows, strict=True):
         for position, token in ids.items():
             line[position] = token
     return torch.tensor(lines)
-
-
-@torch.no_grad()  # as a decorator it holds while a frame is made, not while its reader looks at it
-def denoise_batch(
-    inference: Inference, batch: SampleBatch, sampling: Sampling, steering: Steering | None = None
-) -> Iterator[Frame]:
-    """One batch from noise to text."""
-    if any(part.training for part in inference.model.modules()):
-        inference.model.eval()
-    yield from inference.stream(Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling, steering)

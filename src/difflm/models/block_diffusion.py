@@ -6,24 +6,26 @@ finished blocks are kept, and are exactly what a pass over the whole text would 
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Levels, Times
 from difflm.diffusion.bounds import DiscreteBound
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser, autocast_to
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
-from difflm.diffusion.processes import Absorbing, Levels, Times
-from difflm.diffusion.samplers import Denoise, Frame, Steering
-from difflm.diffusion.timesteps import BlockTimes, TimeSampler
+from difflm.diffusion.objectives import cross_entropy
+from difflm.diffusion.processes import Absorbing
+from difflm.diffusion.samplers.loop import Denoise, Frame, Steering
+from difflm.diffusion.timesteps import BlockTimes
 from difflm.models.base import Sampling
+from difflm.models.batching import DrawnLength, LengthPolicy, observed_counts
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.lengths import DrawnLength, observed_counts
 from difflm.networks import Transformer
 from difflm.networks.transformer import Cache, rotary
 from difflm.runtime.cuda_graphs import DelayedFlag
@@ -71,13 +73,7 @@ class BlockLengths(DrawnLength):
         positions = self.positions(words)
         return positions, {words: END} | dict.fromkeys(range(words + 1, positions), PAD)
 
-    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """END is a word of the canvas."""
-        return torch.zeros(lengths.shape, device=lengths.device)
-
-    def words(self, row: list[int]) -> list[int]:
-        row = row[: row.index(END)] if END in row else row
-        return [i for i in row if i != PAD]
+    nats, words = LengthPolicy.nats, LengthPolicy.words  # END is a word of the canvas
 
 
 class BlockDenoiser(Denoiser):
@@ -143,28 +139,6 @@ class BlockDenoiser(Denoiser):
             return self.network.answer(hidden).float(), grown
 
 
-class BlockBound(DiscreteBound):
-    """The bound given the clean blocks before each; blocks of one word have nothing to draw: the likelihood itself."""
-
-    def __call__(
-        self,
-        denoiser: Denoiser,
-        times: TimeSampler,
-        ids: Tensor,
-        mask: Tensor,
-        noise: Noise,
-        draws: int,
-        condition: Condition = UNCONDITIONAL,
-    ) -> Tensor:
-        condition = replace(condition, given=ids)
-        assert isinstance(denoiser, BlockDenoiser)
-        if denoiser.size > 1:
-            return super().__call__(denoiser, times, ids, mask, noise, draws, condition)
-        hidden = torch.full_like(ids, denoiser.process.mask_id)
-        logits = denoiser(hidden, torch.ones(len(ids), device=ids.device), mask, condition).logits
-        return (cross_entropy(logits, ids) * mask).sum(-1, keepdim=True).expand(-1, draws)
-
-
 class BlockDiffusion(DiffusionModel):
     denoiser: BlockDenoiser
     lengths: BlockLengths
@@ -173,30 +147,26 @@ class BlockDiffusion(DiffusionModel):
     can_hide_known = False  # what is kept of known words was kept with them
 
     def __init__(
-        self,
-        codec: Tokens,
-        process: Absorbing,
-        network: Transformer,
-        objective: Objective,
-        times: BlockTimes,
-        lengths: BlockLengths,
-        sampling: Sampling,
+        self, codec: Tokens, process: Absorbing, network: Transformer, lengths: BlockLengths, **parts: Any
     ) -> None:
-        super().__init__(codec, process, network, objective, times, lengths, sampling, bound=BlockBound())
+        super().__init__(codec, process, network, lengths=lengths, bound=DiscreteBound(), **parts)
         window = lengths.positions(lengths.longest)
         self.denoiser = BlockDenoiser(network, codec, process, lengths.size, window)
 
-    def corrupt_batch(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        t: Tensor,
-        noise: Noise,
-        condition: Condition,
-        origin: tuple[Tensor, Tensor] | None = None,
-        dropped: Tensor | None = None,
-    ) -> Corrupted:
-        return super().corrupt_batch(ids, mask, t, noise, replace(condition, given=ids), origin, dropped)
+    def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
+        """Each block is denoised given the clean ones before it."""
+        return replace(super().condition_of(batch, ids), given=ids)
+
+    @torch.no_grad()
+    def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
+        """Blocks of one word have nothing to draw: the likelihood itself."""
+        if self.denoiser.size > 1:
+            return super().nats_and_error(batch, noise, draws)
+        ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
+        hidden, t = torch.full_like(ids, self.process.mask_id), torch.ones(len(ids), device=ids.device)
+        logits = self.denoiser(hidden, t, mask, self.condition_of(batch, ids)).logits
+        nats = (cross_entropy(logits, ids) * mask).sum(-1)
+        return nats, torch.zeros_like(nats)
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         tokens = tokens.clone()

@@ -1,6 +1,6 @@
 """One model for every diffusion method: a denoiser and the parts around it, put together."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -8,18 +8,15 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Levels, Process
 from difflm.diffusion.bounds import Bound, standard_error
 from difflm.diffusion.codecs import Codec, Embedding
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
-from difflm.diffusion.conditioning import ConditionDrop, Conditioning
-from difflm.diffusion.denoiser import Denoiser, SelfConditioning
+from difflm.diffusion.denoiser import ConditionDrop, Conditioning, Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
-from difflm.diffusion.processes import Levels, Process
-from difflm.diffusion.samplers import (
-    DISCRETE_STEPS,
-    STEPS,
+from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, add_corrections
+from difflm.diffusion.samplers.loop import (
     BanTokens,
     BoundDenoiser,
     Clamp,
@@ -30,15 +27,13 @@ from difflm.diffusion.samplers import (
     Sampler,
     SamplerInputs,
     Steering,
-    StepSpan,
     Temperature,
     Transform,
-    expand_grid,
 )
-from difflm.diffusion.samplers.discrete_steps import add_corrections
-from difflm.diffusion.timesteps import TimeSampler
+from difflm.diffusion.samplers.steps import STEPS
+from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
-from difflm.models.lengths import LengthPolicy
+from difflm.models.batching import LengthPolicy
 from difflm.models.sampling import Family
 from difflm.runtime.cuda_graphs import DelayedFlag
 
@@ -78,7 +73,7 @@ class DiffusionModel(LanguageModel):
         self.likelihood: Likelihood | None = "bound" if bound is not None and not reflow else None
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, codec.vocabulary
         self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
-        self.samplers = process.steps
+        self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
         kinds: list[Family] = ["any", "diffusion", "masks" if self.can_hide_known else "diffusion"]
         self.families = kinds if codec.holds_tokens else [*kinds, "vectors"]
 
@@ -105,7 +100,8 @@ class DiffusionModel(LanguageModel):
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         with torch.autocast(ids.device.type, enabled=False):
             t, weight = self.times.sample(noise, mask)
-        condition, dropped = self.drop_condition(self.denoiser.prepare(self.condition_of(batch)), noise)
+        condition = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
+        condition, dropped = self.drop_condition(condition, noise)
         corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped)
         counted = corrupted.mask
         with torch.autocast(ids.device.type, enabled=False):
@@ -124,7 +120,8 @@ class DiffusionModel(LanguageModel):
                 return Losses(sums[-1], named, count)
             return Losses(sums[-1] + fit * count, {**named, "warp": fit * count}, count)
 
-    def condition_of(self, batch: Batch) -> Condition:
+    def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
+        """What is known beside the noisy state of a batch with these `ids` on its canvas."""
         if batch.source is None or batch.source_lengths is None:
             return Condition()
         place = torch.arange(batch.source.shape[1], device=batch.source.device)
@@ -154,27 +151,22 @@ class DiffusionModel(LanguageModel):
             at, counted = (t, mask) if not self.clean_context else self.noise_one_stretch(t, mask, noise)
             level = process.at(at)
             clean = codec.encode(ids)
-            x0 = self.spread_words(clean, noise)
+            x0 = clean
+            if isinstance(codec, Embedding) and codec.x0_std:  # x_0 ~ N(e_w, x0_std²), where the codec spreads words
+                x0 = clean + codec.x0_std * noise.normal(0, *clean.shape[1:], stream=X0_NOISE)
             shape = codec.state_shape(ids.shape[1])
             own = process.draw_noise(noise if origin is None else Noise(*origin), 0, shape, 0 if origin else TEXT_NOISE)
             x_t = process.corrupt(x0, level, own)
-        first, previous = None, None
-        if self.denoiser.self_conditioning.mode == "both":
+        first, previous, settings = None, None, self.denoiser.self_conditioning
+        if settings is not None and settings.mode == "both":
             first = self.denoiser(x_t, level, mask, condition)
             previous = first.clean.detach()
-        elif self.denoiser.self_conditioning.on:
+        elif settings is not None:
             previous = self.first_estimate(x0, x_t, own, level, mask, condition, noise)
         if previous is not None and dropped is not None and self.drop.self_condition:
             previous = torch.where(dropped.view(-1, *(1,) * (previous.dim() - 1)), 0, previous)
         belief = self.denoiser(x_t, level, mask, condition, previous)
         return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, codec, process, self.times.steps, first)
-
-    def spread_words(self, clean: Tensor, noise: Noise) -> Tensor:
-        """x_0 ~ N(e_w, x0_std²), where the codec spreads words (Li et al., 2022)."""
-        codec = self.denoiser.codec
-        if not isinstance(codec, Embedding) or not codec.x0_std:
-            return clean
-        return clean + codec.x0_std * noise.normal(0, *clean.shape[1:], stream=X0_NOISE)
 
     def noise_one_stretch(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Times of all positions [B, L] and the mask of those that count. In a share of the texts one stretch, its two
@@ -191,6 +183,7 @@ class DiffusionModel(LanguageModel):
     ) -> Tensor:
         """What self-conditioning shows: a first answer for every second text, or for all or none; zeros else."""
         settings = self.denoiser.self_conditioning
+        assert settings is not None
         if settings.lag:
             with torch.autocast(x_t.device.type, enabled=False):
                 level = self.process.at(self.lagged_times(level.t, settings.lag, noise))
@@ -228,7 +221,7 @@ class DiffusionModel(LanguageModel):
         if self.likelihood is not None:
             return self.nats_and_error(batch, noise, draws)[0]
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
-        condition = self.denoiser.prepare(self.condition_of(batch))
+        condition = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
         if self.reflow:  # along the teacher's path
             t = self.times.time_of(noise.uniform(0))
             corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin)
@@ -246,15 +239,11 @@ class DiffusionModel(LanguageModel):
         if self.likelihood is None or self.bound is None:
             return super().nats_and_error(batch, noise, draws)
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
-        condition = self.condition_of(batch)
+        condition = self.condition_of(batch, ids)
         estimates = self.bound(self.denoiser, self.times, ids, mask, noise, draws, condition)
         return estimates.mean(1) + self.lengths.nats(batch.lengths, condition), standard_error(estimates)
 
     # -- generation ---------------------------------------------------------------------------------------------
-
-    @property
-    def source_longest(self) -> int:
-        return self.denoiser.conditioning.source_longest
 
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
         return self.lengths.draw(noise.uniform(0, stream=1), condition)
@@ -264,75 +253,60 @@ class DiffusionModel(LanguageModel):
         return steps * (2 if sampling.sampler == "heun" else 1) * (2 if sampling.contrast and self.drop.share else 1)
 
     def stream(
-        self,
-        noise: Noise,
-        lengths: Tensor,
-        width: int,
-        sampling: Sampling,
-        steering: Steering | None = None,
-        denoiser: Denoiser | None = None,
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
-        """Frames by this model's own denoiser, or by a copy of it that is made for inference."""
+        """Frames by this model's own denoiser."""
         steering = steering or Steering()
-        inputs = self.sampler_inputs(denoiser or self.denoiser, noise, lengths, width, sampling, steering)
-        frames = inputs.frames()
+        frames = self.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering).frames()
         return self.follow_frames(frames, lengths, sampling, steering) if self.denoiser.codec.holds_tokens else frames
 
     def sampler_inputs(
         self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
     ) -> SamplerInputs:
+        """What the loop needs: the time grid, the step rule, transforms in their order, noise, the bound denoiser."""
+        codec, device = denoiser.codec, lengths.device
         noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
-        mask = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
-        counter = torch.zeros(1, dtype=torch.int64, device=lengths.device)
-        grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, lengths.device)
+        mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
+        counter, known = torch.zeros(1, dtype=torch.int64, device=device), None
+        grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, device)
         grid = add_corrections(grid) if sampling.sampler == "self-correct" else grid
-        rules = DISCRETE_STEPS if denoiser.codec.holds_tokens else STEPS
-        sampler = Sampler(
-            rules[sampling.sampler],
-            self.transforms(denoiser.codec, sampling, StepNoise(noise, counter, width, stream=2), steering),
-            steering.guide,
-            self.impose_known(mask, steering) if denoiser.codec.holds_tokens else None,
-        )
-        return SamplerInputs(
-            self.bind_denoiser(denoiser, mask, sampling, steering),
-            denoiser.process,
-            expand_grid(grid, len(lengths)),
-            sampler,
-            noise,
-            mask,
-            denoiser.codec.state_shape(width),
-            None if steering.begin is None else denoiser.codec.encode(steering.begin),
-            counter,
-            self.times,
-        )
-
-    def transforms(
-        self, codec: Codec, sampling: Sampling, uniform: StepNoise, steering: Steering
-    ) -> Sequence[Transform]:
-        made: list[Transform] = [BanTokens(codec, self.lengths.forbidden)]
+        banned = codec.token_mask(self.lengths.forbidden)
+        transforms: list[Transform] = [BanTokens(banned)]
         if sampling.temperature != 1:
-            made.append(Temperature(sampling.temperature))
+            transforms.append(Temperature(sampling.temperature))
         if isinstance(codec, Embedding):
             if sampling.draw:
-                made.append(Draw(codec, uniform))
+                transforms.append(Draw(codec, StepNoise(noise, counter, width, stream=2)))
             if sampling.clamp:
                 # Else the words are the network's own answer; under rules the nearest words, which rules can move.
                 rounds = not codec.predicts_tokens and not steering.rules
-                made.append(Clamp(codec, sampling.clamp_below, self.lengths.forbidden, rounds))
-        made += steering.rules
+                transforms.append(Clamp(codec, sampling.clamp_below, banned, rounds))
+        transforms += steering.rules
         if steering.known is not None:
-            made.append(ImposeTokens(codec, steering.known))
-        return made
-
-    def impose_known(self, mask: Tensor, steering: Steering) -> Callable[[Tensor], Tensor]:
-        """Known words stand from the beginning; positions that do not exist are no masks to be written."""
-        known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
-        return lambda x: torch.where(known >= 0, known, x)
+            transforms.append(ImposeTokens(codec, steering.known))
+        if codec.holds_tokens:  # positions that do not exist are no masks to be written
+            known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
+        rules = DISCRETE_STEPS if codec.holds_tokens else STEPS
+        return SamplerInputs(
+            self.bind_denoiser(denoiser, mask, sampling, steering),
+            denoiser.process,
+            # Times of every text, where the grid does not tell them apart.
+            (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, len(lengths), *grid.shape[2:]),
+            Sampler(rules[sampling.sampler], transforms, steering.guide),
+            noise,
+            mask,
+            codec.state_shape(width),
+            None if steering.begin is None else codec.encode(steering.begin),
+            counter,
+            self.times,
+            known,
+        )
 
     def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
         """With a contrast w, log p is moved on by w (log p(· | known words) − log p(· | none of them)): classifier-free
         guidance (Ho & Salimans, 2022; Nie et al., 2025), whose label is what is known. It costs a second call."""
-        condition = denoiser.prepare(Condition(steering.source, steering.source_mask, given=steering.known))
+        condition = Condition(steering.source, steering.source_mask, given=steering.known)
+        condition = denoiser.conditioning.prepare(denoiser, condition)
         if self.drop.share:
             return BoundDenoiser(denoiser, mask, condition, sampling.contrast, self.drop.self_condition)
         bound = BoundDenoiser(denoiser, mask, condition)

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers import Frame, SamplerInputs, Steering
 from difflm.diffusion.samplers.left_to_right import left_to_right
+from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.recorded import RecordedSampler, can_capture, capture_key
-from difflm.models.recorded_decoder import RecordedDecoder
+from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
 from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
@@ -55,7 +54,8 @@ class Inference:
             return source
         with self._lock:
             dtype = source.precision or self.dtype
-            if self._copy is None or not self._copy.fits(source, dtype, self.compiled):
+            key = source.network, dtype, self.compiled, source.codec.bias.device
+            if self._copy is None or self._copy.key != key:
                 self._renew(source, dtype)
             assert self._copy is not None
             return self._copy.denoiser
@@ -66,30 +66,36 @@ class Inference:
         if not isinstance(self.model, DiffusionModel) or self.model.denoiser.codec.holds_tokens:
             return
         source, _ = self.model.denoiser, self.denoiser
-        with self._lock:
+        with self._lock, torch.no_grad():
             assert self._copy is not None
             if source.codec.bias.device.type != "cpu":
                 self._copy.sync_weights(source)
-            elif not self._copy.agrees(source):
+            # On a CPU nobody waits for the answer whether weights are still the same.
+            elif any(not torch.equal(mine, new.to(mine.dtype)) for mine, new in self._copy.pairs(source)):
                 self._renew(source, self._copy.denoiser.precision)
 
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
         self._recorded.clear()
         self._copy = DenoiserCopy(source, dtype, self.compiled)
 
+    @torch.no_grad()  # as a decorator it holds while a frame is made, not while its reader looks at it
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
-        """Frames of a batch, by captured steps where they can be captured."""
+        """One batch from noise to text, by captured steps where they can be captured."""
         model, steering = self.model, steering or Steering()
+        if any(part.training for part in model.modules()):
+            model.eval()
         if isinstance(model, Autoregressive):
-            return self._decode(model, noise, width, sampling, steering)
-        if not isinstance(model, DiffusionModel):
-            return model.stream(noise, lengths, width, sampling, steering)
-        inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
-        record = lengths.is_cuda if self.record is None else self.record
-        frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
-        return model.follow_frames(frames, lengths, sampling, steering) if model.denoiser.codec.holds_tokens else frames
+            yield from self._decode(model, noise, width, sampling, steering)
+        elif isinstance(model, DiffusionModel):
+            inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
+            record = lengths.is_cuda if self.record is None else self.record
+            frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
+            tokens = model.denoiser.codec.holds_tokens
+            yield from model.follow_frames(frames, lengths, sampling, steering) if tokens else frames
+        else:
+            yield from model.stream(noise, lengths, width, sampling, steering)
 
     def _replay(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
         compiled = self.compiled and inputs.mask.is_cuda
@@ -136,7 +142,8 @@ class DenoiserCopy:
     computes in. Both would else be computed anew at every call."""
 
     def __init__(self, source: Denoiser, dtype: torch.dtype | None, compiled: bool) -> None:
-        self.compiled, self.apart = compiled, compiled or dtype is not None  # apart: the network is a copy
+        self.key = source.network, dtype, compiled, source.codec.bias.device  # what it was made of
+        self.apart = compiled or dtype is not None  # whether the network is a copy
         self.denoiser = copy.copy(source)  # whatever kind it is, and whatever it holds
         self.denoiser._modules = dict(source._modules)
         self.denoiser.codec = source.codec.frozen()
@@ -145,11 +152,6 @@ class DenoiserCopy:
         self.denoiser.precision = dtype
         self._copying: tuple[tuple[int, ...], CapturedFunction] | None = None
         self.sync_weights(source)
-
-    def fits(self, source: Denoiser, dtype: torch.dtype | None, compiled: bool) -> bool:
-        own = self.denoiser
-        same = (own.precision, self.compiled, own.codec.bias.device) == (dtype, compiled, source.codec.bias.device)
-        return same and (self.apart or own.network is source.network)
 
     def sync_weights(self, source: Denoiser) -> None:
         """Take over the source's weights as they are now. Whether they changed nobody can tell: a captured training
@@ -161,16 +163,11 @@ class DenoiserCopy:
         self._copying[1]()
 
     @torch.no_grad()
-    def agrees(self, source: Denoiser) -> bool:
-        """Whether its weights are still the source's: for a CPU, where nobody waits for the answer."""
-        return all(torch.equal(mine, new.to(mine.dtype)) for mine, new in self._pairs(source))
-
-    @torch.no_grad()
     def _copy_weights(self, source: Denoiser) -> None:
-        mine, new = zip(*self._pairs(source), strict=True)
+        mine, new = zip(*self.pairs(source), strict=True)
         torch._foreach_copy_(mine, new)
 
-    def _pairs(self, source: Denoiser) -> list[tuple[Tensor, Tensor]]:
+    def pairs(self, source: Denoiser) -> list[tuple[Tensor, Tensor]]:
         """Its weights, each with the source's. They are taken as `data`, whose changes autograd does not count: whoever
         takes a classifier's gradient at this moment would else be told that they changed, though the values are equal.
         """

@@ -1,4 +1,5 @@
-"""Sampling that is captured once and replayed: over tensors that stay where they are."""
+"""Sampling that is captured once and replayed, over tensors that stay where they are: on a GPU a denoising step, or a
+word from left to right, is one replay of a CUDA graph."""
 
 from collections.abc import Container, Hashable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -7,8 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn, zeros_like
 
-from difflm.diffusion.processes import Levels
-from difflm.diffusion.samplers import Frame, SamplerInputs
+from difflm.diffusion.base import Levels
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.left_to_right import DecodingState
+from difflm.diffusion.samplers.loop import Frame, SamplerInputs
+from difflm.models.autoregressive import Autoregressive
+from difflm.models.base import Sampling
+from difflm.networks.transformer import Slots, rotary
 from difflm.runtime.cuda_graphs import CapturedFunction, compile_whole
 from difflm.runtime.tensors import storage_addresses
 
@@ -22,7 +28,7 @@ def can_capture(inputs: SamplerInputs) -> bool:
     does not read the device to decide what to do."""
     sampler = inputs.sampler
     parts = [inputs.denoise, *sampler.transforms, *([] if sampler.guide is None else [sampler.guide])]
-    return sampler.impose_known is None and all(
+    return inputs.known is None and all(
         is_dataclass(part) and not getattr(part, "syncs_with_device", False) for part in parts
     )
 
@@ -113,7 +119,7 @@ class RecordedSampler:
     def _begin(self) -> None:
         """All that follows from what is given, before the first step."""
         inputs = self.inputs
-        copy_into(self.given.grid_levels(), self.levels)
+        copy_into(replace(self.given).levels, self.levels)  # of a copy, which has computed none yet
         if self.predrawn is not None:
             self.predrawn.copy_(self._predraw())
         self.x.copy_(inputs.start(inputs.draw_noise(0) if self.predrawn is None else self.predrawn[0]))
@@ -124,7 +130,7 @@ class RecordedSampler:
     def _step(self) -> None:
         inputs, counter = self.inputs, self.inputs.step_counter
         level, next_level = self.levels.at_step(counter), self.levels.at_step(counter + 1)
-        last, guided = (self.clean, self.last_level), counter + 1 < inputs.steps
+        last, guided = (self.clean, self.last_level), counter + 1 < len(self.levels.t) - 1
         x, belief = inputs.take_step(self.x, level, next_level, self.clean, last, self._noise, guided)
         self.tokens.copy_(inputs.process.display_tokens(x, belief.tokens, next_level))
         self.sure.copy_(belief.confidence_in(self.tokens))
@@ -156,3 +162,34 @@ class RecordedSampler:
 
 def tensors_in(levels: Levels) -> list[Tensor]:
     return [getattr(levels, f.name) for f in fields(levels)]
+
+
+class RecordedDecoder:
+    """Draws batches of one shape in tensors that keep their place. Keys and values have a slot for every position;
+    those of positions to come are masked, so nothing need be cleared between two batches."""
+
+    def __init__(self, model: Autoregressive, batch: int, width: int, sampling: Sampling) -> None:
+        self.model, self.state = model, DecodingState(model, batch, width, sampling)
+        weight, network = model.embedding.weight, model.network
+        self.angles = rotary(width, network.head_dim, weight.device)
+        heads = network.input.out_features // network.head_dim
+        empty = torch.zeros(batch, heads, width, network.head_dim, dtype=weight.dtype, device=weight.device)
+        self.caches = [Slots(empty.clone(), empty.clone(), self.state.position) for _ in network.blocks]
+        self.step = CapturedFunction(self._step, weight.device)
+
+    @torch.no_grad()
+    def frames(self, noise: Noise, known: Tensor | None) -> Iterator[Frame]:
+        self.state.begin(noise, known)
+        yield from self.state.frames(lambda position: self.step())
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        state, network = self.state, self.model.network
+        angles = state.at_position(self.angles[0]), state.at_position(self.angles[1])
+        visible = (state.positions <= state.position).view(1, 1, -1)
+        x = network.input(self.model.embedding(state.last))
+        x, _ = network.run(x, None, visible, self.caches, 0, angles)
+        state.append(network.answer(x)[:, -1].float())
+
+    def close(self) -> None:
+        self.step.close()

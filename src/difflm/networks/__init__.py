@@ -4,8 +4,4 @@ from difflm.networks.bert import BertLayout
 from difflm.networks.encoder_decoder import EncoderDecoder
 from difflm.networks.transformer import Transformer
 
-__all__ = [
-    "BertLayout",
-    "EncoderDecoder",
-    "Transformer",
-]
+__all__ = ["BertLayout", "EncoderDecoder", "Transformer"]

@@ -49,7 +49,7 @@ class EncoderDecoder(Transformer):
         layers = memory.unflatten(-1, (len(self.blocks), 2, self.heads, -1)).permute(2, 3, 0, 4, 1, 5)
         return [(keys, values, seen) for keys, values in layers.unbind()]
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         inputs: Tensor,
         t: Tensor | None,
@@ -57,9 +57,5 @@ class EncoderDecoder(Transformer):
         memory: Tensor | None = None,
         source_mask: Tensor | None = None,
     ) -> Tensor:
-        x = self.input(inputs)
-        if self.places is not None:
-            x = x + self.placed(self.places, x.shape[1], mask)
         assert memory is not None and source_mask is not None, "an encoder-decoder reads a source"
-        x, _ = self.run(x, t, mask, None, start=0, memory=self.split_memory(memory, source_mask))
-        return self.answer(x)
+        return super().forward(inputs, t, mask, self.split_memory(memory, source_mask))

@@ -181,12 +181,6 @@ def feed_forward(hidden: int, inner: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(hidden, inner), nn.GELU(), nn.Linear(inner, hidden))
 
 
-def calm(told: Tensor) -> Tensor:
-    """Time as a condition of unit length. Every modulation is a sum over the whole of it, so that a larger one moves
-    fast and far under Adam: unscaled, training at lr 1e-3 diverged within 700 steps (docs/log.md)."""
-    return F.silu(F.layer_norm(told.float(), told.shape[-1:])) / math.sqrt(told.shape[-1])
-
-
 def at_once(layers: Sequence[nn.Linear], x: Tensor) -> Tensor:
     """The answers of several layers to the same question, side by side."""
     return F.linear(x, torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers]))
@@ -227,16 +221,17 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Cache | None]:
         if modulation is None:
             y, grown = self.attention(self.norm_1(x), mask, turn, causal, cache, keeps)
-            x = self.read_source(x + self.drop(y), memory)
+            x = x + self.drop(y)
+            if memory is not None and self.source is not None:
+                x = x + self.drop(self.source(x, memory))
             return x + self.drop(self.feed(self.norm_2(x))), grown
         (shift_1, shift_2), (scale_1, scale_2), (gate_1, gate_2) = modulation
         y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), scale_1), mask, turn, causal, cache, keeps)
-        x = self.read_source(torch.addcmul(x, gate_1, self.drop(y)), memory)
+        x = torch.addcmul(x, gate_1, self.drop(y))
+        if memory is not None and self.source is not None:
+            x = x + self.drop(self.source(x, memory))
         y = self.feed(torch.addcmul(shift_2, self.norm_2(x), scale_2))
         return torch.addcmul(x, gate_2, self.drop(y)), grown
-
-    def read_source(self, x: Tensor, memory: Memory | None) -> Tensor:
-        return x if self.source is None or memory is None else x + self.drop(self.source(x, memory))
 
 
 class Transformer(nn.Module):
@@ -266,21 +261,25 @@ class Transformer(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, inputs: Tensor, t: Tensor | None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: Tensor,
+        t: Tensor | None,
+        mask: Tensor | None = None,
+        memory: Sequence[Memory] | None = None,
+    ) -> Tensor:
+        """With `places`, each position is told its distance from the start and from the text's end: rotation tells
+        distances between positions alone, and a small network spends its attention on finding where it is
+        (docs/log.md)."""
         x = self.input(inputs)
         if self.places is not None:
-            x = x + self.placed(self.places, x.shape[1], mask)
-        x, _ = self.run(x, t, mask, None, start=0)
+            place, most = torch.arange(x.shape[1], device=x.device), self.places.shape[1] - 1
+            last = x.shape[1] - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
+            # A canvas may be wider than the longest text; what stands there is masked, and its place does not matter.
+            from_end = F.embedding((last - place).clamp(0, most), self.places[1])  # its gradient beats an index's
+            x = x + (self.places[0, place.clamp(max=most)] + from_end)
+        x, _ = self.run(x, t, mask, None, start=0, memory=memory)
         return self.answer(x)
-
-    def placed(self, places: Tensor, length: int, mask: Tensor | None) -> Tensor:
-        """A learned vector for the place from the start and one for the place from the text's end. Rotation tells
-        distances alone; a small network spends its attention on finding where it is (docs/log.md)."""
-        place, most = torch.arange(length, device=places.device), places.shape[1] - 1
-        last = length - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
-        # A canvas may be wider than the longest text; what stands there is masked, and its place does not matter.
-        from_end = F.embedding((last - place).clamp(0, most), places[1])  # whose gradient is quicker than an index's
-        return places[0, place.clamp(max=most)] + from_end
 
     def run(
         self,
@@ -300,12 +299,19 @@ class Transformer(nn.Module):
         if t is not None and self.time != "none":
             told = self.embed_time(t)
             if self.time == "adaptive":
-                modulations = self.modulations(calm(told))
+                # A condition of unit length. Every modulation is a sum over the whole of it, so that a larger one moves
+                # fast and far under Adam: unscaled, training at lr 1e-3 diverged within 700 steps (docs/log.md).
+                told = F.silu(F.layer_norm(told.float(), told.shape[-1:])) / math.sqrt(told.shape[-1])
+                modulations = self.modulations(told)
             elif self.time == "addition":
                 x = x + told
             elif self.time == "prefix":
                 return self.prefixed(x, told, mask)
-        turn = turn or self.turn(x.shape[1], x.device, start)
+        if turn is None and (start or self.training or x.shape[1] % 16):
+            turn = rotary(x.shape[1], self.head_dim, x.device, start)
+        elif turn is None:  # those of whole canvases are kept while it writes, for good: a captured step refers to them
+            key = x.shape[1], x.device
+            turn = self._turns[key] = self._turns.get(key) or rotary(x.shape[1], self.head_dim, x.device)
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
         grown: list[Cache | None] = []
@@ -317,15 +323,6 @@ class Transformer(nn.Module):
             x, cache = block(x, modulation, mask, turn, self.causal, cache, keeps, source)
             grown.append(cache)
         return x, grown
-
-    def turn(self, length: int, device: torch.device, start: int) -> tuple[Tensor, Tensor]:
-        """Rotations of positions that follow each other. Those of whole canvases are kept while it writes, for good: a
-        recorded step refers to them."""
-        if start or self.training or length % 16:
-            return rotary(length, self.head_dim, device, start)
-        if (length, device) not in self._turns:
-            self._turns[length, device] = rotary(length, self.head_dim, device)
-        return self._turns[length, device]
 
     def modulations(self, condition: Tensor) -> list[Modulation]:
         """Of all blocks. A GPU that writes makes one product of theirs: putting the weights together anew takes it less

@@ -30,25 +30,30 @@ def explain_os_error(error: OSError, path: Path) -> DifflmError:
 
 
 @contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Raise an operating-system error of the block as a line that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise explain_os_error(error, path) from None
+
+
+@contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it into place only when the block succeeds."""
-    try:
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
-    except OSError as error:
-        raise explain_os_error(error, path) from None
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as error:
-        raise explain_os_error(error, path) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+        temporary = Path(name)
+        try:
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
@@ -64,10 +69,8 @@ def locked(directory: Path) -> Iterator[None]:
     The operating system releases the lock when its process ends, however it ends: a killed process locks nobody out.
     The lock file only names the holder. Directories that were created here and are still empty are removed."""
     created = [folder for folder in (directory, *directory.parents) if not folder.exists()]
-    try:
+    with explain_write_errors(directory):
         handle = _acquire_lock(directory)
-    except OSError as error:
-        raise explain_os_error(error, directory) from None
     try:
         yield
     finally:
@@ -121,6 +124,10 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -133,14 +140,20 @@ def read_json(path: Path) -> Any:
 def append_line(path: Path, line: str) -> None:
     """Append a whole line or nothing: a line that a full disk cuts off is removed again."""
     data = f"{line}\n".encode()
+    with explain_write_errors(path), path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def parse_record(line: str) -> dict[str, Any]:
+    """Parse a line of a log; {} where a crash truncated it."""
     try:
-        with path.open("ab", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
-            try:
-                if file.write(data) != len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                file.truncate(end)
-                raise
-    except OSError as error:
-        raise explain_os_error(error, path) from None
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    return record if isinstance(record, dict) else {}

@@ -1,15 +1,15 @@
 """Checkpoints: safetensors and JSON, written atomically."""
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from difflm.runtime.files import explain_os_error, read_json, write_atomic
+from difflm.runtime.files import explain_write_errors, read_json, write_json
 from difflm.runtime.tensors import load_tensors, save_tensors
 
 KEEP = 2  # checkpoints of a run that are kept on disk
@@ -38,16 +38,13 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     for left in run.glob("checkpoints/.step-*"):  # by a process that was killed while it saved
         shutil.rmtree(left, ignore_errors=True)
-    try:
+    with explain_write_errors(target), ExitStack() as stack:
         temporary.mkdir(parents=True)
+        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
         save_tensors(temporary / "state.safetensors", tensors)
-        write_atomic(temporary / "state.json", json.dumps(state, indent=1))
+        write_json(temporary / "state.json", state)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
-    except OSError as error:
-        raise explain_os_error(error, target) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     for old in checkpoint_steps(run)[:-KEEP]:
         shutil.rmtree(run / "checkpoints" / f"step-{old}", ignore_errors=True)
     return target

@@ -1,6 +1,5 @@
 """Training and loading of classifiers that guide a model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,40 +7,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difflm.controls.classifier import Classifier, labels_on_canvas, matches_model, model_signature
-from difflm.data.batches import Batch, Batches, LabelBatch, split
+from difflm.controls.guidance import Classifier, labels_on_canvas, matches_model, model_signature
+from difflm.data.batches import Batch, split
 from difflm.data.corpora import corpus_path, resolve_data
 from difflm.data.labels import NOTHING, Labelling, Labels, read_labels
-from difflm.data.tokenfile import TokenFile
+from difflm.data.texts import file_kind
+from difflm.data.tokenfile import Ints, Limits, TokenFile, select_texts
 from difflm.data.tokenizers import Tokenizer
+from difflm.diffusion.codecs import Codec
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.models.base import Losses, Trainable, training_noise
 from difflm.models.diffusion import DiffusionModel
-from difflm.runtime.files import locked, read_json, write_atomic
+from difflm.runtime.files import read_json
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
+from difflm.training import fit
 from difflm.training.checkpoints import advise_resume
-from difflm.training.fit import (
-    INFO,
-    Note,
-    budget_of,
-    check_free,
-    check_same_recipe,
-    count_left_out,
-    default_widths,
-    read_tokens,
-    remove_on_failure,
-    report_left_out,
-    resolve_init,
-    validation_batches,
-)
 from difflm.training.recipe import Recipe
-from difflm.training.run import load_run
-from difflm.training.trainer import Outcome, Trainer, Watcher
+from difflm.training.run import FORMAT, load_run
+from difflm.training.trainer import Outcome, Watcher
 
-FORMAT = 1
-SIZES = ("hidden", "layers", "heads", "dropout")
 TIMES = 5  # the stream of random numbers that times are drawn from
 COUNT_BATCH = 10_000  # texts whose words are counted together
 
@@ -92,63 +78,55 @@ class Learner(Trainable):
         first = guided.lengths.first
         return {
             name: output.nats(name, labels_on_canvas(one, batch.labels[name], mask.shape[1], first))
-            / label_positions(one, batch.lengths)
+            / (1 if one.kind == "text" else batch.lengths)
             for name, one in self.classifier.labellings.items()
         }
 
 
-def label_positions(labelling: Labelling, lengths: Tensor) -> Tensor:
-    return torch.ones_like(lengths) if labelling.kind == "text" else lengths
-
-
 def train_guide(
-    recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
+    recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: fit.Note, root: Path | None, resume: bool
 ) -> Outcome:
     """Train the classifier of a recipe in `out`, with the tokenizer and codec of the model that it guides."""
     check_recipe(recipe)
     method = recipe.build_method().model_dump()
-    method["guides"] = resolve_init(method["guides"])
+    method["guides"] = fit.resolve_init(method["guides"])
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "model": method})
-    with locked(out):
-        return _train_locked(recipe, out, device, watcher, note, root, resume)
+    return fit.train_prepared(fit.Setup(recipe, out, device, note, root, resume), prepare_classifier, watcher)
 
 
-def _train_locked(
-    recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
-) -> Outcome:
-    method = recipe.model
-    if resume:
-        check_same_recipe(recipe, out)
-    else:
-        check_free(out)
+def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
+    """Load the model that is guided, read the labelled texts, and build the classifier."""
+    recipe, method = setup.recipe, setup.recipe.model
     guided, tokenizer, _ = load_run(method["guides"])
     if not isinstance(guided, DiffusionModel):
         raise UsageError(f"{method['guides']} is no diffusion model: a classifier has nothing to guide there.")
-    with remove_on_failure(out, keep=resume):
-        max_words = min(guided.max_words, guided.longest)  # blocks may generate more than they were trained on
-        tokens, labels = read_labelled(recipe, tokenizer, max_words, out, root, note)
-        kept, held = split(tokens, recipe.seed)
-        about = {"model": method, "tokenizer": tokenizer.fingerprint(), "texts": len(kept), **count_left_out(tokens)}
-        if resume:
-            check_same_model(out, guided)
-        else:
-            report_left_out(tokens, held, max_words, note)
-        torch.manual_seed(recipe.seed)
-        classifier = new_classifier(method, guided, labels)
-        count_words(classifier, tokens, labels)
-        widths = recipe.widths or default_widths(guided.longest, device)
-        label_batches = {one.labelling.name: batches_of(one, tokens) for one in labels}
-        batches = Batches(tokens, recipe.batch_size, recipe.seed, widths, kept, label_batches)
-        validation = validation_batches(tokens, held, recipe, widths, label_batches)
-        write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
-        write_guide_config(out, classifier, guided, about)
-    budget = budget_of(recipe, device)
-    trainer = Trainer(Learner(classifier, guided), budget, out, device, "label_nats")
-    if resume and not trainer.resume():
-        note("no checkpoint yet, starting anew", INFO)
-    outcome = trainer.fit(batches, validation, watcher)
-    write_guide_config(out, classifier, guided, {**about, **outcome.summary()})
-    return outcome
+    limits = Limits(min(guided.max_words, guided.longest))  # blocks may generate more than they were trained on
+    tokens = fit.read_tokens(setup, tokenizer, "train")
+    selection = select_texts(tokens, limits, recipe.distinct)
+    labels = read_labellings(setup, tokens, selection.kept)
+    kept, held = split(selection.kept, len(tokens), recipe.seed)
+    if setup.resume:
+        check_same_model(setup.out, guided)
+    fit.report_left_out(setup, selection, held)
+    torch.manual_seed(recipe.seed)
+    labellings = [one.labelling for one in labels]
+    classifier = build_classifier(labellings, guided.denoiser.codec, guided.longest, method)
+    count_words(classifier, tokens, selection.kept, labels)
+    columns = {one.labelling.name: one.batch for one in labels}
+    batches, validation = fit.make_batches(setup, guided.longest, (tokens, kept), (tokens, held), labels=columns)
+    config = {
+        "format": FORMAT,
+        "method": "classifier",
+        "signature": model_signature(guided.denoiser),
+        "longest": guided.longest,
+        "labels": [one.to_json() for one in labellings],
+        "parameters": sum(p.numel() for p in classifier.parameters() if p.requires_grad),
+        "model": method,
+        "tokenizer": tokenizer.fingerprint(),
+        "texts": len(kept),
+        **fit.count_left_out(recipe, selection),
+    }
+    return fit.Prepared(recipe, Learner(classifier, guided), batches, validation, "label_nats", config)
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -156,8 +134,7 @@ def check_recipe(recipe: Recipe) -> None:
     for key in ("init", "tokenizer", "vocabulary", "more_than", "longest"):
         if getattr(recipe, key) != Recipe.model_fields[key].default:
             raise UsageError(f"a classifier has words and sizes of the model that it guides: leave {key} out.")
-    path = Path(recipe.data)
-    if (path.with_suffix("") if path.suffix == ".gz" else path).suffix != ".jsonl":
+    if file_kind(Path(recipe.data)) != ".jsonl":
         raise UsageError(
             f"a classifier learns from labels, and {recipe.data} is no .jsonl file. "
             'Give one with a text and labels a line, such as {"text": "...", "topic": "food"}.'
@@ -169,29 +146,26 @@ def check_same_model(out: Path, guided: DiffusionModel) -> None:
         raise DifflmError(f"the model that {out} guides changed since it was begun: train the classifier anew.")
 
 
-def read_labelled(
-    recipe: Recipe, tokenizer: Tokenizer, max_words: int, out: Path, root: Path | None, note: Note
-) -> tuple[TokenFile, list[Labels]]:
-    """Read the texts of the recipe's file and all their labellings, of which at least one must have two values."""
-    path = corpus_path(recipe.data, root)
-    tokens = read_tokens(recipe, tokenizer, max_words, out, "train", root, note)
-    found = read_labels(path, recipe.column or "text")
+def read_labellings(setup: fit.Setup, tokens: TokenFile, kept: Ints) -> list[Labels]:
+    """Read all labellings of the recipe's texts, of which at least one must have two values."""
+    path = corpus_path(setup.recipe.data, setup.root)
+    found = read_labels(path, setup.recipe.column or "text")
     for one in found:
-        check_label_positions(one, tokens, path)
+        check_label_positions(one, tokens, kept, path)
     same = [one.labelling.name for one in found if not one.tells]
     if len(same) == len(found):
         raise UsageError(f"each label of {path} has one value: there is nothing to tell apart. Label some otherwise.")
     for name in same:
-        note(f"{name!r} is the same in every text: asking for it will change nothing", INFO)
-    return tokens, found
+        setup.report(f"{name!r} is the same in every text: asking for it will change nothing")
+    return found
 
 
-def check_label_positions(labels: Labels, tokens: TokenFile, path: Path) -> None:
+def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: Path) -> None:
     """Check that a text has as many tags as tokens, and no span beyond its end."""
     name, kind = labels.labelling.name, labels.labelling.kind
     if kind == "text":
         return
-    for number, length in zip(tokens.numbers().tolist(), tokens.lengths.tolist(), strict=True):
+    for number, length in zip(kept.tolist(), tokens.lengths[kept].tolist(), strict=True):
         row, where = labels.rows[number], f"text {number + 1} of {path} has {length} tokens"
         if kind == "tags" and row and len(row) != length:
             raise UsageError(f"{where} and {len(row)} labels under {name!r}. Give one for each token of the model.")
@@ -203,54 +177,35 @@ def check_label_positions(labels: Labels, tokens: TokenFile, path: Path) -> None
             raise UsageError(f"{where} and {len(row)} spans under {name!r}, more than a tree: at most {2 * length}.")
 
 
-def new_classifier(method: dict[str, Any], guided: DiffusionModel, labels: list[Labels]) -> Classifier:
-    sizes = {key: method[key] for key in SIZES}
-    labellings = [one.labelling for one in labels]
-    made = Classifier(labellings, guided.denoiser.codec.view_dim, guided.longest, guided.vocabulary, **sizes)
-    if guided.denoiser.codec.holds_tokens:
+def build_classifier(labellings: list[Labelling], codec: Codec, longest: int, method: dict[str, Any]) -> Classifier:
+    sizes = {key: method[key] for key in ("hidden", "layers", "heads", "dropout")}
+    made = Classifier(labellings, codec.view_dim, longest, codec.vocabulary, **sizes)
+    if codec.holds_tokens:
         # A one-hot input selects a column of the weight. PyTorch's default scale makes it a thirtieth of a position's
         # vector, which is learned late: after 400 steps on E2E, 14.0 instead of 6.7 nats of labels per text.
         torch.nn.init.normal_(made.trunk.input.weight)
     return made
 
 
-def count_words(classifier: Classifier, tokens: TokenFile, found: list[Labels]) -> None:
+def count_words(classifier: Classifier, tokens: TokenFile, kept: Ints, found: list[Labels]) -> None:
     """Count how often each word has each tag in the labelled texts."""
+    width = int(tokens.lengths[kept].max())
     for number, one in enumerate(found):
         if one.labelling.kind == "tags":
-            counts, batch = classifier.word_counts[str(number)].numpy(), batches_of(one, tokens)
-            for start in range(0, len(tokens), COUNT_BATCH):
-                chosen = np.arange(start, min(start + COUNT_BATCH, len(tokens)))
-                ids, labels = tokens.rows(chosen, tokens.max_length)[0], batch(chosen, tokens.max_length)
+            counts = classifier.word_counts[str(number)].numpy()
+            for start in range(0, len(kept), COUNT_BATCH):
+                chosen = kept[start : start + COUNT_BATCH]
+                ids, labels = tokens.rows(chosen, width)[0], one.batch(chosen, width)
                 labelled = labels != NOTHING
                 np.add.at(counts, (ids[labelled], labels[labelled]), 1)
-
-
-def batches_of(labels: Labels, tokens: TokenFile) -> LabelBatch:
-    """Labels by index in the token file, which leaves some texts of the corpus out."""
-    numbers = tokens.numbers()
-    return lambda chosen, width: labels.batch(numbers[chosen].tolist(), width)
-
-
-def write_guide_config(out: Path, classifier: Classifier, model: DiffusionModel, about: dict[str, Any]) -> None:
-    config = {
-        "format": FORMAT,
-        "method": "classifier",
-        "signature": model_signature(model.denoiser),
-        "longest": model.longest,
-        "labels": [one.to_json() for one in classifier.labellings.values()],
-        "parameters": sum(p.numel() for p in classifier.parameters() if p.requires_grad),
-        **about,
-    }
-    write_atomic(out / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
 
 
 def heads_of(folder: Path) -> set[str] | None:
     """Names of the labels that the classifier of a directory knows; None where it cannot be read: loading it will say
     why."""
     try:
-        return {one["name"] for one in json.loads((folder / "config.json").read_text(encoding="utf-8"))["labels"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {one["name"] for one in read_json(folder / "config.json")["labels"]}
+    except (DifflmError, KeyError, TypeError):
         return None
 
 
@@ -267,11 +222,8 @@ def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classi
         if config["tokenizer"] != tokenizer.fingerprint() or not matches_model(denoiser, config["signature"]):
             raise UsageError(f"the classifier {folder} was made for another model ({guides}), not for this one.")
         labellings = [Labelling(one["name"], one["kind"], tuple(one["values"])) for one in config["labels"]]
-        sizes = {key: config["model"][key] for key in SIZES}
         with SkipInit():
-            classifier = Classifier(
-                labellings, denoiser.codec.view_dim, config["longest"], denoiser.codec.vocabulary, **sizes
-            )
+            classifier = build_classifier(labellings, denoiser.codec, config["longest"], config["model"])
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise DifflmError(f"{folder}/config.json does not describe a classifier ({reason}).") from None

@@ -1,33 +1,40 @@
 """From a recipe to a run: read the texts, build the tokenizer and the model, train."""
 
-import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from difflm.data.batches import AllBut, Batch, Batches, LabelBatch, Permutation, Subset, split
-from difflm.data.corpora import NAMES, corpus, corpus_examples, corpus_path, corpus_paths, counted_texts, resolve_data
+from difflm.data.batches import Batch, Batches, Permutation, split
+from difflm.data.corpora import NAMES, corpus_examples, corpus_path, corpus_paths, counted_texts, resolve_data
 from difflm.data.e2e import Split as SplitName
 from difflm.data.pairs import read_pairs
-from difflm.data.texts import MOST_TOKENS, Example
-from difflm.data.tokenfile import HELD, Limits, TokenFile, count_lengths, source_fingerprint
+from difflm.data.texts import MOST_TOKENS
+from difflm.data.tokenfile import (
+    HELD,
+    Ints,
+    Limits,
+    Selection,
+    TokenFile,
+    select_texts,
+    source_fingerprint,
+    tokens_that_hold_most,
+)
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import DiscreteProcess
 from difflm.errors import DifflmError, UsageError
 from difflm.methods.base import TextSpec
-from difflm.models.base import LanguageModel
+from difflm.models.base import LanguageModel, Trainable
 from difflm.models.diffusion import DiffusionModel
-from difflm.runtime.files import locked, read_json, write_atomic
+from difflm.runtime.files import locked, read_json, write_json
 from difflm.runtime.tensors import SkipInit
-from difflm.training.budget import Budget
 from difflm.training.checkpoints import newest_checkpoint
 from difflm.training.recipe import Recipe, check, check_init
 from difflm.training.run import FORMAT, bundled_runs, find_run, load_run
@@ -40,7 +47,38 @@ WARN_SHARE = 0.05  # share of the texts above which leaving them out is a warnin
 INFO, WARN = 0, -1
 Note = Callable[[str, int], None]  # (what is being read, texts so far), (a message, INFO) or (a warning, WARN)
 Item = TypeVar("Item")
-Origin = tuple[LabelBatch, LabelBatch]  # seeds and sample numbers of the noise that a teacher made the texts of
+Origin = tuple[Ints, Ints]  # seed and sample number of the noise that a teacher made each text of
+Split = tuple[TokenFile, Ints]  # texts, and the indices of those that belong to the split
+Initial = tuple[LanguageModel, Tokenizer]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a training is started with."""
+
+    recipe: Recipe
+    out: Path  # the directory of the run
+    device: torch.device
+    note: Note
+    root: Path | None  # of the corpora; None: $DIFFLM_DATA
+    resume: bool
+
+    def report(self, message: str, level: int = INFO) -> None:
+        """Tell something about the texts, once: a resumed run has told it before."""
+        if not self.resume:
+            self.note(message, level)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model and its batches, ready for training, and what the run's config says about them."""
+
+    recipe: Recipe  # with the sizes that were chosen from the texts
+    model: Trainable
+    batches: Batches
+    held_out: list[Batch]
+    figure: Figure
+    config: dict[str, Any]
 
 
 def train_run(
@@ -48,121 +86,126 @@ def train_run(
 ) -> Outcome:
     """Train a run in `out`, which is locked meanwhile; with `resume`, continue the one there."""
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_init(recipe.init)})
+    return train_prepared(Setup(recipe, out, device, note, root, resume), prepare_model, watcher)
+
+
+def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: Watcher) -> Outcome:
+    """Prepare a run and train it. When preparing fails, nothing is left behind."""
+    out = setup.out
     with locked(out):
-        return _train_locked(recipe, out, device, watcher, note, root, resume)
+        if setup.resume:
+            setup = replace(setup, recipe=check_same_recipe(setup.recipe, out))
+        elif (out / "config.json").exists() or newest_checkpoint(out):
+            raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
+        with remove_on_failure(out, keep=setup.resume):
+            ready = prepare(setup)
+            write_json(out / "recipe.json", ready.recipe.model_dump())
+            write_json(out / "config.json", ready.config)
+        trainer = Trainer(ready.model, ready.recipe, out, setup.device, ready.figure)
+        if setup.resume and not trainer.resume():
+            setup.note("no checkpoint yet, starting anew", INFO)
+        outcome = trainer.fit(ready.batches, ready.held_out, watcher)
+        write_json(out / "config.json", {**ready.config, **outcome.summary()})
+        return outcome
 
 
-def _train_locked(
-    recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
-) -> Outcome:
-    if resume:
-        recipe = check_same_recipe(recipe, out)
+def prepare_model(setup: Setup) -> Prepared:
+    """Read the texts of a recipe, and build the tokenizer and the model."""
+    initial = load_initial(setup.recipe)
+    if not setup.resume:
+        (initial[1] if initial else build_tokenizer(setup)).save(setup.out / "tokenizer.json")
+    tokenizer = Tokenizer.load(setup.out / "tokenizer.json")
+    tokens = read_tokens(setup, tokenizer, "train")
+    setup = replace(setup, recipe=choose_sizes(setup, tokenizer, tokens))
+    recipe, method = setup.recipe, setup.recipe.build_method()
+    torch.manual_seed(recipe.seed)
+    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest))
+    limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest)
+    selection = select_texts(tokens, limits, recipe.distinct)
+    training, held_out = read_splits(setup, tokenizer, tokens, selection)
+    subset = training[1]
+    advice = advise_longest(recipe, recipe.longest - limits.target, tokens)
+    report_left_out(setup, selection, held_out[1], advice)
+    overlap = count_overlap(training, held_out)
+    if overlap:
+        advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
+        setup.report(f"{overlap:,} of {len(held_out[1]):,} held-out texts also occur in training{advice}")
+    lengths, words = histograms(tokens, subset, recipe.longest, tokenizer.size)
+    if initial:
+        copy_matching_weights(model, initial[0], lengths)
+        report_unknown(setup, words)
     else:
-        check_free(out)
-    with remove_on_failure(out, keep=resume):
-        initial = load_initial(recipe)
-        if not resume:
-            save_tokenizer(recipe, initial, out, root, note)
-        tokenizer = Tokenizer.load(out / "tokenizer.json")
-        recipe = choose_sizes(recipe, tokenizer, root, note)
-        longest = recipe.longest
-        torch.manual_seed(recipe.seed)
-        model = recipe.build_method().build(TextSpec(tokenizer.size, longest, recipe.source_longest))
-        max_words = min(model.max_words, longest)
-        training, held_out = read_splits(recipe, tokenizer, max_words, out, root, note)
-        tokens, subset = training
-        overlap = count_overlap(training, held_out)
-        about = {"texts": len(subset), "held_out": len(held_out[1]), "held_out_seen": overlap, **count_left_out(tokens)}
-        if not resume:
-            report_left_out(tokens, held_out[1], max_words, note, advise_longest(recipe, longest - max_words, tokens))
-            report_overlap(overlap, len(held_out[1]), recipe, note)
-        counts = histograms(tokens, subset, longest, tokenizer.size)
-        if initial:
-            copy_matching_weights(model, initial[0], counts[0])
-        else:
-            if (
-                isinstance(model, DiffusionModel)
-                and isinstance(model.process, DiscreteProcess)
-                and model.process.reads_pairs
-            ):
-                model.process.read_pairs(count_neighbours(tokens, subset, longest, tokenizer.size))
-            model.observe(*counts)
-            if tokens.sources is not None:
-                model.observe_pairs(pair_lengths(tokens, subset, longest, recipe.source_longest))
-            if not newest_checkpoint(out):  # whose weights would replace these
-                recipe.build_method().start(model, tokenizer)
-        if recipe.temperature is not None and model.predicts_words:
-            model.sampling = replace(model.sampling, temperature=recipe.temperature)
-        if initial and not resume:
-            report_unknown(counts[1], recipe, note)
-        origin: Origin | None = None
-        if isinstance(model, DiffusionModel) and model.reflow:
-            if not initial:
-                raise UsageError("a coupled model begins with its teacher: give init=MODEL, which wrote the texts.")
-            origin = read_origin(recipe, tokens, root)
-            if not resume:
-                report_odd_pairs(origin, tokens, initial[0], recipe, note)
-        widths = recipe.widths or default_widths(longest, device)
-        source_widths = default_widths(recipe.source_longest, device)
-        batches = Batches(
-            tokens, recipe.batch_size, recipe.seed, widths, subset, origin=origin, source_widths=source_widths
-        )
-        validation = validation_batches(*held_out, recipe, widths, origin=origin, source_widths=source_widths)
-        write_atomic(out / "recipe.json", json.dumps(recipe.model_dump(), indent=1) + "\n")
-        write_config(out, recipe, tokenizer, model, about)
-    figure: Figure = "nats_per_token" if model.likelihood else "pair_nats" if origin else "masked_nats"
-    trainer = Trainer(model, budget_of(recipe, device), out, device, figure)
-    if resume and not trainer.resume():
-        note("no checkpoint yet, starting anew", INFO)
-    outcome = trainer.fit(batches, validation, watcher)
-    write_config(out, recipe, tokenizer, model, {**about, **outcome.summary()})
-    return outcome
-
-
-def write_config(run: Path, recipe: Recipe, tokenizer: Tokenizer, model: LanguageModel, extra: dict[str, Any]) -> None:
+        process = model.process if isinstance(model, DiffusionModel) else None
+        if isinstance(process, DiscreteProcess) and process.reads_pairs:
+            process.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
+        model.observe(lengths, words)
+        if tokens.sources is not None:
+            model.observe_pairs(pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
+        if not newest_checkpoint(setup.out):  # whose weights would replace these
+            method.start(model, tokenizer)
+    if recipe.temperature is not None and model.predicts_words:
+        model.sampling = replace(model.sampling, temperature=recipe.temperature)
+    origin: Origin | None = None
+    if isinstance(model, DiffusionModel) and model.reflow:
+        if not initial:
+            raise UsageError("a coupled model begins with its teacher: give init=MODEL, which wrote the texts.")
+        origin = read_pairs(corpus_path(recipe.data, setup.root), recipe.column or "text")
+        report_odd_pairs(setup, origin, (tokens, selection.kept), initial[0])
+    batches, validation = make_batches(setup, recipe.longest, training, held_out, origin=origin)
     config = {
         "format": FORMAT,
         "method": recipe.method,
-        "model": recipe.build_method().model_dump(),
+        "model": method.model_dump(),
         "vocabulary": tokenizer.size,
         "tokenizer": tokenizer.fingerprint(),
         "longest": recipe.longest,
         "parameters": sum(p.numel() for p in model.parameters()),
         "sampling": asdict(model.sampling),
         "recipe": recipe.model_dump(),
-        **extra,
+        "texts": len(subset),
+        "held_out": len(held_out[1]),
+        "held_out_seen": overlap,
+        **count_left_out(recipe, selection),
     }
-    write_atomic(run / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+    figure: Figure = "nats_per_token" if model.likelihood else "pair_nats" if origin else "masked_nats"
+    return Prepared(recipe, model, batches, validation, figure, config)
 
 
-def check_free(out: Path) -> None:
-    if (out / "config.json").exists() or newest_checkpoint(out):
-        raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
+# -- the start ---------------------------------------------------------------------------------------------------------
+
+
+def check_same_recipe(recipe: Recipe, out: Path) -> Recipe:
+    """The recipe that a run is resumed with: the one it began with, and the sizes that were chosen from its texts."""
+    path = out / "recipe.json"
+    if not path.exists():
+        raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
+    before = check(read_json(path))
+    sizes = {key: getattr(recipe, key) or getattr(before, key) for key in ("longest", "source_longest")}
+    recipe = recipe.model_copy(update=sizes)
+    changed = [k for k in Recipe.model_fields if getattr(before, k) != getattr(recipe, k)]
+    if changed:
+        raise UsageError(
+            f"{out} was begun with {changed[0]}={getattr(before, changed[0])}, not {getattr(recipe, changed[0])}. "
+            "Resume with the same recipe."
+        )
+    return recipe
+
+
+@contextmanager
+def remove_on_failure(out: Path, keep: bool = False) -> Iterator[None]:
+    """Remove what was written to `out` when preparing a run fails, unless there was something to `keep`."""
+    before = set(out.iterdir())
+    try:
+        yield
+    except BaseException:
+        for path in set() if keep else set(out.iterdir()) - before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        raise
 
 
 def resolve_init(init: str | None) -> str | None:
     """A name for the same run from any folder."""
     return init if init is None or init in bundled_runs() else str(find_run(init).resolve())
-
-
-def read_origin(recipe: Recipe, tokens: TokenFile, root: Path | None) -> Origin:
-    """Read the seed and the sample number of the noise that each text was made of."""
-    numbers = tokens.numbers()
-    seeds, samples = (column[numbers] for column in read_pairs(corpus_path(recipe.data, root), recipe.column or "text"))
-    return lambda chosen, _: seeds[chosen], lambda chosen, _: samples[chosen]
-
-
-def report_odd_pairs(origin: Origin, tokens: TokenFile, teacher: LanguageModel, recipe: Recipe, note: Note) -> None:
-    """Report texts whose length differs from what their noise gives: they are of another teacher, or are tokenized
-    differently from how they were generated."""
-    seeds, samples = (torch.from_numpy(column(np.arange(len(tokens)), 0)) for column in origin)
-    lengths = torch.from_numpy(tokens.lengths.astype(np.int64))
-    if odd := int((teacher.draw_lengths(Noise(seeds, samples)) != lengths).sum()):
-        name = Path(str(recipe.init)).name
-        note(f"{odd:,} of {len(tokens):,} texts are not as long as {name} makes them of their noise", INFO)
-
-
-Initial = tuple[LanguageModel, Tokenizer]
 
 
 def load_initial(recipe: Recipe) -> Initial | None:
@@ -185,51 +228,53 @@ def copy_matching_weights(model: LanguageModel, initial: LanguageModel, lengths:
     model.sampling = initial.sampling
 
 
-def report_unknown(tokens: torch.Tensor, recipe: Recipe, note: Note) -> None:
-    unknown, total = int(tokens[UNK]), int(tokens.sum())
+def report_unknown(setup: Setup, tokens: torch.Tensor) -> None:
+    init, unknown, total = str(setup.recipe.init), int(tokens[UNK]), int(tokens.sum())
     if unknown == total:
-        raise DifflmError(f"{recipe.init} knows no word of {recipe.data}. Train without init=.")
+        raise DifflmError(f"{init} knows no word of {setup.recipe.data}. Train without init=.")
     if unknown:
-        name = Path(str(recipe.init)).name
-        note(f"{unknown:,} of {total:,} words are unknown to {name} and are read as such", INFO)
+        setup.report(f"{unknown:,} of {total:,} words are unknown to {Path(init).name} and are read as such")
 
 
-@contextmanager
-def remove_on_failure(out: Path, keep: bool = False) -> Iterator[None]:
-    """Remove what was written to `out` when preparing a run fails, unless there was something to `keep`."""
-    before = set(out.iterdir())
-    try:
-        yield
-    except BaseException:
-        for path in set() if keep else set(out.iterdir()) - before:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        raise
+def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: LanguageModel) -> None:
+    """Report texts whose length differs from what their noise gives: they are of another teacher, or are tokenized
+    differently from how they were generated."""
+    tokens, chosen = kept
+    noise = Noise(torch.from_numpy(origin[0][chosen]), torch.from_numpy(origin[1][chosen]))
+    lengths = torch.from_numpy(tokens.lengths[chosen].astype(np.int64))
+    if odd := int((teacher.draw_lengths(noise) != lengths).sum()):
+        name = Path(str(setup.recipe.init)).name
+        setup.report(f"{odd:,} of {len(chosen):,} texts are not as long as {name} makes them of their noise")
 
 
-def count_left_out(tokens: TokenFile) -> dict[str, int]:
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def count_left_out(recipe: Recipe, selection: Selection) -> dict[str, int]:
     """How many texts are not trained on, for the config; `repeated` where a recipe asks for each text once."""
-    return {"left_out": tokens.too_long, **({"repeated": tokens.repeated} if tokens.distinct else {})}
+    return {"left_out": selection.too_long, **({"repeated": selection.repeated} if recipe.distinct else {})}
 
 
-def report_left_out(tokens: TokenFile, held_out: Subset, max_words: int, note: Note, advice: str = "") -> None:
+def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: str = "") -> None:
     """Report which texts are left out; as a warning, with advice, where they are many."""
-    long = tokens.too_long - tokens.source_too_long
-    share = f"{tokens.too_long / tokens.read:.0%} of the data. {advice or 'Split them into shorter texts.'}"
-    many = tokens.too_long > WARN_SHARE * tokens.read
-    for count, what, limit in ((long, "texts", max_words), (tokens.source_too_long, "sources", tokens.source_limit)):
+    limits, _, total, too_long, source_too_long, repeated = selection
+    share = f"{too_long / total:.0%} of the data. {advice or 'Split them into shorter texts.'}"
+    many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
+    for count, what, limit in ((text_too_long, "texts", limits[0]), (source_too_long, "sources", limits[1])):
         if count:
-            said = f"{count:,} of {tokens.read:,} {what} have more than {limit} tokens and are left out"
-            note(f"{said}: {share}" if many else said, WARN if many else INFO)
-    if tokens.repeated:
-        note(f"{tokens.repeated:,} of {tokens.read:,} texts were there before and are left out", INFO)
+            said = f"{count:,} of {total:,} {what} have more than {limit} tokens and are left out"
+            setup.report(f"{said}: {share}" if many else said, WARN if many else INFO)
+    if repeated:
+        setup.report(f"{repeated:,} of {total:,} texts were there before and are left out")
     if not len(held_out):
-        note("no held-out text is left: the run goes without validation", INFO)
+        setup.report("no held-out text is left: the run goes without validation")
 
 
 def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
     """The change by which nearly all texts fit, with the `extra` positions that some models need; "" where no change
     is possible."""
-    needed = {"longest": round_up(tokens.enough + extra), "source_longest": round_up(tokens.source_enough)}
+    needed = {"longest": round_up(tokens_that_hold_most(tokens.lengths) + extra)}
+    needed["source_longest"] = round_up(tokens_that_hold_most(tokens.sources.lengths)) if tokens.sources else 0
     raised = {key: value for key, value in needed.items() if value > getattr(recipe, key)}
     if recipe.init or not raised or sum(needed.values()) > MOST_TOKENS:
         return ""
@@ -238,23 +283,25 @@ def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
     return f"Train with {changes}{widths}, which holds {HELD:.0%} of them, or split them into shorter texts."
 
 
-def choose_sizes(recipe: Recipe, tokenizer: Tokenizer, root: Path | None, note: Note) -> Recipe:
+def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recipe:
     """The recipe with canvas sizes that hold 99 % of the texts and of their sources, where it leaves them open."""
+    recipe, note = setup.recipe, setup.note
     if recipe.longest and (recipe.source_longest or not recipe.has_sources):
         return recipe
-    texts, sources = count_lengths(read_corpus(recipe, root, "train", "measuring texts", note), tokenizer)
     longest, source_longest = recipe.longest, recipe.source_longest
     most = MOST_TOKENS - (source_longest or MOST_TOKENS // 2) if recipe.has_sources else MOST_TOKENS
     if not longest:
         with SkipInit():
             smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST)
             extra = max(0, LEAST_LONGEST - recipe.build_method().build(smallest).max_words)
-        longest = min(max(round_up(texts.enough + extra), LEAST_LONGEST), most)
+        texts = tokens_that_hold_most(tokens.lengths)
+        longest = min(max(round_up(texts + extra), LEAST_LONGEST), most)
         if longest > LEAST_LONGEST:
-            note(f"longest={longest}, since {HELD:.0%} of the texts have at most {texts.enough:,} tokens", INFO)
-    if recipe.has_sources and not source_longest:
-        source_longest = min(round_up(sources.enough), MOST_TOKENS - longest)
-        note(f"source_longest={source_longest}, since {HELD:.0%} of the sources have at most {sources.enough:,}", INFO)
+            note(f"longest={longest}, since {HELD:.0%} of the texts have at most {texts:,} tokens", INFO)
+    if tokens.sources and not source_longest:
+        sources = tokens_that_hold_most(tokens.sources.lengths)
+        source_longest = min(round_up(sources), MOST_TOKENS - longest)
+        note(f"source_longest={source_longest}, since {HELD:.0%} of the sources have at most {sources:,}", INFO)
     return recipe.model_copy(update={"longest": longest, "source_longest": source_longest})
 
 
@@ -263,66 +310,19 @@ def round_up(tokens: int) -> int:
     return -(-tokens // 8) * 8
 
 
-def count_overlap(training: "Split", held_out: "Split") -> int:
+def count_overlap(training: Split, held_out: Split) -> int:
     """How many held-out texts also occur, token for token, among the training texts."""
     (tokens, subset), (others, few) = training, held_out
-    unseen = Counter(others.key(i) for i in few(np.arange(len(few))))
-    seen = {key for i in subset(np.arange(len(subset))) if (key := tokens.key(i)) in unseen}
+    unseen = Counter(others.key(i) for i in few)
+    seen = {key for i in subset if (key := tokens.key(i)) in unseen}
     return sum(unseen[key] for key in seen)
 
 
-def report_overlap(overlap: int, held_out: int, recipe: Recipe, note: Note) -> None:
-    if overlap:
-        advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
-        note(f"{overlap:,} of {held_out:,} held-out texts also occur in training{advice}", INFO)
-
-
-def check_same_recipe(recipe: Recipe, out: Path) -> Recipe:
-    """The recipe that a run is resumed with: the one it began with, and the sizes that were chosen from its texts."""
-    path = out / "recipe.json"
-    if not path.exists():
-        raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
-    before = check(read_json(path))
-    sizes = {key: getattr(recipe, key) or getattr(before, key) for key in ("longest", "source_longest")}
-    recipe = recipe.model_copy(update=sizes)
-    changed = [k for k in Recipe.model_fields if getattr(before, k) != getattr(recipe, k)]
-    if changed:
-        raise UsageError(
-            f"{out} was begun with {changed[0]}={getattr(before, changed[0])}, not {getattr(recipe, changed[0])}. "
-            "Resume with the same recipe."
-        )
-    return recipe
-
-
-def budget_of(recipe: Recipe, device: torch.device) -> Budget:
-    precision = recipe.precision if recipe.precision != "auto" else ("bf16" if device.type == "cuda" else "fp32")
-    shared = {k: v for k, v in recipe.model_dump().items() if k in Budget.__dataclass_fields__}
-    if recipe.has_sources:  # samples are drawn from noise alone
-        shared["sample_every"] = 0
-    on_gpu = device.type == "cuda"
-    return Budget(**{**shared, "precision": precision, "graphs": on_gpu, "compile": on_gpu and recipe.compile})
-
-
-def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:
-    # Every width is compiled by itself on a GPU, which costs more than short batches save in a short run.
-    return (longest,) if device.type == "cuda" else (*range(8, longest, 8), longest)
-
-
-def save_tokenizer(recipe: Recipe, initial: Initial | None, out: Path, root: Path | None, note: Note) -> None:
-    """Save the run's tokenizer: that of the run it begins with, or one of its own."""
-    tokenizer = initial[1] if initial else build_tokenizer(recipe, root, note)
-    tokenizer.save(out / "tokenizer.json")
-
-
-def build_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
+def build_tokenizer(setup: Setup) -> Tokenizer:
     """Build a tokenizer from the training texts and their sources."""
-    found: Iterator[str]
-    if recipe.has_sources:
-        pairs = corpus_examples(recipe.data, root, "train", recipe.column)
-        found = (text for pair in pairs for text in (pair.source, pair.target) if text)
-    else:
-        found = counted_texts(recipe.data, root, recipe.column, recipe.chunk)
-    texts = report_reading(found, "learning words", note)
+    recipe = setup.recipe
+    found = counted_texts(recipe.data, setup.root, recipe.column, recipe.chunk, recipe.has_sources)
+    texts = report_reading(found, "learning words", setup.note)
     tokenizer: Tokenizer
     if recipe.tokenizer == "bpe":
         tokenizer = Bpe.build(texts, recipe.vocabulary)
@@ -333,52 +333,32 @@ def build_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
     return tokenizer
 
 
-Split = tuple[TokenFile, Subset]
-
-
-def read_splits(
-    recipe: Recipe, tokenizer: Tokenizer, longest: int, out: Path, root: Path | None, note: Note
-) -> tuple[Split, Split]:
+def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection: Selection) -> tuple[Split, Split]:
     """Training and held-out texts: the corpus's own split, or a hundredth of a file that has none."""
-    training = read_tokens(recipe, tokenizer, longest, out, "train", root, note)
-    if recipe.data in NAMES:
-        valid = read_tokens(recipe, tokenizer, longest, out, "valid", root, note)
-        return (training, read_whole(training)), (valid, read_whole(valid))
-    kept, held = split(training, recipe.seed)
-    return (training, kept), (training, held)
+    if setup.recipe.data in NAMES:
+        valid = read_tokens(setup, tokenizer, "valid")
+        return (tokens, selection.kept), (valid, select_texts(valid, selection.limits).kept)
+    kept, held = split(selection.kept, len(tokens), setup.recipe.seed)
+    return (tokens, kept), (tokens, held)
 
 
-def read_whole(tokens: TokenFile) -> Subset:
-    return AllBut(len(tokens), np.zeros(0, np.int64))
-
-
-def read_tokens(
-    recipe: Recipe, tokenizer: Tokenizer, longest: int, out: Path, split: SplitName, root: Path | None, note: Note
-) -> TokenFile:
+def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFile:
     """Open the token file of a split; it is built first where it does not exist or its origin changed."""
+    recipe, out = setup.recipe, setup.out
     directory = out / "data" / split
-    first, *others = (source_fingerprint(path) for path in corpus_paths(recipe.data, root, split))
+    first, *others = (source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
     origin = {**first, "column": recipe.column, **({"parallel": others} if others else {})}
     if recipe.chunk:
         origin["chunk"] = recipe.chunk
-    limits = Limits(longest, recipe.source_longest if recipe.has_sources else None)
-    distinct = recipe.distinct and split == "train"
     if directory.exists():
         tokens = TokenFile.open(directory)
-        if tokens.matches(tokenizer, limits, origin, distinct):
+        same = tokens.matches(tokenizer, origin)
+        if same and tokens.complete:
             return tokens
-        if newest_checkpoint(out):
+        if newest_checkpoint(out) and not same:
             raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
-    examples = read_corpus(recipe, root, split, f"reading {split} texts", note)
-    return TokenFile.build(directory, examples, tokenizer, limits, origin, distinct)
-
-
-def read_corpus(recipe: Recipe, root: Path | None, split: SplitName, what: str, note: Note) -> Iterator[Example]:
-    """Yield the examples of a split, and report how many were read."""
-    if recipe.has_sources:
-        return report_reading(corpus_examples(recipe.data, root, split, recipe.column), what, note)
-    texts = corpus(recipe.data, root, split, recipe.column, recipe.chunk)
-    return report_reading(map(Example, texts), what, note)
+    examples = corpus_examples(recipe.data, setup.root, split, recipe.column, recipe.chunk, recipe.has_sources)
+    return TokenFile.build(directory, report_reading(examples, f"reading {split} texts", setup.note), tokenizer, origin)
 
 
 def report_reading(items: Iterable[Item], what: str, note: Note) -> Iterator[Item]:
@@ -388,22 +368,21 @@ def report_reading(items: Iterable[Item], what: str, note: Note) -> Iterator[Ite
         yield item
 
 
-def sample_rows(tokens: TokenFile, subset: Subset, longest: int) -> tuple[np.ndarray, np.ndarray]:
+def sample_rows(tokens: TokenFile, subset: Ints, longest: int) -> tuple[np.ndarray, np.ndarray]:
     """Some training texts, 100,000 at most."""
-    chosen = subset(Permutation(len(subset), 0)(np.arange(min(len(subset), 100_000))))
+    chosen = subset[Permutation(len(subset), 0)(np.arange(min(len(subset), 100_000)))]
     return tokens.rows(chosen, longest)
 
 
-def pair_lengths(tokens: TokenFile, subset: Subset, longest: int, source_longest: int) -> torch.Tensor:
+def pair_lengths(tokens: TokenFile, subset: Ints, longest: int, source_longest: int) -> torch.Tensor:
     """How many pairs have each length of source and text, [source_longest + 1, longest + 1]."""
     assert tokens.sources is not None
-    chosen = subset(np.arange(len(subset)))
-    lengths = tokens.sources.lengths[chosen] * (longest + 1) + tokens.lengths[chosen]
+    lengths = tokens.sources.lengths[subset] * (longest + 1) + tokens.lengths[subset]
     counts = np.bincount(lengths, minlength=(source_longest + 1) * (longest + 1))
     return torch.from_numpy(counts).view(source_longest + 1, longest + 1)
 
 
-def count_neighbours(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> torch.Tensor:
+def count_neighbours(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> torch.Tensor:
     """How often each token precedes each other one, [V, V]."""
     ids, lengths = sample_rows(tokens, subset, longest)
     inside = np.arange(1, longest) < lengths[:, None]
@@ -412,7 +391,7 @@ def count_neighbours(tokens: TokenFile, subset: Subset, longest: int, vocabulary
     return torch.from_numpy(counts).view(vocabulary, vocabulary)
 
 
-def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+def histograms(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
     """How many training texts have each length, and how often each token occurs."""
     ids, lengths = sample_rows(tokens, subset, longest)
     words = ids[np.arange(longest) < lengths[:, None]]
@@ -420,18 +399,21 @@ def histograms(tokens: TokenFile, subset: Subset, longest: int, vocabulary: int)
     return torch.from_numpy(counts[0]), torch.from_numpy(counts[1])
 
 
-def validation_batches(
-    tokens: TokenFile,
-    subset: Subset,
-    recipe: Recipe,
-    widths: tuple[int, ...],
-    labels: Mapping[str, LabelBatch] | None = None,
-    origin: Origin | None = None,
-    source_widths: tuple[int, ...] = (),
-) -> list[Batch]:
-    """A fixed set of held-out batches."""
-    if not len(subset):
-        return []
-    size = min(recipe.batch_size, len(subset))
-    batches = Batches(tokens, size, recipe.seed, widths, subset, labels, origin, source_widths)
-    return [batches.batch(step) for step in range(min(VALIDATION_BATCHES, max(1, len(subset) // size)))]
+def make_batches(
+    setup: Setup, longest: int, training: Split, held_out: Split, **columns: Any
+) -> tuple[Batches, list[Batch]]:
+    """The batches of training, and a fixed set of held-out batches. `columns` are labels or an origin."""
+    recipe = setup.recipe
+    widths = recipe.widths or default_widths(longest, setup.device)
+    columns["source_widths"] = default_widths(recipe.source_longest, setup.device)
+    batches = Batches(training[0], recipe.batch_size, recipe.seed, widths, training[1], **columns)
+    if not (held := len(held_out[1])):
+        return batches, []
+    size = min(recipe.batch_size, held)
+    fixed = Batches(held_out[0], size, recipe.seed, widths, held_out[1], **columns)
+    return batches, [fixed.batch(step) for step in range(min(VALIDATION_BATCHES, max(1, held // size)))]
+
+
+def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:
+    # Every width is compiled by itself on a GPU, which costs more than short batches save in a short run.
+    return (longest,) if device.type == "cuda" else (*range(8, longest, 8), longest)

@@ -22,11 +22,7 @@ class CapturedGradients:
     """
 
     def __init__(
-        self,
-        gradients: Gradients,
-        weights: Sequence[Parameter],
-        batch: Batch,
-        sums: Sequence[Tensor] | None = None,
+        self, gradients: Gradients, weights: Sequence[Parameter], batch: Batch, sums: Sequence[Tensor] | None = None
     ) -> None:
         self.batch, self.weights = batch.map(lambda tensor: tensor.clone()), weights
         has_grad = [False] * len(weights)  # a weight that the loss does not depend on has no gradient, not one of zero

@@ -1,13 +1,13 @@
 """The model card of a run: method, sizes, data, training and measured figures, from the run's own files."""
 
-import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from difflm.data.corpora import file_names
 from difflm.methods import METHODS
-from difflm.runtime.files import locked, read_json, write_atomic
+from difflm.runtime.files import locked, parse_record, read_json, write_atomic, write_json
 
 DATASETS = {"e2e": "e2e_nlg"}  # names by which the Hub knows a corpus
 
@@ -15,8 +15,7 @@ DATASETS = {"e2e": "e2e_nlg"}  # names by which the Hub knows a corpus
 def finish_run(run: Path, command: str) -> None:
     """Add the command to the config of a trained run and write its card."""
     with locked(run):
-        config = {**read_json(run / "config.json"), "command": command}
-        write_atomic(run / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+        write_json(run / "config.json", {**read_json(run / "config.json"), "command": command})
         write_card(run)
 
 
@@ -25,19 +24,21 @@ def write_card(run: Path) -> None:
 
 
 def measured(run: Path) -> list[dict[str, Any]]:
-    """The last record of every figure in a run's metrics.jsonl; a line that a crash truncated is skipped."""
-    path = run / "metrics.jsonl"
+    """The last record of every figure in a run's metrics.jsonl."""
     last: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(record, dict) and record.get("kind") == "metric":
+    for record in read_metrics(run):
+        if record.get("kind") == "metric":
             key = tuple(record.get(k) for k in ("task", "model", "name", "split", "sampling"))
             last.pop(key, None)  # so that the newest measurement is last
             last[key] = record
     return list(last.values())
+
+
+def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
+    """The records of a run's metrics.jsonl; a line that a crash truncated is skipped."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
+    return filter(None, map(parse_record, lines))
 
 
 def figure(record: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Recipes: a YAML file with a method, a data set, sizes and a budget, and `key=value` changes to it."""
 
-import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from difflm.data.corpora import split_paths
 from difflm.data.texts import MOST_TOKENS
-from difflm.errors import UsageError
+from difflm.errors import UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 
 UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
@@ -75,6 +75,21 @@ class Recipe(BaseModel):
     validate_every: PositiveInt = 1000
     sample_every: int = Field(default=2000, ge=0)
     patience: int = Field(default=0, ge=0)
+    "Validations without a gain before training stops; the best weights are kept. 0: train to the end."
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: linear warm-up, then decay to zero at the last step."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        left = 1 - (step - self.warmup) / max(1, self.steps - self.warmup)
+        shape = {"none": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}
+        return self.lr * shape[self.decay]
+
+    def adapt_to(self, device: str) -> "Recipe":
+        """The recipe with the precision of a device ("cuda", "cpu"), and compiled on a GPU alone."""
+        on_gpu = device == "cuda"
+        precision = self.precision if self.precision != "auto" else "bf16" if on_gpu else "fp32"
+        return self.model_copy(update={"precision": precision, "compile": on_gpu and self.compile})
 
     def build_method(self) -> Method:
         return METHODS[self.method](**self.model)
@@ -101,14 +116,14 @@ def load_recipe(
     values = _read(name_or_path)
     given = dict(_split_change(change) for change in changes)
     dropped = _drop_foreign(values, given)
-    sizes = values.get("model") or {}
+    sizes = values["model"]
     if given.get("init"):  # the recipe's sizes were for another initial run; sizes among the changes still count
         theirs = _sizes_of(given["init"], given.get("method", values.get("method")))
-        kept = {key: sizes[key] for key in UNWEIGHTED if isinstance(sizes, dict) and key in sizes}
+        kept = {key: sizes[key] for key in UNWEIGHTED if key in sizes}
         values = {**values, **theirs, "model": {**theirs["model"], **kept}}
     elif values.get("init"):
         theirs = _sizes_of(values["init"], values.get("method"))
-        values = {**theirs, **values, "model": {**theirs["model"], **sizes} if isinstance(sizes, dict) else sizes}
+        values = {**theirs, **values, "model": {**theirs["model"], **sizes}}
     for key, value in given.items():
         _set(values, key, value)
     recipe = check(values)
@@ -122,10 +137,9 @@ def load_recipe(
 def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Drop from a recipe the sizes that another method does not have, and the licence of data that are not used."""
     messages = []
-    method, sizes = METHODS.get(str(given.get("method"))), values.get("model")
-    if method and isinstance(sizes, dict):
-        foreign = [key for key in sizes if key not in method.model_fields]
-        values["model"] = {key: value for key, value in sizes.items() if key not in foreign}
+    if method := METHODS.get(str(given.get("method"))):
+        foreign = [key for key in values["model"] if key not in method.model_fields]
+        values["model"] = {key: value for key, value in values["model"].items() if key not in foreign}
         if foreign:
             messages.append(f"{method.name} has no {', '.join(foreign)}: that part of the recipe is ignored.")
     replaced = any(values.get(key) and given.get(key, values[key]) != values[key] for key in ("data", "init"))
@@ -175,7 +189,9 @@ def check(values: Mapping[str, Any]) -> Recipe:
     try:
         given = {str(key): value for key, value in values.items() if (key, value) != ("model", None)}  # empty: defaults
         recipe = Recipe(**given)
-        _known_method(recipe.method)
+        if recipe.method not in METHODS:
+            hint = suggest(recipe.method, METHODS, quoted=False)
+            raise UsageError(f"unknown method {recipe.method!r}. {hint}Known: {', '.join(METHODS)}.")
         if recipe.longest == 1:
             raise UsageError("recipe: longest: should be at least 2, or 0 to choose it from the texts.")
         _check_sizes(recipe.build_method())
@@ -191,14 +207,20 @@ def _read(name_or_path: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        near = difflib.get_close_matches(name_or_path, bundled, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
+        hint = suggest(name_or_path, bundled, quoted=False)
         raise UsageError(f"no recipe {name_or_path!r}. {hint}Known: {', '.join(bundled)}; or a YAML file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{path} is not a readable recipe: {str(error).splitlines()[0]}.") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} is not a recipe: it should hold `key: value` lines.")
-    return values
+    return {**values, "model": _sizes(values.get("model"))}
+
+
+def _sizes(model: Any) -> dict[str, Any]:
+    """The sizes under `model`, which may be empty."""
+    if not isinstance(model, dict | None):
+        raise UsageError(f"recipe: `model` should hold `key: value` lines, not {model!r}.")
+    return model or {}
 
 
 def _value(text: str, change: str) -> Any:
@@ -215,11 +237,7 @@ def _value(text: str, change: str) -> Any:
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
     if key.startswith("model."):
-        if values.get("model") is None:
-            values["model"] = {}
-        if not isinstance(values["model"], dict):
-            raise UsageError(f"recipe: `model` should hold `key: value` lines, not {values['model']!r}.")
-        values["model"][key.removeprefix("model.")] = value
+        values["model"] = {**_sizes(values["model"]), key.removeprefix("model."): value}
     else:
         values[key] = value
 
@@ -247,25 +265,9 @@ def _check_sources(recipe: Recipe) -> None:
         raise UsageError(f"recipe: data: {recipe.method} reads no sources. Name one file, not {recipe.data}.")
 
 
-def _known_method(name: str) -> None:
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise UsageError(f"unknown method {name!r}. {hint}Known: {', '.join(METHODS)}.")
-
-
 def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     """Describe every error of a recipe, unknown keys with their nearest spelling."""
     method = METHODS.get(str(values.get("method")))
     keys = list(Recipe.model_fields) + [f"model.{k}" for k in (method.model_fields if method else {})]
-    lines = []
-    for fault in error.errors():
-        inside = error.title != "Recipe"
-        key = ".".join(str(part) for part in fault["loc"])
-        key = f"model.{key}" if inside else key
-        if fault["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, keys, n=1)
-            lines.append(f"unknown key {key!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
-        else:
-            lines.append(f"{key}: {fault['msg'].lower()}.")
-    return "recipe: " + " ".join(lines)
+    inside = "model." if error.title != "Recipe" else ""
+    return f"recipe: {explain_faults(error.errors(), keys, inside)}"

@@ -1,6 +1,5 @@
 """A run: the directory that holds everything about one trained model."""
 
-import json
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,12 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from difflm.data.corpora import file_names
 from difflm.data.tokenizers import Tokenizer
 from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import LanguageModel, Sampling
-from difflm.runtime.files import read_json, write_atomic
-from difflm.runtime.tensors import SkipInit, load_into, load_tensors, save_tensors
+from difflm.runtime.files import read_json
+from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training.checkpoints import advise_resume
 
 FORMAT = 1
@@ -88,19 +86,3 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
     path = run / "model.safetensors"
     load_into(model, load_tensors(path, advise_resume(run)), path)
     return model.to(device).eval(), tokenizer, config
-
-
-def export_run(run: Path, target: Path) -> None:
-    """Copy a run as the package holds it: half-precision weights, no optimiser, no data."""
-    config = read_config(run)
-    tensors = load_tensors(run / "model.safetensors")
-    # Tables in float64 are schedules and rates, which half precision would distort.
-    halves = {name: t.half() if t.dtype is torch.float32 else t for name, t in tensors.items()}
-    save_tensors(target / "model.safetensors", halves)
-    if config["recipe"].get("init"):
-        config["recipe"]["init"] = Path(config["recipe"]["init"]).name
-    config["recipe"]["data"] = file_names(config["recipe"]["data"])  # without the directories of somebody's machine
-    write_atomic(target / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
-    for name in ("tokenizer.json", "metrics.jsonl", "README.md"):
-        if (run / name).exists():
-            write_atomic(target / name, (run / name).read_bytes())

@@ -5,7 +5,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,13 @@ from difflm.data.batches import Batch, Batches, prefetch
 from difflm.diffusion.noise import Noise, fold_counter
 from difflm.errors import DifflmError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
-from difflm.runtime.files import append_line, write_atomic
+from difflm.runtime.files import append_line, parse_record, write_atomic
 from difflm.runtime.tensors import load_into, save_tensors
-from difflm.training.budget import Budget
 from difflm.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from difflm.training.ema import Ema
 from difflm.training.graph_capture import CapturedGradients, Gradients
 from difflm.training.master_weights import MasterWeights
+from difflm.training.recipe import Recipe
 from difflm.training.update import Update
 
 VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one level per text would leave mostly variance
@@ -119,21 +119,27 @@ class Outcome:
 
 
 class Trainer:
-    """Trains a model, with its optimiser and its averaged weights, for a budget."""
+    """Trains a model, with its optimiser and its averaged weights, by the steps and settings of a recipe."""
 
     def __init__(
         self,
         model: Trainable,
-        budget: Budget,
+        recipe: Recipe,
         run: Path,
         device: torch.device,
         figure: Figure = "nats_per_token",
+        capture: bool = True,
     ) -> None:
-        self.model, self.budget, self.run, self.device = model.to(device), budget, run, device
+        self.model, self.recipe, self.run, self.device = model.to(device), recipe.adapt_to(device.type), run, device
         self.figure = figure  # what validation measures
-        self.ema = Ema(model, budget.ema)
-        self.masters = MasterWeights(model, torch.bfloat16 if self.recording and budget.narrows else None)
-        self.update = Update(self.masters, self.ema, budget, device, self.recording)
+        # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator.
+        capturable = not recipe.recompute and all(getattr(part, "capturable", True) for part in model.modules())
+        self.recording = capture and capturable and device.type == "cuda"  # whether steps are CUDA graphs
+        # Gradients may be in bfloat16, but for those of several micro-batches, which are summed.
+        narrow = self.recording and self.recipe.precision == "bf16" and recipe.accumulate == 1
+        self.ema = Ema(model, recipe.ema)
+        self.masters = MasterWeights(model, torch.bfloat16 if narrow else None)
+        self.update = Update(self.masters, self.ema, recipe, device, self.recording)
         self.step = 0
         self.seconds = 0.0
         self.validation: dict[str, Any] = {}  # the best with patience, else the last
@@ -146,24 +152,17 @@ class Trainer:
     def _prepare_blocks(self, network: Any) -> None:
         """Checkpoint or compile the blocks of the network; compile its input layers too, where they are costly."""
         for block in network.blocks:
-            if self.budget.recompute:
+            if self.recipe.recompute:
                 block.forward = partial(recomputed, block.forward, use_reentrant=False)
-            if self.budget.compile:  # block by block: equal blocks share their code, which saves minutes
+            if self.recipe.compile:  # block by block: equal blocks share their code, which saves minutes
                 block.compile(dynamic=False, options=COMPILED)
-        if self.budget.compile and hasattr(network, "entry"):
+        if self.recipe.compile and hasattr(network, "entry"):
             network.entry = torch.compile(network.entry, dynamic=False, options=COMPILED)
-
-    @property
-    def recording(self) -> bool:
-        """Whether steps are captured as CUDA graphs. Some networks cannot be; nor can activation checkpointing, which
-        resets the random generator."""
-        capturable = all(getattr(part, "capturable", True) for part in self.model.modules())
-        return self.budget.graphs and not self.budget.recompute and capturable
 
     # -- one step -----------------------------------------------------------------------------------------------
 
     def autocast(self) -> Any:
-        if self.budget.precision == "bf16":
+        if self.recipe.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
@@ -182,7 +181,7 @@ class Trainer:
         for micro, batch in enumerate(batches):
             moved = self.to_device(batch)
             gradients = self.captured(moved) if self.recording else self.gradients
-            torch.manual_seed(fold_counter(self.budget.seed, self.step, micro))
+            torch.manual_seed(fold_counter(self.recipe.seed, self.step, micro))
             losses = gradients(moved)
             found.append(losses.detached())
         whole = sum_losses(found)
@@ -198,13 +197,13 @@ class Trainer:
         there are several micro-batches."""
         with self.autocast():
             losses: Losses = self.masters.model(batch)
-        (losses.total / (losses.count if self.budget.accumulate == 1 else UNIT)).backward()
+        (losses.total / (losses.count if self.recipe.accumulate == 1 else UNIT)).backward()
         return losses
 
     def captured(self, batch: Batch) -> Gradients:
         """`gradients` as a CUDA graph, one for each shape of a batch."""
         weights = self.masters.used
-        if self.budget.accumulate > 1 and not self._sums:
+        if self.recipe.accumulate > 1 and not self._sums:
             self._sums = [torch.zeros_like(weight) for weight in weights]
         if batch.key not in self._graphs:
             self._graphs[batch.key] = CapturedGradients(self.gradients, weights, batch, self._sums or None)
@@ -220,7 +219,7 @@ class Trainer:
         for number, batch in enumerate(batches):
             size = len(batch.lengths) * copies
             repeated = self.to_device(batch).map(lambda array: array.repeat_interleave(copies, 0))
-            noise = Noise(self.budget.seed, torch.arange(size, device=self.device) + number * size)
+            noise = Noise(self.recipe.seed, torch.arange(size, device=self.device) + number * size)
             with self.autocast():
                 nats = self.ema.model.nats(repeated, noise, draws)
             found.append(nats.double().view(-1, copies).mean(1))
@@ -271,46 +270,46 @@ class Trainer:
     # -- the run ------------------------------------------------------------------------------------------------
 
     def fit(self, batches: Batches, held_out: list[Batch], watcher: Watcher) -> Outcome:
-        budget = self.budget
+        recipe = self.recipe
         stop: Stopped = "done"
-        if (
-            self.step >= budget.steps or self.out_of_patience()
-        ):  # resumed after the end: only model.safetensors may be missing
+        if self.step >= recipe.steps or self.out_of_patience():  # a finished run lacks at most model.safetensors
             save_tensors(self.run / "model.safetensors", self.final_weights())
-            return self.outcome("done" if self.step >= budget.steps else "early")
+            return self.outcome("done" if self.step >= recipe.steps else "early")
         accumulated: dict[str, Tensor] = {}
         since, tokens, start, since_step = time.perf_counter(), 0, time.perf_counter() - self.seconds, self.step
-        with catch_stop_signals() as asked_to_stop, _batches_from(batches, self.step * budget.accumulate) as stream:
-            while self.step < budget.steps:
-                micro = [next(stream) for _ in range(budget.accumulate)]
+        stream = prefetch(batches, self.step * recipe.accumulate)
+        with catch_stop_signals() as asked_to_stop, closing(stream):
+            while self.step < recipe.steps:
+                micro = [next(stream)[1] for _ in range(recipe.accumulate)]
                 tokens += sum(int(b.lengths.sum()) for b in micro)
                 for name, value in self.train_step(micro).items():
                     accumulated[name] = accumulated[name] + value if name in accumulated else value
-                last = self.step == budget.steps
+                last = self.step == recipe.steps
                 stopping = asked_to_stop()
                 # Losses are checked before anything is saved.
-                due = (budget.log_every, budget.save_every, budget.validate_every)
+                due = (recipe.log_every, recipe.save_every, recipe.validate_every)
                 if last or stopping or any(self.step % every == 0 for every in due):
                     now, count = time.perf_counter(), self.step - since_step
                     losses = {name: float(value) / count for name, value in accumulated.items()}
                     self.seconds = now - start
                     self.check_finite(losses)
                     speed = count / (now - since), tokens / (now - since)
-                    report = Progress(self.step, budget.steps, losses, budget.rate(self.step - 1), self.seconds, *speed)
+                    report = Progress(self.step, recipe.steps, losses, recipe.rate(self.step - 1), self.seconds, *speed)
                     append_line(self.run / "metrics.jsonl", json.dumps(report.record()))
                     watcher.progress(report)
                     accumulated, since, tokens, since_step = {}, now, 0, self.step
                 pause = time.perf_counter()
-                validating = held_out and (self.step % budget.validate_every == 0 or last)
+                validating = held_out and (self.step % recipe.validate_every == 0 or last)
                 if validating and self.note_validation(*self.validate(held_out), watcher):
                     stop = "early"
-                showing = budget.sample_every and self.step % budget.sample_every == 0 and not last
-                if showing and isinstance(self.ema.model, LanguageModel):  # a classifier generates no samples
+                showing = recipe.sample_every and self.step % recipe.sample_every == 0 and not last
+                # A classifier generates no samples, and samples are drawn from noise alone, without a source.
+                if showing and isinstance(self.ema.model, LanguageModel) and not recipe.has_sources:
                     watcher.samples(self.step, self.ema.model)
                 since += time.perf_counter() - pause
                 if stopping and not last and stop == "done":
                     stop = "interrupted"
-                if self.step % budget.save_every == 0 or last or stop != "done":
+                if self.step % recipe.save_every == 0 or last or stop != "done":
                     self.save()
                 if stop != "done":
                     break
@@ -324,23 +323,20 @@ class Trainer:
     def check_finite(self, losses: dict[str, float]) -> None:
         """Check losses, and weights after the last update: a finite loss can be followed by an infinite update."""
         size = float(torch.stack(torch._foreach_norm(list[Tensor](self.update.weights))).sum())
-        broken = [(name, value) for name, value in losses.items() if not math.isfinite(value)]
-        if not math.isfinite(size):
-            broken.append(("the size of the weights", size))
-        if broken:
-            name, value = broken[0]
-            good = newest_checkpoint(self.run)
-            advice = f"The last good checkpoint is {good}" if good else "No checkpoint was saved yet"
-            raise DifflmError(
-                f"{name} became {value} before step {self.step}; training stopped. "
-                f"{advice}; try a lower lr or a stronger clip."
-            )
+        for name, value in {**losses, "the size of the weights": size}.items():
+            if not math.isfinite(value):
+                good = newest_checkpoint(self.run)
+                advice = f"The last good checkpoint is {good}" if good else "No checkpoint was saved yet"
+                raise DifflmError(
+                    f"{name} became {value} before step {self.step}; training stopped. "
+                    f"{advice}; try a lower lr or a stronger clip."
+                )
 
     def note_validation(self, nats: float, error: float | None, watcher: Watcher) -> bool:
-        """Record a validation, and keep the best weights where the budget has a patience; True when it has run out."""
-        best = bool(self.budget.patience) and nats < self.validation.get(self.figure, math.inf)
+        """Record a validation, and keep the best weights where the recipe has a patience; True when it has run out."""
+        best = bool(self.recipe.patience) and nats < self.validation.get(self.figure, math.inf)
         now = Validation(self.step, nats, self.model.likelihood, best, self.figure, error)
-        if best or not self.budget.patience:
+        if best or not self.recipe.patience:
             self.validation = now.figures()
         if best:
             self.best_weights = {k: v.clone() for k, v in self.ema.model.state_dict().items()}
@@ -349,8 +345,8 @@ class Trainer:
         return self.out_of_patience()
 
     def out_of_patience(self) -> bool:
-        waited = (self.step - self.validation.get("step", self.step)) / self.budget.validate_every
-        return bool(self.budget.patience) and waited >= self.budget.patience
+        waited = (self.step - self.validation.get("step", self.step)) / self.recipe.validate_every
+        return bool(self.recipe.patience) and waited >= self.recipe.patience
 
 
 def validation_draws(texts: int) -> tuple[int, int]:
@@ -363,13 +359,9 @@ def drop_records_after(metrics: Path, step: int) -> None:
     """Drop the records of steps that a resumed run will repeat, and a half-written line of a killed one."""
 
     def is_kept(line: str) -> bool:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            return False
-        if not isinstance(record, dict) or record.get("kind") not in ("train", "validation"):
-            return True
-        return int(record.get("step", 0)) <= step
+        record = parse_record(line)
+        repeated = record.get("kind") in ("train", "validation") and int(record.get("step", 0)) > step
+        return bool(record) and not repeated
 
     if metrics.exists():
         lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -378,15 +370,6 @@ def drop_records_after(metrics: Path, step: int) -> None:
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-@contextmanager
-def _batches_from(batches: Batches, first: int) -> Iterator[Iterator[Batch]]:
-    source = prefetch(batches, first)
-    try:
-        yield (batch for _, batch in source)
-    finally:
-        source.close()  # type: ignore[attr-defined]
 
 
 @contextmanager

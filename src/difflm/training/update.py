@@ -9,9 +9,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from difflm.networks.transformer import has_kernel
 from difflm.runtime.cuda_graphs import CapturedFunction
-from difflm.training.budget import Budget
 from difflm.training.ema import Ema
 from difflm.training.master_weights import MasterWeights, Weight
+from difflm.training.recipe import Recipe
 
 WARP_LR = 1e-2  # of a learned time warp: a hundred parameters that must keep up with the falling loss
 
@@ -20,8 +20,8 @@ class Update:
     """Clipping, AdamW and the average one after the other; or, where steps are captured, as one fused kernel. The
     optimiser holds the moments in either case."""
 
-    def __init__(self, masters: MasterWeights, ema: Ema, budget: Budget, device: torch.device, recorded: bool) -> None:
-        self.masters, self.ema, self.budget = masters, ema, budget
+    def __init__(self, masters: MasterWeights, ema: Ema, recipe: Recipe, device: torch.device, recorded: bool) -> None:
+        self.masters, self.ema, self.recipe = masters, ema, recipe
         named = masters.weights.items()
         self.groups = [[name for name, _ in named if name.startswith("times.") == warp] for warp in (False, True)]
         self.weights = [masters.weights[name].whole for name in self.groups[0]]
@@ -29,7 +29,7 @@ class Update:
         groups: list[dict[str, Any]] = [{"params": self.weights}]
         groups += [{"params": warp, "lr": WARP_LR, "weight_decay": 0.0}] * bool(warp)
         on_gpu = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(groups, lr=budget.lr, weight_decay=budget.weight_decay, fused=on_gpu)
+        self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=on_gpu)
         self.at_once = recorded and has_kernel(device)
         self._numbers = torch.zeros(len(groups), 5, device=device)
         self._captured: dict[Hashable, CapturedFunction] = {}
@@ -37,7 +37,7 @@ class Update:
     def __call__(self, step: int, buffers: Hashable) -> None:
         """Apply the gradients of a step counted from 0. `buffers` names the memory that holds them, since a captured
         update reads fixed addresses."""
-        self.optimizer.param_groups[0]["lr"] = self.budget.rate(step)
+        self.optimizer.param_groups[0]["lr"] = self.recipe.rate(step)
         if self.at_once:
             self._apply_fused(step, buffers)
         else:
@@ -46,8 +46,8 @@ class Update:
 
     def _apply(self, step: int) -> None:
         self.masters.copy_grads()
-        if self.budget.clip:
-            clip_grad_norm_(self.weights, self.budget.clip)
+        if self.recipe.clip:
+            clip_grad_norm_(self.weights, self.recipe.clip)
         self.optimizer.step()
         self.masters.copy_weights()
         self.ema.update(step)
@@ -88,7 +88,7 @@ class Update:
 
         def work() -> None:
             for number, one in enumerate(updates):
-                one(self._scale(one.grads) if number == 0 and self.budget.clip else ones)
+                one(self._scale(one.grads) if number == 0 and self.recipe.clip else ones)
 
         return CapturedFunction(work, self._numbers.device)
 
@@ -103,7 +103,7 @@ class Update:
         """The factor by which clipping scales the gradients."""
         kinds = [[g for g in grads if g.dtype is dtype] for dtype in {grad.dtype for grad in grads}]
         norms = [norm for kind in kinds for norm in torch._foreach_norm(kind, 2, torch.float32)]
-        return (self.budget.clip / (torch.stack(norms).norm() + 1e-6)).clamp(max=1.0)
+        return (self.recipe.clip / (torch.stack(norms).norm() + 1e-6)).clamp(max=1.0)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

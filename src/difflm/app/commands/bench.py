@@ -1,29 +1,23 @@
 """`difflm bench`."""
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from difflm.app.commands.options import Device, Dtype, Json, Steps, Temperature, load_model, report_errors
+from difflm.app.commands.options import Device, Dtype, Json, Model, load_model, report_errors, with_options
 from difflm.app.console import Bar, put_json, put_table
 
 
 @report_errors
+@with_options(settings=("steps", "temperature"))
 def bench(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")] = "e2e",
-    steps: Steps = None,
-    temperature: Temperature = None,
-    device: Device = "auto",
-    dtype: Dtype = None,
-    as_json: Json = False,
+    settings: dict[str, Any], model: Model = "e2e", device: Device = "auto", dtype: Dtype = None, as_json: Json = False
 ) -> None:
     """How fast this machine trains and samples: about half a minute on two cores."""
-    from difflm.app.bench.report import measure
+    from difflm.app.bench import measure
 
     lm = load_model(model, device, dtype)
-    lm.sampling(steps=steps, temperature=temperature)  # refuses before anything is measured
+    lm.sampling(**settings)  # refuses before anything is measured
     with Bar("measuring") as bar:
-        report = measure(model, lm, bar.update, steps=steps, temperature=temperature)
+        report = measure(model, lm, bar.update, **settings)
     put_json(report) if as_json else show_report(report)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from difflm.app.commands.options import Json, report_errors
+from difflm.app.commands.options import Json, option, report_errors
 from difflm.app.console import Bar, note, put_json
 
 if TYPE_CHECKING:
@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 data_app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: difflm data list")
 
-Out = Annotated[
-    Path,
-    typer.Option(metavar="DIR", envvar="DIFFLM_DATA", help="Where the corpora go, each in a directory of its own."),
-]
+Out = Annotated[Path, option("Where the corpora go, each in a directory of its own.", "DIR", envvar="DIFFLM_DATA")]
 
 
 @data_app.command("list", epilog="Example: difflm data list --json")

@@ -9,20 +9,91 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from difflm.app.commands.evaluate_options import ControlOptions, InfillOptions, MeasureOptions, with_options
-from difflm.app.commands.options import Device, Draws, Json, Run, Seed, load_model, report_errors
+from difflm.app.commands.options import (
+    Data,
+    Device,
+    Draws,
+    Guidance,
+    Json,
+    Run,
+    Seed,
+    load_model,
+    option,
+    report_errors,
+    with_options,
+)
 from difflm.app.console import Bar, note, put_json
 from difflm.errors import UsageError
 
+SETTINGS = ("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp")
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """The options that evaluate and compare share."""
+
+    data: Data = None
+    split: Annotated[Literal["train", "valid"], option("Which texts to measure on.")] = "valid"
+    samples: Annotated[
+        int | None, option("Texts to generate [1000]; control task: targets a control [200]; infilling: gaps [1000].")
+    ] = None
+    score_texts: Annotated[int, option("Held-out texts whose likelihood is measured.")] = 500
+    seed: Seed = 0
+    draws: Draws = 8
+    judge: Annotated[str | None, option("Left-to-right model that reads the samples. [judge]", "RUN")] = None
+    twin: Annotated[str | None, option("Autoregressive run whose samples stand beside.", "RUN")] = None
+    out: Annotated[Path | None, option("Append the records here, not to the runs.", "FILE")] = None
+    device: Device = "auto"
+    as_json: Json = False
+
+
+@dataclass(frozen=True)
+class ControlOptions:
+    """The options of the control task."""
+
+    controls: Annotated[str | None, option("Control task: which ones, such as length,field+pos. [all]", "NAMES")] = None
+    targets: Annotated[Path | None, option("Control task: targets, drawn into it if it is not there.", "FILE")] = None
+    each: Annotated[int, option("Control task: samples a target.")] = 5
+    candidates: Annotated[int, option("Control task: of so many, the one the classifiers find best.")] = 1
+    guidance: Guidance = None
+    guide: Annotated[list[Path] | None, option("Control task: a classifier of this model; repeatable.", "DIR")] = None
+    texts: Annotated[Path | None, option("Control task: keep the texts; if it is there, measure those.", "FILE")] = None
+    second_parser: Annotated[Path | None, option("Control task: a parser trained on other trees.", "DIR")] = None
+
+    def names(self) -> list[str] | None:
+        return None if self.controls is None else split_names(self.controls)
+
+
+@dataclass(frozen=True)
+class InfillOptions:
+    """The options of the infilling task."""
+
+    sets: Annotated[str | None, option("Infilling task: anlg, roc, or both with a comma. [both]", "NAMES")] = None
+    skip: Annotated[
+        int, option("Infilling task: gaps of the seed's order to leave out, so as to choose settings on others.")
+    ] = 0
+    rival: Annotated[list[str] | None, option("Infilling task: a run to compare with; repeatable.", "RUN")] = None
+    mbr: Annotated[int, option("Infilling task: of so many candidates, the one most like the others.")] = 10
+    beams: Annotated[int, option("Infilling task: beams of a left-to-right model; 0: no search.")] = 5
+    encoder: Annotated[str | None, option("Infilling task: BERTScore by the encoder of this directory.", "DIR")] = None
+
+    def names(self) -> list[str]:
+        return split_names(self.sets or "anlg,roc")
+
+
+def split_names(listed: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in listed.split(",")))
+
 
 @report_errors
-@with_options(options=MeasureOptions, control=ControlOptions, infill=InfillOptions)
+@with_options(options=MeasureOptions, settings=SETTINGS, control=ControlOptions, infill=InfillOptions)
 def evaluate(
     run: Run,
     options: MeasureOptions,
+    settings: dict[str, Any],
     control: ControlOptions,
     infill: InfillOptions,
-    task: Annotated[Literal["language", "control", "infill"], typer.Option(help="What to measure.")] = "language",
+    task: Annotated[Literal["language", "control", "infill"], option("What to measure.")] = "language",
 ) -> None:
     """Measure a model beside real text; append the figures to its metrics.jsonl."""
     for group, owner in ((control, "control"), (infill, "infill")):
@@ -33,11 +104,11 @@ def evaluate(
     from difflm.app import measuring
 
     if task == "language":
-        measuring.measure_language([run], options)
+        measuring.measure_language([run], options, settings)
     elif task == "control":
-        measuring.measure_control(run, options, control)
+        measuring.measure_control(run, options, settings, control)
     else:
-        measuring.measure_infill(run, options, infill)
+        measuring.measure_infill(run, options, settings, infill)
 
 
 def refuse_given(options: MeasureOptions | ControlOptions | InfillOptions, names: list[str], task: str) -> None:
@@ -48,15 +119,16 @@ def refuse_given(options: MeasureOptions | ControlOptions | InfillOptions, names
 
 
 @report_errors
-@with_options(options=MeasureOptions)
+@with_options(options=MeasureOptions, settings=SETTINGS)
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN …", help="Runs that were trained on the same data.")],
     options: MeasureOptions,
+    settings: dict[str, Any],
 ) -> None:
     """Measure several models on the same data with the same judge: one table; each keeps its figures."""
     from difflm.app.measuring import measure_language
 
-    measure_language(runs, options)
+    measure_language(runs, options, settings)
 
 
 @report_errors
@@ -65,7 +137,7 @@ def score(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Texts: .txt (a text a line), .csv or .jsonl, each also .gz.")
     ],
-    column: Annotated[str | None, typer.Option(help="Column of a .csv or .jsonl file. [text]")] = None,
+    column: Annotated[str | None, option("Column of a .csv or .jsonl file. [text]")] = None,
     seed: Seed = 0,
     draws: Draws = 16,
     device: Device = "auto",

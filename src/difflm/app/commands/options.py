@@ -1,11 +1,13 @@
-"""What commands share: their common options, and how an error is reported."""
+"""What commands share: their common options, options that derive from `Request`, and how an error is reported."""
 
 import functools
+import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
@@ -13,7 +15,7 @@ import typer
 
 from difflm.app.console import complain
 from difflm.errors import DifflmError, UsageError
-from difflm.models.sampling import SETTINGS
+from difflm.generation.requests import Request
 
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
@@ -21,41 +23,64 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+
+def option(help: str, metavar: str | None = None, *flags: str, envvar: str | None = None) -> Any:
+    """An option of a command; `flags` replace the name of its parameter."""
+    return typer.Option(*flags, help=help, metavar=metavar, envvar=envvar)
+
+
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A bundled model or the directory of a run.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto is the GPU where there is one.")]
-Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="The network's arithmetic. [float32]")
-]
-Json = Annotated[bool, typer.Option("--json", help="For machines: one JSON object a line.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same answer.")]
-Data = Annotated[Path | None, typer.Option(metavar="DIR", envvar="DIFFLM_DATA", help="Where the corpora are.")]
-Draws = Annotated[int, typer.Option(help="Noise levels a text, for a bound.")]
-Split = Annotated[Literal["train", "valid"], typer.Option(help="Which texts to measure on.")]
-ScoreTexts = Annotated[int, typer.Option(help="Held-out texts whose likelihood is measured.")]
-Judge = Annotated[str | None, typer.Option(metavar="RUN", help="Left-to-right model that reads the samples. [judge]")]
-Twin = Annotated[str | None, typer.Option(metavar="RUN", help="Autoregressive run whose samples stand beside.")]
-
-
-def setting(name: str, *flags: str) -> Any:
-    """A setting of `Sampling` as an option."""
-    return typer.Option(*flags, help=SETTINGS[name].description)
-
-
-Steps = Annotated[int | None, setting("steps")]
-Sampler = Annotated[str | None, setting("sampler")]
-Temperature = Annotated[float | None, setting("temperature")]
-NoiseTemperature = Annotated[float | None, setting("noise_temperature")]
-NoiseTopP = Annotated[float | None, setting("noise_top_p")]
-Clamp = Annotated[bool | None, setting("clamp", "--clamp/--no-clamp")]
-ClampBelow = Annotated[float | None, setting("clamp_below")]
-Contrast = Annotated[float | None, setting("contrast")]
-TopK = Annotated[int | None, setting("top_k")]
-TopP = Annotated[float | None, setting("top_p")]
-Beams = Annotated[int | None, setting("beams")]
+Model = Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")]
+Device = Annotated[str, option("cpu, cuda, cuda:1 …; auto is the GPU where there is one.")]
+Dtype = Annotated[Literal["float32", "bfloat16", "float16"] | None, option("The network's arithmetic. [float32]")]
+Json = Annotated[bool, option("For machines: one JSON object a line.", None, "--json")]
+Seed = Annotated[int, option("The same seed gives the same answer.")]
+Data = Annotated[Path | None, option("Where the corpora are.", "DIR", envvar="DIFFLM_DATA")]
+Draws = Annotated[int, option("Noise levels a text, for a bound.")]
 Guidance = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="How strongly classifiers pull; `original`: as Li et al. did. [10; tokens 2]"),
+    str | None, option("How strongly classifiers pull; `original`: as Li et al. did. [10; tokens 2]", "SIZE")
 ]
+METAVARS = {"field": "NAME=VALUE", "label": "NAME=VALUE", "control": "NAME=VALUE", "span": "FIRST,LAST,LABEL"}
+
+
+def request_option(key: str) -> inspect.Parameter:
+    """Derive the option that gives a key of a request; one with several values is given once for each."""
+    field, flags = Request.model_fields[key], ("-n", "--number") if key == "n" else ()
+    kind, default, help = field.annotation, field.default, str(field.description)
+    if isinstance(default, list | dict):
+        kind, default, help = list[str] | None, None, f"{help.removesuffix('.')}; repeatable."
+    option = typer.Option(*flags, metavar=METAVARS.get(key), help=help)
+    return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+def with_options(**groups: type | Sequence[str]) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Give a command groups of options, each of which it receives as one argument: a dataclass as its object, keys of
+    `Request` as a dictionary of those that are given."""
+
+    def decorate(command: Callable[..., int | None]) -> Callable[..., int | None]:
+        own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
+        shared = {name: options_of(group) for name, group in groups.items()}
+
+        @functools.wraps(command)
+        def with_groups(**given: Any) -> int | None:
+            for name, group in groups.items():
+                values = {option.name: given.pop(option.name, option.default) for option in shared[name]}
+                filled = {key: value for key, value in values.items() if value is not None and value != []}
+                given[name] = group(**values) if isinstance(group, type) else filled
+            return command(**given)
+
+        options = [p.replace(kind=p.KEYWORD_ONLY) for p in chain(own, *shared.values())]
+        with_groups.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        with_groups.__annotations__ = {p.name: p.annotation for p in options}
+        return with_groups
+
+    return decorate
+
+
+def options_of(group: type | Sequence[str]) -> list[inspect.Parameter]:
+    if isinstance(group, type):
+        return list(inspect.signature(group).parameters.values())
+    return [request_option(key) for key in group]
 
 
 def parse_guidance(given: str | None) -> "GuidanceSettings | None":

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from difflm.app.commands.options import Device, Json, Seed, Steps, load_model, report_errors
+from difflm.app.commands.options import Device, Json, Model, Seed, load_model, option, report_errors, with_options
 from difflm.app.console import note, put_json
-from difflm.errors import UsageError
 
 plot_app = typer.Typer(
     add_completion=False,
@@ -16,9 +15,8 @@ plot_app = typer.Typer(
     epilog="Example: difflm plot denoising e2e --out text.svg",
 )
 
-Model = Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")]
-Out = Annotated[Path | None, typer.Option(metavar="FILE", help="A .png or .svg file. [the picture's name, .png]")]
-Dark = Annotated[bool, typer.Option("--dark", help="Light lines on a dark background.")]
+Out = Annotated[Path | None, option("A .png or .svg file. [the picture's name, .png]", "FILE")]
+Dark = Annotated[bool, option("Light lines on a dark background.", None, "--dark")]
 
 
 @plot_app.callback(invoke_without_command=True)
@@ -50,9 +48,7 @@ def schedules(
 @report_errors
 def embeddings(
     model: Model = "e2e",
-    method: Annotated[
-        Literal["tsne", "pca"], typer.Option(help="How vectors are projected to two dimensions.")
-    ] = "tsne",
+    method: Annotated[Literal["tsne", "pca"], option("How vectors are projected to two dimensions.")] = "tsne",
     seed: Seed = 0,
     out: Out = None,
     dark: Dark = False,
@@ -60,10 +56,11 @@ def embeddings(
 ) -> None:
     """A map of a model's word vectors, coloured by part of speech."""
     file = picture_file("embeddings", out)
-    check_seed(seed)
     from difflm.app.plots.embeddings import draw_embeddings, project, word_tags, word_vectors
+    from difflm.generation.jobs import check_request
     from difflm.generation.pipeline import TextDiffusion
 
+    check_request(1, seed)
     lm = TextDiffusion.from_pretrained(model)
     words, vectors = word_vectors(run_name(model), lm)
     tags = word_tags(model, lm, words)
@@ -76,9 +73,10 @@ def embeddings(
 
 
 @report_errors
+@with_options(settings=("steps",))
 def denoising(
+    settings: dict[str, Any],
     model: Model = "e2e",
-    steps: Steps = None,
     seed: Seed = 0,
     out: Out = None,
     dark: Dark = False,
@@ -90,7 +88,7 @@ def denoising(
     from difflm.app.plots.denoising import draw_denoising, read_denoising
 
     lm = load_model(model, device)
-    text = read_denoising(drafts[0] for drafts in lm.stream(1, seed, steps=steps))
+    text = read_denoising(drafts[0] for drafts in lm.stream(1, seed, **settings))
     taken = text.confidence.shape[1]
     draw_denoising(file, text, f"{run_name(model)}, {taken} steps, seed {seed}", dark)
     report_file("denoising", file, as_json)
@@ -116,11 +114,6 @@ def picture_file(name: str, out: Path | None) -> Path:
 
     need_plot_extra()
     return check_out(out or Path(f"{name}.png"))
-
-
-def check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**31:
-        raise UsageError(f"--seed must lie between 0 and {2**31 - 1}, not {seed}.")
 
 
 def run_name(name_or_path: str) -> str:

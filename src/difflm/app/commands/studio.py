@@ -3,22 +3,18 @@
 import importlib.util
 from typing import Annotated
 
-import typer
-
-from difflm.app.commands.options import Device, load_model, report_errors
+from difflm.app.commands.options import Device, Model, load_model, option, report_errors
 from difflm.app.console import note
 from difflm.errors import UsageError
 
 
 @report_errors
 def studio(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")] = "e2e",
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 is any free one.")] = 8000,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the page.")] = False,
-    token: Annotated[
-        str | None, typer.Option(envvar="DIFFLM_TOKEN", help="Ask every client for this bearer token.")
-    ] = None,
+    model: Model = "e2e",
+    host: Annotated[str, option("The address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
+    port: Annotated[int, option("The port; 0 is any free one.")] = 8000,
+    no_browser: Annotated[bool, option("Do not open the page.", None, "--no-browser")] = False,
+    token: Annotated[str | None, option("Ask every client for this bearer token.", envvar="DIFFLM_TOKEN")] = None,
     device: Device = "auto",
 ) -> None:
     """The page and the HTTP API, on this machine, until Ctrl-C."""

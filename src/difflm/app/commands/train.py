@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from difflm.app.commands.options import Data, Device, Json, report_errors
+from difflm.app.commands.options import Data, Device, Json, option, report_errors
 from difflm.app.console import TrainingView, complain, note, put_json
 from difflm.errors import UsageError
 
@@ -18,9 +18,9 @@ def train(
         str, typer.Argument(metavar="RECIPE", help="A recipe's name (see: difflm methods) or a YAML file.")
     ],
     changes: Annotated[list[str] | None, typer.Argument(metavar="key=value …", help="Changes to it.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Directory of the run.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
+    out: Annotated[Path | None, option("Directory of the run.", "RUN")] = None,
+    resume: Annotated[bool, option("Continue the run in --out.", None, "--resume")] = False,
+    dry_run: Annotated[bool, option("Print the resolved recipe and stop.", None, "--dry-run")] = False,
     data: Data = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -34,7 +34,7 @@ def train(
         return 0
     if out is None:
         raise UsageError("where should the run go? Give --out RUN, a directory that does not hold one yet.")
-    from difflm.generation.validation import check_device
+    from difflm.generation.jobs import check_device
     from difflm.training.classifier import train_guide
     from difflm.training.fit import train_run
     from difflm.training.model_card import finish_run

@@ -1,7 +1,6 @@
 """What all pictures share: a light or a dark theme, colours that the colour-blind can tell apart, atomic writes."""
 
 import io
-import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,8 +15,6 @@ from difflm.runtime.files import write_atomic
 FORMATS = (".png", ".svg")
 WIDTH, DPI = 8.0, 150  # inches and dots an inch: 1,200 pixels wide
 OTHER_SCRIPTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari", "Noto Sans")
-
-
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # lines differ without colour, too
 
 T = TypeVar("T")
@@ -76,7 +73,8 @@ def open_figure(out: Path, height: float, dark: bool) -> Iterator[tuple[Any, The
     from matplotlib.figure import Figure
 
     theme = DARK if dark else LIGHT
-    with matplotlib.rc_context(style(theme)), silence_warnings():
+    with matplotlib.rc_context(style(theme)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a character that no installed font has is drawn as a box
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, theme
@@ -103,34 +101,17 @@ def draw_panels(
         yield figure, theme, list(zip(grid, contents.values(), strict=False))
 
 
-@contextmanager
-def silence_warnings() -> Iterator[None]:
-    """A character that no installed font has is drawn as a box; nobody needs a warning for each."""
-    log = logging.getLogger("matplotlib")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph")
-            yield
-    finally:
-        log.setLevel(before)
-
-
 def style(theme: Theme) -> Any:
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
+    inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     return {
         "font.family": ["DejaVu Sans", *(name for name in OTHER_SCRIPTS if name in installed)],
         "font.size": 9,
         "text.parse_math": False,  # "$" is a token like any other
-        "text.color": theme.ink,
         "axes.titlesize": 10,
         "axes.titlelocation": "left",
-        "axes.labelcolor": theme.ink,
-        "axes.edgecolor": theme.ink,
-        "axes.facecolor": theme.background,
         "axes.linewidth": 0.6,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -138,13 +119,11 @@ def style(theme: Theme) -> Any:
         "axes.axisbelow": True,
         "grid.color": theme.faint,
         "grid.linewidth": 0.6,
-        "xtick.color": theme.ink,
-        "ytick.color": theme.ink,
         "xtick.major.size": 3,
         "ytick.major.size": 3,
         "legend.frameon": False,
         "lines.linewidth": 1.8,
-        "figure.facecolor": theme.background,
-        "savefig.facecolor": theme.background,
         "svg.hashsalt": "difflm",
+        **dict.fromkeys(inked, theme.ink),
+        **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), theme.background),
     }

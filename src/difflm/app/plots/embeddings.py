@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from difflm.annotators.tagger import Tagger, own_tagger, spacy_tagger
 from difflm.app.plots.canvas import need_plot_extra, open_figure
+from difflm.controls.learned import checking_tagger
+from difflm.data.texts import MOST_TOKENS
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import SPECIALS, Bpe
 from difflm.data.words import split_words
@@ -66,41 +67,26 @@ def word_vectors(name: str, lm: TextDiffusion) -> tuple[list[str], Floats]:
 def project(vectors: Floats, method: Method, seed: int = 0) -> Floats:
     """Project vectors [V, D] to [V, 2], deterministically for a seed."""
     need_plot_extra()
-    if method == "pca":
-        from sklearn.decomposition import PCA
-
-        return np.asarray(PCA(2, random_state=seed).fit_transform(vectors))
+    from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    perplexity = min(30.0, (len(vectors) - 1) / 3)
-    projection = TSNE(2, perplexity=perplexity, metric="cosine", init="random", random_state=seed)
+    how = {"perplexity": min(30.0, (len(vectors) - 1) / 3), "metric": "cosine", "init": "random"}
+    projection = PCA(2, random_state=seed) if method == "pca" else TSNE(2, random_state=seed, **how)
     return np.asarray(projection.fit_transform(vectors), dtype=np.float64)
 
 
 def word_tags(name_or_path: str, lm: TextDiffusion, words: Sequence[str]) -> Tags | None:
     """Read the tags stored with the bundled model, or tag the training texts of a run where it still has them, or its
-    words one by one (not byte pairs). None: there is no tagger or nothing to tag."""
+    words one by one (not byte pairs). None: there is nothing to tag."""
     folder = find_run(name_or_path)
     if (folder / "tags.json").exists():
         kept = read_json(folder / "tags.json")
         return Tags(kept["tags"], kept["tagger"])
-    tagger = installed_tagger()
-    if tagger is None:
-        return None
     sentences = training_sentences(folder, lm)
     if not sentences and isinstance(lm.tokenizer, Bpe):
         return None
-    sentences = sentences or [[word] for word in words]
+    sentences, tagger = sentences or [[word] for word in words], checking_tagger()
     return Tags(most_frequent(sentences, tagger.tags(sentences)), tagger.name)
-
-
-def installed_tagger() -> Tagger | None:
-    for find in (spacy_tagger, own_tagger):
-        try:
-            return find()
-        except DifflmError:
-            continue
-    return None
 
 
 def training_sentences(folder: Path, lm: TextDiffusion) -> list[list[str]]:
@@ -108,8 +94,9 @@ def training_sentences(folder: Path, lm: TextDiffusion) -> list[list[str]]:
         tokens = TokenFile.open(folder / "data" / "train")
     except DifflmError:
         return []
-    count = min(len(tokens), TEXTS_TO_TAG)
-    ids, lengths = tokens.rows(np.linspace(0, len(tokens) - 1, count).astype(np.int64), tokens.max_length)
+    fitting = np.flatnonzero(tokens.lengths <= MOST_TOKENS)
+    chosen = fitting[np.linspace(0, len(fitting) - 1, min(len(fitting), TEXTS_TO_TAG)).astype(np.int64)]
+    ids, lengths = tokens.rows(chosen, MOST_TOKENS)
     texts = (lm.tokenizer.decode(row[:length].tolist()) for row, length in zip(ids, lengths, strict=True))
     return [words for words in map(split_words, texts) if words]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from difflm.app.plots.canvas import open_figure
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.schedules import Cosine, Linear, LogSnrShift, Sqrt
+from difflm.diffusion.processes.gaussian import Cosine, Linear, LogSnrShift, Sqrt
 from difflm.diffusion.timesteps import LearnedWarp
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion

@@ -1,7 +1,6 @@
 """Losses and validation over steps, of one run or several."""
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,58 +9,40 @@ from numpy.typing import NDArray
 
 from difflm.app.plots.canvas import draw_panels
 from difflm.errors import DifflmError
+from difflm.training.model_card import read_metrics
 from difflm.training.run import find_run, read_config
 
 NOT_LOSSES = {"kind", "step", "lr", "seconds", "steps_per_second", "tokens_per_second"}
+VALIDATION, LOSS = "validation, nats/token", "training loss"
 LOG_FROM = 5.0  # the ratio of largest to smallest from which a linear axis hides the end of the curve
 
 Points = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps, values
 
 
-@dataclass
+@dataclass(frozen=True)
 class History:
-    """The logged metrics of a run: every part of the loss, and nats/token on held-out texts."""
+    """The logged metrics of a run by the title of their panel: nats/token on held-out texts, every part of the loss."""
 
-    name: str
-    likelihood: str | None = None
-    losses: dict[str, Points] = field(default_factory=dict)
-    validation: Points | None = None
-
-    @property
-    def label(self) -> str:
-        return self.name if self.likelihood is None else f"{self.name} ({self.likelihood})"
+    label: str
+    curves: dict[str, Points]
 
 
 def read_history(name_or_path: str) -> History:
-    """Read `metrics.jsonl`; a line that a killed run left half-written is skipped."""
+    """Read what a run logged in `metrics.jsonl`."""
     folder = find_run(name_or_path)
-    method = read_config(folder)["method"]
-    path = folder / "metrics.jsonl"
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        raise DifflmError(f"{path} does not exist: this run logged nothing while it trained.") from None
-    records = [record for record in map(parse_line, lines) if "step" in record]
-    train = [record for record in records if record["kind"] == "train"]
-    valid = [record for record in records if record["kind"] == "validation" and "nats_per_token" in record]
+    method, path = read_config(folder)["method"], folder / "metrics.jsonl"
+    if not path.exists():
+        raise DifflmError(f"{path} does not exist: this run logged nothing while it trained.")
+    records = [record for record in read_metrics(folder) if "step" in record]
+    train = [record for record in records if record.get("kind") == "train"]
+    valid = [record for record in records if record.get("kind") == "validation" and "nats_per_token" in record]
     if not train and not valid:
         raise DifflmError(f"{path} holds no line about training steps. Pictures are of runs that `difflm train` made.")
-    names = sorted({name for record in train for name in record} - NOT_LOSSES, key=lambda name: (name != "loss", name))
-    folder_name = folder.resolve().name
-    history = History(folder_name if folder_name == method else f"{folder_name}, {method}")
-    history.losses = {name: collect_points(train, name) for name in names}
-    if valid:
-        history.likelihood = valid[-1].get("likelihood")
-        history.validation = collect_points(valid, "nats_per_token")
-    return history
-
-
-def parse_line(line: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError:
-        return {}
-    return record if isinstance(record, dict) and record.get("kind") in ("train", "validation") else {}
+    curves = {VALIDATION: collect_points(valid, "nats_per_token")} if valid else {}
+    for name in sorted({name for record in train for name in record} - NOT_LOSSES):
+        curves[LOSS if name == "loss" else f"loss part: {name}"] = collect_points(train, name)
+    name, kind = folder.resolve().name, valid[-1].get("likelihood") if valid else None
+    return History((name if name == method else f"{name}, {method}") + (f" ({kind})" if kind else ""), curves)
 
 
 def collect_points(records: list[dict[str, Any]], name: str) -> Points:
@@ -80,15 +61,9 @@ def wants_log(values: list[NDArray[np.float64]]) -> bool:
 
 def find_panels(histories: list[History]) -> dict[str, dict[int, Points]]:
     """Find the title of each panel, and the curve of each run (by its number) that has one."""
-    found: dict[str, dict[int, Points]] = {}
-    for run, history in enumerate(histories):
-        if history.validation is not None:
-            found.setdefault("validation, nats/token", {})[run] = history.validation
-    names = [name for history in histories for name in history.losses]
-    for name in sorted(set(names), key=lambda name: (name != "loss", names.index(name))):
-        title = "training loss" if name == "loss" else f"loss part: {name}"
-        found[title] = {run: h.losses[name] for run, h in enumerate(histories) if name in h.losses}
-    return found
+    titles = dict.fromkeys([VALIDATION, LOSS, *(title for history in histories for title in history.curves)])
+    found = {title: {run: h.curves[title] for run, h in enumerate(histories) if title in h.curves} for title in titles}
+    return {title: curves for title, curves in found.items() if curves}
 
 
 def draw_training(out: Path, histories: list[History], dark: bool = False) -> None:

@@ -2,8 +2,4 @@
 
 from difflm.app.studio.player import PlayedText, Recording, write_player
 
-__all__ = [
-    "PlayedText",
-    "Recording",
-    "write_player",
-]
+__all__ = ["PlayedText", "Recording", "write_player"]

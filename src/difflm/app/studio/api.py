@@ -1,29 +1,24 @@
-"""The server's own API: /api/…"""
+"""The server's own API: /api/… Its responses stop their jobs when the client disconnects."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
-from difflm.app.studio.asked import (
-    Asked,
-    ControlsAnswer,
-    ErrorAnswer,
-    HealthAnswer,
-    InfillAsked,
-    ModelsAnswer,
-    PlayerAsked,
-    TextsAnswer,
-)
-from difflm.app.studio.engine import Alive, Done, Engine, Frames, Job, Text
-from difflm.app.studio.frames import frame_object, spaces
+from difflm.app.studio import schemas
+from difflm.app.studio.engine import Done, Engine, Frames, Job, Text
+from difflm.app.studio.frames import spaces
 from difflm.app.studio.player import Recording, page
 from difflm.app.studio.served import Served
-from difflm.app.studio.streams import ALIVE, EventStream, event, texts_of, unless_left
 from difflm.errors import DifflmError
-from difflm.generation.jobs import Draft
+from difflm.generation.jobs import Draft, Generation
 from difflm.generation.requests import generation_to_json
 
 
@@ -37,79 +32,111 @@ def one_event(*names: str) -> dict[str, Any]:
     }
 
 
-REFUSED: dict[int | str, dict[str, Any]] = {
-    401: {"model": ErrorAnswer, "description": "The token is missing or wrong."},
-    403: {"model": ErrorAnswer, "description": "Another host name or another page's origin."},
+Responses = dict[int | str, dict[str, Any]]
+
+MEANINGS = {
+    400: "The body is not JSON.",
+    401: "The token is missing or wrong.",
+    403: "Another host name or another page's origin.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not said to be JSON.",
+    422: "What is asked is wrong, too much, or not possible with this model.",
+    429: "The queue is full.",
+    503: "The time limit passed, or the server stops.",
 }
-ERRORS: dict[int | str, dict[str, Any]] = {
-    **REFUSED,
-    400: {"model": ErrorAnswer, "description": "The body is not JSON."},
-    408: {"model": ErrorAnswer, "description": "The body did not arrive in time."},
-    413: {"model": ErrorAnswer, "description": "The body is too large."},
-    415: {"model": ErrorAnswer, "description": "The body is not said to be JSON."},
-    422: {"model": ErrorAnswer, "description": "What is asked is wrong, too much, or not possible with this model."},
-    429: {
-        "model": ErrorAnswer,
-        "description": "The queue is full.",
-        "headers": {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}},
-    },
-    503: {"model": ErrorAnswer, "description": "The time limit passed, or the server stops."},
+ERRORS: Responses = {
+    status: {"model": schemas.ErrorAnswer, "description": text, "headers": {}} for status, text in MEANINGS.items()
 }
-STUCK: dict[int | str, dict[str, Any]] = {
-    503: {"model": ErrorAnswer, "description": "Requests wait and nothing moves."}
-}
-STREAM: dict[int | str, dict[str, Any]] = {
+ERRORS[429]["headers"]["Retry-After"] = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
+REFUSED: Responses = {status: ERRORS[status] for status in (401, 403)}
+STUCK: Responses = {503: {"model": schemas.ErrorAnswer, "description": "Requests wait and nothing moves."}}
+# Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
+STREAM: Responses = {
     200: {
         "description": "Events.",
         "content": {"text/event-stream": {"schema": one_event("queued", "frame", "text", "done", "error")}},
     }
 }
-# Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
-PLAYER: dict[int | str, dict[str, Any]] = {
-    200: {"description": "One HTML file.", "content": {"text/html": {"schema": {"type": "string"}}}}
-}
+PLAYER: Responses = {200: {"description": "One HTML file.", "content": {"text/html": {"schema": {"type": "string"}}}}}
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events of some jobs, which are cancelled when the client disconnects."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], jobs: Sequence[Job]) -> None:
+        super().__init__(events, headers={"x-accel-buffering": "no"})
+        self.jobs = jobs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(ClientDisconnect, OSError):  # sending to a client that has left
+                await super().__call__(scope, receive, send)
+        finally:
+            for job in self.jobs:
+                job.leave()
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    return format_sse_event(event=name, data_str=json.dumps(data, separators=(",", ":")))
+
+
+async def texts_of(job: Job, request: Request) -> list[Generation]:
+    """Collect all texts of a job in the order of their numbers, unless the client disconnects."""
+    found: dict[int, Generation] = {}
+    async for happened in job.events():
+        if isinstance(happened, Text):
+            found[happened.number] = happened.generation
+        if await request.is_disconnected():
+            job.leave()
+            raise ClientDisconnect
+    return [found[number] for number in range(job.n)]
 
 
 def routes(served: Served, engine: Engine) -> APIRouter:
     router, limits = APIRouter(), engine.limits
 
-    @router.get("/health", response_model=HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
+    @router.get("/health", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
     async def health() -> Any:
         """Whether the server is there, and gets on with its work."""
         engine.check_health()
         return {"status": "ok", "model": served.name, "queue": engine.queue}
 
-    @router.get("/api/models", response_model=ModelsAnswer, tags=["server"], responses=REFUSED)
+    @router.get("/api/models", response_model=schemas.ModelsAnswer, tags=["server"], responses=REFUSED)
     async def models() -> Any:
         """The models served."""
         return {"models": [served.facts()]}
 
-    @router.get("/api/controls", response_model=ControlsAnswer, tags=["server"], responses=REFUSED)
+    @router.get("/api/controls", response_model=schemas.ControlsAnswer, tags=["server"], responses=REFUSED)
     async def controls() -> Any:
         """What can be asked of the model, by the name of each control; null where it cannot."""
         return served.controls(limits)
 
-    async def texts(request: Request, asked: Asked) -> dict[str, Any]:
+    async def texts(request: Request, asked: schemas.Asked) -> dict[str, Any]:
         asked.check(limits)
         (job,) = await engine.submit([asked.job()])
-        return {"texts": [generation_to_json(g) for g in await unless_left(request.receive, texts_of(job))]}
+        return {"texts": [generation_to_json(g) for g in await texts_of(job, request)]}
 
-    @router.post(
-        "/api/generate", response_model=TextsAnswer, response_model_exclude_unset=True, tags=["texts"], responses=ERRORS
-    )
-    async def generate(request: Request, asked: Asked) -> Any:
+    texts_route: dict[str, Any] = {
+        "response_model": schemas.TextsAnswer,
+        "response_model_exclude_unset": True,
+        "tags": ["texts"],
+    }
+
+    @router.post("/api/generate", **texts_route, responses=ERRORS)
+    async def generate(request: Request, asked: schemas.Asked) -> Any:
         """Texts, all at once when they are finished."""
         return await texts(request, asked)
 
-    @router.post(
-        "/api/infill", response_model=TextsAnswer, response_model_exclude_unset=True, tags=["texts"], responses=ERRORS
-    )
-    async def infill(request: Request, asked: InfillAsked) -> Any:
+    @router.post("/api/infill", **texts_route, responses=ERRORS)
+    async def infill(request: Request, asked: schemas.InfillAsked) -> Any:
         """Fill the gaps of a text."""
         return await texts(request, asked.asked())
 
     @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=StreamingResponse)
-    async def stream(asked: Asked) -> Any:
+    async def stream(asked: schemas.Asked) -> Any:
         """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a
         `frame` {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every
         text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then
@@ -119,14 +146,14 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
 
     @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=StreamingResponse)
-    async def player(request: Request, wanted: PlayerAsked) -> Any:
+    async def player(request: Request, wanted: schemas.PlayerAsked) -> Any:
         """The self-contained HTML player of exactly these texts: the same seed makes the same ones."""
         asked = wanted.request
         asked.check(limits)
         frames = served.lm.frames(asked.controls(), **asked.settings())
         recording = Recording(asked.n, frames, asked.each)
         (job,) = await engine.submit([asked.job()], watched=recording.frame)
-        made = await unless_left(request.receive, texts_of(job))
+        made = await texts_of(job, request)
         about = {"model": served.name, "command": asked.command(served.name)}
         headers = {"content-disposition": 'attachment; filename="difflm.html"', "content-security-policy": "sandbox"}
         return HTMLResponse(await asyncio.to_thread(page, recording.texts(made), about), headers=headers)
@@ -136,24 +163,23 @@ def routes(served: Served, engine: Engine) -> APIRouter:
 
 async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> AsyncIterator[bytes]:
     """The events of a job as its client gets them."""
-    yield event("queued", {"ahead": engine.ahead(job), "candidates": each, "warnings": job.generation.warnings})
+    yield event({"ahead": engine.ahead(job), "candidates": each, "warnings": job.generation.warnings}, "queued")
     try:
         async for happened in job.events():
             match happened:
                 case Frames(drafts):
-                    yield event("frame", {"frames": [streamed(draft, each, pieces) for draft in drafts]})
+                    yield event({"frames": [streamed(draft, each, pieces) for draft in drafts]}, "frame")
                 case Text(number, generation):
-                    yield event("text", {"sample": number, **generation_to_json(generation)})
+                    yield event({"sample": number, **generation_to_json(generation)}, "text")
                 case Done(seconds):
-                    yield event("done", {"seconds": round(seconds, 4)})
-                case Alive():
-                    yield ALIVE
+                    yield event({"seconds": round(seconds, 4)}, "done")
+                case None:
+                    yield KEEPALIVE_COMMENT
     except DifflmError as error:
-        yield event("error", {"message": str(error)})
+        yield event({"message": str(error)}, "error")
 
 
 def streamed(draft: Draft, each: int, pieces: bool) -> dict[str, Any]:
     """A frame with what a page needs to draw it: the text that it is a candidate for, and the spaces."""
-    frame = frame_object(draft)
-    frame["confidence"] = [round(c, 4) for c in draft.confidence]
-    return {**frame, "text": draft.sample // each, "space": spaces(draft.tokens, pieces)}
+    added = {"text": draft.sample // each, "space": spaces(draft.tokens, pieces)}
+    return {**vars(draft), "confidence": [round(c, 4) for c in draft.confidence], **added}

@@ -1,23 +1,23 @@
 """The whole application: page, assets, API, and error responses."""
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from difflm import __version__
 from difflm.app.studio import api, completions
-from difflm.app.studio.engine import Busy, Engine, Stopping, Stuck, TimedOut
-from difflm.app.studio.guard import Guard, error_object
+from difflm.app.studio.engine import Engine, Unavailable
+from difflm.app.studio.guard import Guard, error_response
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.player import HERE
+from difflm.app.studio.player import HERE, read_asset
 from difflm.app.studio.reference import render_reference
 from difflm.app.studio.served import Served
-from difflm.app.studio.streams import ClientDisconnect
 from difflm.errors import DifflmError, UsageError
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -27,13 +27,6 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it
-STATUS: dict[type[DifflmError], tuple[int, str]] = {
-    Busy: (429, "busy"),
-    TimedOut: (503, "timeout"),
-    Stopping: (503, "stopping"),
-    Stuck: (503, "stuck"),
-    UsageError: (422, "invalid_request"),
-}
 
 
 def build_app(served: Served, engine: Engine, token: str | None = None, hosts: Collection[str] = ("localhost",)) -> Any:
@@ -49,7 +42,7 @@ def build_app(served: Served, engine: Engine, token: str | None = None, hosts: C
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        exception_handlers=HANDLERS,
+        exception_handlers=dict.fromkeys(ERRORS, answer_error),
     )
     app.include_router(api.routes(served, engine))
     app.include_router(completions.routes(served, engine))
@@ -76,9 +69,8 @@ def add_server_facts(document: dict[str, Any], served: Served, limits: Limits, t
 def add_pages(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        path = HERE / "page.html"
-        text = path.read_text(encoding="utf-8") if path.exists() else "<!doctype html><title>difflm studio</title>"
-        return HTMLResponse(text, headers={"content-security-policy": POLICY, "cache-control": "no-cache"})
+        headers = {"content-security-policy": POLICY, "cache-control": "no-cache"}
+        return HTMLResponse(read_asset("page.html"), headers=headers)
 
     @app.get("/docs", include_in_schema=False)
     async def reference(request: Request) -> Response:
@@ -97,25 +89,29 @@ def add_pages(app: FastAPI) -> None:
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def error_response(status: int, kind: str, message: str, headers: Any = None) -> JSONResponse:
-    encodable = message.encode("utf-8", "replace").decode()  # a key may hold a lone surrogate
-    return JSONResponse(error_object(encodable, kind), status, headers)
+async def answer_error(request: Request, error: Exception) -> Response:
+    match error:
+        case Unavailable():
+            headers = {"retry-after": str(error.retry_after)} if error.retry_after else None
+            return error_response(error.status, str(error), headers, error.kind)
+        case DifflmError():
+            return error_response(422 if isinstance(error, UsageError) else 500, str(error))
+        case RequestValidationError():
+            return error_response(*explain_body(request, error.errors()))
+        case HTTPException():
+            return error_response(error.status_code, str(error.detail).rstrip(".") + ".", error.headers)
+        case ClientDisconnect():
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return error_response(500, "the server failed; its log says why.")
 
 
-async def known_error(request: Request, error: Exception) -> Response:
-    status, kind = next((found for known, found in STATUS.items() if isinstance(error, known)), (500, "failed"))
-    headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else None
-    return error_response(status, kind, str(error), headers)
-
-
-async def invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+def explain_body(request: Request, faults: Sequence[Any]) -> tuple[int, str]:
+    """Say with which status, and why, a body is refused."""
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        return error_response(415, "invalid_request", "send JSON, and say so: Content-Type: application/json.")
-    faults = error.errors()
+        return 415, "send JSON, and say so: Content-Type: application/json."
     if any(fault["type"] == "json_invalid" for fault in faults):
-        return error_response(400, "invalid_request", "the body is not JSON.")
-    return error_response(422, "invalid_request", " ".join(explain_fault(fault) for fault in faults[:4]))
+        return 400, "the body is not JSON."
+    return 422, " ".join(explain_fault(fault) for fault in faults[:4])
 
 
 def explain_fault(fault: dict[str, Any]) -> str:
@@ -126,24 +122,4 @@ def explain_fault(fault: dict[str, Any]) -> str:
     return f"{key[:100]}: {message}." if key else f"{message}."
 
 
-async def http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    kind = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    return error_response(error.status_code, kind, str(error.detail).rstrip(".") + ".", error.headers)
-
-
-async def client_left(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-async def unexpected(request: Request, error: Exception) -> Response:
-    return error_response(500, "failed", "the server failed; its log says why.")
-
-
-HANDLERS: dict[Any, Any] = {
-    DifflmError: known_error,
-    RequestValidationError: invalid,
-    HTTPException: http_error,
-    ClientDisconnect: client_left,
-    Exception: unexpected,
-}
+ERRORS = (DifflmError, RequestValidationError, HTTPException, ClientDisconnect, Exception)

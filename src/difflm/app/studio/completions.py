@@ -1,6 +1,5 @@
 """`/v1/completions` and `/v1/models` as clients of the OpenAI API know them, with gaps and controls beside."""
 
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -8,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
+from fastapi.sse import KEEPALIVE_COMMENT
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from difflm.app.studio.api import ERRORS, REFUSED, one_event
-from difflm.app.studio.asked import MOST_SEED, Asked, ControlAnswer, ErrorAnswer, check_size, shown
-from difflm.app.studio.engine import Alive, Engine, Job, Text
+from difflm.app.studio.api import ERRORS, REFUSED, EventStream, event, one_event, texts_of
+from difflm.app.studio.engine import Engine, Job, Text
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.limits import Limits
+from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, ErrorAnswer, check_size, shown
 from difflm.app.studio.served import Served
-from difflm.app.studio.streams import ALIVE, EventStream, texts_of, unless_left
 from difflm.controls import Control, Infill
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError
@@ -158,24 +157,24 @@ class Usage(BaseModel):
 
 
 class CompletionAnswer(BaseModel):
-    id: str
-    object: Literal["text_completion"]
-    created: int
+    id: str = Field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
+    object: Literal["text_completion"] = "text_completion"
+    created: int = Field(default_factory=lambda: int(time.time()))
     model: str
     seed: int = Field(description="The one that makes these texts again.")
-    choices: list[Choice]
+    choices: list[Choice] = []
     usage: Usage | None = None
 
 
 class OneModel(BaseModel):
     id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
+    object: Literal["model"] = "model"
+    created: int = Field(default_factory=lambda: int(time.time()))
+    owned_by: str = "difflm"
 
 
 class ModelList(BaseModel):
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[OneModel]
 
 
@@ -208,10 +207,10 @@ class Completion:
         made = sum(len(split_words(choice["text"])) for choice in choices)
         return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self, request: Request) -> dict[str, Any]:
         choices = []
         for place, job in enumerate(self.jobs):
-            choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job))]
+            choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job, request))]
         return {**self.about, "choices": choices, "usage": self.usage(choices)}
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -222,37 +221,32 @@ class Completion:
                 async for happened in job.events():
                     if isinstance(happened, Text):
                         choices.append(self.choice(place, happened.number, happened.generation))
-                        yield data({**self.about, "choices": choices[-1:]})
-                    elif isinstance(happened, Alive):
-                        yield ALIVE
+                        yield event({**self.about, "choices": choices[-1:]})
+                    elif happened is None:
+                        yield KEEPALIVE_COMMENT
         except DifflmError as error:
-            yield data(error_object(str(error), "failed"))
+            yield event(error_object(str(error)))
             return
         if self.asked.stream_options and self.asked.stream_options.include_usage:
-            yield data({**self.about, "choices": [], "usage": self.usage(choices)})
+            yield event({**self.about, "choices": [], "usage": self.usage(choices)})
         yield b"data: [DONE]\n\n"
 
 
-def data(value: Any) -> bytes:
-    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
-
-
 def routes(served: Served, engine: Engine) -> APIRouter:
-    router, limits, begun = APIRouter(tags=["openai"]), engine.limits, int(time.time())
+    router, limits, described = APIRouter(tags=["openai"]), engine.limits, OneModel(id=served.name)
     missing: dict[int | str, dict[str, Any]] = {404: {"model": ErrorAnswer, "description": "Another model."}}
-    described = {"id": served.name, "object": "model", "created": begun, "owned_by": "difflm"}
 
     def check_model(name: str | None) -> None:
         if name is not None and name != served.name:
             raise HTTPException(404, f"the model {name[:100]!r} is not served here; this is {served.name!r}.")
 
-    @router.get("/v1/models", response_model=ModelList, responses=REFUSED)
-    async def models() -> Any:
+    @router.get("/v1/models", responses=REFUSED)
+    async def models() -> ModelList:
         """The models served."""
-        return {"object": "list", "data": [described]}
+        return ModelList(data=[described])
 
-    @router.get("/v1/models/{model}", response_model=OneModel, responses={**REFUSED, **missing, 422: ERRORS[422]})
-    async def model(model: str) -> Any:
+    @router.get("/v1/models/{model}", responses={**REFUSED, **missing, 422: ERRORS[422]})
+    async def model(model: str) -> OneModel:
         """One of them."""
         check_model(model)
         return described
@@ -278,20 +272,13 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         asked.check(limits)
         seed = secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed
         gaps = gaps_of(asked)
-        arguments = job_arguments(asked, gaps, seed)
-        jobs = await engine.submit(arguments)
-        about = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": served.name,
-            "seed": arguments[0]["seed"],
-        }
-        completion = Completion(asked, gaps, jobs, about)
+        jobs = await engine.submit(job_arguments(asked, gaps, seed))
+        about = CompletionAnswer(model=served.name, seed=seed)
+        completion = Completion(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}))
         if asked.stream:
             return EventStream(completion.pieces(), jobs)
         try:
-            return await unless_left(request.receive, completion.whole())
+            return await completion.whole(request)
         finally:
             for job in jobs:
                 job.leave()

@@ -13,9 +13,8 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from difflm.app.studio.limits import Limits
 from difflm.errors import DifflmError, UsageError
@@ -24,55 +23,31 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import max_batch_rows
 
 LONGEST_WAIT = 60  # seconds that a client is told to come again after, at most
-IDLE = 10.0  # seconds without an event after which a stream says that it is alive
+IDLE = 2.0  # seconds without an event after which a stream says that it is alive
 
 
-class Busy(DifflmError):
-    """The queue is full."""
+class Unavailable(DifflmError):
+    """Why this server does not answer, or not now; `status` and `kind` are those of the HTTP answer."""
 
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue is full. Try again in {retry_after} s.")
-        self.retry_after = retry_after
-
-
-class TimedOut(DifflmError):
-    """The request took longer than this server allows."""
+    def __init__(self, kind: str, message: str, status: int = 503, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.status, self.retry_after = kind, status, retry_after
 
 
-class Stopping(DifflmError):
-    """The server ends."""
-
-
-class Stuck(DifflmError):
-    """Nothing has moved for longer than any step takes."""
-
-
-class Broken(DifflmError):
-    """Something that is not the client's fault."""
-
-
-@dataclass(frozen=True)
-class Frames:
+class Frames(NamedTuple):
     drafts: list[Draft]
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     number: int
     generation: Generation
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True)
-class Alive:
-    """Nothing new, and nothing wrong."""
-
-
-Event = Frames | Text | Done | Alive
+Event = Frames | Text | Done
 
 
 class Box:
@@ -81,30 +56,25 @@ class Box:
 
     def __init__(self, frames: int) -> None:
         self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
-        self._lock, self._events, self._frames, self._most = threading.Lock(), deque[Event | DifflmError](), 0, frames
+        self._events, self._most = list[Event | DifflmError](), frames
 
     def put(self, event: Event | DifflmError) -> None:
-        with self._lock:
-            if isinstance(event, Frames):
-                if self._frames == self._most:
-                    del self._events[next(k for k, e in enumerate(self._events) if isinstance(e, Frames))]
-                else:
-                    self._frames += 1
-            self._events.append(event)
-            first = len(self._events) == 1
-        if first:
-            with suppress(RuntimeError):  # the event loop is closed, and nobody reads
-                self._loop.call_soon_threadsafe(self._ready.set)
+        with suppress(RuntimeError):  # the event loop is closed, and nobody reads
+            self._loop.call_soon_threadsafe(self._add, event)
+
+    def _add(self, event: Event | DifflmError) -> None:
+        self._events.append(event)
+        frames = [k for k, other in enumerate(self._events) if isinstance(other, Frames)]
+        if len(frames) > self._most:
+            del self._events[frames[0]]
+        self._ready.set()
 
     async def get(self, seconds: float) -> list[Event | DifflmError]:
         """What is there; else what comes first; nothing when the time is over."""
-        if not self._events:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._ready.wait(), seconds)
-        with self._lock:
-            self._ready.clear()
-            found, self._frames = list(self._events), 0
-            self._events.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ready.wait(), seconds)
+        self._ready.clear()
+        found, self._events = self._events, []
         return found
 
 
@@ -125,8 +95,8 @@ class Job:
         return self._left or time.monotonic() > self.deadline
 
     @property
-    def late(self) -> TimedOut:
-        return TimedOut(f"the time limit of {self.seconds:g} s passed: ask for less.")
+    def late(self) -> Unavailable:
+        return Unavailable("timeout", f"the time limit of {self.seconds:g} s passed: ask for less.")
 
     def bind(self, lm: TextDiffusion, moved: Callable[[], None]) -> None:
         """Refuse what is wrong with it, and find out what it can be made with. `moved` is told of its every step."""
@@ -164,15 +134,16 @@ class Job:
 
     # -- on the event loop --------------------------------------------------------------------------------------
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Up to and including `Done`; what went wrong is raised. Whoever stops reading has left."""
+    async def events(self) -> AsyncIterator[Event | None]:
+        """Up to and including `Done`; None where nothing happened for a while. What went wrong is raised. Whoever stops
+        reading has left."""
         try:
             while True:
                 left = self.deadline - time.monotonic()
                 found = await self.box.get(min(left, IDLE))
                 if not found and left <= 0:
                     raise self.late
-                for event in found or [Alive()]:
+                for event in (*found,) or (None,):
                     if isinstance(event, DifflmError):
                         raise event
                     yield event
@@ -187,6 +158,7 @@ class Engine:
         self.lm, self.limits = lm, limits
         self._waiting, self._running, self._change = deque[Job](), tuple[Job, ...](), threading.Condition()
         self._binding, self._stopped = 0, False
+        self._ending = Unavailable("stopping", "the server is stopping.")
         self._moved = time.monotonic()  # when the model last did
         self._bound: float | None = None  # since when a request is being bound; None: none is
         self._pace, self._promised = 1.0, 0.0  # seconds a request, in full batches; when the last one refused may come
@@ -202,7 +174,7 @@ class Engine:
         """All of them or none; each is the arguments of `TextDiffusion.make_job`. What is wrong with one is raised.
         `watched`: their events hold frames; or who else sees these, in the model's thread."""
         if self.queue + len(asked) > self.limits.queue:
-            raise Busy(self._retry_after())
+            raise self._full()
         self._binding += len(asked)
         try:
             jobs = [Job(one, self.limits, watched) for one in asked]
@@ -216,7 +188,7 @@ class Engine:
             self._binding -= len(asked)
         with self._change:
             if self._stopped:
-                raise Stopping("the server is stopping.")
+                raise self._ending
             if not self._waiting and not self._running:  # it was idle, which is no fault
                 self._move()
             self._waiting += jobs
@@ -230,7 +202,8 @@ class Engine:
         since += [self._bound] if self._bound is not None else []
         still = now - min(since, default=now)
         if still > self.limits.stuck_seconds:
-            raise Stuck(f"the model has not moved for {still:.0f} s. Restart the server if it stays so.")
+            message = f"the model has not moved for {still:.0f} s. Restart the server if it stays so."
+            raise Unavailable("stuck", message)
 
     def _move(self) -> None:
         self._moved = time.monotonic()
@@ -249,18 +222,19 @@ class Engine:
         with self._change:
             return next((k for k, other in enumerate(self._waiting) if other is job), 0)
 
-    def _retry_after(self) -> int:
-        """When the queue will have room, each who asks a little later than the one before."""
+    def _full(self) -> Unavailable:
+        """Say when the queue will have room, to each who asks a little later than to the one before."""
         now = time.monotonic()
         self._promised = min(max(self._promised, now) + self._pace, now + LONGEST_WAIT)
-        return max(1, ceil(self._promised - now))
+        wait = max(1, ceil(self._promised - now))
+        return Unavailable("busy", f"the queue is full. Try again in {wait} s.", 429, wait)
 
     def stop(self) -> None:
         """Tell everybody who waits that there will be no answer."""
         with self._change:
             self._stopped = True
             for job in (*self._waiting, *self._running):
-                job.end(Stopping("the server is stopping."))
+                job.end(self._ending)
             self._waiting.clear()
             self._change.notify()
 
@@ -317,7 +291,7 @@ class Engine:
                 return
             if not isinstance(error, UsageError):
                 traceback.print_exc(file=sys.stderr)
-                error = Broken("the server could not make this text; its log says why.")
+                error = DifflmError("the server could not make this text; its log says why.")
             jobs[0].end(error)
 
 

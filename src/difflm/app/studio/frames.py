@@ -12,12 +12,6 @@ if TYPE_CHECKING:
 SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
-def frame_object(draft: "Draft") -> dict[str, Any]:
-    """One draft of one text, as every reader outside Python gets it."""
-    keys = ("sample", "step", "t", "tokens", "confidence", "changed")
-    return {key: getattr(draft, key) for key in keys}
-
-
 def made_of_pieces(tokens: Sequence[str]) -> bool:
     """Whether these are byte pairs, which carry their own spaces, rather than words."""
     return any(token[:1] == " " for token in tokens)
@@ -37,10 +31,6 @@ def spaces(tokens: Sequence[str], pieces: bool) -> list[bool]:
 def written(tokens: Sequence[str], pieces: bool) -> str:
     """Join tokens to a text."""
     return "".join(tokens) if pieces else join_words([token for token in tokens if token])
-
-
-def level(confidence: float) -> str:
-    return SIGNS[round(min(1.0, max(0.0, confidence)) * (len(SIGNS) - 1))]
 
 
 class Packer:
@@ -74,7 +64,7 @@ class Packer:
                     "t": round(draft.t, 4),
                     "n": len(cells),
                     "w": [value for i in new for value in (i, cells[i])],
-                    "c": "".join(level(c) for c in draft.confidence),
+                    "c": "".join(SIGNS[round(min(1.0, max(0.0, c)) * (len(SIGNS) - 1))] for c in draft.confidence),
                     "x": [i for i, changed in enumerate(draft.changed) if changed],
                 }
             )

@@ -7,12 +7,14 @@ Every page that the browser of this machine opens can reach the server. Three th
 import asyncio
 import hmac
 import ipaddress
-import json
 from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from difflm.app.studio.limits import Limits
@@ -29,15 +31,18 @@ HEADERS = {
 }
 
 
-class Refusal(Exception):
-    def __init__(self, status: int, kind: str, message: str, **headers: str) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.message = status, kind, message
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+KINDS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 408: "timeout",
+         413: "too_large", 500: "failed"}  # fmt: skip
+CLOSE = {"connection": "close"}
 
 
-def error_object(message: str, kind: str) -> dict[str, Any]:
+def error_object(message: str, kind: str = "failed") -> dict[str, Any]:
     return {"error": {"message": message, "type": kind}}
+
+
+def error_response(status: int, message: str, headers: Any = None, kind: str | None = None) -> JSONResponse:
+    encodable = message.encode("utf-8", "replace").decode()  # a key may hold a lone surrogate
+    return JSONResponse(error_object(encodable, kind or KINDS.get(status, "invalid_request")), status, headers)
 
 
 class Guard:
@@ -61,60 +66,57 @@ class Guard:
 
         try:
             self.check(scope["path"], Headers(scope=scope))
-            body = await self.read_body(receive)
-        except Refusal as refusal:
-            await send_refusal(refusal, send_with_headers)
+            async with asyncio.timeout(self.limits.body_seconds):
+                body = await read_body(Request(scope, receive), self.limits.body_bytes)
+        except ClientDisconnect:
             return
-        if body is not None:
+        except TimeoutError:
+            refused = error_response(408, "the body did not arrive in time.", CLOSE)
+        except HTTPException as error:
+            refused = error_response(error.status_code, error.detail, error.headers)
+        else:
             await self.app(scope, replay_body(body, receive), send_with_headers)
+            return
+        await refused(scope, receive, send_with_headers)
 
     def check(self, path: str, headers: Headers) -> None:
         host = headers.get("host", "")
         if not self.is_known_host(host):
-            raise Refusal(403, "forbidden", "this server does not answer to that host name.")
+            raise HTTPException(403, "this server does not answer to that host name.")
         origin = headers.get("origin")
-        is_foreign = origin is not None and host_of(origin) != host.lower()
+        is_foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
         if is_foreign or (headers.get("sec-fetch-site") == "cross-site" and path != "/"):
-            raise Refusal(403, "forbidden", "pages of other servers may not use this one.")
+            raise HTTPException(403, "pages of other servers may not use this one.")
         if self.token and not (path in PUBLIC or path.startswith("/assets/")):
             kind, _, given = headers.get("authorization", "").partition(" ")
             right = hmac.compare_digest(given.strip().encode(), self.token)
             if kind.lower() != "bearer" or not right:
-                raise Refusal(401, "unauthorized", "give the token: Authorization: Bearer …", www_authenticate="Bearer")
+                bearer = {"www-authenticate": "Bearer"}
+                raise HTTPException(401, "give the token: Authorization: Bearer …", bearer)
 
     def is_known_host(self, host: str) -> bool:
         """Whether a page under this host may be ours. A name can be made to point here (DNS rebinding), an address
         cannot; where there is a token, the token decides."""
         if self.token:
             return True
-        name = hostname(host)
-        return name in self.hosts or is_address(name)
-
-    async def read_body(self, receive: Receive) -> bytes | None:
-        """Read the whole body; None where the client disconnected."""
         try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                return await read_body(receive, self.limits.body_bytes)
-        except TimeoutError:
-            raise Refusal(408, "timeout", "the body did not arrive in time.", connection="close") from None
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+            return name in self.hosts or ipaddress.ip_address(name) is not None
+        except ValueError:
+            return False
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes | None:
+async def read_body(request: Request, max_bytes: int) -> bytes:
     chunks, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunk = message.get("body", b"")
+    async for chunk in request.stream():
         size += len(chunk)
         if size <= max_bytes:
             chunks.append(chunk)
-        if size > MAX_DRAINED or (size > max_bytes and not message.get("more_body")):
-            raise Refusal(
-                413, "too_large", f"a body has at most {max_bytes:,} bytes on this server.", connection="close"
-            )
-        if not message.get("more_body"):
-            return b"".join(chunks)
+        if size > MAX_DRAINED:
+            break
+    if size > max_bytes:
+        raise HTTPException(413, f"a body has at most {max_bytes:,} bytes on this server.", CLOSE)
+    return b"".join(chunks)
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
@@ -129,35 +131,3 @@ def replay_body(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
-
-
-async def send_refusal(refusal: Refusal, send: Send) -> None:
-    body = json.dumps(error_object(refusal.message, refusal.kind)).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body)), **refusal.headers}
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
-
-
-def host_of(origin: str) -> str:
-    """The host and port that a page came from."""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
-
-
-def hostname(host: str) -> str:
-    """Without the port and the brackets of an address."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
-
-
-def is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -31,7 +31,7 @@ export function controlItem(control) {
 }
 
 // Why texts may not be what was asked for; hidden where there is nothing to say.
-export function warn(place, warnings) {
+export function warn(place, warnings = []) {
   place.textContent = warnings.join(" ");
   place.hidden = warnings.length === 0;
 }

@@ -80,11 +80,8 @@ def write_player(path: Path, texts: Sequence[PlayedText], about: Mapping[str, An
 
 
 def page(texts: Sequence[PlayedText], about: Mapping[str, Any]) -> bytes:
-    style, module, script = (
-        read_asset("look.css") + read_asset("player.css"),
-        join_modules(MODULES),
-        join_modules(["player-page.js"]),
-    )
+    style = read_asset("look.css") + read_asset("player.css")
+    module, script = join_modules(MODULES), join_modules(["player-page.js"])
     filled = Template(read_asset("player.html")).substitute(
         policy=content_policy(style, [module, script]),
         title=html.escape(f"{about['model']}: texts out of noise" if "model" in about else "Texts out of noise"),
@@ -122,7 +119,7 @@ def pack_text(played: PlayedText, packer: Packer) -> dict[str, Any]:
         "text": made.text,
         "seed": made.seed,
         "steps": made.steps,
-        "controls": [control_to_json(control) for control in made.controls],
+        "controls": [{**one, "score": finite(one.get("score"))} for one in made.controls],
         "warnings": made.warnings,
         "frames": packer.frames(drafts, pieces),
     }
@@ -143,10 +140,9 @@ def count_spelling(draft: "Draft", text: str, pieces: bool | None = None) -> int
     return next((end for end in ends if written(draft.tokens[:end], pieces) == text), 0)
 
 
-def control_to_json(control: Mapping[str, Any]) -> dict[str, Any]:
-    """A control as JSON, which has no infinite score."""
-    score = control.get("score")
-    return {**control, "score": score if score is not None and isfinite(score) else None}
+def finite(score: float | None) -> float | None:
+    """JSON has no infinite numbers."""
+    return score if score is not None and isfinite(score) else None
 
 
 def json_for_html(value: Any) -> str:

@@ -29,42 +29,39 @@ def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
     class StallLimitedProtocol(H11Protocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.stall_timer: asyncio.TimerHandle | None = None
-            self.header_timer: asyncio.TimerHandle | None = self.loop.call_later(HEADER_SECONDS, transport.abort)
+            self.timers: dict[str, asyncio.TimerHandle] = {}
+            self.start_timer("header", HEADER_SECONDS)
+
+        def start_timer(self, name: str, seconds: float) -> None:
+            self.timers[name] = self.loop.call_later(seconds, self.transport.abort)
+
+        def cancel_timer(self, name: str) -> None:
+            if timer := self.timers.pop(name, None):
+                timer.cancel()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self.cancel_stall_timer()
-            self.cancel_header_timer()
+            for name in list(self.timers):
+                self.cancel_timer(name)
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
-                self.cancel_header_timer()
-            elif self.header_timer is None:  # the beginning of another request
-                self.header_timer = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+                self.cancel_timer("header")
+            elif "header" not in self.timers:  # the beginning of another request
+                self.start_timer("header", HEADER_SECONDS)
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
-            self.stall_timer = self.loop.call_later(limits.stall_seconds, self.transport.abort)  # if it cannot end
-
-        def cancel_header_timer(self) -> None:
-            if self.header_timer:
-                self.header_timer.cancel()
-            self.header_timer = None
+            self.start_timer("stall", limits.stall_seconds)  # if it cannot end
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self.stall_timer = self.loop.call_later(limits.stall_seconds, self.transport.abort)
+            self.start_timer("stall", limits.stall_seconds)
 
         def resume_writing(self) -> None:
-            self.cancel_stall_timer()
+            self.cancel_timer("stall")
             super().resume_writing()
-
-        def cancel_stall_timer(self) -> None:
-            if self.stall_timer:
-                self.stall_timer.cancel()
-            self.stall_timer = None
 
     return StallLimitedProtocol
 

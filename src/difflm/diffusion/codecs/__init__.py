@@ -1,6 +1,6 @@
 """Tokens ⇄ clean state."""
 
-from difflm.diffusion.codecs.base import Codec
+from difflm.diffusion.base import Codec
 from difflm.diffusion.codecs.embedding import Embedding, FixedEmbedding, LearnedEmbedding
 from difflm.diffusion.codecs.tokens import Tokens
 

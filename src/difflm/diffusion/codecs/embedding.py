@@ -1,19 +1,75 @@
-"""Words as vectors: the state of the continuous family."""
+"""Words as vectors, the state of the continuous family, and what a network predicts of a noisy one."""
 
 import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.diffusion.belief import Belief
-from difflm.diffusion.codecs.base import Codec
-from difflm.diffusion.predictions import X0, Logits, Prediction
-from difflm.diffusion.processes.base import Levels, Process, expand_levels
+from difflm.diffusion.base import Belief, Codec, Levels, Process, expand_levels
 from difflm.diffusion.processes.gaussian import GaussianLevels
 
 Norm = Literal["none", "sphere", "layer"]
+
+
+class Prediction(ABC):
+    """`target` is what the network should answer, `clean` its inverse: the clean state behind an answer."""
+
+    @abstractmethod
+    def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor: ...
+
+    @abstractmethod
+    def clean(self, answer: Tensor, x_t: Tensor, level: GaussianLevels) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class X0(Prediction):
+    def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor:
+        return clean
+
+    def clean(self, answer: Tensor, x_t: Tensor, level: GaussianLevels) -> Tensor:
+        return answer
+
+
+@dataclass(frozen=True)
+class Epsilon(Prediction):
+    def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor:
+        return noise
+
+    def clean(self, answer: Tensor, x_t: Tensor, level: GaussianLevels) -> Tensor:
+        return (x_t - expand_levels(level.sigma, x_t) * answer) / expand_levels(level.alpha, x_t)
+
+
+@dataclass(frozen=True)
+class V(Prediction):
+    """v = α ε − σ x_0 (Salimans & Ho, 2022)."""
+
+    def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor:
+        return expand_levels(level.alpha, clean) * noise - expand_levels(level.sigma, clean) * clean
+
+    def clean(self, answer: Tensor, x_t: Tensor, level: GaussianLevels) -> Tensor:
+        """x_t = αx_0 + σε and v = αε − σx_0 solve to (αx_t − σv)/(α² + σ²), exploding or not."""
+        alpha, sigma = expand_levels(level.alpha, x_t), expand_levels(level.sigma, x_t)
+        return (alpha * x_t - sigma * answer) / (alpha**2 + sigma**2)
+
+
+@dataclass(frozen=True)
+class Logits(Prediction):
+    """Token logits; the clean state is E[x_0] under them (score interpolation, Dieleman et al., 2022).
+
+    With `evidence` the likelihood of x_t at each position, known in closed form, is added to what the network says from
+    context (Gulrajani & Hashimoto, 2023): the network need not learn to compare vectors with its own table."""
+
+    evidence: bool = False
+
+    def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor:
+        raise TypeError("a network that predicts logits is trained by cross-entropy, not by a squared error")
+
+    def clean(self, answer: Tensor, x_t: Tensor, level: GaussianLevels) -> Tensor:
+        raise TypeError("the clean state of logits is their expectation: see the codec")
 
 
 class Embedding(Codec):
@@ -84,8 +140,7 @@ class Embedding(Codec):
     def view(self, x: Tensor, level: Levels) -> Tensor:
         """The state at unit scale, and the mean word of its evidence."""
         assert isinstance(level, GaussianLevels)
-        state = x / expand_levels(level.scale, x)
-        return torch.cat([state, self.expectation(self.log_likelihood(x, level) + self.bias)], -1)
+        return torch.cat(self.inputs(x, level, self.log_likelihood(x, level)), -1)
 
     # -- vectors and words --------------------------------------------------------------------------------------
 

@@ -4,9 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.diffusion.belief import Belief
-from difflm.diffusion.codecs.base import Codec
-from difflm.diffusion.processes.base import Levels, Process
+from difflm.diffusion.base import Belief, Codec, Levels, Process
 from difflm.diffusion.processes.discrete import DiscreteProcess, certain_logits, one_hot_states
 
 

@@ -7,12 +7,10 @@ from difflm.diffusion.processes.alpha_schedules import (
     MutualInformationAlpha,
     PowerAlpha,
 )
-from difflm.diffusion.processes.base import Levels, Process, Times, expand_levels
 from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels
-from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Uniform
+from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Spindle, Uniform
 from difflm.diffusion.processes.matrix import Matrix, Nearest
-from difflm.diffusion.processes.spindle import Spindle
 
 __all__ = [
     "Absorbing",
@@ -23,15 +21,11 @@ __all__ = [
     "GaussianLevels",
     "Hybrid",
     "Interpolating",
-    "Levels",
     "LinearAlpha",
     "Matrix",
     "MutualInformationAlpha",
     "Nearest",
     "PowerAlpha",
-    "Process",
     "Spindle",
-    "Times",
     "Uniform",
-    "expand_levels",
 ]

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.schedules import interpolate
+from difflm.diffusion.processes.gaussian import interpolate
 
 POINTS = 2001
 
 
 class AlphaSchedule:
-    """A noise curve of token diffusion. Gaussian curves (`schedules.py`) are log-SNRs, truncated where nothing of the
+    """A noise curve of token diffusion. Gaussian curves (`gaussian.py`) are log-SNRs, truncated where nothing of the
     text is left; discrete noise must reach α = 0 itself, and its continuous-time bound needs α′."""
 
     def alpha(self, t: Tensor) -> Tensor:

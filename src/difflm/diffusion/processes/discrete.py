@@ -10,9 +10,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from difflm.diffusion.belief import Belief
-from difflm.diffusion.noise import NoiseSource, Step
-from difflm.diffusion.processes.base import Levels, Process, Times
+from difflm.diffusion.base import Belief, Levels, Process, Times
+from difflm.diffusion.noise import Noise, Step
 
 NUMBERS = 3  # uniform numbers a position takes: one moves it, two together say where to
 FINE = 2.0**-23  # what the counter's numbers cannot resolve
@@ -31,8 +30,13 @@ class DiscreteProcess(Process):
     # -- the forward process ------------------------------------------------------------------------------------
 
     @abstractmethod
+    def back(self, z: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """q(x_t | x_s) q(x_s | x) normalised, [B, L, states], where x [B, L, words] stands for x_0: the posterior for
+        one word, the model's step for a belief."""
+
     def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """q(x_s | x_t, x_0), [B, L, states]."""
+        return self.back(z, one_hot_states(ids, self.words, t.dtype), t, s)
 
     @abstractmethod
     def survival(self, ids: Tensor, t: Tensor) -> Tensor:
@@ -44,7 +48,7 @@ class DiscreteProcess(Process):
     def read_pairs(self, pairs: Tensor) -> None:
         """Learn from how often each token stands before each other one, [words, words]; asked with `reads_pairs`."""
 
-    def draw_noise(self, noise: NoiseSource, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
+    def draw_noise(self, noise: Noise, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
         """The random numbers that a corruption or a step takes, [B, L, NUMBERS]."""
         return noise.uniform(step, *shape, NUMBERS, stream=stream)
 
@@ -74,9 +78,9 @@ class DiscreteProcess(Process):
     def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits of p(w | x_t) behind the network's own [B, L, words], and that part of them which is evidence."""
 
-    @abstractmethod
     def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
         """p(x_s | x_t), [B, L, states]."""
+        return self.back(z, belief.context.softmax(-1), t, s)
 
     # -- the bound ----------------------------------------------------------------------------------------------
 

@@ -1,18 +1,118 @@
 """Gaussian diffusion of vectors, variance preserving or exploding, with two free times s < t everywhere.
 
-α is the signal's and σ the noise's scale: x_t = α_t x_0 + σ_t ε. The schedule gives λ = log α²/σ²; preserving means
-α² + σ² = 1, exploding means α = 1. Ratios are formed from differences of λ, which float32 keeps exact where
-σ_t² − α²_{t|s} σ_s² would cancel.
+A schedule says how much signal is left at time t ∈ [0, 1], where t = 0 is clean text and t = 1 is noise: one curve,
+written either as the signal's power ᾱ(t) or as the log signal-to-noise ratio λ(t) = log ᾱ/(1−ᾱ). In the process, α is
+the signal's and σ the noise's scale: x_t = α_t x_0 + σ_t ε, λ = log α²/σ²; preserving means α² + σ² = 1, exploding
+means α = 1. Ratios are formed from differences of λ, which float32 keeps exact where σ_t² − α²_{t|s} σ_s² would cancel.
 """
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from difflm.diffusion.noise import NoiseSource, Step
-from difflm.diffusion.processes.base import Levels, Process, Times, expand_levels
-from difflm.diffusion.schedules import Schedule
+from difflm.diffusion.base import Levels, Process, Times, expand_levels
+from difflm.diffusion.noise import Noise, Step
+
+LOWEST_LOG_SNR = -20.0  # curves that reach ᾱ = 0 are cut here, where nothing is left of any text
+
+
+class Schedule:
+    """A frozen curve. A subclass gives `signal` or `log_snr`; the other follows."""
+
+    def signal(self, t: Tensor) -> Tensor:
+        """ᾱ(t), the share of the state's variance that is text."""
+        return torch.sigmoid(self.log_snr(t))
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        """λ(t) = log ᾱ(t) / (1 − ᾱ(t)), cut from below."""
+        return torch.logit(self.signal(t).double()).clamp(min=LOWEST_LOG_SNR).to(t.dtype)
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """ᾱ(t) = exp(−∫β), β rising linearly: the limit of the thousand small steps of Ho et al. (2020)."""
+
+    beta_start: float = 0.1
+    beta_end: float = 20.0
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        # logit(e^{-b}) = −log(e^b − 1); the first of a thousand steps keeps t = 0 off the singularity.
+        b = self.beta_start * (t + 1e-3) + (self.beta_end - self.beta_start) * t**2 / 2
+        return -torch.log(torch.expm1(b))
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """ᾱ(t) = cos²(π/2 · (t + s)/(1 + s)): even progress through the noise levels (Nichol & Dhariwal, 2021)."""
+
+    s: float = 0.008
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        angle = (t + self.s) / (1 + self.s) * (math.pi / 2)
+        return (-2 * torch.log(torch.tan(angle).abs())).clamp(min=LOWEST_LOG_SNR)
+
+
+@dataclass(frozen=True)
+class Sqrt(Schedule):
+    """ᾱ(t) = 1 − √(t + s). Noise rises fast at first: near a word's embedding there is no other word,
+    so little noise would be no task at all (Li et al., 2022, appendix A)."""
+
+    s: float = 1e-4
+
+    def signal(self, t: Tensor) -> Tensor:
+        return (1 - torch.sqrt(t + self.s)).clamp(min=0.0)
+
+
+@dataclass(frozen=True)
+class Table(Schedule):
+    """Straight lines between measured points (t, λ): any curve that was learned or read from elsewhere."""
+
+    times: tuple[float, ...]
+    log_snrs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
+        falling = all(a > b for a, b in zip(self.log_snrs, self.log_snrs[1:], strict=False))
+        if len(self.times) != len(self.log_snrs) or len(self.times) < 2 or not rising or not falling:
+            raise ValueError("a table needs at least two points, times rising and log-SNR falling")
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        return interpolate(t, _points(self.times, t.device, t.dtype), _points(self.log_snrs, t.device, t.dtype))
+
+
+@dataclass(frozen=True)
+class LogSnrShift(Schedule):
+    """The same curve with every noise level moved: λ(t) + shift. Wider states need more noise to be a task at all,
+    since each dimension is one more witness of the word (Hoogeboom et al., 2023, for images)."""
+
+    base: Schedule
+    shift: float
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        return self.base.log_snr(t) + self.shift
+
+
+def first_level_std(schedule: Sqrt, chain: int) -> float:
+    """√(1 − ᾱ) after the first step of a chain, 0.121 for 2,000 steps: the spread of x_0 around its word in the code of
+    Li et al. (2022), which divides ᾱ by its value at t = 0."""
+    return math.sqrt(1 - (1 - math.sqrt(1 / chain + schedule.s)) / (1 - math.sqrt(schedule.s)))
+
+
+@lru_cache(maxsize=64)
+def _points(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Kept, since a copy from the host at every step of sampling would make a GPU wait."""
+    return torch.tensor(values, device=device, dtype=dtype)
+
+
+def interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
+    """Piecewise linear y(x) through the points (xs, ys), xs rising; constant outside."""
+    x = x.clamp(xs[0], xs[-1])
+    right = torch.searchsorted(xs, x.contiguous()).clamp(1, len(xs) - 1)
+    x0, x1, y0, y1 = xs[right - 1], xs[right], ys[right - 1], ys[right]
+    return y0 + (x - x0) / (x1 - x0) * (y1 - y0)
 
 
 @dataclass(frozen=True)
@@ -43,7 +143,7 @@ class Gaussian(Process):
             alpha, sigma = torch.sigmoid(log_snr).sqrt(), torch.sigmoid(-log_snr).sqrt()
         return GaussianLevels(t, log_snr, alpha, sigma, (alpha**2 + sigma**2).sqrt())
 
-    def draw_noise(self, noise: NoiseSource, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
+    def draw_noise(self, noise: Noise, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
         return noise.normal(step, *shape, stream=stream)
 
     def prior(self, t: Times, noise: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha, MutualInformationAlpha
-from difflm.diffusion.processes.base import Times
 from difflm.diffusion.processes.discrete import (
     CERTAIN,
     DiscreteProcess,
@@ -73,20 +72,12 @@ class Interpolating(DiscreteProcess):
         return out if not self.masks else torch.cat([out, mask.expand(*x.shape[:-1], 1)], -1)
 
     def back(self, z: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        """q(x_t | x_s) q(x_s | x) normalised, where x [B, L, words] stands for x_0: the posterior for one word, the
-        model's step for a belief."""
         alpha, mask, uniform = (expand_to(value, x, x) for value in self.transition(t.double(), s.double()))
         towards = uniform / self.words
         towards = torch.where((z == self.mask_id).unsqueeze(-1), mask, towards)
         here = one_hot_states(z, self.states, x.dtype)
         joint = (alpha * here + towards) * self.spread(self.mix(s.double()), x)
         return joint / joint.sum(-1, keepdim=True)
-
-    def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return self.back(z, one_hot_states(ids, self.words, t.dtype), t, s)
-
-    def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
-        return self.back(z, belief.context.softmax(-1), t, s)
 
     def log_likelihood(self, z: Tensor, t: Tensor, like: Tensor) -> Tensor:
         """log q(x_t | x_0) for every word x_0, up to a constant, [B, L, words]: nothing where a mask stands."""
@@ -213,6 +204,65 @@ class Absorbing(Interpolating):
         """At a mask both sides reveal with the same chance, so that their divergence is that chance's share of CE."""
         ce = -gather_tokens(belief.logits.log_softmax(-1), ids)
         return torch.where(z == self.mask_id, self.revealed(t, s, ce) * ce, 0.0)
+
+
+class Spindle(Absorbing):
+    """Masks that come at each word's own pace (He et al., 2022), with the bound that holds for it (Shi et al., 2024).
+
+    α_i(t) = 1 − t + λ sin(πt) c_i: frequent words stay longer, rare ones, which say most, are masked first and so
+    written last. c is log frequency, scaled to 1 and centred on the corpus: the released code centres on the sentence,
+    which nobody has while a text is being made. π λ |c| ≤ 1 keeps α falling.
+
+    That a word is masked early or late says something about it; log(1 − α_i) is this evidence in closed form, so that a
+    network need not be told the time.
+    """
+
+    steps = ("ancestral",)  # words come each at its own pace, in no order that another rule could keep
+    pace: Tensor
+
+    def __init__(self, words: int, strength: float = 0.3) -> None:
+        super().__init__(words)
+        self.strength = strength
+        self.register_buffer("pace", torch.zeros(words, dtype=torch.float64))
+
+    def observe(self, counts: Tensor) -> None:
+        logs = torch.log1p(counts.double())
+        scaled = logs / logs.max()
+        centred = scaled - (counts.double() / counts.sum() * scaled).sum()
+        limit = 0.99 / (math.pi * self.strength)
+        self.pace.copy_(centred.clamp(-limit, limit))
+
+    def alphas(self, t: Tensor) -> Tensor:
+        """α of every word, [B, 1 or L, words]."""
+        t = (t if t.dim() == 2 else t.unsqueeze(1)).double().unsqueeze(-1)
+        return 1 - t + self.strength * torch.sin(math.pi * t) * self.pace
+
+    def slopes_of(self, t: Tensor) -> Tensor:
+        t = (t if t.dim() == 2 else t.unsqueeze(1)).double().unsqueeze(-1)
+        return -1 + self.strength * math.pi * torch.cos(math.pi * t) * self.pace
+
+    def survival(self, ids: Tensor, t: Tensor) -> Tensor:
+        return gather_tokens(self.alphas(t).expand(*ids.shape, -1), ids)
+
+    def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        there = (z != self.mask_id).unsqueeze(-1)
+        evidence = torch.log1p(-self.alphas(t)).to(logits.dtype).masked_fill(there, 0.0)
+        return keep_visible(logits + evidence, z, self.mask_id), evidence
+
+    def revealed(self, t: Tensor, s: Tensor, x: Tensor) -> Tensor:
+        early, late = self.alphas(s), self.alphas(t)
+        return ((early - late) / (1 - late)).to(x.dtype)
+
+    def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
+        """−h_x (1 + log μ_x) + Σ_i h_i μ_i at masks, h = −α′/(1 − α)."""
+        speed = -self.slopes_of(t) / (1 - self.alphas(t))
+        log_mu = belief.logits.log_softmax(-1)
+        own = gather_tokens(speed.expand(*ids.shape, -1), ids)
+        nats = (speed * log_mu.exp()).sum(-1) - own * (1 + gather_tokens(log_mu, ids))
+        return torch.where(z == self.mask_id, nats, 0.0).to(log_mu.dtype)
+
+    def step_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
+        return DiscreteProcess.step_nats(self, ids, z, belief, t, s)
 
 
 class Uniform(Interpolating):

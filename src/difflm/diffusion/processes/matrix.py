@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.diffusion.belief import Belief
+from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha, MutualInformationAlpha
-from difflm.diffusion.processes.base import Times
 from difflm.diffusion.processes.discrete import (
     DiscreteProcess,
     draw_states,
@@ -110,14 +109,7 @@ class Matrix(DiscreteProcess):
         evidence = self.towards(z, self.sigma(t), logits.dtype).clamp(min=1e-30).log()
         return logits + evidence, evidence
 
-    def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return self.back(z, one_hot_states(ids, self.words, t.dtype), t, s)
-
-    def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
-        return self.back(z, belief.context.softmax(-1), t, s)
-
     def back(self, z: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        """q(x_t | x_s) q(x_s | x), normalised."""
         joint = self.towards(z, self.sigma(t) - self.sigma(s), x.dtype) * self.spread(x, self.sigma(s))
         return joint / joint.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
 

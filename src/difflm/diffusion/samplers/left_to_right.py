@@ -8,8 +8,7 @@ from torch import Tensor
 
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.loop import Frame
-from difflm.diffusion.samplers.steering import Caches, PrefixRule
+from difflm.diffusion.samplers.loop import Caches, Frame, PrefixRule
 
 CHECK_EVERY = 8  # words between two checks whether all texts have ended: each synchronises with the device
 WORD_STREAM = 3  # the noise stream that words are drawn from

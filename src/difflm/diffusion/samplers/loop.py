@@ -1,22 +1,43 @@
-"""The loop: a generator that everyone drains."""
+"""The sampling loop, a generator that everyone drains, and what steers it: known tokens, transforms of the belief."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from difflm.diffusion.belief import Belief
-from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
+from difflm.diffusion.base import Belief, Codec, Levels, Process, expand_levels
+from difflm.diffusion.codecs import Embedding
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Levels, Process
-from difflm.diffusion.samplers.steering import Guide
 from difflm.diffusion.samplers.steps import ETA, Step, StepState
-from difflm.diffusion.samplers.transforms import Transform
-from difflm.diffusion.timesteps import TimeSampler
+from difflm.diffusion.timesteps import StepSpan, TimeSampler
+
+Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → belief
+Guide = Callable[[StepState, Tensor], Tensor]  # (the step from t to s that was taken, x_s) → x_s, moved
+Caches = list[tuple[Tensor, Tensor]]  # keys and values of every layer of a causal model, [B, heads, L, head_dim]
+PrefixRule = Callable[[Tensor, Tensor, Caches], Tensor]  # (words so far, logits of the next, caches) → logits
+
+
+@dataclass(frozen=True)
+class Steering:
+    """`known` [B, W] holds the ids of given positions and FREE elsewhere. `begin` [B, W] are texts that are noised to
+    a share of the noise and denoised again, instead of pure noise. `spans` tells for each row in how many steps it is
+    made, and from what share of the noise; None: as the sampling says, from noise. `rules` come after the model's own
+    transforms and before given words. `watched_steps` are the steps whose frames somebody reads, beside the last; None:
+    all. Tensors of other frames need not be their own: the next step may write over them."""
+
+    known: Tensor | None = None
+    begin: Tensor | None = None
+    spans: Sequence[StepSpan] | None = None
+    rules: Sequence[Transform] = ()
+    guide: Guide | None = None
+    watched_steps: Container[int] | None = None
+    source: Tensor | None = None  # [B, S] ids
+    source_mask: Tensor | None = None  # [B, S]
+    prefix_rules: Sequence[PrefixRule] = ()  # of models that decode from left to right
 
 
 @dataclass(frozen=True)
@@ -66,24 +87,19 @@ class BoundDenoiser:
 @dataclass(frozen=True)
 class Sampler:
     """How text is made: a step rule, transforms of the belief in the order given, and what moves a state after each
-    step. `impose_known` puts known tokens back into a state, where a state can be known."""
+    step."""
 
     step: Step
     transforms: Sequence[Transform] = ()
     guide: Guide | None = None
-    impose_known: Callable[[Tensor], Tensor] | None = None
-
-
-def new_step_counter(device: torch.device) -> Tensor:
-    """The number of the current step as a device tensor, so that captured code can index noise by it."""
-    return torch.zeros(1, dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True)
 class SamplerInputs:
     """Everything that turns a batch of noise into text. `grid` is [N + 1, B] or [N + 1, B, L]: where sampling begins,
     from pure noise or from the clean state `begin` noised to the first time, and where it goes; `warp` maps it to
-    times. Vectors [B, L, D] and tokens [B, L] are made alike: what differs is the process's."""
+    times. `step_counter` is the number of the current step as a device tensor, so that captured code can index noise by
+    it. Vectors [B, L, D] and tokens [B, L] are made alike: what differs is the process's."""
 
     denoise: Denoise
     process: Process
@@ -93,8 +109,11 @@ class SamplerInputs:
     mask: Tensor
     shape: tuple[int, ...]  # of one text's state
     begin: Tensor | None = None
-    step_counter: Tensor = field(default_factory=lambda: new_step_counter(torch.device("cpu")))
+    step_counter: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     warp: TimeSampler | None = None
+    known: Tensor | None = (
+        None  # [B, L] tokens that stand in every state, FREE elsewhere; None: a state shows no tokens
+    )
 
     def draw_noise(self, step: int | Tensor) -> Tensor:
         """Random numbers of a step, or of several, [N, 1], at once."""
@@ -102,32 +121,14 @@ class SamplerInputs:
 
     def start(self, noise: Tensor) -> Tensor:
         """The state that sampling begins with, made of the random numbers of step 0."""
-        first = self.levels[0]
-        if self.begin is None:
-            return self.with_known(self.process.prior(first, noise))
-        return self.with_known(self.process.corrupt(self.begin, first, noise))
-
-    def with_known(self, x: Tensor) -> Tensor:
-        return x if self.sampler.impose_known is None else self.sampler.impose_known(x)
-
-    def grid_levels(self) -> Levels:
-        return self.process.at(self.grid if self.warp is None else self.warp.time_of(self.grid))
+        first, begin = self.levels[0], self.begin
+        x = self.process.prior(first, noise) if begin is None else self.process.corrupt(begin, first, noise)
+        return x if self.known is None else torch.where(self.known >= 0, self.known, x)
 
     @cached_property
     def levels(self) -> Levels:
         """The levels of all times, [N + 1, B] or [N + 1, B, L]."""
-        return self.grid_levels()
-
-    @property
-    def steps(self) -> int:
-        return len(self.grid) - 1
-
-    @cached_property
-    def free(self) -> Tensor | None:
-        """Positions that are not given, [B, L]; None: all."""
-        if self.sampler.impose_known is None:
-            return None
-        return self.sampler.impose_known(torch.full_like(self.mask, FREE, dtype=torch.int64)) == FREE
+        return self.process.at(self.grid if self.warp is None else self.warp.time_of(self.grid))
 
     def take_step(
         self,
@@ -149,44 +150,122 @@ class SamplerInputs:
             return belief
 
         belief, eta = believe(x, level), ETA.get(self.sampler.step, 0.0)
-        now = StepState(self.process, x, belief, level, next_level, noise, last, believe, self.free, eta)
+        free = None if self.known is None else self.known < 0
+        now = StepState(self.process, x, belief, level, next_level, noise, last, believe, free, eta)
         x = self.sampler.step(now)
         if self.sampler.guide is not None and guided is not False:
             moved = self.sampler.guide(now, x)
             x = torch.where(guided, moved, x) if isinstance(guided, Tensor) else moved
-        return self.with_known(x), belief
+        return x if self.known is None else torch.where(self.known >= 0, self.known, x), belief
 
     def frames(self) -> Iterator[Frame]:
-        x = self.start(self.draw_noise(0))
+        """Sample down the grid. A row whose times have reached their end stays there while others go on."""
+        x, steps = self.start(self.draw_noise(0)), len(self.grid) - 1
         previous: Tensor | None = None
         last: tuple[Tensor, Levels] | None = None
         tokens: Tensor | None = None
-        for i in range(self.steps):
+        for i in range(steps):
             self.step_counter.fill_(i)
             noise = lambda i=i: self.draw_noise(i + 1)  # noqa: E731
             level, next_level = self.levels[i], self.levels[i + 1]
             # Nobody sees the state behind the last belief.
-            x, belief = self.take_step(x, level, next_level, previous, last, noise, guided=i + 1 < self.steps)
+            x, belief = self.take_step(x, level, next_level, previous, last, noise, guided=i + 1 < steps)
             previous, last = belief.clean, (belief.clean, level)
             before, tokens = tokens, self.process.display_tokens(x, belief.tokens, next_level)
             sure = lambda belief=belief, tokens=tokens: belief.confidence_in(tokens)  # noqa: E731
             yield Frame(i, next_level.t, tokens, sure, self.mask, None if before is None else tokens != before, x)
 
 
-def expand_grid(grid: Tensor, batch: int) -> Tensor:
-    """A grid [N + 1], [N + 1, 1 or B] or [N + 1, 1 or B, L] as times of every text."""
-    return (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, batch, *grid.shape[2:])
+# -- transforms: ordered edits of a belief between the denoiser and the step ------------------------------------------
 
 
-def denoise(
-    denoise: Denoise,
-    process: Process,
-    grid: Tensor,
-    sampler: Sampler,
-    noise: Noise,
-    mask: Tensor,
-    shape: tuple[int, ...],
-    **rest: Any,
-) -> Iterator[Frame]:
-    """Sample down `grid`. A row whose times have reached their end stays there while others go on."""
-    return SamplerInputs(denoise, process, expand_grid(grid, len(mask)), sampler, noise, mask, shape, **rest).frames()
+@dataclass(frozen=True)
+class BanTokens:
+    """Words that must not appear, such as the unknown word."""
+
+    banned: Tensor  # [V]
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        return belief.with_logits(belief.logits.masked_fill(self.banned, float("-inf")))
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Sharpen (below 1) or flatten (above 1) what the network says from context.
+
+    The evidence of x_t is a likelihood, not an opinion, and stays as it is: for independent words this draws exactly
+    from p(w)^(1/temperature).
+    """
+
+    value: float
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        evidence = 0.0 if belief.evidence is None else belief.evidence
+        return belief.with_logits((belief.logits - evidence) / self.value + evidence)
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Replace the predicted clean state by its nearest word, from time `below` on (Li et al., 2022, section 4.2).
+
+    `banned` words [V] are never the nearest: they would pull the state where no text may end. With `rounds`, the words
+    to print are read off that vector by the rounding head, as the original does; its bias may prefer a neighbour.
+    """
+
+    codec: Embedding
+    below: float = 1.0
+    banned: Tensor | None = None
+    rounds: bool = False
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        nearest, late = self.codec.nearest(belief.clean, self.banned), t <= self.below
+        vectors = self.codec.encode(nearest)
+        words = nearest
+        if self.rounds:
+            logits = self.codec.readout(vectors)
+            words = (logits if self.banned is None else logits.masked_fill(self.banned, float("-inf"))).argmax(-1)
+        clean = torch.where(expand_levels(late, x), vectors, belief.clean)
+        return belief.with_state(clean, torch.where(expand_levels(late, words), words, belief.tokens))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Replace the predicted mean by one word drawn from the belief at each position.
+
+    The step then has the variance of the true p(x_s | x_t), which the mean alone leaves out, but words of different
+    places are drawn apart: no gain was measured (docs/log.md). Position by position: inverse
+    distribution on one uniform number, exact in float32 for p > 1e-6.
+    """
+
+    codec: Embedding
+    uniform: Callable[[], Tensor]  # [B, L] fresh numbers a step
+    below: float = 1.0
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        shares = belief.logits.softmax(-1).cumsum(-1)
+        drawn = (shares < self.uniform().unsqueeze(-1) * shares[..., -1:]).sum(-1)
+        vectors = self.codec.encode(drawn.clamp(max=shares.shape[-1] - 1))
+        return belief.with_state(torch.where(expand_levels(t <= self.below, x), vectors, belief.clean))
+
+
+def impose_tokens(belief: Belief, codec: Codec, here: Tensor, ids: Tensor) -> Belief:
+    """The belief, sure of `ids` [B, L] at the positions `here` [B, L]."""
+    sure = torch.full_like(belief.logits, float("-inf")).scatter(-1, ids.unsqueeze(-1), 0.0)
+    at = here.unsqueeze(-1)
+    return replace(
+        belief,
+        logits=torch.where(at, sure, belief.logits),
+        state=None if belief.state is None else torch.where(at, codec.clean_of(ids), belief.state),
+        words=None if belief.words is None else torch.where(here, ids, belief.words),
+    )
+
+
+@dataclass(frozen=True)
+class ImposeTokens:
+    """Given words: the belief has no doubt about them, so that every step leads to exactly their vectors."""
+
+    codec: Codec
+    known: Tensor  # [B, L], FREE where a word is not given
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        return impose_tokens(belief, self.codec, self.known >= 0, self.known.clamp(min=0))

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from difflm.diffusion.belief import Belief
-from difflm.diffusion.processes import Levels, expand_levels
+from difflm.diffusion.base import Belief, Levels, expand_levels
 
 
 @dataclass(frozen=True)

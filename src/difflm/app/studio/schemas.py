@@ -2,7 +2,7 @@
 
 import shlex
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,7 +11,7 @@ from difflm.controls.guidance import STANDARD
 from difflm.errors import UsageError
 from difflm.generation.requests import Request
 
-MOST_SEED = 2**31 - 1
+MOST_SEED, DESCRIBED = 2**31 - 1, Request.model_fields
 
 
 def shown(example: dict[str, Any]) -> ConfigDict:
@@ -24,29 +24,15 @@ class Asked(Request):
 
     model_config = shown({"n": 2, "length": 14, "field": {"food": "Japanese"}, "contains": ["cheap"], "steps": 50})
 
-    n: int = Field(1, ge=1, description="How many texts.")
-    seed: int = Field(0, ge=0, le=MOST_SEED, description="The same seed gives the same texts.")
-    mbr: int = Field(1, ge=1, description="Of so many candidates, the one most like the others.")
-    candidates: int = Field(1, ge=1, description="Of so many, the one that the classifiers like best.")
+    n: int = Field(1, ge=1, description=DESCRIBED["n"].description)
+    seed: int = Field(0, ge=0, le=MOST_SEED, description=DESCRIBED["seed"].description)
+    mbr: int = Field(1, ge=1, description=DESCRIBED["mbr"].description)
+    candidates: int = Field(1, ge=1, description=DESCRIBED["candidates"].description)
     guidance: float | None = Field(None, ge=0, le=1000, description="How strongly classifiers pull.")
 
-    @property
-    def each(self) -> int:
-        """Texts that are made for one that is kept."""
-        return max(self.mbr, self.candidates)
-
     def job(self) -> dict[str, Any]:
-        """Arguments of `TextDiffusion.make_job`."""
-        return {
-            "n": self.n,
-            "seed": self.seed,
-            "mbr": self.mbr,
-            "candidates": self.candidates,
-            "controls": self.controls(),
-            "edit": self.edited(),
-            "guidance": None if self.guidance is None else replace(STANDARD, size=self.guidance),
-            **self.settings(),
-        }
+        size = self.guidance
+        return {**super().job(), "guidance": None if size is None else replace(STANDARD, size=size)}
 
     def check(self, limits: Limits) -> None:
         """Refuse what is too much for this server; what the model refuses is for `TextDiffusion.make_job` to say."""
@@ -179,22 +165,6 @@ class ModelsAnswer(BaseModel):
     models: list[ModelFacts]
 
 
-class Most(BaseModel):
-    most: int
-
-
-class TagsKnown(BaseModel):
-    tags: list[str]
-
-
-class LabelsKnown(BaseModel):
-    labels: list[str]
-
-
-class GapsKnown(BaseModel):
-    sizes: bool = Field(description="Whether a gap can be asked to have a number of words.")
-
-
 class LimitsAnswer(BaseModel):
     n: int
     steps: int
@@ -205,15 +175,15 @@ class LimitsAnswer(BaseModel):
 class ControlsAnswer(BaseModel):
     """By the name of each control what may be asked; null where this model cannot."""
 
-    length: Most | None
+    length: dict[Literal["most"], int] | None
     field: dict[str, list[str]] | None
     label: dict[str, list[str]] | None
-    pos: TagsKnown | None
-    tree: LabelsKnown | None
-    span: LabelsKnown | None
-    contains: Most | None = Field(description="So many words or phrases at once.")
+    pos: dict[Literal["tags"], list[str]] | None
+    tree: dict[Literal["labels"], list[str]] | None
+    span: dict[Literal["labels"], list[str]] | None
+    contains: dict[Literal["most"], int] | None = Field(description="So many words or phrases at once.")
     avoid: dict[str, str] | None
-    infill: GapsKnown | None
+    infill: dict[Literal["sizes"], bool] | None = Field(description="Whether a gap's number of words can be asked.")
     edit: dict[str, str] | None
     samplers: list[str]
     limits: LimitsAnswer

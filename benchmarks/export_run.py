@@ -1,0 +1,33 @@
+"""Copy a run as the package holds it: half-precision weights, no optimiser, no data.
+
+python -m benchmarks.export_run runs/e2e src/difflm/pretrained/e2e
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from difflm.data.corpora import file_names
+from difflm.runtime.files import write_atomic, write_json
+from difflm.runtime.tensors import load_tensors, save_tensors
+from difflm.training.run import read_config
+
+
+def export_run(run: Path, target: Path) -> None:
+    config = read_config(run)
+    tensors = load_tensors(run / "model.safetensors")
+    # Tables in float64 are schedules and rates, which half precision would distort.
+    halves = {name: t.half() if t.dtype is torch.float32 else t for name, t in tensors.items()}
+    save_tensors(target / "model.safetensors", halves)
+    if config["recipe"].get("init"):
+        config["recipe"]["init"] = Path(config["recipe"]["init"]).name
+    config["recipe"]["data"] = file_names(config["recipe"]["data"])  # without the directories of somebody's machine
+    write_json(target / "config.json", config)
+    for name in ("tokenizer.json", "metrics.jsonl", "README.md"):
+        if (run / name).exists():
+            write_atomic(target / name, (run / name).read_bytes())
+
+
+if __name__ == "__main__":
+    export_run(Path(sys.argv[1]), Path(sys.argv[2]))

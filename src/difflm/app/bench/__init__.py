@@ -1,1 +1,0 @@
-"""The speed of this machine: medians of a few repeats."""

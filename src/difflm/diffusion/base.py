@@ -1,0 +1,217 @@
+"""What the parts of a diffusion model ask of each other: noise levels, a belief, a process, a codec."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from difflm.diffusion.noise import Noise, Step
+
+MAX_MASKS = 64  # sets of tokens whose masks are kept
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Noise levels at times t, [B], [B, L] or, of a whole grid, [N, B, …]. They are computed once and passed down:
+    a sampling step asks a dozen times for the levels of two times."""
+
+    t: Tensor
+
+    def __getitem__(self, index: Any) -> Self:
+        """The levels of some steps, rows or positions."""
+        return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+    def at_step(self, step: Tensor) -> Self:
+        """The levels of one step of a grid, whose number [1] is on the device."""
+        chosen = {f.name: getattr(self, f.name).index_select(0, step).squeeze(0) for f in fields(self)}
+        return replace(self, **chosen)
+
+
+Times = Tensor | Levels  # a process takes either; levels save it the work
+
+
+def expand_levels(value: Tensor, state: Tensor) -> Tensor:
+    """A quantity per text [B] or per position [B, L], shaped to multiply a state [B, L, …]."""
+    return value[(...,) + (None,) * (state.dim() - value.dim())]
+
+
+@dataclass(frozen=True)
+class Belief:
+    """Token logits, and the clean state that goes with them.
+
+    The logits are the posterior p(w | x_t) at each position, always. `evidence` is that part of them which comes from
+    x_t at the position itself and is known in closed form; what remains, `context`, is the network's opinion from
+    elsewhere: the leave-one-out posterior, which uniform and hybrid noise put in the place of x_0.
+    `state` is a clean state other than the codec's mean under the logits: one that the network predicted itself, or
+    that was clamped to a word. `words` are ids that were chosen by other means than the likeliest logit.
+    """
+
+    logits: Tensor  # [B, L, V]
+    evidence: Tensor | None = None  # [B, L, V]
+    codec: "Codec | None" = None  # what turns logits into a clean state
+    state: Tensor | None = None
+    words: Tensor | None = None  # [B, L]
+
+    @cached_property
+    def clean(self) -> Tensor:
+        """The clean state. It is computed when somebody asks, after the last edit of the logits."""
+        if self.state is not None:
+            return self.state
+        assert self.codec is not None, "a belief without a codec has no clean state"
+        return self.codec.expectation(self.logits)
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.logits.argmax(-1) if self.words is None else self.words
+
+    @property
+    def context(self) -> Tensor:
+        """The logits without what x_t shows at the position itself: the leave-one-out posterior."""
+        return self.logits if self.evidence is None else self.logits - self.evidence
+
+    @property
+    def confidence(self) -> Tensor:
+        """Probability of the token at each position."""
+        return self.confidence_in(self.tokens)
+
+    def confidence_in(self, tokens: Tensor) -> Tensor:
+        """Probability of these tokens, [B, L]."""
+        return self.logits.softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+    def rows(self, part: slice) -> "Belief":
+        """What is believed of some texts."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        rows: dict[str, Any] = {name: one[part] for name, one in own.items() if isinstance(one, Tensor)}
+        return replace(self, **rows)
+
+    def contrasted(self, other: "Belief", weight: float) -> "Belief":
+        """Log-probabilities, and a state that was predicted, moved on by `weight` from the belief of who knows less:
+        classifier-free guidance (Ho & Salimans, 2022). Tokens that one of the two rules out stay as they are."""
+        here, there = self.logits.log_softmax(-1), other.logits.log_softmax(-1)
+        moved = torch.where(here.isfinite() & there.isfinite(), here + weight * (here - there), self.logits)
+        if self.state is None or other.state is None:
+            return self.with_logits(moved)
+        return replace(self, logits=moved, words=None, state=self.state + weight * (self.state - other.state))
+
+    def with_logits(self, logits: Tensor) -> "Belief":
+        """The belief under other logits; its clean state follows, unless the network predicted the state itself."""
+        return replace(self, logits=logits, words=None)
+
+    def with_state(self, state: Tensor, words: Tensor | None = None) -> "Belief":
+        """The belief with a clean state chosen by other means."""
+        return replace(self, state=state, words=words)
+
+
+class Process(nn.Module):
+    """How a state is corrupted, and where sampling starts. It is a module, so that a schedule that learns is saved.
+
+    `steps` names the step rules that the process understands (`samplers/steps.py`, `samplers/discrete_steps.py`)."""
+
+    steps: tuple[str, ...]
+    mask_id: int = -1  # the state that hides a token; −1: there is none
+
+    @abstractmethod
+    def at(self, t: Times) -> Levels:
+        """Noise levels at times t; levels are returned as they are."""
+
+    @abstractmethod
+    def draw_noise(self, noise: Noise, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
+        """The random numbers that a corruption or a step takes, for a state of this shape (without the batch)."""
+
+    @abstractmethod
+    def prior(self, t: Times, noise: Tensor) -> Tensor:
+        """Where sampling starts."""
+
+    @abstractmethod
+    def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
+        """q(x_t | x_0)."""
+
+    @abstractmethod
+    def display_tokens(self, x: Tensor, guess: Tensor, t: Times) -> Tensor:
+        """The tokens to show of a state at time t, given the denoiser's guess."""
+
+    def observe(self, counts: Tensor) -> None:
+        """Learn from how often each token occurs."""
+
+    def describe(self, device: torch.device) -> list[float]:
+        """Some numbers that distinguish one noise curve from another."""
+        raise NotImplementedError
+
+
+class Codec(nn.Module):
+    """A state has one row per text; what its other axes mean is the codec's own affair."""
+
+    vocabulary: int
+    holds_tokens = False  # whether a state shows tokens, so that known ones can be put into it
+    predicts_tokens = True  # whether the network answers with logits
+    bias: Tensor  # [V] log-frequencies, learned
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self._masks: dict[tuple[object, ...], Tensor] = {}
+
+    @abstractmethod
+    def state_shape(self, width: int) -> tuple[int, ...]:
+        """Shape of one text's state on a canvas of `width` positions."""
+
+    @abstractmethod
+    def encode(self, ids: Tensor) -> Tensor:
+        """The clean state of tokens [B, L], without noise."""
+
+    def evidence(self, x: Tensor, level: Levels) -> Tensor | None:
+        """What each position's own noisy state says about its token, [B, L, V], where the codec adds it to logits."""
+        return None
+
+    @abstractmethod
+    def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
+        """What the network reads of a noisy state: the state itself first, then features derived from it."""
+
+    @abstractmethod
+    def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
+        """The belief behind the network's answer."""
+
+    def frozen(self) -> "Codec":
+        """The codec as a model that does not learn uses it, with whatever can be computed beforehand."""
+        return self
+
+    def frozen_tensors(self) -> list[Tensor]:
+        """The tensors of `frozen`, as they are now."""
+        return []
+
+    @abstractmethod
+    def table(self) -> Tensor:
+        """The vectors of all tokens, [V, D]: what a map of words draws, and what tells one model from another."""
+
+    @abstractmethod
+    def expectation(self, logits: Tensor) -> Tensor:
+        """The clean state in the mean under token logits."""
+
+    @abstractmethod
+    def view(self, x: Tensor, level: Levels) -> Tensor:
+        """What a classifier reads of a noisy state, [B, L, view_dim]."""
+
+    view_dim: int
+
+    def clean_of(self, ids: Tensor) -> Tensor:
+        """What a belief holds as the clean state where it is certain of these tokens."""
+        return self.encode(ids)
+
+    @abstractmethod
+    def nearest(self, x: Tensor, banned: Tensor | None = None) -> Tensor:
+        """Ids of the tokens nearest to a clean state, `banned` [V] ones left out."""
+
+    def token_mask(self, ids: Sequence[int]) -> Tensor:
+        """True for these tokens, [V], on the codec's device; kept, since a copy from the host makes a GPU wait."""
+        key = (*ids, self.bias.device)
+        found = self._masks.get(key)  # batches may be made in parallel
+        if found is None:
+            found = torch.zeros(self.vocabulary, dtype=torch.bool)
+            found[list(ids)] = True
+            found = found.to(self.bias.device)
+            self._masks = {**(self._masks if len(self._masks) < MAX_MASKS else {}), key: found}
+        return found
