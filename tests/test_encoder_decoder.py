@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny import Silent
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from difflm import TextDiffusion
@@ -24,6 +25,7 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
 from difflm.models.inference import Inference
+from difflm.models.recorded import RecordedDecoder
 from difflm.networks import EncoderDecoder
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
@@ -183,6 +185,22 @@ def test_a_batch_of_sources_is_each_of_them_alone(sampling):
         *_, last = model.stream(noise, torch.tensor([10]), 10, sampling, told)
         assert model.words(last.tokens[0].tolist()) == together[k]
     assert len({tuple(text) for text in together}) > 6  # the source decides
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(beams=3, length_penalty=1.0)])
+def test_a_step_is_the_same_work_on_the_same_tensors(sampling):
+    """What a CUDA graph demands: the operations of one step, traced at the first word of other sources, write every
+    word of these."""
+    model, told = build(4, vocabulary=12, longest=10), steering([[5, 9, 6], [11], [4, 4, 8, 7, 10]])
+    memory = model.encode_source(told.source.flip(0), told.source_mask.flip(0))
+    decoder = RecordedDecoder(model, 3, 10, sampling, memory)
+    decoder.state.begin(Noise(0, torch.arange(3)), None)
+    traced = make_fx(lambda: decoder._step())()
+    decoder.step.function = traced
+    noise = Noise(3, torch.arange(3))
+    *_, last = decoder.frames(noise, None, model.encode_source(told.source, told.source_mask))
+    *_, plain = model.stream(noise, torch.full((3,), 10), 10, sampling, told)
+    assert torch.equal(last.tokens, plain.tokens) and len(plain.tokens.unique(dim=0)) == 3
 
 
 def enumerate_scores(model: Autoregressive, source: list[int], begin: tuple[int, ...] = ()) -> dict[tuple, float]:
@@ -350,8 +368,12 @@ def test_a_decoder_of_cast_weights_follows_the_model():
     assert [dtype for dtype, *_ in inference._decoder_copies] == [torch.bfloat16]
     with torch.no_grad():
         model.network.head.bias[5] += 100
-    for sampling in (Sampling(), Sampling(beams=3)):
-        assert {word for text in run(model, sampling, steering(SOURCES), inference=inference) for word in text} == {5}
+    for own in (None, torch.bfloat16):
+        model.set_compute_dtype(own)
+        for sampling in (Sampling(), Sampling(beams=3)):
+            found = run(model, sampling, steering(SOURCES), inference=inference)
+            assert {word for text in found for word in text} == {5}
+    assert len(inference._decoders.idle) == 3 and model.embedding.weight.dtype is torch.float32
 
 
 def test_a_model_with_sources_writes_nothing_without():

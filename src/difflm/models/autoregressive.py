@@ -64,7 +64,7 @@ class Autoregressive(LanguageModel):
         else:
             self.network = Transformer(*sizes, time="none", causal=True)
         self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
-        self.source_room, self.label_smoothing = source_longest, label_smoothing
+        self.source_longest, self.label_smoothing = source_longest, label_smoothing
         self.precision: torch.dtype | None = None
         # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
         self.register_buffer("banned", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
@@ -77,10 +77,6 @@ class Autoregressive(LanguageModel):
         tokens = tokens.clone()
         tokens[END] = lengths.sum()  # every text ends once
         start_from_frequencies(self.network.head.bias, tokens)
-
-    @property
-    def source_longest(self) -> int:
-        return self.source_room
 
     def encode_source(self, source: Tensor | None, mask: Tensor | None) -> Memory | None:
         """Keys and values of sources [B, S] in every layer, for `read`; None of a model without sources."""
