@@ -47,6 +47,7 @@ class Request(BaseModel):
     top_k: int | None = setting("top_k")
     top_p: float | None = setting("top_p")
     beams: int | None = setting("beams")
+    length_penalty: float | None = setting("length_penalty")
     mbr: int = key("Of so many candidates, the one most like the others.", 1)
     candidates: int = key("Of so many, the one that the classifiers like best.", 1)
     length: int | None = key("So many words, punctuation included; of a model of characters, these.")

@@ -14,6 +14,7 @@ from difflm.methods.difflm import DiffLM
 from difflm.methods.diffuseq import DiffuSeq
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusionbert import DiffusionBert
+from difflm.methods.encoder_decoder import EncoderDecoderTwin
 from difflm.methods.gidd import Gidd
 from difflm.methods.mdlm import Mdlm
 from difflm.methods.sedd import Sedd
@@ -35,6 +36,7 @@ LISTED: tuple[type[Method], ...] = (
     Gidd,
     BlockDiffusionMethod,
     AutoregressiveTwin,
+    EncoderDecoderTwin,
     GuidingClassifier,
 )
 METHODS: Registry[Method] = Registry("difflm.methods", Method, {method.name: method for method in LISTED})

@@ -1,27 +1,32 @@
-"""The autoregressive Transformer of the same size, tokens and data: rival, judge, and likelihood yardstick."""
+"""The autoregressive Transformer of the same size, tokens and data: rival, judge, and likelihood yardstick. Where texts
+have sources, it is an encoder-decoder."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.samplers.left_to_right import left_to_right
-from difflm.diffusion.samplers.loop import Caches, Frame, Steering
+from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
+from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies
 from difflm.models.batching import words_before_end
-from difflm.networks import Transformer
+from difflm.networks import EncoderDecoder, Transformer
 
 BANNED = (START, UNK, PAD)  # tokens that no text contains
 
 
 class Autoregressive(LanguageModel):
-    """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood. Words to begin with may be given."""
+    """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood. Words to begin with may be given.
+
+    With a `source_longest` every text has a source, which the network encodes once a generation. `label_smoothing` is
+    the share of a training target that all words have alike; likelihoods know nothing of it."""
 
     likelihood = "exact"
     samplers = ("autoregressive",)
@@ -30,13 +35,36 @@ class Autoregressive(LanguageModel):
     banned: Tensor
 
     def __init__(
-        self, vocabulary: int, longest: int, hidden: int, layers: int, heads: int, dropout: float, sampling: Sampling
+        self,
+        vocabulary: int,
+        longest: int,
+        hidden: int,
+        layers: int,
+        heads: int,
+        dropout: float,
+        sampling: Sampling,
+        source_longest: int = 0,
+        encoder_layers: int = 0,
+        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, hidden)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        self.network = Transformer(hidden, vocabulary, hidden, layers, heads, dropout, time="none", causal=True)
+        sizes = hidden, vocabulary, hidden, layers, heads, dropout
+        self.network: Transformer
+        if source_longest:
+            self.network = EncoderDecoder(
+                *sizes,
+                source_vocabulary=vocabulary,
+                source_longest=source_longest,
+                encoder_layers=encoder_layers,
+                time="none",
+                causal=True,
+            )
+        else:
+            self.network = Transformer(*sizes, time="none", causal=True)
         self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
+        self.source_longest, self.label_smoothing = source_longest, label_smoothing
         self.precision: torch.dtype | None = None
         # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
         self.register_buffer("banned", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
@@ -50,9 +78,19 @@ class Autoregressive(LanguageModel):
         tokens[END] = lengths.sum()  # every text ends once
         start_from_frequencies(self.network.head.bias, tokens)
 
-    def read(self, words: Tensor, caches: Caches | None = None) -> tuple[Tensor, Caches]:
+    def encode_source(self, source: Tensor | None, mask: Tensor | None) -> Memory | None:
+        """Keys and values of sources [B, S] in every layer, for `read`; None of a model without sources."""
+        if not isinstance(self.network, EncoderDecoder):
+            return None
+        if source is None or mask is None:
+            raise UsageError(NO_SOURCE)
+        with autocast_to(source.device, self.precision):
+            return self.network.split_memory(self.network.encode(source, mask), mask)
+
+    def read(self, words: Tensor, caches: Caches | None = None, memory: Memory | None = None) -> tuple[Tensor, Caches]:
         """Logits after each of `words`, [B, L, V], and the caches that now include them. Words are ids [B, L], or
         probabilities [B, L, V], which gradients reach. An empty list of caches begins a text; None: they are not kept.
+        `memory` is what `encode_source` made of the sources; each may have several texts, one after the other.
         """
         network, length, before = self.network, words.shape[1], caches[0][0].shape[2] if caches else 0
         empty, mask = [None] * len(network.blocks), None
@@ -61,26 +99,37 @@ class Autoregressive(LanguageModel):
             mask = visible.tril(diagonal=before)
         with autocast_to(words.device, self.precision):
             x = words @ self.embedding.weight if words.is_floating_point() else self.embedding(words)
-            x, grown = network.run(network.input(x), None, mask, caches if caches is None else caches or empty, before)
+            kept = caches if caches is None else caches or empty
+            x, grown = network.run(network.input(x), None, mask, kept, before, memory=memory)
             return network.answer(x).float(), [cache for cache in grown if cache is not None]
 
-    def token_nats(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def token_nats(
+        self, ids: Tensor, lengths: Tensor, memory: Memory | None = None, smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """−log p of every word and of END, [B, L + 1], and the mask of those that are there."""
         position = torch.arange(ids.shape[1] + 1, device=ids.device)
         inputs = torch.cat([torch.full_like(ids[:, :1], START), ids], dim=1)
         targets = torch.cat([ids, torch.full_like(ids[:, :1], PAD)], dim=1)
         targets = targets.masked_fill(position == lengths.unsqueeze(1), END)
-        logits, _ = self.read(inputs)  # causal: padding on the right is never seen
-        return cross_entropy(logits, targets), position <= lengths.unsqueeze(1)
+        logits, _ = self.read(inputs, memory=memory)  # causal: padding on the right is never seen
+        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing)
+        return nats.view(targets.shape), position <= lengths.unsqueeze(1)
+
+    def batch_nats(self, batch: Batch, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+        """`token_nats` of a batch, given its sources."""
+        mask = None
+        if batch.source is not None and batch.source_lengths is not None:
+            mask = torch.arange(batch.source.shape[1], device=batch.ids.device) < batch.source_lengths.unsqueeze(1)
+        return self.token_nats(batch.ids, batch.lengths, self.encode_source(batch.source, mask), smoothing)
 
     def forward(self, batch: Batch) -> Losses:
-        nats, mask = self.token_nats(batch.ids, batch.lengths)
+        nats, mask = self.batch_nats(batch, self.label_smoothing)
         total = (nats * mask).sum()
         return Losses(total, {"ce": total}, mask.sum())
 
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise | None = None, draws: int = 1) -> Tensor:
-        nats, mask = self.token_nats(batch.ids, batch.lengths)
+        nats, mask = self.batch_nats(batch)
         return (nats * mask).sum(-1)
 
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
@@ -94,7 +143,8 @@ class Autoregressive(LanguageModel):
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
         steering = steering or Steering()
-        return left_to_right(self, noise, width, sampling, steering.prefix_rules, steering.known)
+        memory = self.encode_source(steering.source, steering.source_mask)
+        return left_to_right(self, noise, width, sampling, steering.prefix_rules, steering.known, memory)
 
     def words(self, row: list[int]) -> list[int]:
         return words_before_end(row)

@@ -2,7 +2,8 @@
 
 import copy
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,6 +22,7 @@ from difflm.runtime.tensors import module_tensors, storage_addresses
 
 MAX_RECORDED = 8  # captured samplers, of the last few shapes
 MAX_DECODERS = 4  # captured left-to-right decoders
+MAX_BEAM_ROWS = 1024  # partial texts that are searched at once
 ALIGNMENT = 8
 
 
@@ -41,7 +43,7 @@ class Inference:
         self.model, self.dtype, self.compiled, self.record = model, dtype, compiled, record
         self._copy: DenoiserCopy | None = None
         self._recorded: GraphPool[RecordedSampler] = GraphPool(MAX_RECORDED)
-        self._decoder: tuple[Hashable, Autoregressive] | None = None
+        self._decoder_copies: dict[tuple[torch.dtype | None, bool, torch.device], Autoregressive] = {}
         self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
         self._lock = threading.Lock()
 
@@ -107,27 +109,44 @@ class Inference:
     ) -> Iterator[Frame]:
         """Frames of texts that are written from left to right, by a captured step where no rule takes part in it."""
         batch = len(noise.samples)
-        # Beams compare sums of log-probabilities, for which the model's own arithmetic is worth its time.
-        decoder = model if sampling.beams else self._sync_decoder(model)
-        if steering.prefix_rules or sampling.beams:
-            yield from left_to_right(decoder, noise, width, sampling, steering.prefix_rules, steering.known)
+        if sampling.beams and batch > (most := max(1, MAX_BEAM_ROWS // sampling.beams)):
+            yield join_frames([*self._search_in_parts(model, noise, width, sampling, steering, most)])
             return
-        settings = sampling.temperature, sampling.top_k, sampling.top_p
-        key = batch, width, settings, storage_addresses(decoder)
-        with self._decoders.acquire(key, lambda: RecordedDecoder(decoder, batch, width, sampling)) as recorded:
-            yield from recorded.frames(noise, steering.known)
+        # Beams compare sums of log-probabilities: they are as wide as the model itself, unless it says otherwise.
+        decoder = self._sync_decoder(model, model.precision or (None if sampling.beams else self.dtype))
+        memory = decoder.encode_source(steering.source, steering.source_mask)
+        if steering.prefix_rules:
+            yield from left_to_right(decoder, noise, width, sampling, steering.prefix_rules, steering.known, memory)
+            return
+        settings = sampling.temperature, sampling.top_k, sampling.top_p, sampling.beams, sampling.length_penalty
+        key = batch, width, settings, storage_addresses(decoder), capture_key(memory)
+        with self._decoders.acquire(key, lambda: RecordedDecoder(decoder, batch, width, sampling, memory)) as recorded:
+            yield from recorded.frames(noise, steering.known, memory)
 
-    def _sync_decoder(self, model: Autoregressive) -> Autoregressive:
+    def _search_in_parts(
+        self, model: Autoregressive, noise: Noise, width: int, sampling: Sampling, steering: Steering, most: int
+    ) -> Iterator[Frame]:
+        """Frames of `most` texts at a time: a text has as many rows as beams, and only their words are kept."""
+        for start in range(0, len(noise.samples), most):
+            part = slice(start, start + most)
+            tensors = steering.known, steering.source, steering.source_mask
+            known, source, mask = (None if tensor is None else tensor[part] for tensor in tensors)
+            own = replace(steering, known=known, source=source, source_mask=mask)
+            # A search draws nothing: whatever the seed is.
+            yield from self._decode(model, Noise(0, noise.samples[part]), width, sampling, own)
+
+    def _sync_decoder(self, model: Autoregressive, dtype: torch.dtype | None) -> Autoregressive:
         """The model itself where it decodes as it is; else a copy, cast and compiled, with its present weights."""
-        dtype = model.precision or self.dtype
         if dtype is None and not self.compiled:
             return model
         with self._lock, torch.no_grad():
             key = dtype, self.compiled, model.banned.device
-            if self._decoder is None or self._decoder[0] != key:
+            if any(device != model.banned.device for *_, device in self._decoder_copies):  # the model was moved
+                self._decoder_copies.clear()
                 self._decoders.clear()
-                self._decoder = key, prepare_decoder(model, dtype, self.compiled)
-            decoder = self._decoder[1]
+            if key not in self._decoder_copies:
+                self._decoder_copies[key] = prepare_decoder(model, dtype, self.compiled)
+            decoder = self._decoder_copies[key]
             torch._foreach_copy_(module_tensors(decoder), module_tensors(model))
         return decoder
 
@@ -135,6 +154,13 @@ class Inference:
         """Let go of steps that were captured for earlier requests; the next one captures its own."""
         self._recorded.clear()
         self._decoders.clear()
+
+
+def join_frames(frames: Sequence[Frame]) -> Frame:
+    """The last frames of several parts of a batch as one."""
+    columns = ("t", "tokens", "confidence", "mask", "changed", "calls")
+    t, tokens, sure, mask, changed, calls = (torch.cat([getattr(one, name) for one in frames]) for name in columns)
+    return Frame(frames[-1].step, t, tokens, sure, mask, changed, calls=calls)
 
 
 class DenoiserCopy:

@@ -10,8 +10,8 @@ from torch import Tensor, nn, zeros_like
 
 from difflm.diffusion.base import Levels
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.left_to_right import DecodingState
-from difflm.diffusion.samplers.loop import Frame, SamplerInputs
+from difflm.diffusion.samplers.left_to_right import BeamState, decoding_state
+from difflm.diffusion.samplers.loop import Frame, Memory, SamplerInputs
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 from difflm.networks.transformer import Slots, rotary
@@ -165,21 +165,27 @@ def tensors_in(levels: Levels) -> list[Tensor]:
 
 
 class RecordedDecoder:
-    """Draws batches of one shape in tensors that keep their place. Keys and values have a slot for every position;
-    those of positions to come are masked, so nothing need be cleared between two batches."""
+    """Decodes batches of one shape in tensors that keep their place. Keys and values have a slot for every position;
+    those of positions to come are masked, so nothing need be cleared between two batches. Those of sources, a `memory`
+    like the one it is made with, are copied to where the step reads them."""
 
-    def __init__(self, model: Autoregressive, batch: int, width: int, sampling: Sampling) -> None:
-        self.model, self.state = model, DecodingState(model, batch, width, sampling)
+    def __init__(
+        self, model: Autoregressive, batch: int, width: int, sampling: Sampling, memory: Memory | None = None
+    ) -> None:
+        self.model, self.state = model, decoding_state(model, batch, width, sampling)
         weight, network = model.embedding.weight, model.network
         self.angles = rotary(width, network.head_dim, weight.device)
-        heads = network.input.out_features // network.head_dim
-        empty = torch.zeros(batch, heads, width, network.head_dim, dtype=weight.dtype, device=weight.device)
+        heads, rows = network.input.out_features // network.head_dim, len(self.state.last)
+        empty = torch.zeros(rows, heads, width, network.head_dim, dtype=weight.dtype, device=weight.device)
         self.caches = [Slots(empty.clone(), empty.clone(), self.state.position) for _ in network.blocks]
+        self.memory: Memory | None = None if memory is None else clone_tensors(list(memory), {})
         self.step = CapturedFunction(self._step, weight.device)
 
     @torch.no_grad()
-    def frames(self, noise: Noise, known: Tensor | None) -> Iterator[Frame]:
+    def frames(self, noise: Noise, known: Tensor | None, memory: Memory | None = None) -> Iterator[Frame]:
         self.state.begin(noise, known)
+        if memory is not None:
+            copy_into(list(memory), self.memory)
         yield from self.state.frames(lambda position: self.step())
 
     @torch.no_grad()
@@ -188,8 +194,12 @@ class RecordedDecoder:
         angles = state.at_position(self.angles[0]), state.at_position(self.angles[1])
         visible = (state.positions <= state.position).view(1, 1, -1)
         x = network.input(self.model.embedding(state.last))
-        x, _ = network.run(x, None, visible, self.caches, 0, angles)
+        x, _ = network.run(x, None, visible, self.caches, 0, angles, self.memory)
         state.append(network.answer(x)[:, -1].float())
+        if isinstance(state, BeamState):
+            for slots in self.caches:
+                slots.keys.copy_(slots.keys.index_select(0, state.parents))
+                slots.values.copy_(slots.values.index_select(0, state.parents))
 
     def close(self) -> None:
         self.step.close()

@@ -51,6 +51,9 @@ class Sampling:
         float, setting("left-to-right", "Autoregressive: draw from this share of probability.", 0, 1, above=True)
     ] = 1.0
     beams: Annotated[int, setting("left-to-right", "Autoregressive: beam search.", 0, 1000, zero="draw instead")] = 0
+    length_penalty: Annotated[
+        float, setting("left-to-right", "Beam search: above 0 it likes longer texts more. [0]", 0, 10)
+    ] = 0.0
 
     def change(self, changes: Mapping[str, Any]) -> "Sampling":
         """The same with other values; `None` leaves one as it is. Unknown names and values out of range are refused."""

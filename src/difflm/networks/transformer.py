@@ -128,7 +128,8 @@ class Attention(nn.Module):
 
 
 class SourceAttention(nn.Module):
-    """Attention from a text to its source, whose keys and values were computed once."""
+    """Attention from a text to its source, whose keys and values were computed once. Texts of one source follow each
+    other: they ask side by side, and nothing of the source is repeated for them."""
 
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -137,11 +138,11 @@ class SourceAttention(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         keys, values, mask = memory
-        q = self.query(self.norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q = self.query(self.norm(x)).view(len(keys), -1, self.heads, keys.shape[-1]).transpose(1, 2)
         y = F.scaled_dot_product_attention(
             q, keys.to(q.dtype), values.to(q.dtype), attn_mask=mask, dropout_p=self.dropout if self.training else 0.0
         )
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        out: Tensor = self.out(y.transpose(1, 2).reshape(x.shape))
         return out
 
 

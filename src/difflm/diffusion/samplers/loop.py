@@ -18,6 +18,7 @@ from difflm.diffusion.timesteps import StepSpan, TimeSampler
 Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → belief
 Guide = Callable[[StepState, Tensor], Tensor]  # (the step from t to s that was taken, x_s) → x_s, moved
 Caches = list[tuple[Tensor, Tensor]]  # keys and values of every layer of a causal model, [B, heads, L, head_dim]
+Memory = Sequence[tuple[Tensor, Tensor, Tensor]]  # of sources, a layer each: keys, values, mask [B, 1, 1, S]
 PrefixRule = Callable[[Tensor, Tensor, Caches], Tensor]  # (words so far, logits of the next, caches) → logits
 
 
