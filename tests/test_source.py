@@ -43,14 +43,29 @@ def sequences(count: int, seed: int) -> list[list[str]]:
     return [[draw.choice("abcdefgh") for _ in range(LENGTH)] for _ in range(count)]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("source")
+def train(folder: Path, **changes) -> Path:
     rows = [{"src": " ".join(words), "trg": " ".join(reversed(words))} for words in sequences(4000, 0)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = check({**RECIPE, "data": str(folder / "pairs.jsonl")})
+    recipe = check({**RECIPE, "data": str(folder / "pairs.jsonl"), **changes})
     train_run(recipe, folder / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
     return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("source"))
+
+
+@pytest.mark.parametrize("method", ["mdlm", pytest.param("block-diffusion", marks=pytest.mark.long)])
+def test_models_of_tokens_read_a_source_too(method, tmp_path):
+    sizes = {key: value for key, value in SMALL.items() if key != "embedding_dim"}
+    lm = TextDiffusion.from_pretrained(train(tmp_path, method=method, model=sizes, steps=200))
+    unseen = sequences(TEXTS, 1)
+    made = lm.generate(source=[" ".join(words) for words in unseen])
+    exact = sum(text.text == " ".join(reversed(words)) for text, words in zip(made, unseen, strict=True))
+    assert exact >= 0.95 * TEXTS
+    shuffled = lm.generate(source=[" ".join(words) for words in unseen[1:] + unseen[:1]])
+    assert sum(a.text == b.text for a, b in zip(made, shuffled, strict=True)) <= 0.1 * TEXTS
 
 
 def test_unseen_sequences_are_reversed_and_only_the_source_says_how(run, monkeypatch):

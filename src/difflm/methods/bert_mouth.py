@@ -26,4 +26,4 @@ class BertMouth(TokenMethod):
 
         process, times = Absorbing(texts.vocabulary), MostlyAt(self.masked, limits=CONTINUOUS)
         sampling = Sampling("gibbs", steps=100)
-        return self.compose(process, texts.longest, {"ce": 1.0}, sampling, times, time="none", bounded=False)
+        return self.compose(process, texts, {"ce": 1.0}, sampling, times, time="none", bounded=False)

@@ -6,7 +6,7 @@ Training masks shares of which losses vary least, as the paper found for small b
 
 from typing import Literal
 
-from difflm.methods.base import LanguageModel, TextSpec
+from difflm.methods.base import LanguageModel, TextSpec, build_network
 from difflm.methods.tokens import TokenMethod
 
 CLIPS = {1: (1.0, 1.0), 2: (0.5, 1.0), 4: (0.45, 0.95), 8: (0.4, 0.9), 16: (0.3, 0.8)}  # 2 and 8 lie between theirs
@@ -24,14 +24,15 @@ class BlockDiffusionMethod(TokenMethod):
         from difflm.diffusion.timesteps import BlockTimes
         from difflm.models.base import Sampling
         from difflm.models.block_diffusion import BlockDiffusion, BlockLengths
-        from difflm.networks import Transformer
 
         process = Absorbing(texts.vocabulary)
         sizes = (self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+        network, reads = build_network(texts, sizes, self.encoder_layers, time="none")
         return BlockDiffusion(
             codec=Tokens(texts.vocabulary, self.hidden, process.states),
             process=process,
-            network=Transformer(*sizes, time="none"),
+            network=network,
+            conditioning=reads,
             objective=Objective({"elbo": 1.0}),
             times=BlockTimes(self.block, *CLIPS[self.block]),
             lengths=BlockLengths(texts.longest, self.block),

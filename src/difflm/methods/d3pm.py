@@ -24,7 +24,7 @@ class D3pm(TokenMethod):
 
         terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
         process, times = self.noise(texts.vocabulary), LowDiscrepancy(self.chain)
-        return self.compose(process, texts.longest, terms, times=times, time="addition")
+        return self.compose(process, texts, terms, times=times, time="addition")
 
 
 class D3pmAbsorbing(D3pm):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from difflm.errors import UsageError
 from difflm.methods.base import LanguageModel, TextSpec
 from difflm.methods.tokens import TokenMethod
 
@@ -50,13 +51,16 @@ class DiffusionBert(TokenMethod):
 
         return word_width(self.encoder)
 
-    def body(self, vocabulary: int, longest: int, time: Any) -> "nn.Module":
+    def body(self, texts: TextSpec, time: Any) -> "tuple[nn.Module, Any]":
         if not self.encoder:
-            return super().body(vocabulary, longest, time)
+            return super().body(texts, time)
+        if texts.source_longest:
+            raise UsageError("a pretrained encoder reads no sources: leave model.pretrained out.")
         from difflm.models.batching import Layout
         from difflm.networks.hf_encoder import PretrainedEncoder
 
-        return PretrainedEncoder(self.encoder, vocabulary, Layout(longest).width, self.dropout, self.time)
+        width = Layout(texts.longest).width
+        return PretrainedEncoder(self.encoder, texts.vocabulary, width, self.dropout, self.time), None
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Absorbing, Spindle
@@ -65,7 +69,7 @@ class DiffusionBert(TokenMethod):
 
         process = Spindle(texts.vocabulary, self.spindle) if self.spindle else Absorbing(texts.vocabulary)
         terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
-        model = self.compose(process, texts.longest, terms, times=LowDiscrepancy(self.chain), time=self.time)
+        model = self.compose(process, texts, terms, times=LowDiscrepancy(self.chain), time=self.time)
         if self.encoder:  # whose layers expect vectors of this size
             model.denoiser.codec.get_parameter("raw").data.mul_(0.02)
         return model

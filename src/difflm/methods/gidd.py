@@ -16,4 +16,4 @@ class Gidd(TokenMethod):
         from difflm.diffusion.processes import Hybrid
 
         process = Hybrid(texts.vocabulary, self.random_words)
-        return self.compose(process, texts.longest, {"calmed_elbo": 1.0})
+        return self.compose(process, texts, {"calmed_elbo": 1.0})

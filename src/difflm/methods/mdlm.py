@@ -13,4 +13,4 @@ class Mdlm(TokenMethod):
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Absorbing
 
-        return self.compose(Absorbing(texts.vocabulary), texts.longest, {"elbo": 1.0}, time="none")
+        return self.compose(Absorbing(texts.vocabulary), texts, {"elbo": 1.0}, time="none")

@@ -20,4 +20,4 @@ class Sedd(TokenMethod):
         from difflm.diffusion.processes import Absorbing, Uniform
 
         process = Absorbing(texts.vocabulary) if self.noise == "masks" else Uniform(texts.vocabulary)
-        return self.compose(process, texts.longest, {"score_entropy": 1.0})
+        return self.compose(process, texts, {"score_entropy": 1.0})

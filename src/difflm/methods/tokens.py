@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from difflm.methods.base import DiscreteProcess, Method
+from difflm.methods.base import DiscreteProcess, Method, TextSpec, build_network
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from difflm.diffusion.denoiser import CrossAttention
     from difflm.diffusion.timesteps import TimeSampler
     from difflm.models.base import Sampling
     from difflm.models.diffusion import DiffusionModel
@@ -17,8 +18,11 @@ CONTINUOUS = (1e-4, 1 - 1e-4)  # times of training: the integrand is not finite 
 
 
 class TokenMethod(Method):
+    task = "either"
+
     hidden: int = 384
     layers: int = 8
+    encoder_layers: int = 4  # of a source's encoder, where texts have sources
     heads: int = 6
     dropout: float = 0.1
 
@@ -27,17 +31,15 @@ class TokenMethod(Method):
         """Of the vectors that the body reads."""
         return self.hidden
 
-    def body(self, vocabulary: int, longest: int, time: "TimeInput") -> "nn.Module":
-        """From vectors of tokens to logits of words."""
-        from difflm.networks import Transformer
-
-        sizes = (self.hidden, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
-        return Transformer(*sizes, time, positions=longest)
+    def body(self, texts: TextSpec, time: "TimeInput") -> "tuple[nn.Module, CrossAttention | None]":
+        """From vectors of tokens to logits of words, and how the network reads a source."""
+        sizes = (self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+        return build_network(texts, sizes, self.encoder_layers, time=time, positions=texts.longest)
 
     def compose(
         self,
         process: DiscreteProcess,
-        longest: int,
+        texts: TextSpec,
         objective: dict[str, float],
         sampling: "Sampling | None" = None,
         times: "TimeSampler | None" = None,
@@ -53,14 +55,17 @@ class TokenMethod(Method):
         from difflm.models.base import Sampling
         from difflm.models.batching import DrawnLength
         from difflm.models.diffusion import DiffusionModel
+        from difflm.models.lengths import DrawnFromSource
 
+        network, reads = self.body(texts, time)
         return DiffusionModel(
             codec=Tokens(process.words, self.word_width, process.states),
             process=process,
-            network=self.body(process.words, longest, time),
+            network=network,
             objective=Objective(objective),
             times=times or LowDiscrepancy(limits=CONTINUOUS),
-            lengths=DrawnLength(longest),
+            lengths=DrawnFromSource(texts.longest, texts.source_longest) if reads else DrawnLength(texts.longest),
             sampling=sampling or Sampling(steps=50),
+            conditioning=reads,
             bound=DiscreteBound() if bounded else None,
         )

@@ -10,4 +10,4 @@ class Udlm(TokenMethod):
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Uniform
 
-        return self.compose(Uniform(texts.vocabulary), texts.longest, {"elbo": 1.0})
+        return self.compose(Uniform(texts.vocabulary), texts, {"elbo": 1.0})

@@ -17,7 +17,7 @@ from difflm.diffusion.base import Belief, Levels, Times
 from difflm.diffusion.bounds import DiscreteBound
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import Denoiser, autocast_to
+from difflm.diffusion.denoiser import Conditioning, Denoiser, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes import Absorbing
@@ -26,8 +26,8 @@ from difflm.diffusion.timesteps import BlockTimes
 from difflm.models.base import Sampling
 from difflm.models.batching import DrawnLength, LengthPolicy, observed_counts
 from difflm.models.diffusion import DiffusionModel
-from difflm.networks import Transformer
-from difflm.networks.transformer import Cache, rotary
+from difflm.networks import EncoderDecoder, Transformer
+from difflm.networks.transformer import Cache, Memory, rotary
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 MAX_WORDS = 512  # words of a text at most, however short those of training were
@@ -82,8 +82,16 @@ class BlockDenoiser(Denoiser):
 
     network: Transformer
 
-    def __init__(self, network: Transformer, codec: Tokens, process: Absorbing, size: int, window: int) -> None:
-        super().__init__(network, codec, process)
+    def __init__(
+        self,
+        network: Transformer,
+        codec: Tokens,
+        process: Absorbing,
+        size: int,
+        window: int,
+        conditioning: Conditioning | None = None,
+    ) -> None:
+        super().__init__(network, codec, process, conditioning)
         self.size, self.window = size, window
         # Rotations tell distances between unlike things; to masks that see masks alone, every place looks the same.
         self.places = nn.Parameter(0.5 * torch.randn(size, codec.dim))
@@ -110,10 +118,18 @@ class BlockDenoiser(Denoiser):
         with autocast_to(x.device, self.precision):
             inputs = self.read_tokens(torch.cat([x, clean], dim=1))
             nothing: list[Cache | None] = [None] * len(self.network.blocks)
-            hidden, _ = self.network.run(inputs, None, self.seen_by(length, x.device), nothing, 0, turn)
+            seen, memory = self.seen_by(length, x.device), self.memory_of(condition)
+            hidden, _ = self.network.run(inputs, None, seen, nothing, 0, turn, memory)
             logits = self.network.answer(hidden[:, :length]).float()
         with torch.autocast(x.device.type, enabled=False):
             return self.codec.belief(logits, x, self.process.at(t), None, self.process)
+
+    def memory_of(self, condition: Condition) -> list[Memory] | None:
+        """Every layer's keys and values of the sources; None without sources."""
+        if condition.memory is None or condition.source_mask is None:
+            return None
+        assert isinstance(self.network, EncoderDecoder)
+        return self.network.split_memory(condition.memory, condition.source_mask)
 
     def seen_by(self, length: int, device: torch.device) -> Tensor:
         """Who sees whom in [noisy; clean], [1, 2L, 2L]."""
@@ -124,7 +140,12 @@ class BlockDenoiser(Denoiser):
         return torch.cat([torch.cat([own, before], 1), torch.cat([torch.zeros_like(own), up_to], 1)]).unsqueeze(0)
 
     def block_logits(
-        self, block: Tensor, start: int, caches: list[Cache | None], back: Tensor | None = None
+        self,
+        block: Tensor,
+        start: int,
+        caches: list[Cache | None],
+        back: Tensor | None = None,
+        memory: list[Memory] | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:
         """Logits of one block [B, size] that begins at `start`, given the kept blocks; and what is kept with it. `back`
         [B]: how far each text looks, where that is less than the window."""
@@ -135,7 +156,7 @@ class BlockDenoiser(Denoiser):
             words = min(start, kept)
             near = torch.arange(-words, block.shape[1], device=block.device) >= -back.unsqueeze(1)
         with autocast_to(block.device, self.precision):
-            hidden, grown = self.network.run(self.read_tokens(block), None, near, caches, start)
+            hidden, grown = self.network.run(self.read_tokens(block), None, near, caches, start, memory=memory)
             return self.network.answer(hidden).float(), grown
 
 
@@ -151,7 +172,7 @@ class BlockDiffusion(DiffusionModel):
     ) -> None:
         super().__init__(codec, process, network, lengths=lengths, bound=DiscreteBound(), **parts)
         window = lengths.positions(lengths.longest)
-        self.denoiser = BlockDenoiser(network, codec, process, lengths.size, window)
+        self.denoiser = BlockDenoiser(network, codec, process, lengths.size, window, parts.get("conditioning"))
 
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
         """Each block is denoised given the clean ones before it."""
@@ -164,7 +185,8 @@ class BlockDiffusion(DiffusionModel):
             return super().nats_and_error(batch, noise, draws)
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         hidden, t = torch.full_like(ids, self.process.mask_id), torch.ones(len(ids), device=ids.device)
-        logits = self.denoiser(hidden, t, mask, self.condition_of(batch, ids)).logits
+        condition = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
+        logits = self.denoiser(hidden, t, mask, condition).logits
         nats = (cross_entropy(logits, ids) * mask).sum(-1)
         return nats, torch.zeros_like(nats)
 
@@ -180,7 +202,9 @@ class BlockDiffusion(DiffusionModel):
         usual, back = self.lengths.positions(self.longest), None
         if mask.shape[1] > usual:  # of a text, not of its batch: a text does not depend on its neighbours
             back = torch.where(mask.sum(-1) > usual, self.lengths.seen_back, denoiser.window)
-        return BlockwiseDenoiser(denoiser, steering.spans[0].steps if steering.spans else sampling.steps, back)
+        condition = denoiser.conditioning.prepare(denoiser, Condition(steering.source, steering.source_mask))
+        steps = steering.spans[0].steps if steering.spans else sampling.steps
+        return BlockwiseDenoiser(denoiser, steps, back, denoiser.memory_of(condition))
 
     def frames(self, sampling: Sampling, words: int) -> int:
         return self.lengths.positions(words) // self.denoiser.size * sampling.steps
@@ -222,8 +246,14 @@ def hide_unwritten(tokens: Tensor, reached: Tensor) -> Tensor:
 class BlockwiseDenoiser:
     """The denoiser of one tile while its blocks are written, `steps` calls each: it keeps what finished blocks left."""
 
-    def __init__(self, denoiser: BlockDenoiser, steps: int, back: Tensor | None = None) -> None:
-        self.denoiser, self.steps, self.back = denoiser, steps, back
+    def __init__(
+        self,
+        denoiser: BlockDenoiser,
+        steps: int,
+        back: Tensor | None = None,
+        memory: list[Memory] | None = None,
+    ) -> None:
+        self.denoiser, self.steps, self.back, self.memory = denoiser, steps, back, memory
         self.calls = self.done = 0
         self.caches: list[Cache | None] = [None] * len(denoiser.network.blocks)
 
@@ -234,9 +264,9 @@ class BlockwiseDenoiser:
         self.calls += 1
         while self.done < now:
             block = x[:, self.done * size : (self.done + 1) * size]
-            _, self.caches = self.denoiser.block_logits(block, self.done * size, self.caches, self.back)
+            _, self.caches = self.denoiser.block_logits(block, self.done * size, self.caches, self.back, self.memory)
             self.done += 1
         here = slice(now * size, (now + 1) * size)
         logits = self.denoiser.network.head.bias.detach().float().expand(*x.shape, -1).clone()
-        logits[:, here], _ = self.denoiser.block_logits(x[:, here], now * size, self.caches, self.back)
+        logits[:, here], _ = self.denoiser.block_logits(x[:, here], now * size, self.caches, self.back, self.memory)
         return self.denoiser.codec.belief(logits, x, level, None, self.denoiser.process)
