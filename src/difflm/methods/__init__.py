@@ -17,6 +17,7 @@ from difflm.methods.diffusionbert import DiffusionBert
 from difflm.methods.gidd import Gidd
 from difflm.methods.mdlm import Mdlm
 from difflm.methods.sedd import Sedd
+from difflm.methods.seqdiffuseq import SeqDiffuSeq
 from difflm.methods.udlm import Udlm
 from difflm.runtime.registry import Registry
 
@@ -24,6 +25,7 @@ LISTED: tuple[type[Method], ...] = (
     DiffusionLM,
     DiffLM,
     DiffuSeq,
+    SeqDiffuSeq,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
