@@ -14,6 +14,7 @@ from difflm.methods.difflm import DiffLM
 from difflm.methods.diffuseq import DiffuSeq
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusionbert import DiffusionBert
+from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
 from difflm.methods.mdlm import Mdlm
 from difflm.methods.sedd import Sedd
@@ -26,6 +27,7 @@ LISTED: tuple[type[Method], ...] = (
     DiffLM,
     DiffuSeq,
     SeqDiffuSeq,
+    Genie,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
