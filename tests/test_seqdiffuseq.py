@@ -11,6 +11,7 @@ from oracles import oracle_walk
 from tiny import assert_resumed_to_the_bit
 from torch import Tensor
 
+from difflm.app.plots.schedules import POINTS, sample_curve
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.adaptive import PositionGaussian, PositionLosses, equalise
@@ -229,3 +230,9 @@ def test_training_finds_the_easier_positions():
         optimizer.zero_grad()
     *repeated, alone = torch.logit(model.process.table[CHAIN // 2, 1:6]).tolist()
     assert all(0.8 < alone - one < 2 for one in repeated)
+
+
+def test_a_plot_shows_the_mean_of_all_positions():
+    curve, process = sample_curve("run", moved_process(4)), moved_process(4)
+    expected = process.at(torch.linspace(0, 1, POINTS).double()).alpha.mean(1)
+    assert curve.alpha.tolist() == pytest.approx(expected.tolist())
