@@ -6,7 +6,16 @@ from pathlib import Path
 
 from difflm.data.e2e import Split, e2e_path, read_e2e
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
-from difflm.data.texts import FORMATS, Example, check_any, check_readable, read_chunks, read_examples, read_texts
+from difflm.data.texts import (
+    FORMATS,
+    Example,
+    check_any,
+    check_readable,
+    read_chunks,
+    read_examples,
+    read_line_texts,
+    read_texts,
+)
 from difflm.errors import UsageError, suggest
 
 Texts = Iterator[str]
@@ -89,6 +98,26 @@ def corpus_examples(
     if known and not known.examples:
         raise UsageError(f"the texts of {name_or_path} have no sources. Give data=e2e, or pairs of your own.")
     return known.examples(paths[0]) if known and known.examples else read_examples(paths, column)
+
+
+def plain_texts(
+    name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
+) -> Iterator[str]:
+    """Yield the texts of a split; of parallel files all texts of the first, then all of the second."""
+    paths = corpus_paths(name_or_path, root, split)
+    if len(paths) == 1:
+        return corpus(name_or_path, root, split, column, chunk)
+    if column is not None or chunk:
+        raise UsageError(f"{file_names(name_or_path)} have a text a line: leave column and chunk out.")
+    return (text for path in paths for text in read_line_texts(path))
+
+
+def cut_examples(
+    name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
+) -> Iterator[Example]:
+    """Yield the texts of a split, each to be written in part from the rest of it."""
+    texts = plain_texts(name_or_path, root, split, column, chunk)
+    return (Example(text, cut=number) for number, text in enumerate(texts))
 
 
 def counted_texts(

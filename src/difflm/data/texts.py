@@ -22,10 +22,12 @@ Row = tuple[int, tuple[str, ...]]  # a line's number, and its texts of the colum
 
 @dataclass(frozen=True)
 class Example:
-    """A text to learn, and the source that it is written from, where there is one."""
+    """A text to learn, and the source that it is written from, where there is one. `cut` is the number of a text that
+    is its own source: a span of it is cut out and learned (`data/spans.py`)."""
 
     target: str
     source: str | None = None
+    cut: int | None = None
 
 
 def read_texts(path: Path, column: str | None = None) -> Iterator[str]:
@@ -38,11 +40,19 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[str]:
     if kind == ".txt" and column is not None:
         raise UsageError(f"{path} has a text a line and no columns: leave the column {column!r} out.")
     if kind == ".txt":
-        texts = (line for _, line in read_lines(path))
-    elif kind in ROWS:
-        texts = (text for _, (text,) in ROWS[kind](path, (column or "text",)))
-    else:
+        return read_line_texts(path)
+    if kind not in ROWS:
         raise UsageError(f"{path} is not a file of texts: they are read from {FORMATS}.")
+    return _skip_blank((text for _, (text,) in ROWS[kind](path, (column or "text",))), path)
+
+
+def read_line_texts(path: Path) -> Iterator[str]:
+    """Yield the lines of a file of any suffix as `read_texts` does those of a .txt file."""
+    check_readable(path)
+    return _skip_blank((line for _, line in read_lines(path)), path)
+
+
+def _skip_blank(texts: Iterable[str], path: Path) -> Iterator[str]:
     return check_any(filter(None, map(str.strip, texts)), f"there is no text in {path}.")
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from difflm.data.spans import HIDDEN, cut_span
 from difflm.data.texts import MOST_TOKENS, Example
 from difflm.data.tokenizers import PAD, Tokenizer
 from difflm.errors import DifflmError
@@ -116,10 +117,15 @@ class TokenFile(TokenColumn):
         return not self.meta.get("too_long") and not self.meta.get("repeated")
 
     def key(self, index: int) -> bytes:
-        """The tokens of an example as bytes: equal examples have equal keys, and no others."""
+        """The tokens of an example as bytes: equal examples have equal keys, and no others; of a text that was cut, the
+        tokens of the whole text."""
         target = super().key(index)
         if self.sources is None:
             return target
+        begin, end = self.sources.offsets[index], self.sources.offsets[index + 1]
+        if len(hidden := np.flatnonzero(self.sources.ids[begin:end] == HIDDEN)):
+            source, place, size = self.sources.key(index), int(hidden[0]), self.sources.ids.itemsize
+            return source[: place * size] + target + source[(place + 1) * size :]
         return self.sources.lengths[index].tobytes() + self.sources.key(index) + target
 
 
@@ -180,7 +186,11 @@ def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterat
     examples = iter(examples)
     while some := list(islice(examples, 1024)):
         columns = [[one.target for one in some], [one.source for one in some if one.source is not None]]
-        yield [tokenizer.encode_batch(texts) for texts in columns if texts]
+        encoded = [tokenizer.encode_batch(texts) for texts in columns if texts]
+        if some[0].cut is not None:
+            pairs = [cut_span(ids, one.cut or 0) for ids, one in zip(encoded[0], some, strict=True)]
+            encoded = [[span for _, span in pairs], [source for source, _ in pairs]]
+        yield encoded
 
 
 # -- texts that fit ---------------------------------------------------------------------------------------------------

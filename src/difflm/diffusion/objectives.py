@@ -82,7 +82,7 @@ def terminal_norm(batch: Corrupted) -> Tensor:
     """‖α_1 x_0‖², the mean of the last state, which keeps vectors from growing to escape the noise."""
     last = batch.process.at(torch.ones(1, device=batch.x0.device))
     assert isinstance(last, GaussianLevels)
-    return (last.alpha * batch.x0).square().mean(-1)
+    return (expand_levels(last.alpha, batch.x0) * batch.x0).square().mean(-1)
 
 
 def mse(batch: Corrupted) -> Tensor:

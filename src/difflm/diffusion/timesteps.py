@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from difflm.diffusion.base import Process
 from difflm.diffusion.noise import Noise, fold_counter, folded
 from difflm.diffusion.processes.gaussian import interpolate
 from difflm.errors import UsageError
@@ -27,6 +28,9 @@ class StepSpan(NamedTuple):
 class TimeSampler(nn.Module):
     """Uniform times; `steps` makes them the levels 1/T … 1 of a discrete chain. Of continuous times those outside of
     `limits` are moved to them: the integrand of a discrete process is not finite at the ends."""
+
+    observed_term: str | None = None  # the loss term that it observes; None: the weighted sum of all
+    ignored_token = -1  # a token whose losses it does not observe, such as padding
 
     def __init__(self, steps: int | None = None, limits: tuple[float, float] = (0.0, 1.0)) -> None:
         super().__init__()
@@ -60,6 +64,9 @@ class TimeSampler(nn.Module):
 
     def observe(self, t: Tensor, losses: Tensor, mask: Tensor) -> None:
         """Take note of the losses [B, L] at their times."""
+
+    def adapt(self, process: Process, update: int) -> None:
+        """Change the process by what was observed, where that is due before an update, which is counted from 0."""
 
     def grid(self, spans: Sequence[StepSpan], width: int, device: torch.device) -> Tensor:
         """From noise, or from a share of it, to text in evenly spaced u, [N + 1], or [N + 1, B] where the spans of rows

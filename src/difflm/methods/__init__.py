@@ -15,9 +15,11 @@ from difflm.methods.diffuseq import DiffuSeq
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusionbert import DiffusionBert
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
+from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
 from difflm.methods.mdlm import Mdlm
 from difflm.methods.sedd import Sedd
+from difflm.methods.seqdiffuseq import SeqDiffuSeq
 from difflm.methods.udlm import Udlm
 from difflm.runtime.registry import Registry
 
@@ -25,6 +27,8 @@ LISTED: tuple[type[Method], ...] = (
     DiffusionLM,
     DiffLM,
     DiffuSeq,
+    SeqDiffuSeq,
+    Genie,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,

@@ -54,6 +54,9 @@ class Trainable(nn.Module):
     def forward(self, batch: Batch) -> Losses:
         """The losses of a batch of tensors."""
 
+    def begin_update(self, update: int) -> None:
+        """Do what is due before an update, which is counted from 0: at a few of them a schedule changes."""
+
     @abstractmethod
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """−log p(text) or its bound for each text, END and length included; of a classifier, of its labels. [B]"""

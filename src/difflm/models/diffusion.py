@@ -114,11 +114,15 @@ class DiffusionModel(LanguageModel):
             weighted = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
             sums = (torch.stack([*terms.values(), weighted]) * counted).sum((-2, -1)).unbind()
             named = dict(zip(terms, sums[:-1], strict=True))
-            self.times.observe(t, total.detach(), counted)
+            watched = total if self.times.observed_term is None else terms[self.times.observed_term]
+            self.times.observe(t, watched.detach(), counted & (ids != self.times.ignored_token))
             fit = self.times.fit_loss(t, total, counted)
             if fit is None:
                 return Losses(sums[-1], named, count)
             return Losses(sums[-1] + fit * count, {**named, "warp": fit * count}, count)
+
+    def begin_update(self, update: int) -> None:
+        self.times.adapt(self.process, update)
 
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
         """What is known beside the noisy state of a batch with these `ids` on its canvas."""

@@ -12,7 +12,16 @@ import numpy as np
 import torch
 
 from difflm.data.batches import Batch, Batches, Permutation, split
-from difflm.data.corpora import NAMES, corpus_examples, corpus_path, corpus_paths, counted_texts, resolve_data
+from difflm.data.corpora import (
+    NAMES,
+    corpus_examples,
+    corpus_path,
+    corpus_paths,
+    counted_texts,
+    cut_examples,
+    plain_texts,
+    resolve_data,
+)
 from difflm.data.e2e import Split as SplitName
 from difflm.data.pairs import read_pairs
 from difflm.data.texts import MOST_TOKENS
@@ -139,10 +148,10 @@ def prepare_model(setup: Setup) -> Prepared:
         if isinstance(process, DiscreteProcess) and process.reads_pairs:
             process.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
         model.observe(lengths, words)
-        if tokens.sources is not None:
-            model.observe_pairs(pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
         if not newest_checkpoint(setup.out):  # whose weights would replace these
             method.start(model, tokenizer)
+    if tokens.sources is not None:
+        model.observe_pairs(pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
     if recipe.temperature is not None and model.predicts_words:
         model.sampling = replace(model.sampling, temperature=recipe.temperature)
     origin: Origin | None = None
@@ -321,7 +330,10 @@ def count_overlap(training: Split, held_out: Split) -> int:
 def build_tokenizer(setup: Setup) -> Tokenizer:
     """Build a tokenizer from the training texts and their sources."""
     recipe = setup.recipe
-    found = counted_texts(recipe.data, setup.root, recipe.column, recipe.chunk, recipe.has_sources)
+    if recipe.cuts_spans:
+        found = plain_texts(recipe.data, setup.root, "train", recipe.column, recipe.chunk)
+    else:
+        found = counted_texts(recipe.data, setup.root, recipe.column, recipe.chunk, recipe.has_sources)
     texts = report_reading(found, "learning words", setup.note)
     tokenizer: Tokenizer
     if recipe.tokenizer == "bpe":
@@ -350,6 +362,8 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     origin = {**first, "column": recipe.column, **({"parallel": others} if others else {})}
     if recipe.chunk:
         origin["chunk"] = recipe.chunk
+    if recipe.cuts_spans:
+        origin["task"] = recipe.task
     if directory.exists():
         tokens = TokenFile.open(directory)
         same = tokens.matches(tokenizer, origin)
@@ -357,7 +371,10 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
             return tokens
         if newest_checkpoint(out) and not same:
             raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
-    examples = corpus_examples(recipe.data, setup.root, split, recipe.column, recipe.chunk, recipe.has_sources)
+    if recipe.cuts_spans:
+        examples = cut_examples(recipe.data, setup.root, split, recipe.column, recipe.chunk)
+    else:
+        examples = corpus_examples(recipe.data, setup.root, split, recipe.column, recipe.chunk, recipe.has_sources)
     return TokenFile.build(directory, report_reading(examples, f"reading {split} texts", setup.note), tokenizer, origin)
 
 

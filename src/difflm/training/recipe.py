@@ -41,9 +41,10 @@ class Recipe(BaseModel):
     longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
     "Tokens of a canvas; longer texts are left out, and counted. 0: enough for 99 % of the texts."
     source_longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
-    task: Literal["auto", "seq2seq"] = "auto"
-    "`seq2seq`: texts are written from sources; `auto`: where the method or the data say so."
     "Tokens of the longest source, where texts have one. 0: enough for 99 % of the sources."
+    task: Literal["auto", "seq2seq", "span-denoising"] = "auto"
+    "`seq2seq`: texts are written from sources; `auto`: where the method or the data say so. `span-denoising`: of each \
+    plain text one span of 30 % is written from the rest; of two files, both are plain texts."
     distinct: bool = False
     "Train on each text once, however often the file repeats it."
     licence: str = ""
@@ -98,8 +99,13 @@ class Recipe(BaseModel):
     def has_sources(self) -> bool:
         """Whether texts are written from a source."""
         known = METHODS[self.method].task
-        asked = self.task == "seq2seq" or self.source_longest > 0 or len(split_paths(self.data)) > 1
+        asked = self.task != "auto" or self.source_longest > 0 or len(split_paths(self.data)) > 1
         return known == "seq2seq" or (known == "either" and asked)
+
+    @property
+    def cuts_spans(self) -> bool:
+        """Whether sources are texts that a span was cut out of."""
+        return self.task == "span-denoising"
 
 
 def known_recipes() -> dict[str, Path]:
@@ -255,7 +261,9 @@ def _check_sizes(method: Method) -> None:
 
 
 def _check_sources(recipe: Recipe) -> None:
-    if recipe.has_sources and recipe.chunk:
+    if recipe.cuts_spans and not recipe.has_sources:
+        raise UsageError(f"recipe: task: {recipe.method} reads no sources, which span-denoising needs.")
+    if recipe.has_sources and recipe.chunk and not recipe.cuts_spans:
         raise UsageError(f"recipe: chunk: pieces of a file have no source, and {recipe.method} needs one.")
     if recipe.has_sources and recipe.longest + recipe.source_longest > MOST_TOKENS:
         raise UsageError(f"recipe: longest and source_longest: at most {MOST_TOKENS} together.")

@@ -175,6 +175,7 @@ class Trainer:
         """Take one step: gradients of all micro-batches, one clipped update, one update of the average. It does not
         synchronise; the losses it returns are valid until the next step."""
         self.masters.model.train()
+        self.masters.model.begin_update(self.step)
         if self._sums:
             torch._foreach_zero_(self._sums)
         found: list[Losses] = []

@@ -33,9 +33,11 @@ class Curve:
 
 
 def sample_curve(name: str, process: Gaussian, time_of: Callable[[Tensor], Tensor] = lambda u: u) -> Curve:
+    """Where positions have curves of their own, the mean of them."""
     t = time_of(torch.linspace(0, 1, POINTS)).double()
     level = process.at(t)
-    return Curve(name, *(values.numpy() for values in (level.alpha, level.sigma, level.log_snr)))
+    means = (values.view(POINTS, -1).mean(1) for values in (level.alpha, level.sigma, level.log_snr))
+    return Curve(name, *(values.numpy() for values in means))
 
 
 def known_curves() -> list[Curve]:

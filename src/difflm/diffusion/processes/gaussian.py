@@ -136,12 +136,15 @@ class Gaussian(Process):
         if isinstance(t, GaussianLevels):
             return t
         assert isinstance(t, Tensor)
-        log_snr = self.schedule.log_snr(t)
+        log_snr = self.log_snr(t)
         if self.exploding:
             alpha, sigma = torch.ones_like(log_snr), torch.exp(-log_snr / 2)
         else:
             alpha, sigma = torch.sigmoid(log_snr).sqrt(), torch.sigmoid(-log_snr).sqrt()
         return GaussianLevels(t, log_snr, alpha, sigma, (alpha**2 + sigma**2).sqrt())
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        return self.schedule.log_snr(t)
 
     def draw_noise(self, noise: Noise, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
         return noise.normal(step, *shape, stream=stream)

@@ -1,0 +1,48 @@
+"""SeqDiffuSeq: Text Diffusion Model with an Encoder-Decoder Transformer (Yuan et al., 2022).
+
+The released code draws the noise of a sampling step from a flattened table of posterior variances, that of another
+level; here it is that of the step's own two times, which may be any distance apart. Held-out texts do not feed the
+losses that move the schedule, and the schedule is saved with its weights. Sources have an embedding table of their own.
+"""
+
+from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
+from difflm.methods.diffusion_lm import CHAIN
+
+
+class SeqDiffuSeq(Method):
+    name, paper, family, task, bound = "seqdiffuseq", "Yuan et al. 2022", "gaussian", "seq2seq", False
+
+    embedding_dim: int = 128
+    hidden: int = 512
+    layers: int = 6
+    encoder_layers: int = 6
+    heads: int = 8
+    dropout: float = 0.1
+    adapt_first: int = 60_000  # the update at which the schedule is first moved
+    adapt_every: int = 20_000
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.data.tokenizers import PAD
+        from difflm.diffusion.adaptive import PositionGaussian, PositionLosses
+        from difflm.diffusion.codecs import LearnedEmbedding
+        from difflm.diffusion.denoiser import SelfConditioning
+        from difflm.diffusion.objectives import Objective
+        from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
+        from difflm.models.base import Sampling
+        from difflm.models.batching import PadTokens
+        from difflm.models.diffusion import DiffusionModel
+
+        schedule, dim, longest = Sqrt(), self.embedding_dim, texts.longest
+        sizes = (2 * dim, dim, self.hidden, self.layers, self.heads, self.dropout)
+        network, reads = build_network(texts, sizes, self.encoder_layers, time="addition", positions=longest)
+        return DiffusionModel(
+            codec=LearnedEmbedding(texts.vocabulary, dim, x0_std=first_level_std(schedule, CHAIN)),
+            process=PositionGaussian(schedule, longest, CHAIN),
+            network=network,
+            objective=Objective({"mse": 1.0, "rounding_ce": 1.0, "terminal_norm": 1.0}),
+            times=PositionLosses(CHAIN, longest, PAD, first=self.adapt_first, every=self.adapt_every),
+            lengths=PadTokens(longest),
+            sampling=Sampling("ancestral", steps=2000),
+            conditioning=reads,
+            self_conditioning=SelfConditioning("coin"),
+        )
