@@ -11,7 +11,7 @@ from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.classifier import GuidingClassifier
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
-from difflm.methods.diffuseq import DiffuSeq
+from difflm.methods.diffuseq import DiffuSeq, DiffuSeqV2
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusionbert import DiffusionBert
 from difflm.methods.gidd import Gidd
@@ -24,6 +24,7 @@ LISTED: tuple[type[Method], ...] = (
     DiffusionLM,
     DiffLM,
     DiffuSeq,
+    DiffuSeqV2,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
