@@ -3,6 +3,7 @@
 Methods of other packages join through the entry points `difflm.methods`, or by `difflm.methods.register`.
 """
 
+from difflm.methods.ar_diffusion import ArDiffusion
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.base import Method
 from difflm.methods.base import TextSpec as TextSpec
@@ -25,6 +26,7 @@ LISTED: tuple[type[Method], ...] = (
     DiffLM,
     DiffuSeq,
     DiffuSeqV2,
+    ArDiffusion,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
