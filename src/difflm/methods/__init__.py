@@ -3,6 +3,7 @@
 Methods of other packages join through the entry points `difflm.methods`, or by `difflm.methods.register`.
 """
 
+from difflm.methods.ar_diffusion import ArDiffusion
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.base import Method
 from difflm.methods.base import TextSpec as TextSpec
@@ -11,7 +12,7 @@ from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.classifier import GuidingClassifier
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
-from difflm.methods.diffuseq import DiffuSeq
+from difflm.methods.diffuseq import DiffuSeq, DiffuSeqV2
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusionbert import DiffusionBert
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
@@ -29,6 +30,8 @@ LISTED: tuple[type[Method], ...] = (
     DiffuSeq,
     SeqDiffuSeq,
     Genie,
+    DiffuSeqV2,
+    ArDiffusion,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,

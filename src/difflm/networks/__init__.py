@@ -2,6 +2,7 @@
 
 from difflm.networks.bert import BertLayout
 from difflm.networks.encoder_decoder import EncoderDecoder
+from difflm.networks.time_attention import TimeAttentionDecoder
 from difflm.networks.transformer import Transformer
 
-__all__ = ["BertLayout", "EncoderDecoder", "Transformer"]
+__all__ = ["BertLayout", "EncoderDecoder", "TimeAttentionDecoder", "Transformer"]

@@ -1,7 +1,7 @@
 """Tokens ⇄ clean state."""
 
 from difflm.diffusion.base import Codec
-from difflm.diffusion.codecs.embedding import Embedding, FixedEmbedding, LearnedEmbedding
+from difflm.diffusion.codecs.embedding import CentredEmbedding, Embedding, FixedEmbedding, LearnedEmbedding
 from difflm.diffusion.codecs.tokens import Tokens
 
-__all__ = ["Codec", "Embedding", "FixedEmbedding", "LearnedEmbedding", "Tokens"]
+__all__ = ["CentredEmbedding", "Codec", "Embedding", "FixedEmbedding", "LearnedEmbedding", "Tokens"]

@@ -11,6 +11,7 @@ from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels
 from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Spindle, Uniform
 from difflm.diffusion.processes.matrix import Matrix, Nearest
+from difflm.diffusion.processes.soft_absorbing import SoftAbsorbing
 
 __all__ = [
     "Absorbing",
@@ -26,6 +27,7 @@ __all__ = [
     "MutualInformationAlpha",
     "Nearest",
     "PowerAlpha",
+    "SoftAbsorbing",
     "Spindle",
     "Uniform",
 ]

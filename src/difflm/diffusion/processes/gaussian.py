@@ -126,7 +126,7 @@ class GaussianLevels(Levels):
 
 
 class Gaussian(Process):
-    steps = ("ancestral", "ddim", "ddim-half", "dpm-solver", "euler", "heun")
+    steps: tuple[str, ...] = ("ancestral", "ddim", "ddim-half", "dpm-solver", "euler", "heun")
 
     def __init__(self, schedule: Schedule, exploding: bool = False) -> None:
         super().__init__()
@@ -171,6 +171,11 @@ class Gaussian(Process):
         keep = late.alpha / early.alpha * (early.sigma / late.sigma) ** 2
         mean = expand_levels(keep, x_t) * x_t + expand_levels(early.alpha * new, x_t) * clean
         return mean, expand_levels(early.sigma * new.clamp(min=0).sqrt(), x_t)
+
+    def draw_posterior(self, x_t: Tensor, clean: Tensor, t: Times, s: Times, noise: Tensor) -> Tensor:
+        """x_s ~ q(x_s | x_t, x_0), made of the random numbers of `draw_noise`."""
+        mean, std = self.posterior(x_t, clean, t, s)
+        return mean + std * noise
 
     def implied_noise(self, x_t: Tensor, clean: Tensor, t: Times) -> Tensor:
         """ε such that x_t = α_t · clean + σ_t · ε."""

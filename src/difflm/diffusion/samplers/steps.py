@@ -40,8 +40,8 @@ class Step(Protocol):
 
 def ancestral(now: StepState) -> Tensor:
     """Draw x_s ~ q(x_s | x_t, x̂_0) for any s < t (Ho et al., 2020, equation 7, with two free times)."""
-    mean, std = now.process.posterior(now.x, now.belief.clean, now.level, now.next_level)
-    return mean + std * now.noise()
+    x_s: Tensor = now.process.draw_posterior(now.x, now.belief.clean, now.level, now.next_level, now.noise())
+    return x_s
 
 
 def ddim(now: StepState, eta: float = 0.0) -> Tensor:

@@ -1,0 +1,90 @@
+"""An encoder-decoder whose text attends to words by their noise level: time is a part of every key."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.networks.encoder_decoder import EncoderDecoder
+from difflm.networks.transformer import Attention, Block, Cache, Memory, Slots, additive, rotary, rotate
+
+
+class TimeAttention(Attention):
+    """Attention with scores (q + b₁)·k + (q + b₂)·W τ_k, where τ_k is the embedded time of position k (Wu et al., 2023,
+    in the manner of Dai et al., 2019). Rotations of positions enter the first product alone."""
+
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__(hidden, heads, dropout)
+        self.time_key = nn.Linear(hidden, hidden, bias=False)
+
+    def attend_by_time(
+        self, x: Tensor, told: Tensor, biases: Tensor, mask: Tensor | None, turn: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """`told` are the embedded times [B, L or 1, hidden], `biases` [2, heads, 1, head_dim]."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        by_time = self.time_key(told).unflatten(-1, (self.heads, -1)).transpose(1, 2).expand_as(k)
+        content, time = (q + bias for bias in biases.to(q.dtype))
+        y = F.scaled_dot_product_attention(
+            torch.cat([rotate(content, *turn), time], -1),
+            torch.cat([rotate(k, *turn), by_time], -1),
+            v,
+            attn_mask=None if mask is None else mask[:, None, None, :],
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=q.shape[-1] ** -0.5,
+        )
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class TimeAttentionBlock(Block):
+    attention: TimeAttention
+
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__(hidden, heads, dropout, condition=0, reads_source=True)
+        self.attention = TimeAttention(hidden, heads, dropout)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        told: Tensor,
+        biases: Tensor,
+        mask: Tensor | None,
+        turn: tuple[Tensor, Tensor],
+        memory: Memory | None,
+    ) -> Tensor:
+        y = self.attention.attend_by_time(self.norm_1(x), told, biases, mask, turn)
+        x = x + self.drop(y)
+        if memory is not None and self.source is not None:
+            x = x + self.drop(self.source(x, memory))
+        return x + self.drop(self.feed(self.norm_2(x)))
+
+
+class TimeAttentionDecoder(EncoderDecoder):
+    """Nothing else is told the time. All layers share the two biases."""
+
+    def __init__(
+        self, in_dim: int, out_dim: int, hidden: int, layers: int, heads: int, dropout: float = 0.1, **settings: Any
+    ) -> None:
+        super().__init__(in_dim, out_dim, hidden, layers, heads, dropout, time="layers", **settings)
+        self.blocks = nn.ModuleList(TimeAttentionBlock(hidden, heads, dropout) for _ in range(layers))
+        self.biases = nn.Parameter(torch.zeros(2, heads, 1, hidden // heads))
+
+    def run(
+        self,
+        x: Tensor,
+        t: Tensor | None,
+        mask: Tensor | None,
+        caches: Sequence[Cache | Slots | None] | None,
+        start: int,
+        turn: tuple[Tensor, Tensor] | None = None,
+        memory: Sequence[Memory] | None = None,
+    ) -> tuple[Tensor, list[Cache | None]]:
+        assert t is not None and memory is not None
+        told, turn = self.embed_time(t), turn or rotary(x.shape[1], self.head_dim, x.device, start)
+        if mask is not None and (mask.is_cuda or not self.training):
+            mask = additive(mask, self.head.weight.dtype)
+        for block, source in zip(self.blocks, memory, strict=True):
+            x = block(x, told, self.biases, mask, turn, source)
+        return x, []
