@@ -8,6 +8,7 @@ from difflm.methods.base import Method
 from difflm.methods.base import TextSpec as TextSpec
 from difflm.methods.bert_mouth import BertMouth
 from difflm.methods.block_diffusion import BlockDiffusionMethod
+from difflm.methods.cdcd import Cdcd
 from difflm.methods.classifier import GuidingClassifier
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
@@ -16,6 +17,7 @@ from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusionbert import DiffusionBert
 from difflm.methods.gidd import Gidd
 from difflm.methods.mdlm import Mdlm
+from difflm.methods.sed import Sed
 from difflm.methods.sedd import Sedd
 from difflm.methods.udlm import Udlm
 from difflm.runtime.registry import Registry
@@ -24,6 +26,8 @@ LISTED: tuple[type[Method], ...] = (
     DiffusionLM,
     DiffLM,
     DiffuSeq,
+    Cdcd,
+    Sed,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
