@@ -284,6 +284,7 @@ def mean_cosine(codec: LearnedEmbedding) -> float:
     return float((table @ table.T).sum() - len(table)) / (len(table) * (len(table) - 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("term", ["ce", "mse"])
 def test_cross_entropy_keeps_words_apart_and_squared_errors_make_them_one(term, markov_texts):
     """Which word it is costs nothing where all words have one vector; cross-entropy asks for the word itself."""
