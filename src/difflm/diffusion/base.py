@@ -39,6 +39,9 @@ def expand_levels(value: Tensor, state: Tensor) -> Tensor:
     return value[(...,) + (None,) * (state.dim() - value.dim())]
 
 
+LEAST = 1e-4  # of a probability that guidance would make negative
+
+
 @dataclass(frozen=True)
 class Belief:
     """Token logits, and the clean state that goes with them.
@@ -88,11 +91,15 @@ class Belief:
         rows: dict[str, Any] = {name: one[part] for name, one in own.items() if isinstance(one, Tensor)}
         return replace(self, **rows)
 
-    def contrasted(self, other: "Belief", weight: float) -> "Belief":
+    def contrasted(self, other: "Belief", weight: float, scores: bool = False) -> "Belief":
         """Log-probabilities, and a state that was predicted, moved on by `weight` from the belief of who knows less:
-        classifier-free guidance (Ho & Salimans, 2022). Tokens that one of the two rules out stay as they are."""
+        classifier-free guidance (Ho & Salimans, 2022). Tokens that one of the two rules out stay as they are. With
+        `scores` the probabilities are moved, and with them their mean, as a score is; none below `LEAST` of itself."""
         here, there = self.logits.log_softmax(-1), other.logits.log_softmax(-1)
-        moved = torch.where(here.isfinite() & there.isfinite(), here + weight * (here - there), self.logits)
+        step = (
+            (1 + weight - weight * (there - here).exp()).clamp(min=LEAST).log() if scores else weight * (here - there)
+        )
+        moved = torch.where(here.isfinite() & there.isfinite(), here + step, self.logits)
         if self.state is None or other.state is None:
             return self.with_logits(moved)
         return replace(self, logits=moved, words=None, state=self.state + weight * (self.state - other.state))

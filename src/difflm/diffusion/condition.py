@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 FREE = -1  # a position whose token is not given
+HIDDEN = -2  # a position whose token is given, and dropped by classifier-free guidance
 NO_LABEL = 0  # the label that classifier-free guidance drops to; real labels begin at 1
 
 
@@ -17,7 +18,7 @@ class Condition:
     source: Tensor | None = None  # [B, S] ids
     source_mask: Tensor | None = None  # [B, S], True where the source has a token
     memory: Tensor | None = None  # [B, S, H]: what an encoder made of the source, once a generation
-    given: Tensor | None = None  # [B, L] ids of known positions, FREE elsewhere
+    given: Tensor | None = None  # [B, L] ids of known positions, HIDDEN where they are dropped, FREE elsewhere
     label: Tensor | None = None  # [B]
 
     def __getitem__(self, rows: Any) -> "Condition":
@@ -31,8 +32,8 @@ class Condition:
         return replace(self, **moved)
 
     def null(self, rows: Tensor | None = None) -> "Condition":
-        """The condition that classifier-free guidance compares with: no source, nothing given, no label; of some
-        texts, [B], or of all."""
+        """The condition that classifier-free guidance compares with: no source, no given word, no label; of some
+        texts, [B], or of all. Which positions were given is still told: their noisy state would give the words away."""
 
         def drop(value: Tensor | None, empty: float) -> Tensor | None:
             if value is None:
@@ -40,11 +41,14 @@ class Condition:
             nothing = torch.full_like(value, empty)
             return nothing if rows is None else torch.where(rows[(...,) + (None,) * (value.dim() - 1)], nothing, value)
 
+        given = drop(self.given, HIDDEN)
+        if given is not None and self.given is not None:
+            given = torch.where(self.given == FREE, FREE, given)
         return replace(
             self,
             source_mask=drop(self.source_mask, False),
             memory=drop(self.memory, 0.0),
-            given=drop(self.given, FREE),
+            given=given,
             label=drop(self.label, NO_LABEL),
         )
 

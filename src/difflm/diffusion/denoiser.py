@@ -96,22 +96,27 @@ NO_SOURCE = "this model writes each text from a source, and none is given."
 @dataclass(frozen=True)
 class ConditionDrop:
     """For a share of the texts the condition is dropped in training, so that classifier-free guidance can compare
-    (Ho & Salimans, 2022). `self_condition`: the last estimate is dropped with it, in training and in sampling."""
+    (Ho & Salimans, 2022). `self_condition`: the last estimate is dropped with it, in training and in sampling.
+    `scores`: guidance moves probabilities and not their logarithms, of which a network that has learned little of the
+    texts without a condition is the least sure where it matters least, at unlikely words."""
 
     share: float = 0.0
     self_condition: bool = False
+    scores: bool = False
 
 
 @dataclass(frozen=True)
 class Canvas:
     """What the network reads: a noisy state, its times and its mask. The text begins at position `first`. `memory` is
-    what else the network is given: an encoded source and its mask."""
+    what else the network is given: an encoded source and its mask. `given` are clean states of given positions, zeros
+    elsewhere, and where those are, [B, L, 1]: features that the network reads beside the state."""
 
     x: Tensor
     level: Levels
     mask: Tensor | None
     first: int = 0
     memory: tuple[Tensor, ...] = ()
+    given: tuple[Tensor, Tensor] | None = None
 
 
 class Conditioning(nn.Module):
@@ -239,6 +244,9 @@ class Denoiser(nn.Module):
                 last = torch.zeros_like(canvas.x[:, first:]) if previous is None else previous
                 # A source is clean: its own estimate.
                 inputs.insert(1, torch.cat([canvas.x[:, :first], last], 1) if first else last)
+            if canvas.given is not None:  # of which there is nothing to estimate
+                clean, here = canvas.given
+                inputs = [*(torch.where(here, 0, own) for own in inputs), clean, here.to(clean.dtype)]
             whole = torch.cat(inputs, dim=-1) if len(inputs) > 1 else inputs[0]
         with autocast_to(x.device, self.precision):
             answer = self.network(whole, canvas.level.t, canvas.mask, *canvas.memory).float()

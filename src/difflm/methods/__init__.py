@@ -9,6 +9,7 @@ from difflm.methods.base import Method
 from difflm.methods.base import TextSpec as TextSpec
 from difflm.methods.bert_mouth import BertMouth
 from difflm.methods.block_diffusion import BlockDiffusionMethod
+from difflm.methods.cdcd import Cdcd
 from difflm.methods.classifier import GuidingClassifier
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
@@ -19,6 +20,7 @@ from difflm.methods.encoder_decoder import EncoderDecoderTwin
 from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
 from difflm.methods.mdlm import Mdlm
+from difflm.methods.sed import Sed
 from difflm.methods.sedd import Sedd
 from difflm.methods.seqdiffuseq import SeqDiffuSeq
 from difflm.methods.udlm import Udlm
@@ -32,6 +34,8 @@ LISTED: tuple[type[Method], ...] = (
     Genie,
     DiffuSeqV2,
     ArDiffusion,
+    Cdcd,
+    Sed,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,

@@ -45,6 +45,10 @@ class LengthPolicy(nn.Module):
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Ids of every position [B, L], and the mask of those that are not padding."""
 
+    def training_canvas(self, ids: Tensor, lengths: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """The same for training, where a policy may lay texts out at random."""
+        return self.canvas(ids, lengths)
+
     @abstractmethod
     def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         """Draw numbers of positions, [B], by uniform numbers [B]."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from difflm.diffusion.bounds import Bound, standard_error
 from difflm.diffusion.codecs import Codec, Embedding
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import ConditionDrop, Conditioning, Denoiser, SelfConditioning
+from difflm.diffusion.given import GivenPositions
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, add_corrections
@@ -43,7 +45,8 @@ ORDERED = ("first-hitting", "confidence", "threshold")  # step rules after which
 
 class DiffusionModel(LanguageModel):
     """`clean_context` is the share of training texts of which all but one stretch is clean. `reflow` trains each text
-    from the noise that a teacher made it of (Liu et al., 2023); such a model has no bound."""
+    from the noise that a teacher made it of (Liu et al., 2023); such a model has no bound. `given` draws the positions
+    that a training text is given, of which no loss is taken."""
 
     allows_mixed_steps = True
 
@@ -62,8 +65,10 @@ class DiffusionModel(LanguageModel):
         clean_context: float = 0.0,
         reflow: bool = False,
         drop: ConditionDrop | None = None,
+        given: GivenPositions | None = None,
     ) -> None:
         super().__init__()
+        self.given = given
         self.denoiser = Denoiser(network, codec, process, conditioning, self_conditioning)
         self.objective, self.times, self.lengths, self.bound = objective, times, lengths, bound
         self.clean_context, self.reflow, self.drop = clean_context, reflow, drop or ConditionDrop()
@@ -88,7 +93,7 @@ class DiffusionModel(LanguageModel):
     @property
     def can_hide_known(self) -> bool:
         """Whether known words can be hidden from it, as a contrast does."""
-        return getattr(self.process, "masks", False)
+        return getattr(self.process, "masks", False) or self.drop.share > 0
 
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         self.denoiser.precision = dtype
@@ -97,10 +102,11 @@ class DiffusionModel(LanguageModel):
 
     def forward(self, batch: Batch) -> Losses:
         noise = training_noise(batch)
-        ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
+        ids, mask = self.lengths.training_canvas(batch.ids, batch.lengths, noise)
         with torch.autocast(ids.device.type, enabled=False):
             t, weight = self.times.sample(noise, mask)
-        condition = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
+        condition = self.give_positions(self.condition_of(batch, ids), ids, mask, noise)
+        condition = self.denoiser.conditioning.prepare(self.denoiser, condition)
         condition, dropped = self.drop_condition(condition, noise)
         corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped)
         counted = corrupted.mask
@@ -131,6 +137,16 @@ class DiffusionModel(LanguageModel):
         place = torch.arange(batch.source.shape[1], device=batch.source.device)
         return Condition(source=batch.source, source_mask=place < batch.source_lengths.unsqueeze(1))
 
+    def give_positions(self, condition: Condition, ids: Tensor, mask: Tensor, noise: Noise) -> Condition:
+        """The condition with some words of the texts. Padding is given where the END before it is."""
+        if self.given is None:
+            return condition
+        place = torch.arange(ids.shape[1], device=ids.device)
+        last = torch.where(mask & (ids != PAD), place, 0).amax(-1, keepdim=True)
+        here = self.given.draw(last.squeeze(1) + 1, ids.shape[1], noise)
+        here = torch.where(place > last, here.gather(1, last), here)
+        return replace(condition, given=torch.where(here & mask, ids, FREE))
+
     def drop_condition(self, condition: Condition, noise: Noise) -> tuple[Condition, Tensor | None]:
         """The condition without that of a share of the texts, and which ones those are, [B]."""
         if not self.drop.share:
@@ -153,6 +169,8 @@ class DiffusionModel(LanguageModel):
         codec, process = self.denoiser.codec, self.process
         with torch.autocast(ids.device.type, enabled=False):
             at, counted = (t, mask) if not self.clean_context else self.noise_one_stretch(t, mask, noise)
+            if self.given is not None and condition.given is not None:
+                counted = counted & (condition.given == FREE)
             level = process.at(at)
             clean = codec.encode(ids)
             x0 = clean
@@ -215,6 +233,11 @@ class DiffusionModel(LanguageModel):
 
     def observe_pairs(self, counts: Tensor) -> None:
         self.lengths.observe_pairs(counts)
+
+    @property
+    def pair_readers(self) -> list[Any]:
+        """The parts that learn before training from how often each token precedes each other one (`read_pairs`)."""
+        return [part for part in (self.process, self.denoiser.codec) if getattr(part, "reads_pairs", False)]
 
     # -- likelihood ---------------------------------------------------------------------------------------------
 
@@ -312,7 +335,8 @@ class DiffusionModel(LanguageModel):
         condition = Condition(steering.source, steering.source_mask, given=steering.known)
         condition = denoiser.conditioning.prepare(denoiser, condition)
         if self.drop.share:
-            return BoundDenoiser(denoiser, mask, condition, sampling.contrast, self.drop.self_condition)
+            drop = self.drop
+            return BoundDenoiser(denoiser, mask, condition, sampling.contrast, drop.self_condition, drop.scores)
         bound = BoundDenoiser(denoiser, mask, condition)
         if not sampling.contrast or steering.known is None:
             return bound

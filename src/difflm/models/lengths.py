@@ -1,10 +1,14 @@
-"""Length policies of texts that are written from a source."""
+"""Length policies of texts that are written from a source, or around given words."""
 
 import torch
 from torch import Tensor
 
+from difflm.data.tokenizers import PAD
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.models.batching import DrawnLength, observed_counts
+from difflm.diffusion.noise import Noise
+from difflm.models.batching import DrawnLength, PadTokens, observed_counts
+
+PADS = 30  # the stream of random numbers that pads are strewn by
 
 
 class DrawnFromSource(DrawnLength):
@@ -41,3 +45,23 @@ class DrawnFromSource(DrawnLength):
             return super().nats(lengths)
         chances = self.chances(condition.source_mask.sum(-1), self.counts.double())
         return -chances.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1).log().float()
+
+
+class RandomPads(PadTokens):
+    """Pads also stand between words: in training one before each word with the probability `share`, as far as there is
+    room. A gap between given words can then be filled by fewer words than it has positions (Strudel et al., 2022)."""
+
+    def __init__(self, longest: int, share: float = 0.1) -> None:
+        super().__init__(longest)
+        self.share = share
+
+    def training_canvas(self, ids: Tensor, lengths: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        room, place = (self.max_words - lengths).unsqueeze(1), torch.arange(self.max_words, device=ids.device)
+        strewn = (noise.uniform(0, self.max_words, stream=PADS) < self.share).cumsum(-1).minimum(room)
+        words = place < lengths.unsqueeze(1)
+        spread = torch.full((len(ids), self.max_words + 1), PAD, device=ids.device, dtype=ids.dtype)
+        # What is no word goes to the column behind the last, which is cut off.
+        to = torch.where(words, place + strewn, self.max_words)[:, : ids.shape[1]]
+        spread.scatter_(1, to, ids[:, : self.max_words])
+        grown = lengths + torch.where(words, strewn, 0).amax(-1)
+        return self.canvas(spread[:, :-1], grown)

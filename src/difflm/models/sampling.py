@@ -43,7 +43,7 @@ class Sampling:
     clamp: Annotated[bool, setting("vectors", "Snap each belief to the nearest word.")] = False
     clamp_below: Annotated[float, setting("vectors", "Clamp at times up to this one, in 0 to 1.", 0, 1)] = 1.0
     draw: Annotated[bool, setting("vectors", "Draw a word from each belief instead of its mean.")] = False
-    contrast: Annotated[float, setting("masks", "Models of masks: how much more known words count. [0]", 0, 100)] = 0.0
+    contrast: Annotated[float, setting("masks", "How much more known words or a source count. [0]", 0, 100)] = 0.0
     top_k: Annotated[
         int, setting("left-to-right", "Autoregressive: draw from the k likeliest words.", 0, zero="all words")
     ] = 0

@@ -37,7 +37,6 @@ from difflm.data.tokenfile import (
 )
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import DiscreteProcess
 from difflm.errors import DifflmError, UsageError
 from difflm.methods.base import TextSpec
 from difflm.models.base import LanguageModel, Trainable
@@ -144,9 +143,8 @@ def prepare_model(setup: Setup) -> Prepared:
         copy_matching_weights(model, initial[0], lengths)
         report_unknown(setup, words)
     else:
-        process = model.process if isinstance(model, DiffusionModel) else None
-        if isinstance(process, DiscreteProcess) and process.reads_pairs:
-            process.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
+        for part in model.pair_readers if isinstance(model, DiffusionModel) else ():
+            part.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
         model.observe(lengths, words)
         if not newest_checkpoint(setup.out):  # whose weights would replace these
             method.start(model, tokenizer)

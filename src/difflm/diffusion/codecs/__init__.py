@@ -2,6 +2,15 @@
 
 from difflm.diffusion.base import Codec
 from difflm.diffusion.codecs.embedding import CentredEmbedding, Embedding, FixedEmbedding, LearnedEmbedding
+from difflm.diffusion.codecs.readout import ReadoutEmbedding
 from difflm.diffusion.codecs.tokens import Tokens
 
-__all__ = ["CentredEmbedding", "Codec", "Embedding", "FixedEmbedding", "LearnedEmbedding", "Tokens"]
+__all__ = [
+    "CentredEmbedding",
+    "Codec",
+    "Embedding",
+    "FixedEmbedding",
+    "LearnedEmbedding",
+    "ReadoutEmbedding",
+    "Tokens",
+]

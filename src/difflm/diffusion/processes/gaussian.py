@@ -67,6 +67,18 @@ class Sqrt(Schedule):
 
 
 @dataclass(frozen=True)
+class LinearSigma(Schedule):
+    """σ(t) in a straight line from `low` to `high`, for a process that explodes: time is the noise's own scale (Karras
+    et al., 2022; from 1 to 300 in Dieleman et al., 2022)."""
+
+    low: float = 1.0
+    high: float = 300.0
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        return -2 * torch.log(self.low + (self.high - self.low) * t)
+
+
+@dataclass(frozen=True)
 class Table(Schedule):
     """Straight lines between measured points (t, λ): any curve that was learned or read from elsewhere."""
 

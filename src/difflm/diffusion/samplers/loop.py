@@ -76,13 +76,15 @@ class BoundDenoiser:
     condition: Condition = UNCONDITIONAL
     contrast: float = 0.0
     drops_previous: bool = False  # whether the call without the condition has no last estimate either
+    scores: bool = False  # whether probabilities are moved, and not their logarithms
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
         belief: Belief = self.denoiser(x, level, self.mask, self.condition, previous)
         if not self.contrast:
             return belief
         known = None if self.drops_previous else previous
-        return belief.contrasted(self.denoiser(x, level, self.mask, self.condition.null(), known), self.contrast)
+        other: Belief = self.denoiser(x, level, self.mask, self.condition.null(), known)
+        return belief.contrasted(other, self.contrast, self.scores)
 
 
 @dataclass(frozen=True)

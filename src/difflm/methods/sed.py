@@ -1,0 +1,62 @@
+"""SED: Self-conditioned Embedding Diffusion for Text Generation (Strudel et al., 2022).
+
+The paper's vectors are those of a BERT that it trained; here they are a file's, or are made of the training texts'
+neighbouring words, or random. The cross-entropy reads x_0, as in the paper; an unofficial code reads the estimate.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from difflm.methods.base import LanguageModel, Method, TextSpec
+from difflm.methods.diffusion_lm import CERTAIN
+
+if TYPE_CHECKING:
+    from difflm.data.tokenizers import Tokenizer
+
+
+class Sed(Method):
+    name, paper, family = "sed", "Strudel et al. 2022", "gaussian"
+
+    embedding_dim: int = 32
+    hidden: int = 896
+    layers: int = 12
+    heads: int = 14
+    dropout: float = 0.1
+    vectors: Literal["neighbours", "random"] = "neighbours"
+    vectors_file: str = ""  # lines of a word and its numbers, as GloVe's; a run keeps them
+    drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their given words
+    pads: float = Field(default=0.1, ge=0, lt=1)  # chance of a pad before a word
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.diffusion import bounds, codecs, denoiser, given, timesteps
+        from difflm.diffusion.objectives import Objective
+        from difflm.diffusion.processes import gaussian
+        from difflm.models.base import Sampling
+        from difflm.models.diffusion import DiffusionModel
+        from difflm.models.lengths import RandomPads
+        from difflm.networks import Transformer
+
+        dim, counts = self.embedding_dim, self.vectors == "neighbours" and not self.vectors_file
+        sizes = (3 * dim + 1, dim, self.hidden, self.layers, self.heads, self.dropout)
+        return DiffusionModel(
+            codec=codecs.ReadoutEmbedding.random(texts.vocabulary, dim, x0_std=0.01, reads_pairs=counts),
+            process=gaussian.Gaussian(gaussian.Cosine()),
+            network=Transformer(*sizes, time="addition"),
+            objective=Objective({"mse": 1.0, "rounding_ce": 1.0}),
+            times=timesteps.Uniform(),
+            lengths=RandomPads(texts.longest, self.pads),
+            sampling=Sampling("ancestral", steps=1000),
+            conditioning=given.MaskStack(),
+            drop=denoiser.ConditionDrop(self.drop, self_condition=True),
+            given=given.Spans(),
+            self_conditioning=denoiser.SelfConditioning("both"),
+            bound=bounds.GaussianBound(certain_below=CERTAIN),
+        )
+
+    def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
+        if self.vectors_file:
+            from difflm.data.word_vectors import read_word_vectors
+
+            words = ["".join(tokenizer.tokens([i])) for i in range(tokenizer.size)]
+            model.get_submodule("denoiser.codec").set_vectors(*read_word_vectors(self.vectors_file, words))  # type: ignore[operator]
