@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from difflm.diffusion.codecs import Codec
 from difflm.diffusion.noise import Noise, fold_counter, folded
 from difflm.diffusion.processes.gaussian import interpolate
 from difflm.errors import UsageError
@@ -60,6 +61,9 @@ class TimeSampler(nn.Module):
 
     def observe(self, t: Tensor, losses: Tensor, mask: Tensor) -> None:
         """Take note of the losses [B, L] at their times."""
+
+    def observe_words(self, codec: Codec) -> None:
+        """Take note of the word vectors, before times are drawn."""
 
     def grid(self, spans: Sequence[StepSpan], width: int, device: torch.device) -> Tensor:
         """From noise, or from a share of it, to text in evenly spaced u, [N + 1], or [N + 1, B] where the spans of rows
