@@ -11,9 +11,11 @@ from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.classifier import GuidingClassifier
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
+from difflm.methods.difformer import Difformer
 from difflm.methods.diffuseq import DiffuSeq
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusionbert import DiffusionBert
+from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.gidd import Gidd
 from difflm.methods.mdlm import Mdlm
 from difflm.methods.sedd import Sedd
@@ -24,6 +26,8 @@ LISTED: tuple[type[Method], ...] = (
     DiffusionLM,
     DiffLM,
     DiffuSeq,
+    Difformer,
+    Dinoiser,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
