@@ -49,6 +49,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 SETTINGS: list[dict[str, Any]] = [
     *({"sampler": name} for name in STEPS),
     {"draw": True},
+    {"sampler": "ddim", "told_time": 0.9},
+    {"stop_at": 0.25},
     {"clamp": True, "clamp_below": 0.7},
     {"temperature": 0.7, "noise_temperature": 0.5, "noise_top_p": 0.9},
     {"steps": 1},

@@ -143,9 +143,10 @@ class ControlPlan:
     # -- before sampling ----------------------------------------------------------------------------------------
 
     def layouts(
-        self, samples: Tensor, seed: int, condition: Condition = UNCONDITIONAL
+        self, samples: Tensor, seed: int, condition: Condition = UNCONDITIONAL, ranks: Tensor | None = None
     ) -> tuple[list[Layout], list[dict[int, str]]]:
-        """Layouts of these samples, and for each the words that the model has no id for."""
+        """Layouts of these samples, and for each the words that the model has no id for. With `ranks` [B], lengths that
+        nothing settles are the likeliest ones, by rank."""
         noise = Noise(seed, samples)
         if self.edit is not None:
             return [self.edited] * len(samples), [self.unknown] * len(samples)
@@ -155,8 +156,12 @@ class ControlPlan:
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
             least, room = max(needed, self.least), infill.max_words(self.info) if infill else self.info.max_words
-            uniform = noise.uniform(0, stream=1)
-            drawn = self.model.lengths.draw_between(uniform, least, max(least, room), condition)
+            lengths, most = self.model.lengths, max(least, room)
+            condition = lengths.predict(self.model.denoiser, condition)
+            if ranks is None or infill:
+                drawn = lengths.draw_between(noise.uniform(0, stream=1), least, most, condition)
+            else:
+                drawn = lengths.rank_between(ranks, least, most, condition)
             totals = [int(n) for n in drawn.tolist()]
         if infill is None:
             return [self.layout(n, {}) for n in totals], [{}] * len(samples)

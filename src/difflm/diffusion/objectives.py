@@ -5,7 +5,7 @@ A term looks at one corrupted batch. Training weights stand in the method; the b
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Corrupted:
     process: Process
     chain: int | None = None  # levels of a discrete chain; None: continuous time
     first: Belief | None = None  # the answer without self-conditioning, where both answers are trained
+    label_smoothing: float = 0.0  # share of the target of `anchor_ce` that all words have alike
 
     @property
     def earlier(self) -> Tensor:
@@ -59,8 +60,9 @@ class Corrupted:
 Term = Callable[[Corrupted], Tensor]
 
 
-def cross_entropy(logits: Tensor, ids: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none").view(ids.shape)
+def cross_entropy(logits: Tensor, ids: Tensor, smoothing: float = 0.0) -> Tensor:
+    flat, targets = logits.flatten(0, 1), ids.flatten()
+    return F.cross_entropy(flat, targets, reduction="none", label_smoothing=smoothing).view(ids.shape)
 
 
 def ce(batch: Corrupted) -> Tensor:
@@ -70,7 +72,7 @@ def ce(batch: Corrupted) -> Tensor:
 
 def anchor_ce(batch: Corrupted) -> Tensor:
     """Rounding of the *predicted* x̂_0; its gradient reaches the table through the denoiser (Gao et al., 2022)."""
-    return cross_entropy(batch.embedding.readout(batch.belief.clean), batch.ids)
+    return cross_entropy(batch.embedding.readout(batch.belief.clean), batch.ids, batch.label_smoothing)
 
 
 def rounding_ce(batch: Corrupted) -> Tensor:
@@ -141,12 +143,14 @@ TERMS: Mapping[str, Term] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """Weights by term name, such as {"mse": 1, "rounding_ce": 1}."""
+    """Weights by term name, such as {"mse": 1, "rounding_ce": 1}; the label smoothing is that of `anchor_ce`."""
 
     weights: Mapping[str, float]
+    label_smoothing: float = 0.0
 
     def __call__(self, batch: Corrupted) -> dict[str, Tensor]:
         """Every term [B, L], unweighted."""
+        batch = replace(batch, label_smoothing=self.label_smoothing)
         return {name: TERMS[name](batch) for name in self.weights}
 
     def total(self, terms: Mapping[str, Tensor]) -> Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.base import Process
+from difflm.diffusion.base import Codec, Process
 from difflm.diffusion.noise import Noise, fold_counter, folded
 from difflm.diffusion.processes.gaussian import interpolate
 from difflm.errors import UsageError
@@ -67,6 +67,9 @@ class TimeSampler(nn.Module):
 
     def adapt(self, process: Process, update: int) -> None:
         """Change the process by what was observed, where that is due before an update, which is counted from 0."""
+
+    def observe_words(self, codec: Codec) -> None:
+        """Take note of the word vectors, before times are drawn."""
 
     def grid(self, spans: Sequence[StepSpan], width: int, device: torch.device) -> Tensor:
         """From noise, or from a share of it, to text in evenly spaced u, [N + 1], or [N + 1, B] where the spans of rows

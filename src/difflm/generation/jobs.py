@@ -81,6 +81,8 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         raise UsageError(f"--temperature {describe_range('temperature')}, not {sampling.temperature}.")
     if sampling.temperature != 1 and not model.predicts_words:
         raise UsageError("a temperature needs a model that predicts words; use --noise-temperature here.")
+    if sampling.length_beam and not model.has_length_beam:
+        raise UsageError("a length beam needs a model that chooses lengths beforehand; this one writes its own end.")
     for name, setting in SETTINGS.items():
         family = FAMILIES[name]
         if family in FOREIGN and family not in model.families and getattr(sampling, name) != setting.default:
@@ -147,10 +149,12 @@ class GenerationJob:
         """A row for every sample, with the words that its controls settle."""
         count = self.n * self.each
         sources = [source for source in self.sources for _ in range(self.each)]
+        beam = self.sampling.length_beam
+        ranks = torch.arange(count) % self.each % beam if beam else None  # of the length of each candidate
         if self.plan is None:
-            return draw_rows(model, count, self.seed, owner, sources)
+            return draw_rows(model, count, self.seed, owner, sources, ranks)
         condition = source_condition(sources) if sources else UNCONDITIONAL
-        layouts, unknown = self.plan.layouts(torch.arange(count), self.seed, condition)
+        layouts, unknown = self.plan.layouts(torch.arange(count), self.seed, condition, ranks)
         self.unknown = dict(enumerate(unknown))
         own = sources or [[]] * count
         return [Row(self.seed, k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]

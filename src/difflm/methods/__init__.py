@@ -13,9 +13,11 @@ from difflm.methods.cdcd import Cdcd
 from difflm.methods.classifier import GuidingClassifier
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
+from difflm.methods.difformer import Difformer
 from difflm.methods.diffuseq import DiffuSeq, DiffuSeqV2
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusionbert import DiffusionBert
+from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
 from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
@@ -36,6 +38,8 @@ LISTED: tuple[type[Method], ...] = (
     ArDiffusion,
     Cdcd,
     Sed,
+    Difformer,
+    Dinoiser,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,

@@ -83,6 +83,7 @@ class LanguageModel(Trainable):
     predicts_words = True  # whether a temperature means something
     syncs_with_device = True  # whether sampling synchronises with the device
     source_longest = 0  # the most tokens of a source that it writes from; 0: it has no sources
+    has_length_beam = False  # whether lengths are chosen before texts, so that candidates can spread over them
     allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
 
     @property
@@ -102,6 +103,10 @@ class LanguageModel(Trainable):
     @abstractmethod
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
         """How many positions each sample will have, [B]."""
+
+    def rank_lengths(self, ranks: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """The same by rank [B], 0 the likeliest number of positions: for models that have a length beam."""
+        raise TypeError("this model has no length beam")
 
     @abstractmethod
     def stream(

@@ -18,7 +18,9 @@ from torch.nn import functional as F
 
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
+from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 
 CPU_BATCH = 4  # small enough that one text does not pay for many, large enough to be worth a call
@@ -35,6 +37,7 @@ class LengthPolicy(nn.Module):
 
     first = 0  # canvas position of a text's first word
     forbidden: tuple[int, ...]  # ids that no position may have
+    weight = 0.0  # of `fit_loss`
 
     def __init__(self, longest: int, max_words: int | None = None) -> None:
         super().__init__()
@@ -64,6 +67,18 @@ class LengthPolicy(nn.Module):
     @abstractmethod
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         """Draw numbers of words from `low` to `high`, [B], by uniform numbers [B]."""
+
+    def rank_between(self, ranks: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """Numbers of words from `low` to `high` by their rank [B], 0 the likeliest: a beam of lengths."""
+        raise UsageError("this model writes the end of its texts itself: it has no beam of lengths.")
+
+    def fit_loss(self, lengths: Tensor, condition: Condition) -> Tensor | None:
+        """A loss for the policy's own parameters, given the lengths of texts; `weight` is its weight in training."""
+        return None
+
+    def predict(self, denoiser: Denoiser, condition: Condition) -> Condition:
+        """The condition with what the policy computes of a source."""
+        return condition
 
     def settled(self, words: int) -> tuple[int, dict[int, int]]:
         """The width of the canvas of a text of so many words, and the ids that the length alone determines."""
@@ -100,6 +115,15 @@ class DrawnLength(LengthPolicy):
         counts = observed_counts(self.counts[low - 1 : high].to(u.device, torch.float64))
         shares = counts.cumsum(0) / counts.sum()
         return (torch.searchsorted(shares, u.double()) + low).clamp(max=high)
+
+    def rank_between(self, ranks: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        chances = self.chances_between(low, high, condition).to(ranks.device)
+        order = chances.sort(stable=True, dim=-1, descending=True).indices + low  # of equal ones the shorter
+        return order.expand(len(ranks), -1).gather(1, ranks.clamp(max=high - low).unsqueeze(1)).squeeze(1)
+
+    def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """p(length) up to a factor, of every length from `low` to `high`, [1 or B, high − low + 1]."""
+        return observed_counts(self.counts[low - 1 : high].double()).unsqueeze(0)
 
     def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()
@@ -204,12 +228,20 @@ class SampleBatch:
 
 
 def draw_rows(
-    model: LanguageModel, count: int, seed: int, owner: int = 0, sources: Sequence[Sequence[int]] = ()
+    model: LanguageModel,
+    count: int,
+    seed: int,
+    owner: int = 0,
+    sources: Sequence[Sequence[int]] = (),
+    ranks: Tensor | None = None,
 ) -> list[Row]:
     """Samples 0 … count − 1, nothing settled but the length that the model draws: on the host, where it is needed. With
-    sources there is one for every sample."""
+    sources there is one for every sample. With `ranks` [B], lengths are the likeliest ones, by rank."""
     condition = source_condition(sources) if sources else UNCONDITIONAL
-    lengths = model.draw_lengths(Noise(seed, torch.arange(count)), condition).tolist()
+    if ranks is None:
+        lengths = model.draw_lengths(Noise(seed, torch.arange(count)), condition).tolist()
+    else:
+        lengths = model.rank_lengths(ranks, condition).tolist()
     layouts = {n: Layout(n) for n in {*lengths}}
     own = sources or [()] * count
     return [Row(seed, sample, layouts[n], owner, source=own[sample]) for sample, n in enumerate(lengths)]

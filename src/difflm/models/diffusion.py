@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.data.batches import Batch
-from difflm.data.tokenizers import PAD
+from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.base import Belief, Levels, Process
 from difflm.diffusion.bounds import Bound, standard_error
 from difflm.diffusion.codecs import Codec, Embedding
@@ -46,7 +46,8 @@ ORDERED = ("first-hitting", "confidence", "threshold")  # step rules after which
 class DiffusionModel(LanguageModel):
     """`clean_context` is the share of training texts of which all but one stretch is clean. `reflow` trains each text
     from the noise that a teacher made it of (Liu et al., 2023); such a model has no bound. `given` draws the positions
-    that a training text is given, of which no loss is taken."""
+    that a training text is given, of which no loss is taken. `noise_factor` multiplies the noise of training alone
+    (Gao et al., 2022)."""
 
     allows_mixed_steps = True
 
@@ -66,12 +67,14 @@ class DiffusionModel(LanguageModel):
         reflow: bool = False,
         drop: ConditionDrop | None = None,
         given: GivenPositions | None = None,
+        noise_factor: float = 1.0,
     ) -> None:
         super().__init__()
         self.given = given
         self.denoiser = Denoiser(network, codec, process, conditioning, self_conditioning)
         self.objective, self.times, self.lengths, self.bound = objective, times, lengths, bound
         self.clean_context, self.reflow, self.drop = clean_context, reflow, drop or ConditionDrop()
+        self.noise_factor, self.has_length_beam = noise_factor, END in lengths.forbidden
         if reflow:
             codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
         # A bound wants noise that is independent of the text.
@@ -104,10 +107,11 @@ class DiffusionModel(LanguageModel):
         noise = training_noise(batch)
         ids, mask = self.lengths.training_canvas(batch.ids, batch.lengths, noise)
         with torch.autocast(ids.device.type, enabled=False):
+            self.times.observe_words(self.denoiser.codec)
             t, weight = self.times.sample(noise, mask)
         condition = self.give_positions(self.condition_of(batch, ids), ids, mask, noise)
-        condition = self.denoiser.conditioning.prepare(self.denoiser, condition)
-        condition, dropped = self.drop_condition(condition, noise)
+        prepared = self.denoiser.conditioning.prepare(self.denoiser, condition)
+        condition, dropped = self.drop_condition(prepared, noise)
         corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped)
         counted = corrupted.mask
         with torch.autocast(ids.device.type, enabled=False):
@@ -122,10 +126,15 @@ class DiffusionModel(LanguageModel):
             named = dict(zip(terms, sums[:-1], strict=True))
             watched = total if self.times.observed_term is None else terms[self.times.observed_term]
             self.times.observe(t, watched.detach(), counted & (ids != self.times.ignored_token))
-            fit = self.times.fit_loss(t, total, counted)
-            if fit is None:
-                return Losses(sums[-1], named, count)
-            return Losses(sums[-1] + fit * count, {**named, "warp": fit * count}, count)
+            descended = sums[-1]
+            fit, length_ce = self.times.fit_loss(t, total, counted), self.lengths.fit_loss(batch.lengths, prepared)
+            if fit is not None:
+                named["warp"] = fit * count
+                descended = descended + named["warp"]
+            if length_ce is not None:
+                named["length_ce"] = length_ce * count
+                descended = descended + self.lengths.weight * named["length_ce"]
+            return Losses(descended, named, count)
 
     def begin_update(self, update: int) -> None:
         self.times.adapt(self.process, update)
@@ -178,6 +187,7 @@ class DiffusionModel(LanguageModel):
                 x0 = clean + codec.x0_std * noise.normal(0, *clean.shape[1:], stream=X0_NOISE)
             shape = codec.state_shape(ids.shape[1])
             own = process.draw_noise(noise if origin is None else Noise(*origin), 0, shape, 0 if origin else TEXT_NOISE)
+            own = own if self.noise_factor == 1 else self.noise_factor * own
             x_t = process.corrupt(x0, level, own)
         first, previous, settings = None, None, self.denoiser.self_conditioning
         if settings is not None and settings.mode == "both":
@@ -268,12 +278,17 @@ class DiffusionModel(LanguageModel):
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         condition = self.condition_of(batch, ids)
         estimates = self.bound(self.denoiser, self.times, ids, mask, noise, draws, condition)
-        return estimates.mean(1) + self.lengths.nats(batch.lengths, condition), standard_error(estimates)
+        read = self.lengths.predict(self.denoiser, self.denoiser.conditioning.prepare(self.denoiser, condition))
+        return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)
 
     # -- generation ---------------------------------------------------------------------------------------------
 
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
-        return self.lengths.draw(noise.uniform(0, stream=1), condition)
+        return self.lengths.draw(noise.uniform(0, stream=1), self.lengths.predict(self.denoiser, condition))
+
+    def rank_lengths(self, ranks: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        predicted = self.lengths.predict(self.denoiser, condition)
+        return self.lengths.rank_between(ranks, 1, self.lengths.max_words, predicted)
 
     def calls(self, sampling: Sampling, words: int) -> int:
         steps = min(words, sampling.steps) if sampling.sampler == "first-hitting" else sampling.steps
@@ -297,6 +312,8 @@ class DiffusionModel(LanguageModel):
         counter, known = torch.zeros(1, dtype=torch.int64, device=device), None
         grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, device)
         grid = add_corrections(grid) if sampling.sampler == "self-correct" else grid
+        if sampling.stop_at:  # the same steps, from where they begin to there
+            grid = grid + sampling.stop_at * (1 - grid / grid[0])
         banned = codec.token_mask(self.lengths.forbidden)
         transforms: list[Transform] = [BanTokens(banned)]
         if sampling.temperature != 1:
@@ -319,7 +336,7 @@ class DiffusionModel(LanguageModel):
             denoiser.process,
             # Times of every text, where the grid does not tell them apart.
             (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, len(lengths), *grid.shape[2:]),
-            Sampler(rules[sampling.sampler], transforms, steering.guide),
+            Sampler(rules[sampling.sampler], transforms, steering.guide, sampling.told_time),
             noise,
             mask,
             codec.state_shape(width),

@@ -29,16 +29,20 @@ class DrawnFromSource(DrawnLength):
         """p(length), [B, longest], of texts whose sources have these lengths, given the counts of all texts."""
         there = torch.arange(len(self.by_source), device=source_lengths.device)
         weight = 0.5 ** (there - source_lengths.unsqueeze(1)).abs().double()
-        counts = weight @ self.by_source.double() + overall / overall.sum()
+        # Lengths are drawn on the host, whatever the model's device.
+        counts = weight @ self.by_source.to(weight) + (overall / overall.sum()).to(weight)
         return counts / counts.sum(-1, keepdim=True)
 
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         if condition.source_mask is None:
             return super().draw_between(u, low, high)
+        return draw_from(self.chances_between(low, high, condition), u) + low
+
+    def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        if condition.source_mask is None:
+            return super().chances_between(low, high)
         overall = observed_counts(self.counts.double())
-        shares = self.chances(condition.source_mask.sum(-1), overall)[:, low - 1 : high].cumsum(-1)
-        drawn = (shares <= u.double().unsqueeze(1) * shares[:, -1:]).sum(-1) + low
-        return drawn.clamp(max=high)
+        return self.chances(condition.source_mask.sum(-1), overall)[:, low - 1 : high]
 
     def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         if condition.source_mask is None:
@@ -65,3 +69,9 @@ class RandomPads(PadTokens):
         spread.scatter_(1, to, ids[:, : self.max_words])
         grown = lengths + torch.where(words, strewn, 0).amax(-1)
         return self.canvas(spread[:, :-1], grown)
+
+
+def draw_from(chances: Tensor, u: Tensor) -> Tensor:
+    """Draw one of N outcomes for every text, [B], from chances [B, N] up to a factor, by uniform numbers [B]."""
+    shares = chances.cumsum(-1)
+    return (shares <= u.double().unsqueeze(1) * shares[:, -1:]).sum(-1).clamp(max=chances.shape[1] - 1)

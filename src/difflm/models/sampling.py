@@ -42,6 +42,15 @@ class Sampling:
     ] = 1.0
     clamp: Annotated[bool, setting("vectors", "Snap each belief to the nearest word.")] = False
     clamp_below: Annotated[float, setting("vectors", "Clamp at times up to this one, in 0 to 1.", 0, 1)] = 1.0
+    stop_at: Annotated[
+        float, setting("vectors", "Stop at this time, in 0 to 1, and print the last belief. [0]", 0, 1)
+    ] = 0.0
+    told_time: Annotated[
+        float, setting("vectors", "Tell the network times from 1 down to this one, as CeDi does. [0]", 0, 1)
+    ] = 0.0
+    length_beam: Annotated[
+        int, setting("diffusion", "Spread candidates over so many of the likeliest lengths.", 0, 1000, zero="draw one")
+    ] = 0
     draw: Annotated[bool, setting("vectors", "Draw a word from each belief instead of its mean.")] = False
     contrast: Annotated[float, setting("masks", "How much more known words or a source count. [0]", 0, 100)] = 0.0
     top_k: Annotated[

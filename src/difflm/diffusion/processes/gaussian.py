@@ -79,6 +79,19 @@ class LinearSigma(Schedule):
 
 
 @dataclass(frozen=True)
+class SigmaTime(Schedule):
+    """σ(t) = t: time is the noise's own scale (Ye et al., 2024). Down to the `least` scale, which keeps t = 0 finite:
+    σ² = t² + least² (1 − t²)."""
+
+    least: float = 1e-3
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        square = t.double() ** 2
+        square = square + self.least**2 * (1 - square)
+        return (torch.log1p(-square) - square.log()).clamp(min=LOWEST_LOG_SNR).to(t.dtype)
+
+
+@dataclass(frozen=True)
 class Table(Schedule):
     """Straight lines between measured points (t, λ): any curve that was learned or read from elsewhere."""
 

@@ -90,11 +90,15 @@ class BoundDenoiser:
 @dataclass(frozen=True)
 class Sampler:
     """How text is made: a step rule, transforms of the belief in the order given, and what moves a state after each
-    step."""
+    step.
+
+    With a `told_time` τ, a state at time t is taken for one at τ + (1 − τ) t, by the network and by the step: told that
+    it sees little but noise, the network leans on the source (CeDi, Ye et al., 2024, algorithm 2)."""
 
     step: Step
     transforms: Sequence[Transform] = ()
     guide: Guide | None = None
+    told_time: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,11 @@ class SamplerInputs:
         """The levels of all times, [N + 1, B] or [N + 1, B, L]."""
         return self.process.at(self.grid if self.warp is None else self.warp.time_of(self.grid))
 
+    def told_level(self, level: Levels) -> Levels:
+        """The levels that a state is taken to have."""
+        last = self.sampler.told_time
+        return self.process.at(last + (1 - last) * level.t) if last else level
+
     def take_step(
         self,
         x: Tensor,
@@ -147,14 +156,15 @@ class SamplerInputs:
         captured, since nothing but tensors can then differ between steps."""
 
         def believe(x: Tensor, level: Levels) -> Belief:
-            belief = self.denoise(x, level, previous)
+            belief = self.denoise(x, self.told_level(level), previous)
             for transform in self.sampler.transforms:
                 belief = transform(belief, x, level.t)
             return belief
 
         belief, eta = believe(x, level), ETA.get(self.sampler.step, 0.0)
         free = None if self.known is None else self.known < 0
-        now = StepState(self.process, x, belief, level, next_level, noise, last, believe, free, eta)
+        here = self.told_level(level)
+        now = StepState(self.process, x, belief, here, next_level, noise, last, believe, free, eta)
         x = self.sampler.step(now)
         if self.sampler.guide is not None and guided is not False:
             moved = self.sampler.guide(now, x)

@@ -1,0 +1,47 @@
+"""DINOISER: Diffused Conditional Sequence Learning by Manipulating Noises (Ye et al., 2024).
+
+δ² is measured of some words a step, not of all. The head of lengths learns beside the model, without teaching it, and
+not afterwards. Candidates of all lengths are compared at once. Blocks are those of our Transformer, pre-norm.
+"""
+
+from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
+
+
+class Dinoiser(Method):
+    name, paper, family, task = "dinoiser", "Ye et al. 2024", "gaussian", "seq2seq"
+
+    embedding_dim: int = 16
+    hidden: int = 512
+    layers: int = 6
+    encoder_layers: int = 6
+    heads: int = 8
+    dropout: float = 0.1
+    clip: bool = True  # training times, by the distances of words
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.diffusion.bounds import GaussianBound
+        from difflm.diffusion.clipped_times import ClippedTimes
+        from difflm.diffusion.codecs import LearnedEmbedding
+        from difflm.diffusion.denoiser import SelfConditioning
+        from difflm.diffusion.objectives import Objective
+        from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
+        from difflm.diffusion.timesteps import LowDiscrepancy
+        from difflm.models.base import Sampling
+        from difflm.models.diffusion import DiffusionModel
+        from difflm.models.length_predictor import LengthPredictor
+
+        dim, hidden, longest = self.embedding_dim, self.hidden, texts.longest
+        sizes = (2 * dim, dim, hidden, self.layers, self.heads, self.dropout)
+        network, reads = build_network(texts, sizes, self.encoder_layers, time="addition", positions=longest)
+        return DiffusionModel(
+            codec=LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3),
+            process=Gaussian(SigmaTime()),
+            network=network,
+            conditioning=reads,
+            objective=Objective({"mse": 1.0, "rounding_ce": 1.0}),
+            times=ClippedTimes(texts.vocabulary) if self.clip else LowDiscrepancy(),
+            lengths=LengthPredictor(longest, texts.source_longest, hidden, shapes_encoder=False),
+            sampling=Sampling("ddim", steps=20, told_time=0.99, length_beam=5),
+            self_conditioning=SelfConditioning("both"),
+            bound=GaussianBound(),
+        )

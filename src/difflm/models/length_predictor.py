@@ -1,0 +1,109 @@
+"""A length policy that predicts p(length | source) by a head on the encoder."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import Denoiser
+from difflm.models.base import start_from_frequencies
+from difflm.models.batching import WIDTH, DrawnLength, observed_counts
+from difflm.models.lengths import draw_from
+
+REACH = 128  # words by which a text may be longer or shorter than its source; more count as so many
+UNSEEN = 1e-4  # share of the histogram of all texts, so that no length is impossible
+GPU_SOURCES = 256  # sources that a GPU reads at once
+
+
+class LengthPredictor(DrawnLength):
+    """p(length − the source's length), from the mean of the encoder's states (Lee et al., 2018).
+
+    The head reads the values that the memory holds for the last layer: a linear function of the encoder's states, and
+    computed anyway. `weight` is that of its cross-entropy beside the other losses; `shapes_encoder`: whether it teaches
+    the encoder too.
+    """
+
+    def __init__(
+        self, longest: int, source_longest: int, hidden: int, weight: float = 0.1, shapes_encoder: bool = True
+    ) -> None:
+        super().__init__(longest)
+        self.weight, self.shapes_encoder = weight, shapes_encoder
+        self.reach = min(REACH, max(longest, source_longest))
+        self.head = nn.Linear(hidden, 2 * self.reach + 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def observe_pairs(self, counts: Tensor) -> None:
+        """The head begins with the shares of offsets among the training pairs."""
+        source, text = (torch.arange(size, device=counts.device) for size in counts.shape)
+        offsets = self.clip(text - source.unsqueeze(1)).flatten()
+        shares = torch.zeros(self.head.out_features, device=counts.device)
+        start_from_frequencies(self.head.bias, shares.index_add(0, offsets, counts.float().flatten()))
+
+    def clip(self, offset: Tensor) -> Tensor:
+        """The class of an offset."""
+        return offset.clamp(-self.reach, self.reach) + self.reach
+
+    def logits(self, condition: Condition) -> Tensor:
+        """Of every offset of encoded sources, [B, 2 · reach + 1]."""
+        assert condition.memory is not None and condition.source_mask is not None, "lengths are predicted of a source"
+        states = condition.memory[:, 1:, -self.head.in_features :].float()
+        there = condition.source_mask.unsqueeze(-1)
+        mean = (states * there).sum(1) / there.sum(1).clamp(min=1)
+        logits: Tensor = self.head(mean if self.shapes_encoder else mean.detach())
+        return logits
+
+    def fit_loss(self, lengths: Tensor, condition: Condition) -> Tensor | None:
+        assert condition.source_mask is not None
+        return F.cross_entropy(self.logits(condition), self.clip(lengths - condition.source_mask.sum(-1)))
+
+    @torch.no_grad()
+    def predict(self, denoiser: Denoiser, condition: Condition) -> Condition:
+        """The condition with the logits of offsets. A source is read once, whatever the number of its texts; on a CPU
+        alone, so that no length depends on how the sources beside it are rounded."""
+        if condition.source is None or condition.source_mask is None:
+            return condition
+        if condition.memory is not None:
+            return replace(condition, length_logits=self.logits(condition))
+        if denoiser.training:
+            denoiser.eval()
+        device, here = self.head.weight.device, condition.source.device
+        sources, number = condition.source.unique(dim=0, return_inverse=True)
+        one = torch.zeros(len(sources), dtype=torch.int64, device=here)
+        mask = condition.source_mask[one.scatter(0, number, torch.arange(len(number), device=here))]
+        found = []
+        for rows in torch.arange(len(sources), device=here).split(1 if device.type == "cpu" else GPU_SOURCES):
+            width = -(-int(mask[rows].sum(-1).max()) // WIDTH) * WIDTH
+            there = F.pad(mask[rows], (0, width))[:, :width].to(device)
+            ids = F.pad(sources[rows], (0, width))[:, :width].to(device)
+            read = denoiser.conditioning.prepare(denoiser, Condition(source=ids, source_mask=there))
+            found.append(self.logits(read).to(here))
+        return replace(condition, length_logits=torch.cat(found)[number])
+
+    def chances(self, condition: Condition, overall: Tensor) -> Tensor:
+        """p(length), [B, longest], of texts whose sources the head has read, given the counts of all texts."""
+        assert condition.length_logits is not None and condition.source_mask is not None
+        length = torch.arange(1, self.longest + 1, device=condition.length_logits.device)
+        offset = length - condition.source_mask.sum(-1, keepdim=True)
+        chosen = condition.length_logits.double().gather(1, self.clip(offset))
+        chosen = chosen.masked_fill(offset.abs() > self.reach, float("-inf"))
+        overall = (overall / overall.sum()).to(chosen.device)
+        return (1 - UNSEEN) * chosen.softmax(-1).nan_to_num(0.0) + UNSEEN * overall
+
+    def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        if condition.length_logits is None:
+            return super().chances_between(low, high)
+        return self.chances(condition, observed_counts(self.counts.double()))[:, low - 1 : high]
+
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        if condition.length_logits is None:
+            return super().draw_between(u, low, high)
+        return draw_from(self.chances_between(low, high, condition), u) + low
+
+    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        if condition.length_logits is None:
+            return super().nats(lengths)
+        chances = self.chances(condition, self.counts.double())
+        return -chances.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1).log().float()

@@ -1,0 +1,201 @@
+"""Lengths that are predicted of a source, and candidates that spread over the likeliest of them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import tiny_runs
+
+from difflm import Contains, Length, TextDiffusion
+from difflm.data.batches import Batch
+from difflm.data.tokenizers import SPECIALS, Words
+from difflm.diffusion.condition import Condition
+from difflm.diffusion.noise import Noise
+from difflm.errors import UsageError
+from difflm.methods import METHODS, TextSpec
+from difflm.models.batching import source_condition
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.length_predictor import UNSEEN, LengthPredictor
+from difflm.models.lengths import DrawnFromSource
+
+assert tiny_runs  # a fixture
+WORDS, LONGEST = 12, 8
+SMALL = {"embedding_dim": 8, "hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
+
+
+def build(method: str = "difformer") -> DiffusionModel:
+    torch.manual_seed(0)
+    model = METHODS[method](**SMALL).build(TextSpec(WORDS, LONGEST, LONGEST))
+    assert isinstance(model, DiffusionModel)
+    return model
+
+
+def prepare(model: DiffusionModel, batch: Batch) -> Condition:
+    """The condition of a batch with its sources encoded."""
+    return model.denoiser.conditioning.prepare(model.denoiser, model.condition_of(batch, batch.ids))
+
+
+def told(logits: torch.Tensor, sources: list[int]) -> Condition:
+    """What a head said of sources of these lengths."""
+    mask = torch.arange(LONGEST) < torch.tensor(sources).unsqueeze(1)
+    return Condition(source_mask=mask, length_logits=logits)
+
+
+@given(seed=st.integers(0, 2**31), sources=st.lists(st.integers(1, LONGEST), min_size=1, max_size=5))
+def test_lengths_have_the_probability_that_the_head_gives_their_offsets(seed, sources):
+    policy = LengthPredictor(LONGEST, LONGEST, 4)
+    logits = torch.randn(len(sources), 2 * LONGEST + 1, generator=torch.Generator().manual_seed(seed))
+    condition = told(logits, sources)
+    expected = torch.stack(
+        [logits[b, LONGEST + 1 - n : 2 * LONGEST + 1 - n].double().softmax(0) for b, n in enumerate(sources)]
+    )
+    for length in range(1, LONGEST + 1):
+        nats = policy.nats(torch.full((len(sources),), length), condition)
+        smoothed = (1 - UNSEEN) * expected[:, length - 1] + UNSEEN / LONGEST
+        assert nats.double() == pytest.approx(-smoothed.log(), abs=1e-5)
+    ranked = [policy.rank_between(torch.full((len(sources),), k), 1, LONGEST, condition) for k in range(LONGEST)]
+    assert torch.equal(torch.stack(ranked, 1), expected.argsort(-1, descending=True) + 1)
+
+
+def test_drawn_lengths_follow_the_head_and_stay_between_what_is_asked():
+    """10,000 evenly spaced numbers: every share is right to one of them at each end."""
+    policy, n = LengthPredictor(LONGEST, LONGEST, 4), 10_000
+    logits = torch.full((1, 17), -30.0)
+    logits[0, [LONGEST - 1, LONGEST + 2]] = torch.tensor([0.75, 0.25]).log()  # one word shorter, two words longer
+    condition = told(logits.expand(n, -1), [5] * n)
+    u = (torch.arange(n) + 0.5) / n
+    drawn = policy.draw(u, condition)
+    assert (drawn == 4).double().mean() == pytest.approx(0.75, abs=2 / n + UNSEEN)
+    assert (drawn == 7).double().mean() == pytest.approx(0.25, abs=2 / n + UNSEEN)
+    between = policy.draw_between(u, 5, 7, condition)
+    assert (between == 7).double().mean() > 0.999 and int(between.min()) >= 5
+    ranks = torch.tensor([0, 1, 2, 9])
+    few = told(logits.expand(4, -1), [5] * 4)
+    assert policy.rank_between(ranks, 1, LONGEST, few)[:2].tolist() == [4, 7]
+    assert policy.rank_between(ranks, 5, 6, few).tolist() == [5, 6, 6, 6]  # a beam wider than the lengths there are
+
+
+def test_a_histogram_of_pairs_has_a_beam_too():
+    policy = DrawnFromSource(20, 20)
+    counts = torch.zeros(21, 21)
+    counts[5, 6], counts[5, 7], counts[15, 16] = 30, 10, 40
+    policy.observe(counts.sum(0))
+    policy.observe_pairs(counts)
+    mask = torch.arange(20) < torch.tensor([[5], [5], [15]])
+    assert policy.rank_between(torch.tensor([0, 1, 0]), 1, 20, Condition(source_mask=mask)).tolist() == [6, 7, 16]
+
+
+def length_pairs(count: int, seed: int) -> Batch:
+    """Sources of four words whose first one says how long the text is: 1 to 8 words."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(4, WORDS, (count, 4), generator=generator)
+    lengths = source[:, 0] - 3
+    ids = torch.where(torch.arange(8) < lengths.unsqueeze(1), 5, 0)
+    return Batch(ids, lengths, source, torch.full((count,), 4))
+
+
+def learn_lengths(model: DiffusionModel, steps: int = 60) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        batch = length_pairs(64, step + 1)
+        loss = model.lengths.fit_loss(batch.lengths, prepare(model, batch))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_the_head_reads_what_the_source_says_and_not_how_long_it_is():
+    """All sources are equally long: counts by their length know nothing. 64 unseen sources, 8 lengths."""
+    model = build()
+    learn_lengths(model)
+    batch = length_pairs(64, 0)
+    condition = source_condition(batch.source.tolist())
+    assert torch.equal(model.rank_lengths(torch.zeros(64, dtype=torch.int64), condition), batch.lengths)
+    drawn = model.draw_lengths(Noise(0, torch.arange(64)), condition)
+    assert (drawn == batch.lengths).float().mean() > 0.9
+    likely = model.lengths.nats(batch.lengths, model.lengths.predict(model.denoiser, condition))
+    assert float(likely.mean()) < 0.3  # log 8 = 2.08 without reading
+
+
+def test_a_length_does_not_depend_on_the_sources_beside_it_and_each_is_read_once(monkeypatch):
+    model = build().eval()
+    model.lengths.head.weight.data.normal_()
+    sources = [[5, 6, 7], [4], [9, 9, 8, 7, 6, 5], [5, 6, 7], [4]]
+    read = []
+    encode = model.denoiser.network.encode
+    monkeypatch.setattr(model.denoiser.network, "encode", lambda ids, mask: read.append(len(ids)) or encode(ids, mask))
+    together = model.lengths.predict(model.denoiser, source_condition(sources)).length_logits
+    assert read == [1, 1, 1]
+    for source, found in zip(sources, together, strict=True):
+        alone = model.lengths.predict(model.denoiser, source_condition([source])).length_logits
+        assert torch.equal(alone[0], found)
+    assert not torch.equal(together[0], together[1])
+
+
+@pytest.mark.parametrize(("method", "teaches"), [("difformer", True), ("dinoiser", False)])
+def test_the_cross_entropy_of_lengths_is_one_of_the_losses(method, teaches):
+    model = build(method)
+    model.lengths.head.weight.data.normal_()
+    batch = replace(length_pairs(4, 0), index=torch.arange(4))
+    losses = model(batch)
+    condition = prepare(model, batch)
+    own = model.lengths.fit_loss(batch.lengths, condition)
+    expected = -model.lengths.logits(condition).log_softmax(-1)[torch.arange(4), batch.lengths - 4 + LONGEST].mean()
+    assert own.item() == pytest.approx(expected.item(), rel=1e-5)
+    weights = {**model.objective.weights, "length_ce": model.lengths.weight}
+    means = losses.means()
+    assert set(losses.terms) == set(weights) and means["length_ce"].item() == pytest.approx(own.item(), rel=1e-5)
+    assert means["loss"].item() == pytest.approx(sum(w * means[name].item() for name, w in weights.items()), rel=1e-5)
+    own.backward()
+    assert (model.denoiser.network.encoder.head.weight.grad is not None) == teaches
+
+
+def test_the_head_begins_with_the_offsets_of_the_training_pairs():
+    policy = LengthPredictor(LONGEST, LONGEST, 4)
+    counts = torch.zeros(LONGEST + 1, LONGEST + 1)
+    counts[3, 4], counts[5, 6], counts[8, 2] = 600, 400, 1000
+    policy.observe_pairs(counts)
+    shares = policy.head.bias.softmax(0)
+    assert shares[LONGEST + 1].item() == shares[LONGEST - 6].item() == pytest.approx(0.5, abs=0.01)
+
+
+# -- candidates -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lm() -> TextDiffusion:
+    model = build()
+    learn_lengths(model)
+    return TextDiffusion(model.eval(), Words([*SPECIALS, *"abcdefgh"]), {"method": "difformer"})
+
+
+def lengths_of(lm: TextDiffusion, n: int = 1, **asked) -> list[int]:
+    return [row.layout.positions for row in lm.make_job(n, source="d a a a", **asked).make_rows(lm.model)]
+
+
+def test_candidates_spread_over_the_likeliest_lengths(lm):
+    """`d` is the fourth word: texts of four. The next lengths are whatever the head finds next."""
+    ranked = [int(lm.model.rank_lengths(torch.tensor([k]), source_condition([[7, 4, 4, 4]]))) for k in range(3)]
+    assert ranked[0] == 4 and len({*ranked}) == 3
+    assert lengths_of(lm, mbr=5, length_beam=3) == [*ranked, *ranked[:2]]
+    assert lengths_of(lm, n=2, mbr=2, length_beam=2) == ranked[:2] * 2
+    assert lengths_of(lm, n=3, length_beam=4) == [4, 4, 4]  # of one candidate: the likeliest length
+    made = lm.generate(source=["d a a a", "a a a a"], mbr=4, length_beam=2, steps=2)
+    assert [text.denoiser_calls for text in made] == [8, 8]
+
+
+def test_a_control_bounds_the_beam(lm):
+    assert lengths_of(lm, mbr=3, length_beam=3, controls=[Length(6)]) == [6, 6, 6]
+    longer = lengths_of(lm, mbr=3, length_beam=3, controls=[Contains("a b c d e f")])
+    assert sorted(longer) == [6, 7, 8]
+
+
+def test_a_model_that_writes_its_own_end_has_no_beam(tiny_runs):
+    for method in ("diffusion-lm", "autoregressive", "block-diffusion"):
+        with pytest.raises(UsageError, match="a length beam needs a model that chooses lengths beforehand"):
+            TextDiffusion.from_pretrained(tiny_runs[method]).generate(length_beam=2)
+    drawn = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    (text,) = drawn.generate(mbr=3, length_beam=2, steps=2)
+    assert len(text.tokens) in {int(drawn.model.rank_lengths(torch.tensor([k]))) for k in range(2)}
