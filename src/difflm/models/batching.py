@@ -200,15 +200,15 @@ class SampleBatch:
 
 
 def draw_rows(
-    model: LanguageModel, count: int, seed: int, owner: int = 0, sources: Sequence[Sequence[int]] = ()
+    model: LanguageModel, count: int, seed: int, owner: int = 0, sources: Sequence[Sequence[int]] = (), first: int = 0
 ) -> list[Row]:
-    """Samples 0 … count − 1, nothing settled but the length that the model draws: on the host, where it is needed. With
-    sources there is one for every sample."""
+    """`count` samples from number `first` on, nothing settled but the length that the model draws: on the host, where
+    it is needed. With sources there is one for every sample."""
     condition = source_condition(sources) if sources else UNCONDITIONAL
-    lengths = model.draw_lengths(Noise(seed, torch.arange(count)), condition).tolist()
+    lengths = model.draw_lengths(Noise(seed, first + torch.arange(count)), condition).tolist()
     layouts = {n: Layout(n) for n in {*lengths}}
     own = sources or [()] * count
-    return [Row(seed, sample, layouts[n], owner, source=own[sample]) for sample, n in enumerate(lengths)]
+    return [Row(seed, first + k, layouts[n], owner, source=own[k]) for k, n in enumerate(lengths)]
 
 
 def source_condition(sources: Sequence[Sequence[int]], width: int = 0) -> Condition:
