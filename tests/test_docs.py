@@ -60,8 +60,8 @@ FILES = {
     "test.en": "a cheap pub\n",
     "test.de": "eine billige Kneipe\n",
     "test.de2": "eine günstige Kneipe\n",
-    "train.en": "a cheap pub\na family restaurant\n" * 6,
-    "train.de": "eine billige Kneipe\nein Familienrestaurant\n" * 6,
+    "train.en": "".join(f"a cheap pub {k}\na family restaurant {k}\n" for k in range(6)),
+    "train.de": "".join(f"eine billige Kneipe {k}\nein Familienrestaurant {k}\n" for k in range(6)),
     "target_attribute.json": '["food", ":", "Japanese"]\n["area", ":", "riverside"]\n',
 }
 RUNS = {  # every run that a page asks something of, and what trained it

@@ -11,6 +11,7 @@ from tiny import tiny_runs
 
 from difflm import TextDiffusion
 from difflm.app.cli import main
+from difflm.data.batches import held_out
 from difflm.data.references import PairSet, read_pair_set
 from difflm.data.seq2seq_metrics import choose_oracle, sentence_bleu_nltk4
 from difflm.data.text_metrics import most_central
@@ -73,12 +74,12 @@ def test_without_an_oracle_none_is_shown(run, pairs, capsys, tmp_path):
 
 
 def test_pairs_that_training_held_out_are_the_default(run, capsys, tmp_path):
-    held_out = pairs_for(TextDiffusion.from_pretrained(run), None)
-    assert len(held_out.sources) == 4  # a hundredth of 400
-    for source, references in zip(held_out.sources, held_out.references, strict=True):
+    unseen = pairs_for(TextDiffusion.from_pretrained(run), None)
+    assert len(unseen.sources) == 4  # a hundredth of 400
+    for source, references in zip(unseen.sources, unseen.references, strict=True):
         assert references == [" ".join(reversed(source.split()))]
     trained = pairs_for(TextDiffusion.from_pretrained(run), None, "train")
-    assert not {*held_out.sources} & {*trained.sources}
+    assert not {*unseen.sources} & {*trained.sources}
     copy = Path(tmp_path / "second")
     shutil.copytree(run, copy)
     rows = measured(capsys, run, "--rival", copy, "--mbr", 1, "--out", tmp_path / "out.jsonl")
@@ -86,6 +87,22 @@ def test_pairs_that_training_held_out_are_the_default(run, capsys, tmp_path):
     assert rows[0]["bleu_sacre"] == rows[1]["bleu_sacre"] and rows[0]["sources"] == 4
     (few,) = {row["sources"] for row in measured(capsys, run, "--samples", 2, "--mbr", 1, "--out", tmp_path / "o")}
     assert few == 2
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_held_out_source_that_was_learned_with_another_target_is_left_out(run, tmp_path, learned):
+    """Of twenty pairs one is held out; its source may also be that of another pair."""
+    lm = TextDiffusion.from_pretrained(run)
+    number = int(held_out(20, 0)[0])
+    sources = [f"s{k if k != (number + 1) % 20 else number if learned else k}" for k in range(20)]
+    (tmp_path / "pairs.csv").write_text("src,trg\n" + "".join(f"{source},t\n" for source in sources))
+    lm.config = {**lm.config, "texts": 19, "held_out": 1, "left_out": 0, "repeated": 0}
+    lm.config["recipe"] = {**lm.config["recipe"], "data": str(tmp_path / "pairs.csv"), "seed": 0}
+    if learned:
+        with pytest.raises(UsageError, match=r"every held-out source of .* was also trained on"):
+            pairs_for(lm, None)
+    else:
+        assert pairs_for(lm, None).sources == [f"s{number}"]
 
 
 def test_several_references_come_as_repeated_sources_lists_or_parallel_files(tmp_path, pairs):

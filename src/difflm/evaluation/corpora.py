@@ -46,15 +46,20 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
 
 def pairs_for(lm: TextDiffusion, root: Path | None, split: Split = "valid") -> PairSet:
     """Return the sources and references of a split of the data that `lm` was trained on; for a file, the pairs that its
-    training held out."""
+    training held out, without those whose source it also learned with another target."""
     recipe = lm.config["recipe"]
     data, column = recipe["data"], recipe["column"]
     if data in NAMES:
         return PairSet.group(data, split, corpus_examples(data, root, split, column))
     pairs = list(corpus_examples(data, root, "train", column))
-    wanted, _ = choose_numbers(lm, len(pairs), split)
+    wanted, unseen = choose_numbers(lm, len(pairs), split)
     numbers = _number_distinct(lm, pairs) if recipe.get("distinct") else range(len(pairs))
-    return PairSet.group(file_names(data), split, (pairs[number] for number in numbers if number in wanted))
+    learned = {pairs[number].source for number in numbers if number not in unseen} if split == "valid" else set()
+    chosen = (pairs[number] for number in numbers if number in wanted and pairs[number].source not in learned)
+    found = PairSet.group(file_names(data), split, chosen)
+    if not found.sources:
+        raise UsageError(f"every held-out source of {found.name} was also trained on: give others with --pairs.")
+    return found
 
 
 def _number_distinct(lm: TextDiffusion, pairs: Sequence[Example]) -> list[int]:

@@ -25,7 +25,8 @@ class ResumableLines:
 
     def __enter__(self) -> "ResumableLines":
         if self.path.exists():
-            raise UsageError(f"{self.path} is there already. Delete it, or choose another --out.")
+            advice = "is a directory. Name a file" if self.path.is_dir() else "is there already. Delete it"
+            raise UsageError(f"{self.path} {advice}, or choose another --out.")
         try:
             self.partial.parent.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644)

@@ -109,6 +109,8 @@ def read_input(file: Path | None, column: str | None) -> tuple[list[int], list[s
     elif column is not None:
         raise UsageError("standard input has a source a line and no columns: leave --column out, or name a file.")
     else:
+        if sys.stdin.isatty():
+            note("Write a source a line; Ctrl-D ends them.")
         found = check_sources(decode_lines(sys.stdin.buffer, "standard input"), "standard input")
     pairs = list(found)
     return [number for number, _ in pairs], [source for _, source in pairs]
