@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from test_bad_input import complaint
+from test_source import RECIPE
 from test_translate import run
-from tiny import tiny_runs
+from tiny import Silent, tiny_runs
 
 from difflm import TextDiffusion
 from difflm.app.cli import main
@@ -18,6 +20,8 @@ from difflm.data.text_metrics import most_central
 from difflm.data.texts import Example
 from difflm.errors import UsageError
 from difflm.evaluation.corpora import pairs_for
+from difflm.training.fit import train_run
+from difflm.training.recipe import check
 
 assert run and tiny_runs and complaint  # fixtures
 EVALUATE = ("evaluate", "--task", "seq2seq", "--steps", "2")
@@ -162,3 +166,33 @@ def test_bad_input_is_one_line(run, tmp_path, monkeypatch, complaint, files, arg
 def test_a_run_without_sources_is_refused(tiny_runs, complaint, pairs):
     assert "has learned texts without sources" in complaint(2, *EVALUATE, tiny_runs["difflm"], "--pairs", pairs)
     assert "--pairs belongs to --task seq2seq" in complaint(2, "evaluate", tiny_runs["difflm"], "--pairs", pairs)
+
+
+def test_a_left_to_right_model_also_searches_and_ignores_settings_of_denoising(run, pairs, capsys, tmp_path):
+    sizes = {"hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
+    data = str(run.parent / "pairs.jsonl")
+    recipe = check({**RECIPE, "method": "encoder-decoder", "model": sizes, "steps": 5, "data": data})
+    train_run(recipe, tmp_path / "twin", torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    argv = (
+        run,
+        "--rival",
+        tmp_path / "twin",
+        "--pairs",
+        pairs,
+        "--mbr",
+        2,
+        "--beams",
+        3,
+        "--out",
+        tmp_path / "o.jsonl",
+    )
+    rows = measured(capsys, *argv)
+    assert [(row["name"], row["how"]) for row in rows] == [
+        ("run", "one sample"),
+        ("run", "MBR of 2"),
+        ("twin", "one sample"),
+        ("twin", "MBR of 2"),
+        ("twin", "3 beams"),
+        ("copy of the source", ""),
+    ]
+    assert "beams=3" in rows[4]["sampling"] and rows[4]["calls"] > 0
