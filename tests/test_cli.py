@@ -29,7 +29,7 @@ from difflm.training.trainer import Progress, Validation
 assert tiny_runs  # a fixture
 
 PATIENCE = 300.0  # seconds after which a process that a test waits for hangs
-VERBS = ["generate", "train", "evaluate", "compare", "score", "methods", "info"]
+VERBS = ["generate", "translate", "train", "evaluate", "compare", "score", "methods", "info"]
 SMALL = [
     *(f"model.{key}={value}" for key, value in MODEL.items()),
     *("model.dropout=0.1", "tokenizer=words", "more_than=0", "longest=24", "batch_size=8", "warmup=0"),

@@ -54,8 +54,14 @@ FILES = {
     + '{"text": "Cotto is cheap. It serves French food.", "sentences": "several"}\n' * 6,
     "pairs.jsonl": '{"text": "The Mill is a pub.", "seed": 1}\n' * 12,
     "told.txt": "French : The Mill is a pub.\n" * 6 + "Any : Cotto is cheap.\n" * 6,
-    "train.en": "a cheap pub\na family restaurant\n" * 6,
-    "train.de": "eine billige Kneipe\nein Familienrestaurant\n" * 6,
+    "sources.txt": "a cheap pub\na family restaurant\n",
+    "table.csv": "id,said\n1,a cheap pub\n",
+    "test.jsonl": '{"src": "a cheap pub", "trg": "eine billige Kneipe"}\n',
+    "test.en": "a cheap pub\n",
+    "test.de": "eine billige Kneipe\n",
+    "test.de2": "eine günstige Kneipe\n",
+    "train.en": "".join(f"a cheap pub {k}\na family restaurant {k}\n" for k in range(6)),
+    "train.de": "".join(f"eine billige Kneipe {k}\nein Familienrestaurant {k}\n" for k in range(6)),
     "target_attribute.json": '["food", ":", "Japanese"]\n["area", ":", "riverside"]\n',
 }
 RUNS = {  # every run that a page asks something of, and what trained it
@@ -70,6 +76,8 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/roc": "roc",
     "runs/roc-twin": "roc-twin",
     "runs/roc-infill-twin": "roc-infill-twin",
+    "runs/en-de": "multi30k data=train.en,train.de tokenizer=words",
+    "runs/second": "multi30k data=train.en,train.de tokenizer=words",
     "my-guide": "classifier data=labelled.jsonl model.guides=e2e",
     "runs/mdlm": "e2e-mdlm",
     "runs/mdlm/guide": "e2e-guide data=words.jsonl model.guides=runs/mdlm",
@@ -292,6 +300,8 @@ def smaller(argv: list[str]) -> list[str]:
         return [*argv, "--samples", "1", "--each", "1"]
     if verb == "evaluate" and "infill" in argv:
         return [*argv, *["--samples", "2", "--mbr", "2", "--beams", "2", "--draws", "1", "--skip", "0"]]
+    if verb == "evaluate" and "seq2seq" in argv:
+        return [*argv, "--mbr", "3"]
     if verb in ("evaluate", "compare"):
         return [*argv, *FEW.split()]
     if verb == "score":

@@ -18,6 +18,7 @@ from difflm.app.commands.info import info, methods
 from difflm.app.commands.plot import plot_app
 from difflm.app.commands.studio import studio
 from difflm.app.commands.train import train
+from difflm.app.commands.translate import translate
 from difflm.app.console import complain
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 
 EXAMPLES: dict[Callable[..., int], str] = {
     generate: "difflm generate e2e -n 4 --steps 50 --seed 0",
+    translate: "difflm translate run sources.txt --out targets.txt",
     train: "difflm train own-text data=my.txt steps=2000 --out run",
     evaluate: "difflm evaluate run --task language --data DIR --samples 1000",
     compare: "difflm compare e2e runs/diffusion-lm --data DIR --samples 200",

@@ -6,20 +6,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from difflm.app.commands.evaluate import ControlOptions, InfillOptions, MeasureOptions
+from difflm.app.commands.evaluate import ControlOptions, InfillOptions, MeasureOptions, ReferenceOptions, Seq2SeqOptions
 from difflm.app.commands.options import load_model, parse_guidance
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.learned import checking_tagger
 from difflm.data.corpora import NAMES, corpus, resolve_data
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
+from difflm.data.references import read_pair_set
 from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.control import Protocol, evaluate_control
-from difflm.evaluation.corpora import corpus_for
+from difflm.evaluation.corpora import corpus_for, pairs_for
 from difflm.evaluation.infill import Asked, Lengths, Set, evaluate_infill
 from difflm.evaluation.language import check_numbers, evaluate_language
 from difflm.evaluation.reports import Report
+from difflm.evaluation.seq2seq import Ways, evaluate_seq2seq
 from difflm.evaluation.targets import CONTROLS, check_known, choose, draw_targets, fit_for, read_targets, write_targets
 from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion
@@ -35,10 +37,7 @@ def measure_language(runs: list[str], options: MeasureOptions, settings: dict[st
     samples = SAMPLES if options.samples is None else options.samples
     check_numbers(samples, options.seed, options.draws, options.score_texts)  # before anything is loaded
     models = dict(zip(run_names(runs), (load_model(run, options.device) for run in runs), strict=True))
-    sources = {name: source_of(lm, options.data) for name, lm in models.items()}
-    if len(set(sources.values())) > 1:
-        texts = ", ".join(f"{name}: {' '.join(source)}" for name, source in sources.items())
-        raise UsageError(f"these runs were trained on different data ({texts}). Compare runs of the same.")
+    check_same_data(models, options.data)
     judge = load_judge(options.judge, models.values(), options.device)
     twin = load_model(options.twin, options.device) if options.twin else None
     others = {"the judge": judge, "the twin": twin}
@@ -94,27 +93,56 @@ def load_e2e(options: MeasureOptions, required: bool) -> list[E2EPair]:
         return []
 
 
-def measure_infill(run: str, options: MeasureOptions, settings: dict[str, Any], infill: InfillOptions) -> None:
+def measure_infill(
+    run: str, options: MeasureOptions, settings: dict[str, Any], infill: InfillOptions, reference: ReferenceOptions
+) -> None:
     """Measure a run and its rivals on the same gaps; also keep some of their texts for people to read."""
     names, count = infill.names(), SAMPLES if options.samples is None else options.samples
-    how = Asked(options.seed, infill.mbr, infill.beams, options.draws, settings)
+    how = Asked(options.seed, reference.mbr, reference.beams, options.draws, settings)
     how.check()
     if count < 2:
         raise UsageError(f"the number of samples, which are gaps here, must be at least 2, not {count}.")
     if unknown := set(names) - {"anlg", "roc"}:
         raise UsageError(f"no gaps {min(unknown)!r}. Known: anlg, roc.")
-    similarity = BertScore(infill.encoder, check_device(options.device)) if infill.encoder else None
+    similarity = BertScore(reference.encoder, check_device(options.device)) if reference.encoder else None
     stories = list(whole(corpus("roc", options.data, "train")))
-    if infill.skip < 0:
-        raise UsageError(f"--skip must be 0 or more gaps, not {infill.skip}.")
-    sets = [load_gaps(name, stories, count, options, infill.skip) for name in names]
-    runs = [run, *(infill.rival or ())]
+    if reference.skip < 0:
+        raise UsageError(f"--skip must be 0 or more gaps, not {reference.skip}.")
+    sets = [load_gaps(name, stories, count, options, reference.skip) for name in names]
+    runs = [run, *(reference.rival or ())]
     models = dict(zip(run_names(runs), (load_model(one, options.device) for one in runs), strict=True))
     training = [sentence for story in stories for sentence in story]
     with Bar("measuring") as bar:
         report, middles = evaluate_infill(models, sets, how, training, similarity, on_progress=bar.update)
     publish(runs, report, options)
     keep_middles(run, middles, options.out)
+
+
+def measure_seq2seq(
+    run: str, options: MeasureOptions, settings: dict[str, Any], reference: ReferenceOptions, seq2seq: Seq2SeqOptions
+) -> None:
+    """Measure a run and its rivals on the same sources: those of a file, or those that the run's training held out."""
+    ways = Ways(options.seed, reference.mbr, reference.beams, seq2seq.oracle, settings)
+    ways.check()
+    if seq2seq.pairs is None and seq2seq.column is not None:
+        raise UsageError("--column names the columns of --pairs FILE.")
+    if options.samples is not None and options.samples < 1:
+        raise UsageError(f"the number of samples, which are sources here, must be at least 1, not {options.samples}.")
+    if reference.skip < 0:
+        raise UsageError(f"--skip must be 0 or more sources, not {reference.skip}.")
+    given = read_pair_set(seq2seq.pairs, seq2seq.column, options.data, options.split) if seq2seq.pairs else None
+    runs = [run, *(reference.rival or ())]
+    models = dict(zip(run_names(runs), (load_model(one, options.device) for one in runs), strict=True))
+    for lm in models.values():
+        lm.source_room()
+    if given is None:
+        check_same_data(models, options.data)
+        given = pairs_for(next(iter(models.values())), options.data, options.split)
+    pairs = given.sample(options.samples, reference.skip, options.seed)
+    similarity = BertScore(reference.encoder, check_device(options.device)) if reference.encoder else None
+    with Bar("measuring") as bar:
+        report = evaluate_seq2seq(models, pairs, ways, similarity, bar.update)
+    publish(runs, report, options)
 
 
 def load_gaps(name: str, stories: Sequence[Sequence[str]], count: int, options: MeasureOptions, skip: int = 0) -> Set:
@@ -148,6 +176,15 @@ def source_of(lm: TextDiffusion, root: Path | None) -> tuple[str, ...]:
     recipe = lm.config["recipe"]
     more = (recipe["column"], recipe.get("chunk"))
     return (resolve_data(recipe["data"], root), *(str(one) for one in more if one))
+
+
+def check_same_data(models: dict[str, TextDiffusion], root: Path | None) -> None:
+    """Refuse runs that were trained on different data, or on different texts of one file."""
+    sources = {name: source_of(lm, root) for name, lm in models.items()}
+    if len(set(sources.values())) > 1:
+        texts = ", ".join(f"{name}: {' '.join(source)}" for name, source in sources.items())
+        raise UsageError(f"these runs were trained on different data ({texts}). Compare runs of the same.")
+    check_seeds(models, root)
 
 
 def check_seeds(models: dict[str, TextDiffusion], root: Path | None) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from difflm.data.e2e import Split, e2e_path, read_e2e
+from difflm.data.pair_corpora import PAIRS
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
 from difflm.data.texts import (
     FORMATS,
@@ -48,12 +49,13 @@ KNOWN = {
         STORIES, roc_path, lambda path: rearranged(read_stories(path)), lambda path: marked(read_stories(path))
     ),
 }
-NAMES = tuple(KNOWN)
+NAMES = (*KNOWN, *PAIRS)
 
 
 def describe_texts(name_or_path: str) -> str:
     """What the texts of a corpus are; of files their names, since a path would say more about somebody's machine."""
-    return KNOWN[name_or_path].about if name_or_path in KNOWN else file_names(name_or_path)
+    known = KNOWN.get(name_or_path) or PAIRS.get(name_or_path)
+    return known.about if known else file_names(name_or_path)
 
 
 def file_names(name_or_path: str) -> str:
@@ -75,6 +77,8 @@ def corpus(
     cut into texts of so many characters."""
     if len(split_paths(name_or_path)) > 1:
         raise UsageError(f"{file_names(str(name_or_path))}: name one file: sources are not read here.")
+    if str(name_or_path) in PAIRS:
+        return (example.target for example in PAIRS[str(name_or_path)].examples(root, split))
     path = corpus_path(name_or_path, root, split)
     if chunk:
         return check_any(read_chunks(path, chunk), f"there is no text in {path}.")
@@ -93,10 +97,12 @@ def corpus_examples(
     """Yield the texts of a split, with their `sources` or alone."""
     if not sources:
         return map(Example, corpus(name_or_path, root, split, column, chunk))
+    if name_or_path in PAIRS:
+        return PAIRS[name_or_path].examples(root, split)
     paths = corpus_paths(name_or_path, root, split)
     known = KNOWN.get(name_or_path)
     if known and not known.examples:
-        raise UsageError(f"the texts of {name_or_path} have no sources. Give data=e2e, or pairs of your own.")
+        raise UsageError(f"the texts of {name_or_path} have no sources. Give data=multi30k, or pairs of your own.")
     return known.examples(paths[0]) if known and known.examples else read_examples(paths, column)
 
 
@@ -135,12 +141,16 @@ def counted_texts(
 
 
 def corpus_paths(name_or_path: str, root: Path | None, split: Split = "train") -> list[Path]:
-    """The file of a corpus, or its two parallel files."""
+    """The files of a corpus, or two parallel files."""
+    if name_or_path in PAIRS:
+        return PAIRS[name_or_path].paths(root, split)
     return [corpus_path(part, root, split) for part in split_paths(name_or_path)]
 
 
 def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "train") -> Path:
-    """The file that `corpus` reads."""
+    """The file that `corpus` reads, the first of several."""
+    if str(name_or_path) in PAIRS:
+        return PAIRS[str(name_or_path)].paths(root, split)[0]
     if str(name_or_path) in KNOWN:
         return KNOWN[str(name_or_path)].path(root, split)
     path = _find_file(Path(name_or_path), root)

@@ -71,10 +71,32 @@ def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[
             f"{path} has no sources beside its texts. Give a .csv or .jsonl file with the columns src and trg, "
             "or two parallel files as data=SOURCES,TARGETS."
         )
-    names = tuple(name.strip() for name in column.split(",")) if column else _pair_columns(path, kind)
+    names = tuple(name.strip() for name in column.split(",")) if column else known_columns(path, kind, 2)
     if len(names) != 2 or not all(names):
         raise UsageError(f"column={column} does not name two columns. Give column=SOURCE,TARGET.")
     return check_any(_pair_rows(ROWS[kind](path, names), path), f"there is no text in {path}.")
+
+
+def read_sources(path: Path, column: str | None = None) -> Iterator[tuple[int, str]]:
+    """Yield line numbers and sources: lines, or a column of a .csv or .jsonl file ("src" or "source" where none is
+    given). An empty one is an error: answers stand in the order of the sources, a line each."""
+    check_readable(path)
+    kind = file_kind(path)
+    if kind not in ROWS:
+        if column is not None:
+            raise UsageError(f"{path} has a source a line and no columns: leave the column {column!r} out.")
+        return check_sources(read_lines(path), str(path))
+    columns = (column or known_columns(path, kind)[0],)
+    return check_sources(((number, source) for number, (source,) in ROWS[kind](path, columns)), str(path))
+
+
+def check_sources(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, str]]:
+    """Strip the sources; refuse an empty one, and none at all."""
+    stripped = ((number, source.strip()) for number, source in lines)
+    for number, source in check_any(stripped, f"there is no source in {name}."):
+        if not source:
+            raise UsageError(f"line {number} of {name} is empty. Give a source in every line.")
+        yield number, source
 
 
 def file_kind(path: Path) -> str:
@@ -113,15 +135,22 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                # Notepad and Excel begin a UTF-8 file with a mark that is not part of its text.
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError:
-        raise DifflmError(f"line {number} of {path} is not UTF-8. Save the file as UTF-8 and try again.") from None
+            for number, line in decode_lines(file, str(path)):
+                yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise DifflmError(f"{path} is not a whole gzip file (damaged after line {number}). Fetch it again.") from None
     except OSError as error:
         raise DifflmError(f"cannot read {path}: {error.strerror or error}.") from None
+
+
+def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
+    """Yield line numbers from 1 and lines of UTF-8."""
+    for number, line in enumerate(lines, 1):
+        try:
+            # Notepad and Excel begin a UTF-8 file with a mark that is not part of its text.
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise DifflmError(f"line {number} of {name} is not UTF-8. Save the file as UTF-8 and try again.") from None
 
 
 def check_any(items: Iterable[Item], message: str) -> Iterator[Item]:
@@ -154,14 +183,14 @@ def _parallel_rows(sources: Path, targets: Path) -> Iterator[Row]:
         yield source[0], (source[1], target[1])
 
 
-def _pair_columns(path: Path, kind: str) -> tuple[str, ...]:
-    """The columns of source and target in a file, by the names of its first line."""
+def known_columns(path: Path, kind: str, count: int = 1) -> tuple[str, ...]:
+    """The columns of source and target in a file, or of the source alone, by the names of its first line."""
     first: Iterator[tuple[int, Iterable[str]]] = read_csv(path) if kind == ".csv" else read_jsonl(path, "src")
     number, names = next(first, (1, PAIR_COLUMNS[0]))  # reading an empty file says that it is empty
-    known = next((pair for pair in PAIR_COLUMNS if {*pair} & {*names}), PAIR_COLUMNS[0])
+    known = next((pair for pair in PAIR_COLUMNS if {*pair} & {*names}), PAIR_COLUMNS[0])[:count]
     for name in known:
         if name not in names:
-            raise _no_column(path, name, list(names), number)
+            raise no_column(path, name, list(names), number)
     return known
 
 
@@ -184,7 +213,7 @@ def read_columns(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
         return
     for column in columns:
         if column not in names:
-            raise _no_column(path, column, names, 1)
+            raise no_column(path, column, names, 1)
     indices = [names.index(column) for column in columns]
     for number, row in rows:
         if row and max(indices) >= len(row):
@@ -211,7 +240,7 @@ def _jsonl_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
     for number, row in read_jsonl(path, columns[0]):
         for column in columns:
             if column not in row:
-                raise _no_column(path, column, list(row), number)
+                raise no_column(path, column, list(row), number)
             try:
                 row[column].encode()  # JSON can spell half of a surrogate pair, which is not Unicode
             except (AttributeError, UnicodeEncodeError):
@@ -222,6 +251,6 @@ def _jsonl_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
 ROWS: dict[str, Callable[[Path, tuple[str, ...]], Iterator[Row]]] = {".csv": read_columns, ".jsonl": _jsonl_rows}
 
 
-def _no_column(path: Path, column: str, names: list[str], number: int) -> UsageError:
+def no_column(path: Path, column: str, names: list[str], number: int) -> UsageError:
     said = f"no column {column!r} in line {number} of {path}. {suggest(column, names)}"
     return UsageError(f"{said}It has: {', '.join(names) or 'none'}.")

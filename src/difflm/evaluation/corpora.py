@@ -1,4 +1,4 @@
-"""The texts that a model is compared with: held-out texts and training texts."""
+"""The texts that a model is compared with: held-out texts and training texts, and pairs of source and target."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from difflm.data.batches import Permutation, held_out
-from difflm.data.corpora import NAMES, corpus
+from difflm.data.corpora import NAMES, corpus, corpus_examples, file_names
+from difflm.data.e2e import Split
+from difflm.data.references import PairSet
+from difflm.data.texts import Example
 from difflm.data.tokenfile import is_new
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
@@ -41,28 +44,64 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
     return _file_corpus(lm, split, lambda: corpus(data, root, "train", column, chunk))
 
 
+def pairs_for(lm: TextDiffusion, root: Path | None, split: Split = "valid") -> PairSet:
+    """Return the sources and references of a split of the data that `lm` was trained on; for a file, the pairs that its
+    training held out, without those whose source it also learned with another target."""
+    recipe = lm.config["recipe"]
+    data, column = recipe["data"], recipe["column"]
+    if data in NAMES:
+        return PairSet.group(data, split, corpus_examples(data, root, split, column))
+    pairs = list(corpus_examples(data, root, "train", column))
+    wanted, unseen = choose_numbers(lm, len(pairs), split)
+    numbers = _number_distinct(lm, pairs) if recipe.get("distinct") else range(len(pairs))
+    learned = {pairs[number].source for number in numbers if number not in unseen} if split == "valid" else set()
+    chosen = (pairs[number] for number in numbers if number in wanted and pairs[number].source not in learned)
+    found = PairSet.group(file_names(data), split, chosen)
+    if not found.sources:
+        raise UsageError(f"every held-out source of {found.name} was also trained on: give others with --pairs.")
+    return found
+
+
+def _number_distinct(lm: TextDiffusion, pairs: Sequence[Example]) -> list[int]:
+    """Return the numbers of the pairs that repeat no earlier one, token by token."""
+    sources, targets = (
+        lm.tokenizer.encode_batch([str(getattr(p, side)) for p in pairs]) for side in ("source", "target")
+    )
+    first: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        first.setdefault((tuple(source), tuple(target)), number)
+    return list(first.values())
+
+
 def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[str]]) -> Corpus:
     """Split the texts of a file as training did, then leave out those that are too long for the model."""
-    recipe, name = lm.config["recipe"], Path(lm.config["recipe"]["data"]).name
-    counted = ("texts", "held_out", "left_out", "repeated")
-    total, before = sum(1 for _ in read()), sum(lm.config.get(key, 0) for key in counted)
-    if total != before:
-        raise DifflmError(
-            f"{name} changed since this model was trained on it ({before:,} texts then, {total:,} now): "
-            "the held-out texts are unknown."
-        )
-    unseen = set(held_out(total, recipe["seed"]).tolist())
-    wanted = unseen
-    if split == "train":  # positions of the same order that have no unseen text
-        places = np.arange(min(total - len(unseen), MOST_TEXTS))
-        wanted = set(Permutation(total, recipe["seed"])(places).tolist())
+    recipe = lm.config["recipe"]
+    wanted, unseen = choose_numbers(lm, sum(1 for _ in read()), split)
 
     def numbered() -> Iterator[tuple[int, str]]:
         return _drop_repeated(lm, read()) if recipe.get("distinct") else enumerate(read())
 
     texts = [text for number, text in numbered() if number in wanted]
     texts = list(compress(texts, fits(lm, texts)))
-    return Corpus(name, split, texts, lambda: (text for number, text in numbered() if number not in unseen))
+    return Corpus(
+        Path(recipe["data"]).name, split, texts, lambda: (text for number, text in numbered() if number not in unseen)
+    )
+
+
+def choose_numbers(lm: TextDiffusion, total: int, split: str) -> tuple[set[int], set[int]]:
+    """Return the numbers of the texts of a file that are measured, and of those that training held out."""
+    name, seed = file_names(lm.config["recipe"]["data"]), lm.config["recipe"]["seed"]
+    before = sum(lm.config.get(key, 0) for key in ("texts", "held_out", "left_out", "repeated"))
+    if total != before:
+        raise DifflmError(
+            f"{name} changed since this model was trained on it ({before:,} texts then, {total:,} now): "
+            "the held-out texts are unknown."
+        )
+    unseen = set(held_out(total, seed).tolist())
+    if split == "valid":
+        return unseen, unseen
+    places = np.arange(min(total - len(unseen), MOST_TEXTS))  # positions of the same order that have no unseen text
+    return set(Permutation(total, seed)(places).tolist()), unseen
 
 
 def _drop_repeated(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[tuple[int, str]]:

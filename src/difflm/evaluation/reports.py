@@ -109,7 +109,7 @@ class Report:
         for row in self.rows:
             texts = {figure: n for figure, n in row.texts.items() if figure in row.figures}
             measured = {"texts": texts, "errors": row.errors, "intervals": row.intervals}
-            named = {group: row.group, "name": row.name, count: row.count} if group else {"name": row.name}
+            named = {key: value for key, value in ((group, row.group), ("name", row.name), (count, row.count)) if key}
             yield {**named, **row.figures, **measured, **row.about, **self.about, "notes": self.notes or row.notes}
 
     def table(self) -> Table:

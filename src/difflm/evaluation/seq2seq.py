@@ -1,12 +1,18 @@
-"""The source-to-target task compares what systems wrote for each source with what people wrote, and with the source.
+"""`evaluate --task seq2seq` compares what systems wrote for each source with what people wrote, and with the source.
 
-`figures.yaml` defines the figures.
+A row is one system with one way to choose among its candidates; the last row is the copy baseline, which answers every
+source with itself. `figures.yaml` defines the figures.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+import numpy as np
+
+from difflm.data.references import PairSet
 from difflm.data.seq2seq_metrics import (
     check_references,
     choose_by_mbr,
@@ -15,9 +21,14 @@ from difflm.data.seq2seq_metrics import (
     measure_texts,
     pairwise_self_bleu,
 )
+from difflm.data.text_metrics import most_central
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
+from difflm.evaluation.language import OnProgress, describe_sampling, device_name
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row
+from difflm.generation.jobs import Generation, check_request
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.sampling import understood_by
 
 COPY = "copy of the source"
 SAMPLES = 3  # candidates of a source whose variety is measured, as in DiffuSeq: both figures depend on their number
@@ -38,28 +49,40 @@ class Outputs:
     calls: float  # network calls per source, over all its candidates
     seconds: float  # for all sources and candidates
     selection: Selection = "mbr"  # "first": the system has ordered its candidates itself (beam search, re-ranking)
+    how: str = ""  # in words; made from the selection where it is empty
+    chosen: Sequence[int] | None = None  # the index of the chosen candidate, where the system has made the choice
+    about: Mapping[str, Any] = field(default_factory=dict)  # method, sampling …
 
     def describe(self) -> str:
         """Return how the texts were chosen, in words."""
         count = len(self.candidates[0])
-        return f"{'MBR' if self.selection == 'mbr' else self.selection} of {count}" if count > 1 else "one candidate"
+        made = f"{'MBR' if self.selection == 'mbr' else self.selection} of {count}" if count > 1 else "one candidate"
+        return self.how or made
+
+    def choose(self, references: Sequence[Sequence[str]]) -> list[str]:
+        """Return the chosen text of each source."""
+        select = SELECTIONS[self.selection]
+        indices = self.chosen or [select(*pair) for pair in zip(self.candidates, references, strict=True)]
+        return [some[index] for some, index in zip(self.candidates, indices, strict=True)]
 
 
 def measure_outputs(
     sources: Sequence[str],
     references: Sequence[Sequence[str]],
-    systems: Mapping[str, Outputs],
+    systems: Mapping[str, Outputs | Sequence[Outputs]],
     similarity: BertScore | None = None,
+    about: Mapping[str, Any] | None = None,
+    notes: Iterable[str] = (),
 ) -> Report:
-    """Measure the systems' outputs, by the name of their row, and the copy baseline on the same sources."""
+    """Measure the systems' outputs, by the name of their rows, and the copy baseline on the same sources."""
     check_references(sources, references)
-    for name, outputs in systems.items():
-        check_outputs(name, outputs, len(sources))
     copies = Outputs([[source] for source in sources], calls=0, seconds=0.0, selection="first")
+    named = [(name, one) for name, made in systems.items() for one in ([made] if isinstance(made, Outputs) else made)]
+    for name, outputs in named:
+        check_outputs(name, outputs, len(sources))
     rows = []
-    for name, outputs in {**systems, COPY: copies}.items():
-        choose = SELECTIONS[outputs.selection]
-        texts = [some[choose(some, many)] for some, many in zip(outputs.candidates, references, strict=True)]
+    for name, outputs in [*named, (COPY, copies)]:
+        texts = outputs.choose(references)
         measured, signature = measure_texts(texts, sources, references)
         figures: dict[str, float | None] = {**dict.fromkeys(SEQ2SEQ), **measured}
         if len(outputs.candidates[0]) >= SAMPLES:
@@ -70,18 +93,23 @@ def measure_outputs(
             figures["bert_score"] = sum(similarity(texts, references)) / len(texts)
         figures |= {"calls": outputs.calls, "seconds": outputs.seconds}
         how = "" if outputs is copies else outputs.describe()
-        about = {"how": how, "selection": outputs.selection, "candidates": len(outputs.candidates[0])}
-        texts_of = {figure: SAMPLES * len(sources) for figure in ("self_bleu", "div_4")}
-        rows.append(Row(name, figures, about, count=len(sources), texts=texts_of))
-    shared = {"references": sum(map(len, references)), "bleu_sacre_signature": signature}
-    legend = [f"sacreBLEU: {signature}", "calls, seconds: all candidates included"]
+        own = {"how": how, "selection": outputs.selection, "candidates": len(outputs.candidates[0]), **outputs.about}
+        varied = {figure: SAMPLES * len(sources) for figure in ("self_bleu", "div_4") if figures[figure] is not None}
+        rows.append(Row(name, figures, own, count=len(sources), texts=varied))
+    count = sum(map(len, references))
+    shared = {**(about or {}), "references": count, "bleu_sacre_signature": signature}
+    found = [f"BERTScore: by {similarity.name}, neither weighted nor rescaled"] if similarity else []
+    title = f"{len(sources):,} sources, {count:,} references"
+    return Report("seq2seq", title, rows, shared, write_legend(rows, signature), [*found, *notes])
+
+
+def write_legend(rows: Sequence[Row], signature: str) -> list[str]:
+    lines = [f"sacreBLEU: {signature}", "calls, seconds: all candidates included"]
     if any(row.figures["div_4"] is not None for row in rows):
-        legend.append(f"self-BLEU, div-4: of the first {SAMPLES} candidates of each source")
+        lines.append(f"self-BLEU, div-4: of the first {SAMPLES} candidates of each source")
     if any(row.about["selection"] == "oracle" for row in rows):
-        legend.append("oracle: chosen by the references, an upper limit")
-    notes = [f"BERTScore: by {similarity.name}, neither weighted nor rescaled"] if similarity else []
-    title = f"{len(sources):,} sources, {shared['references']:,} references"
-    return Report("seq2seq", title, rows, shared, legend, notes)
+        lines.append("oracle: chosen by the references, an upper limit")
+    return lines
 
 
 def check_outputs(name: str, outputs: Outputs, sources: int) -> None:
@@ -97,3 +125,103 @@ def check_outputs(name: str, outputs: Outputs, sources: int) -> None:
             raise UsageError(f"{name}: source {number:,} has {len(some)} candidates, the first has {count}.")
     if outputs.selection not in SELECTIONS:
         raise UsageError(f"{name}: unknown selection {outputs.selection!r}. Known: {', '.join(SELECTIONS)}.")
+
+
+# -- generating -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How texts are requested."""
+
+    seed: int = 0
+    mbr: int = 10
+    beams: int = 5
+    oracle: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        check_request(1, self.seed, self.mbr)
+        if not 0 <= self.beams <= 1000:
+            raise UsageError(f"--beams must lie between 0 (no beam search) and 1,000, not {self.beams}.")
+        if self.oracle and self.mbr < 2:
+            raise UsageError("--oracle chooses among candidates: give --mbr 2 or more.")
+
+
+def evaluate_seq2seq(
+    models: Mapping[str, TextDiffusion],
+    pairs: PairSet,
+    ways: Ways,
+    similarity: BertScore | None = None,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> Report:
+    """Generate texts from all sources with all models, and measure them."""
+    fitting = pairs.keep(np.all([reads(lm, pairs.sources) for lm in models.values()], axis=0).tolist())
+    notes = [f"seconds: on {device_name(next(iter(models.values())).device)}"]
+    if left_out := len(pairs.sources) - len(fitting.sources):
+        notes.append(f"{left_out:,} sources are left out, they are longer than a model reads")
+    if not fitting.sources:
+        raise UsageError("no source fits into all of these models.")
+    written = {name: list(write_outputs(name, lm, fitting, ways, on_progress)) for name, lm in models.items()}
+    on_progress("measuring", 0, 1)
+    about = {"corpus": fitting.name, "split": fitting.split, "seed": ways.seed}
+    return measure_outputs(fitting.sources, fitting.references, written, similarity, about, notes)
+
+
+def reads(lm: TextDiffusion, sources: Sequence[str]) -> list[bool]:
+    """Return for each source whether it fits the model."""
+    room = lm.source_room()
+    return [0 < len(ids) <= room for ids in lm.tokenizer.encode_batch(list(sources))]
+
+
+def write_outputs(
+    name: str, lm: TextDiffusion, pairs: PairSet, ways: Ways, on_progress: OnProgress
+) -> Iterator[Outputs]:
+    """Yield what a model writes: drawn once, the most central of some, and by beam search where it searches."""
+    left_to_right = "left-to-right" in lm.model.families
+    known = understood_by(lm.model.families) if left_to_right else ways.settings
+    settings = {key: value for key, value in ways.settings.items() if key in known}
+    about = {"method": lm.config["method"]}
+
+    def describe(how: str, **changes: Any) -> dict[str, Any]:
+        sampling = describe_sampling(lm.sampling(**settings, **changes))
+        return {"how": how, "about": {**about, "sampling": f"{how}: {sampling}"}}
+
+    made, calls, seconds = write_candidates(name, lm, pairs.sources, ways.mbr, ways.seed, settings, on_progress)
+    texts = [[text.text for text in group] for group in made]
+    firsts = [group[:1] for group in texts]
+    yield Outputs(firsts, calls / ways.mbr, seconds / ways.mbr, "first", **describe("one sample"))
+    if ways.mbr > 1:
+        start = time.perf_counter()
+        chosen = [most_central([text.tokens for text in group]) for group in made]  # as `translate --mbr` chooses
+        own = seconds + time.perf_counter() - start
+        yield Outputs(texts, calls, own, "mbr", chosen=chosen, **describe(f"MBR of {ways.mbr}"))
+        if ways.oracle:
+            yield Outputs(texts, calls, seconds, "oracle", **describe(f"oracle of {ways.mbr}"))
+    if left_to_right and ways.beams:
+        search = {**settings, "beams": ways.beams}
+        made, calls, seconds = write_candidates(name, lm, pairs.sources, 1, ways.seed, search, on_progress)
+        how = describe(f"{ways.beams} beams", beams=ways.beams)
+        yield Outputs([[text.text for text in group] for group in made], calls, seconds, "first", **how)
+
+
+def write_candidates(
+    name: str,
+    lm: TextDiffusion,
+    sources: Sequence[str],
+    each: int,
+    seed: int,
+    settings: Mapping[str, Any],
+    on_progress: OnProgress,
+) -> tuple[list[list[Generation]], float, float]:
+    """Return the candidates of each source, the network calls a source, and the seconds for all."""
+    warm = lm.make_job(1, seed, source=sources[0], **settings)  # the first call is slower than the next ones
+    deque(lm.run_jobs([warm]), maxlen=0)
+    texts: dict[int, Generation] = {}
+    start = time.perf_counter()
+    for made in lm.batches(each, seed, source=sources, **settings):
+        texts |= made
+        on_progress(f"{name}: writing", len(texts), each * len(sources))
+    seconds = time.perf_counter() - start
+    groups = [[texts[k * each + c] for c in range(each)] for k in range(len(sources))]
+    return groups, sum(text.denoiser_calls for text in texts.values()) / len(sources), seconds

@@ -141,23 +141,24 @@ class GenerationJob:
     warnings: list[str] = field(default_factory=list)  # for all of its texts
     rows: list[Row] = field(default_factory=list)
     sources: Sequence[Ids] = ()  # of every text, where it is written from one
+    first: int = 0  # the number of the first text, where a long list is written in pieces
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
     waiting: dict[int, tuple[Ids, Generation]] = field(default_factory=dict)  # by sample: candidates to choose from
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
 
     def make_rows(self, model: LanguageModel, owner: int = 0) -> list[Row]:
         """A row for every sample, with the words that its controls settle."""
-        count = self.n * self.each
+        count, first = self.n * self.each, self.first * self.each
         sources = [source for source in self.sources for _ in range(self.each)]
         beam = self.sampling.length_beam
         ranks = torch.arange(count) % self.each % beam if beam else None  # of the length of each candidate
         if self.plan is None:
-            return draw_rows(model, count, self.seed, owner, sources, ranks)
+            return draw_rows(model, count, self.seed, owner, sources, first, ranks)
         condition = source_condition(sources) if sources else UNCONDITIONAL
-        layouts, unknown = self.plan.layouts(torch.arange(count), self.seed, condition, ranks)
-        self.unknown = dict(enumerate(unknown))
+        layouts, unknown = self.plan.layouts(first + torch.arange(count), self.seed, condition, ranks)
+        self.unknown = dict(enumerate(unknown, first))
         own = sources or [[]] * count
-        return [Row(self.seed, k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]
+        return [Row(self.seed, first + k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]
 
     def choose_texts(self, made: dict[int, tuple[Ids, Generation]]) -> dict[int, Generation]:
         """The best candidate of each text whose candidates are all there; its cost is that of all of them."""

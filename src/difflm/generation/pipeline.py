@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -320,21 +320,27 @@ class TextDiffusion:
         """Every token as text; a special is empty."""
         return ["".join(self.tokenizer.tokens([token])) for token in range(self.tokenizer.size)]
 
-    def encode_sources(self, source: str | Sequence[str] | None) -> list[list[int]]:
-        """Token ids of sources; what the model cannot read is refused by its number."""
-        room = self.model.source_longest
-        if source is None:
-            raise UsageError(f"{self.name} writes each text from a source: give one (difflm translate).")
-        if not room:
+    def source_room(self) -> int:
+        """Tokens of the longest source that the model reads; a model that reads none is refused."""
+        if not self.model.source_longest:
             raise UsageError(f"{self.name} has learned texts without sources, and cannot write from one.")
+        return self.model.source_longest
+
+    def encode_sources(
+        self, source: str | Sequence[str] | None, name: Callable[[int], str] = "source {}".format
+    ) -> list[list[int]]:
+        """Token ids of sources; what the model cannot read is refused by its number, or by the `name` of that."""
+        if source is None:
+            raise UsageError(f"{self.name} writes each text from a source: give one (--source, difflm translate).")
+        room = self.source_room()
         rows = self.tokenizer.encode_batch([source] if isinstance(source, str) else list(source))
         if not rows:
             raise UsageError("there is no source.")
         for number, row in enumerate(rows, start=1):
             if not row:
-                raise UsageError(f"source {number} is empty.")
+                raise UsageError(f"{name(number)} is empty.")
             if len(row) > room:
-                raise UsageError(f"source {number} has {len(row)} tokens; this model reads {room}. Shorten it.")
+                raise UsageError(f"{name(number)} has {len(row)} tokens; this model reads {room}. Shorten it.")
         return rows
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

@@ -34,6 +34,7 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    source: str | None = key("What the text is written from, for models that learned pairs.")
     n: int = key("How many texts.", 1)
     seed: int = key("The same seed gives the same texts.", 0)
     steps: int | None = setting("steps")
@@ -74,7 +75,7 @@ class Request(BaseModel):
 
     def job(self) -> dict[str, Any]:
         """Arguments of `TextDiffusion.make_job`."""
-        own = {key: getattr(self, key) for key in ("n", "seed", "mbr", "candidates")}
+        own = {key: getattr(self, key) for key in ("n", "seed", "mbr", "candidates", "source")}
         return {**own, "controls": self.controls(), "edit": self.edited(), **self.settings()}
 
     def controls(self) -> list[Control]:

@@ -233,18 +233,19 @@ def draw_rows(
     seed: int,
     owner: int = 0,
     sources: Sequence[Sequence[int]] = (),
+    first: int = 0,
     ranks: Tensor | None = None,
 ) -> list[Row]:
-    """Samples 0 … count − 1, nothing settled but the length that the model draws: on the host, where it is needed. With
-    sources there is one for every sample. With `ranks` [B], lengths are the likeliest ones, by rank."""
+    """`count` samples from number `first` on, nothing settled but the length that the model draws: on the host, where
+    it is needed. With sources there is one for every sample. With `ranks` [B], lengths are the likeliest, by rank."""
     condition = source_condition(sources) if sources else UNCONDITIONAL
     if ranks is None:
-        lengths = model.draw_lengths(Noise(seed, torch.arange(count)), condition).tolist()
+        lengths = model.draw_lengths(Noise(seed, first + torch.arange(count)), condition).tolist()
     else:
         lengths = model.rank_lengths(ranks, condition).tolist()
     layouts = {n: Layout(n) for n in {*lengths}}
     own = sources or [()] * count
-    return [Row(seed, sample, layouts[n], owner, source=own[sample]) for sample, n in enumerate(lengths)]
+    return [Row(seed, first + k, layouts[n], owner, source=own[k]) for k, n in enumerate(lengths)]
 
 
 def source_condition(sources: Sequence[Sequence[int]], width: int = 0) -> Condition:

@@ -193,7 +193,7 @@ class DiffusionModel(LanguageModel):
         if settings is not None and settings.mode == "both":
             first = self.denoiser(x_t, level, mask, condition)
             previous = first.clean.detach()
-        elif settings is not None:
+        else:
             previous = self.first_estimate(x0, x_t, own, level, mask, condition, noise)
         if previous is not None and dropped is not None and self.drop.self_condition:
             previous = torch.where(dropped.view(-1, *(1,) * (previous.dim() - 1)), 0, previous)
@@ -212,10 +212,11 @@ class DiffusionModel(LanguageModel):
 
     def first_estimate(
         self, x0: Tensor, x_t: Tensor, own: Tensor, level: Levels, mask: Tensor, condition: Condition, noise: Noise
-    ) -> Tensor:
+    ) -> Tensor | None:
         """What self-conditioning shows: a first answer for every second text, or for all or none; zeros else."""
         settings = self.denoiser.self_conditioning
-        assert settings is not None
+        if settings is None:
+            return None
         if settings.lag:
             with torch.autocast(x_t.device.type, enabled=False):
                 level = self.process.at(self.lagged_times(level.t, settings.lag, noise))

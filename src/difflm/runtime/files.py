@@ -95,7 +95,7 @@ def _acquire_lock(directory: Path) -> int:
                 raise
             continue
         try:
-            if not _try_lock(handle):
+            if not try_lock(handle):
                 holder = os.read(handle, 1000).decode(errors="replace") or "another process"
                 raise DifflmError(
                     f"{directory} is in use: {holder} is writing there. Wait until it ends, or choose another --out."
@@ -111,7 +111,7 @@ def _acquire_lock(directory: Path) -> int:
             raise
 
 
-def _try_lock(handle: int) -> bool:
+def try_lock(handle: int) -> bool:
     """Whether the file could be locked; on a file system without locks it counts as locked."""
     try:
         if fcntl:

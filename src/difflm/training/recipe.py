@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from difflm.data.corpora import split_paths
+from difflm.data.pair_corpora import PAIRS
 from difflm.data.texts import MOST_TOKENS
 from difflm.errors import UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
@@ -28,7 +29,7 @@ class Recipe(BaseModel):
     "A bundled model or the directory of a run whose tokenizer and weights this one begins with."
 
     data: str
-    "`e2e`, `roc`, `roc-excerpts`, `roc-rearranged`, the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS."
+    "The name of a corpus (`e2e`, `roc`, `multi30k` …), the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS."
     column: str | None = None
     "The column of a .csv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
     chunk: int = Field(default=0, ge=0, le=512)
@@ -99,7 +100,8 @@ class Recipe(BaseModel):
     def has_sources(self) -> bool:
         """Whether texts are written from a source."""
         known = METHODS[self.method].task
-        asked = self.task != "auto" or self.source_longest > 0 or len(split_paths(self.data)) > 1
+        pairs = self.data in PAIRS or len(split_paths(self.data)) > 1
+        asked = self.task != "auto" or self.source_longest > 0 or pairs
         return known == "seq2seq" or (known == "either" and asked)
 
     @property

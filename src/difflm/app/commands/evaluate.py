@@ -35,7 +35,8 @@ class MeasureOptions:
     data: Data = None
     split: Annotated[Literal["train", "valid"], option("Which texts to measure on.")] = "valid"
     samples: Annotated[
-        int | None, option("Texts to generate [1000]; control task: targets a control [200]; infilling: gaps [1000].")
+        int | None,
+        option("Texts to generate, or gaps [1000]; targets a control [200]; sources of seq2seq [all]."),
     ] = None
     score_texts: Annotated[int, option("Held-out texts whose likelihood is measured.")] = 500
     seed: Seed = 0
@@ -69,16 +70,34 @@ class InfillOptions:
     """The options of the infilling task."""
 
     sets: Annotated[str | None, option("Infilling task: anlg, roc, or both with a comma. [both]", "NAMES")] = None
-    skip: Annotated[
-        int, option("Infilling task: gaps of the seed's order to leave out, so as to choose settings on others.")
-    ] = 0
-    rival: Annotated[list[str] | None, option("Infilling task: a run to compare with; repeatable.", "RUN")] = None
-    mbr: Annotated[int, option("Infilling task: of so many candidates, the one most like the others.")] = 10
-    beams: Annotated[int, option("Infilling task: beams of a left-to-right model; 0: no search.")] = 5
-    encoder: Annotated[str | None, option("Infilling task: BERTScore by the encoder of this directory.", "DIR")] = None
 
     def names(self) -> list[str]:
         return split_names(self.sets or "anlg,roc")
+
+
+@dataclass(frozen=True)
+class ReferenceOptions:
+    """The options that the infilling and the seq2seq task share: they compare texts with those of people."""
+
+    skip: Annotated[
+        int,
+        option("Infill, seq2seq: gaps or sources of the seed's order to leave out, to choose settings on."),
+    ] = 0
+    rival: Annotated[list[str] | None, option("Infill, seq2seq: a run to compare with; repeatable.", "RUN")] = None
+    mbr: Annotated[int, option("Infill, seq2seq: of so many candidates, the one most like the others.")] = 10
+    beams: Annotated[int, option("Infill, seq2seq: beams of a left-to-right model; 0: no search.")] = 5
+    encoder: Annotated[str | None, option("Infill, seq2seq: BERTScore by the encoder of this directory.", "DIR")] = None
+
+
+@dataclass(frozen=True)
+class Seq2SeqOptions:
+    """The options of the seq2seq task."""
+
+    pairs: Annotated[
+        str | None, option("Seq2seq task: sources and references. [held-out pairs]", "FILE, NAME or SOURCES,TARGETS…")
+    ] = None
+    column: Annotated[str | None, option("Seq2seq task: columns of the pairs. [src,trg]", "SOURCE,TARGET")] = None
+    oracle: Annotated[bool, option("Seq2seq task: also the best of --mbr by the references, an upper limit.")] = False
 
 
 def split_names(listed: str) -> list[str]:
@@ -86,32 +105,49 @@ def split_names(listed: str) -> list[str]:
 
 
 @report_errors
-@with_options(options=MeasureOptions, settings=SETTINGS, control=ControlOptions, infill=InfillOptions)
+@with_options(
+    options=MeasureOptions,
+    settings=SETTINGS,
+    control=ControlOptions,
+    infill=InfillOptions,
+    reference=ReferenceOptions,
+    seq2seq=Seq2SeqOptions,
+)
 def evaluate(
     run: Run,
     options: MeasureOptions,
     settings: dict[str, Any],
     control: ControlOptions,
     infill: InfillOptions,
-    task: Annotated[Literal["language", "control", "infill"], option("What to measure.")] = "language",
+    reference: ReferenceOptions,
+    seq2seq: Seq2SeqOptions,
+    task: Annotated[Literal["language", "control", "infill", "seq2seq"], option("What to measure.")] = "language",
 ) -> None:
     """Measure a model beside real text; append the figures to its metrics.jsonl."""
-    for group, owner in ((control, "control"), (infill, "infill")):
-        if task != owner:
-            refuse_given(group, [f.name for f in fields(group)], owner)
+    owners = ((control, ["control"]), (infill, ["infill"]), (reference, ["infill", "seq2seq"]), (seq2seq, ["seq2seq"]))
+    for group, tasks in owners:
+        if task not in tasks:
+            refuse_given(group, [f.name for f in fields(group)], " or ".join(tasks))
+    foreign = {"control": ["draws"], "infill": ["judge"], "seq2seq": ["draws", "judge"]}
     if task != "language":
-        refuse_given(options, ["score_texts", "twin", "draws" if task == "control" else "judge"], "language")
+        refuse_given(options, ["score_texts", "twin", *foreign[task]], "language")
     from difflm.app import measuring
 
     if task == "language":
         measuring.measure_language([run], options, settings)
     elif task == "control":
         measuring.measure_control(run, options, settings, control)
+    elif task == "infill":
+        measuring.measure_infill(run, options, settings, infill, reference)
     else:
-        measuring.measure_infill(run, options, settings, infill)
+        measuring.measure_seq2seq(run, options, settings, reference, seq2seq)
 
 
-def refuse_given(options: MeasureOptions | ControlOptions | InfillOptions, names: list[str], task: str) -> None:
+def refuse_given(
+    options: MeasureOptions | ControlOptions | InfillOptions | ReferenceOptions | Seq2SeqOptions,
+    names: list[str],
+    task: str,
+) -> None:
     """Refuse options without effect."""
     for f in fields(options):
         if f.name in names and getattr(options, f.name) not in (f.default, []):

@@ -13,6 +13,7 @@ from difflm.app.commands.options import (
     Device,
     Dtype,
     Guidance,
+    Guide,
     Json,
     Model,
     load_model,
@@ -41,7 +42,7 @@ BESIDE_INPUT = ("n", "seed", "mbr", "candidates", *SETTINGS)  # the command's va
 def generate(
     asked: dict[str, Any],
     model: Model = "e2e",
-    guide: Annotated[list[Path] | None, option("A classifier that difflm train made; repeatable.", "DIR")] = None,
+    guide: Guide = None,
     guidance: Guidance = None,
     requests: Annotated[Path | None, option("Many requests: one JSON object a line.", "FILE.jsonl", "--input")] = None,
     show: Annotated[bool, option("Watch the words condense.", None, "--show")] = False,
@@ -51,7 +52,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Write texts; ask of them what you like."""
-    one = Request(**asked | {key: named_values(key, asked[key]) for key in ("field", "label") if key in asked})
+    one = make_request(asked)
     many = [one]
     if requests:
         beside = [key for key in asked if key not in BESIDE_INPUT] + ["show"] * show + ["html"] * (html is not None)
@@ -60,12 +61,8 @@ def generate(
         many = [one.model_copy(update=line.model_dump(exclude_unset=True)) for line in read_requests(requests)]
     if show and as_json:
         raise UsageError("--show is for people, --json for machines: choose one.")
-    lm = load_model(model, device, dtype)
-    for folder in guide or []:
-        lm.guided_by(folder)
-    for request in many:
-        refuse_foreign_options(lm, model, request)
-    writer = Writer(lm, parse_guidance(guidance), as_json, numbered=requests is not None)
+    lm = load_writer(model, device, dtype, guide, many)
+    writer = Writer(lm, check_guidance(guidance, many), as_json, numbered=requests is not None)
     writer.refuse(many)
     if not show and not html:
         writer.write(many)
@@ -80,6 +77,33 @@ def generate(
         about = {"model": model, "command": shlex.join(["difflm", *without_html()])}
         write_player(html, recording.texts(texts), about)
         note(f"{html}: open it in a browser.")
+
+
+def make_request(asked: dict[str, Any]) -> Request:
+    """A request of the options that are given."""
+    return Request(**asked | {key: named_values(key, asked[key]) for key in ("field", "label") if key in asked})
+
+
+def load_writer(
+    name: str, device: str, dtype: str | None, guides: list[Path] | None, requests: list[Request]
+) -> "TextDiffusion":
+    """A model and its classifiers, for requests that it understands."""
+    lm = load_model(name, device, dtype)
+    for folder in guides or []:
+        lm.guided_by(folder)
+    for request in requests:
+        refuse_foreign_options(lm, name, request)
+    return lm
+
+
+def check_guidance(given: str | None, requests: list[Request]) -> "GuidanceSettings | None":
+    """How strongly classifiers pull, where a request asks for one."""
+    guidance = parse_guidance(given)
+    if guidance is not None and not any(control.head for r in requests for control in r.controls()):
+        raise UsageError(
+            "--guidance is how strongly classifiers pull: ask for a field, a label, tags or phrases as well."
+        )
+    return guidance
 
 
 def named_values(option: str, given: list[str]) -> dict[str, str]:
@@ -106,10 +130,6 @@ class Writer:
 
     def refuse(self, requests: list[Request]) -> None:
         """Refuse what is wrong, and warn of what is doubtful, before the first text is made."""
-        if self.guidance is not None and not any(control.head for r in requests for control in r.controls()):
-            raise UsageError(
-                "--guidance is how strongly classifiers pull: ask for a field, a label, tags or phrases as well."
-            )
         warnings = []
         for number, request in enumerate(requests):
             where = f"request {number}: " if self.numbered else ""
@@ -158,10 +178,10 @@ def without_html() -> list[str]:
     return [one for before, one in given if "--html" not in (before, one) and not one.startswith("--html=")]
 
 
-def in_order(batches: Iterator[dict[int, Any]], on_done: Callable[[int], None]) -> Iterator[Any]:
-    """Texts by their number, each as soon as it and all before it are there."""
+def in_order(batches: Iterator[dict[int, Any]], on_done: Callable[[int], None], first: int = 0) -> Iterator[Any]:
+    """Texts by their number, each as soon as it and all from the first on are there."""
     waiting: dict[int, Any] = {}
-    count = following = 0
+    count, following = 0, first
     for batch in batches:
         waiting |= batch
         count += len(batch)
@@ -174,7 +194,7 @@ def in_order(batches: Iterator[dict[int, Any]], on_done: Callable[[int], None]) 
 def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> None:
     """An option without effect would be taken for one that has some."""
     method = lm.config["method"]
-    twin = method == "autoregressive"
+    twin = "left-to-right" in lm.model.families
     for key in request.settings():
         if FAMILIES[key] != "any" and (FAMILIES[key] == "left-to-right") != twin:
             kind = "diffusion" if twin else "autoregressive"

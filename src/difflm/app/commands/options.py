@@ -40,6 +40,7 @@ Draws = Annotated[int, option("Noise levels a text, for a bound.")]
 Guidance = Annotated[
     str | None, option("How strongly classifiers pull; `original`: as Li et al. did. [10; tokens 2]", "SIZE")
 ]
+Guide = Annotated[list[Path] | None, option("A classifier that difflm train made; repeatable.", "DIR")]
 METAVARS = {"field": "NAME=VALUE", "label": "NAME=VALUE", "control": "NAME=VALUE", "span": "FIRST,LAST,LABEL"}
 
 

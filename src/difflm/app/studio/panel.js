@@ -24,8 +24,8 @@ export class Panel {
     }
     byId("gap").addEventListener("click", () => this.#putGap());
     byId("clear").addEventListener("click", () => {
-      const { n, seed, steps, temperature, infill, edit, keep, strength } = this.read();
-      this.write({ n, seed, steps, temperature, infill, edit, keep, strength });
+      const { source, n, seed, steps, temperature, infill, edit, keep, strength } = this.read();
+      this.write({ source, n, seed, steps, temperature, infill, edit, keep, strength });
       onInput();
     });
   }
@@ -38,6 +38,7 @@ export class Panel {
     for (const part of document.querySelectorAll("[data-part]")) part.hidden = !offered[part.dataset.part];
     document.querySelector(".words-asked").hidden = !this.controls.contains && !this.controls.avoid;
     byId("ask").hidden = false;
+    byId("source").required = Boolean(this.controls.source);
     byId("start").disabled = !this.controls.infill && !this.controls.edit;
     byId("gap").hidden = !this.controls.infill;
   }
@@ -95,6 +96,7 @@ export class Panel {
     const put = (key, value) => {
       if (value !== undefined && value !== "" && value !== this.defaults[key]) request[key] = value;
     };
+    if (this.controls.source) put("source", byId("source").value.trim());
     put("seed", Math.max(0, Math.floor(Number(byId("seed").value) || 0)));
     put("steps", Number(byId("steps").value));
     put("temperature", Number(byId("temperature").value));
@@ -134,6 +136,7 @@ export class Panel {
   }
 
   write(request) {
+    byId("source").value = request.source ?? "";
     byId("start").value = request.infill ?? request.edit ?? "";
     for (const key of [...SLIDERS, "seed"]) byId(key).value = request[key] ?? this.defaults[key];
     byId("length").value = request.length ?? "";

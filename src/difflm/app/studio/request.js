@@ -3,11 +3,11 @@
 // Keys are those of `difflm generate`; what is left out is as the model has it.
 
 const NUMBERS = ["n", "seed", "steps", "temperature", "length", "guidance", "candidates", "strength"];
-const TEXTS = ["infill", "edit", "pos", "tree"];
+const TEXTS = ["source", "infill", "edit", "pos", "tree"];
 const LISTS = ["contains", "avoid", "keep", "span"];
 const TABLES = ["field", "label"];
 const ORDER = [
-  "n", "seed", "steps", "temperature", "candidates", "guidance", "infill", "edit", "keep", "strength", "length",
+  "source", "n", "seed", "steps", "temperature", "candidates", "guidance", "infill", "edit", "keep", "strength", "length",
   "field", "label", "pos", "tree", "span", "contains", "avoid",
 ];
 
@@ -73,6 +73,7 @@ export function python(model, request) {
   const controls = Object.entries(CONTROLS).flatMap(([key, write]) => (key in request ? write(request[key]) : []));
   const names = new Set(["TextDiffusion", ...controls.map((control) => control.slice(0, control.indexOf("(")))]);
   const given = [String(request.n ?? 1)];
+  if ("source" in request) given.push(`source=${literal(request.source)}`);
   for (const key of ["seed", "steps", "temperature", "candidates"]) {
     if (key in request) given.push(`${key}=${request[key]}`);
   }

@@ -175,6 +175,7 @@ class LimitsAnswer(BaseModel):
 class ControlsAnswer(BaseModel):
     """By the name of each control what may be asked; null where this model cannot."""
 
+    source: dict[Literal["most"], int] | None = Field(description="Its most tokens; a model that reads one needs it.")
     length: dict[Literal["most"], int] | None
     field: dict[str, list[str]] | None
     label: dict[str, list[str]] | None

@@ -43,6 +43,7 @@ class Served:
         labels, tags, phrases = self.known("text"), self.known("tags").get(POS), self.known("spans").get(PHRASES)
         exact = steered and self.whole_words
         return {
+            "source": {"most": lm.model.source_longest} if lm.model.source_longest else None,
             "length": {"most": lm.model.max_words} if exact else None,
             "field": {name: values for name, values in labels.items() if name in FIELDS} or None,
             "label": {name: values for name, values in labels.items() if name not in FIELDS} or None,

@@ -164,6 +164,11 @@ function open() {
   const given = fromHash(location.hash);
   const request = Object.keys(given).length ? given : welcome(panel.controls, usual());
   panel.write(request);
+  if (panel.controls.source && !panel.read().source) {
+    tell("This model writes each text from a source.");
+    byId("source").focus();
+    return;
+  }
   write(panel.read());
 }
 

@@ -1,0 +1,137 @@
+"""`difflm translate`."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from difflm.app.commands.generate import check_guidance, in_order, load_writer, make_request
+from difflm.app.commands.options import Device, Dtype, Guidance, Guide, Json, Run, option, report_errors, with_options
+from difflm.app.console import Bar, complain, note
+from difflm.errors import UsageError
+from difflm.generation.requests import Request, generation_to_json
+from difflm.runtime.resumable import ResumableLines
+
+if TYPE_CHECKING:
+    from difflm.generation.jobs import Generation, GenerationJob
+    from difflm.generation.pipeline import TextDiffusion
+
+NOT_OF_SOURCES = ("source", "n", "infill", "edit", "keep", "strength")
+PIECE = {"cpu": 64, "cuda": 4096}  # candidates of sources that are made together, so that early texts come early
+
+
+@report_errors
+@with_options(asked=[key for key in Request.model_fields if key not in NOT_OF_SOURCES])
+def translate(
+    asked: dict[str, Any],
+    run: Run,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Sources, a line each, or .csv or .jsonl. [standard input]")
+    ] = None,
+    column: Annotated[str | None, option("Column of a .csv or .jsonl file. [src]")] = None,
+    out: Annotated[Path | None, option("Write here; the same command continues what was killed.", "FILE")] = None,
+    guide: Guide = None,
+    guidance: Guidance = None,
+    device: Device = "auto",
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Write a text from each source of a file, in their order."""
+    request = make_request(asked)
+    strength = check_guidance(guidance, [request])
+    lm = load_writer(run, device, dtype, guide, [request])
+    lm.source_room()  # a model that reads no source is refused before somebody types one
+    numbers, sources = read_input(file, column)
+    name = file or "standard input"
+    lm.encode_sources(sources, lambda k: f"line {numbers[k - 1]} of {name}")
+    job = lm.make_job(**{**request.job(), "source": sources}, guidance=strength)
+    for warning in (*job.warnings, *warn_of_unknown_sources(job)):
+        complain(f"warning: {warning}")
+
+    def line(text: "Generation", source: str) -> str:
+        found = {"source": source, **generation_to_json(text)}
+        return json.dumps(found, ensure_ascii=False) if as_json else " ".join(str(text).split("\n"))
+
+    if out is None:
+        with Bar("translating", len(sources)) as bar:
+            write_texts(lm, job, sources, line, bar, bar.put)
+        return
+    settings = {**asked, "guide": [str(folder) for folder in guide or []], "guidance": guidance, "dtype": dtype}
+    origin = {"model": hash_model(run), "sources": hash_texts(sources), **settings, "json": as_json}
+    with ResumableLines(out, origin) as kept:
+        if kept.count:
+            note(f"{kept.partial}: {kept.count:,} of {len(sources):,} texts are there already.")
+        try:
+            with Bar("translating", len(sources)) as bar:
+                write_texts(lm, job, sources, line, bar, kept.put, kept.count)
+        except BaseException:
+            if kept.count:
+                note(f"{kept.partial}: {kept.count:,} of {len(sources):,} texts. The same command writes the others.")
+            raise
+        kept.finish()
+
+
+def write_texts(
+    lm: "TextDiffusion",
+    job: "GenerationJob",
+    sources: list[str],
+    line: "Callable[[Generation, str], str]",
+    bar: Bar,
+    put: Callable[[str], None],
+    first: int = 0,
+) -> None:
+    """Write the texts of all sources from number `first` on, in pieces. A text is the same in any piece."""
+    size = max(1, PIECE[lm.device.type] // job.each)
+    for begin in range(first, len(sources), size):
+        rows = job.sources[begin : begin + size]
+
+        def more(count: int, begin: int = begin) -> None:
+            bar.update("translating", begin + count, len(sources))
+
+        piece = replace(job, n=len(rows), sources=rows, first=begin)
+        texts = in_order((made for _, made in lm.run_jobs([piece])), more, begin)
+        for text, source in zip(texts, sources[begin : begin + size], strict=True):
+            put(line(text, source))
+
+
+def read_input(file: Path | None, column: str | None) -> tuple[list[int], list[str]]:
+    """The sources of a file, or of standard input, and their line numbers."""
+    from difflm.data.texts import check_sources, decode_lines, read_sources
+
+    found: Iterator[tuple[int, str]]
+    if file is not None:
+        found = read_sources(file, column)
+    elif column is not None:
+        raise UsageError("standard input has a source a line and no columns: leave --column out, or name a file.")
+    else:
+        if sys.stdin.isatty():
+            note("Write a source a line; Ctrl-D ends them.")
+        found = check_sources(decode_lines(sys.stdin.buffer, "standard input"), "standard input")
+    pairs = list(found)
+    return [number for number, _ in pairs], [source for _, source in pairs]
+
+
+def warn_of_unknown_sources(job: "GenerationJob") -> list[str]:
+    from difflm.data.tokenizers import UNK
+
+    unknown, tokens = sum(row.count(UNK) for row in job.sources), sum(map(len, job.sources))
+    if not unknown:
+        return []
+    return [f"{unknown:,} of {tokens:,} tokens of the sources are words that this model does not know."]
+
+
+def hash_texts(texts: list[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def hash_model(run: str) -> str:
+    """A fingerprint of the weights, so that no text of another model is taken for one of this."""
+    from difflm.training.run import find_run
+
+    with (find_run(run) / "model.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

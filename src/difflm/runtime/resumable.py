@@ -1,0 +1,87 @@
+"""A file of lines that a killed command continues."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from difflm.errors import DifflmError, UsageError
+from difflm.runtime.files import append_line, explain_os_error, replace_atomically, try_lock
+
+
+class ResumableLines:
+    """Lines of a file that appears when all are there.
+
+    They are appended to FILE.partial, whose first line says what they are made from: the next command with the same
+    `origin` continues behind the last whole line, and one with another is refused. Without any line, nothing is left.
+    """
+
+    def __init__(self, path: Path, origin: Mapping[str, Any]) -> None:
+        self.path, self.origin = path, dict(origin)
+        self.partial = path.with_name(f"{path.name}.partial")
+        self.count = 0  # whole lines that are there
+
+    def __enter__(self) -> "ResumableLines":
+        if self.path.exists():
+            advice = "is a directory. Name a file" if self.path.is_dir() else "is there already. Delete it"
+            raise UsageError(f"{self.path} {advice}, or choose another --out.")
+        try:
+            self.partial.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise explain_os_error(error, self.partial) from None
+        try:
+            if not try_lock(self._lock):
+                raise DifflmError(f"another process is writing {self.partial}. Wait until it ends.")
+            self._continue()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    def _continue(self) -> None:
+        """Count the whole lines that are there, and remove the rest of one that was cut off."""
+        data = self.partial.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        os.ftruncate(self._lock, len(whole))
+        if not whole:
+            append_line(self.partial, json.dumps(self.origin, ensure_ascii=False))
+            return
+        self._check_origin(whole[: whole.index(b"\n")])
+        self.count = whole.count(b"\n") - 1
+
+    def _check_origin(self, header: bytes) -> None:
+        try:
+            found = json.loads(header)
+            theirs = {**dict.fromkeys(self.origin), **found}
+        except (ValueError, TypeError):
+            raise UsageError(
+                f"{self.partial} was not begun by this command. Delete it, or choose another --out."
+            ) from None
+        for key, then in theirs.items():
+            now = self.origin.get(key)
+            if json.loads(json.dumps(now)) != then:
+                shown = "" if max(len(str(then)), len(str(now))) > 40 else f" ({then} then, {now} now)"
+                advice = "Give the same arguments to continue it, or delete it."
+                raise UsageError(f"{self.partial} was begun with another {key}{shown}. {advice}")
+
+    def put(self, line: str) -> None:
+        """Append a line, whole or not at all."""
+        append_line(self.partial, line.replace("\n", " "))
+        self.count += 1
+
+    def finish(self) -> None:
+        """Write the file itself."""
+        with replace_atomically(self.path) as temporary, self.partial.open("rb") as made, temporary.open("wb") as file:
+            made.readline()
+            file.writelines(made)
+        self.partial.unlink()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.count:
+            self.partial.unlink(missing_ok=True)
+        os.close(self._lock)
