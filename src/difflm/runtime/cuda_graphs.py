@@ -48,7 +48,7 @@ class CapturedFunction:
     def close(self) -> None:
         """Release the function and its graph, while nothing is being captured. It must not be called again."""
         with _capture_lock:
-            self.function, self.graph, self.share_pool_with = _do_nothing, None, None
+            self.function, self.graph, self.share_pool_with = lambda: None, None, None
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         graph, other = torch.cuda.CUDAGraph(), self.share_pool_with
@@ -65,9 +65,6 @@ class CapturedFunction:
         with torch.cuda.stream(side):
             self.function()
         torch.cuda.current_stream().wait_stream(side)
-
-
-def _do_nothing() -> None: ...
 
 
 @contextmanager

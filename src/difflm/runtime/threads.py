@@ -48,14 +48,6 @@ class ThreadBudget:
 SHARES = ThreadBudget()
 
 
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """Compute on one core, as the jobs of `run_parallel` do."""
-    with SHARES.reserve():
-        torch.set_num_threads(1)
-        yield
-
-
 def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
     """What the jobs yield, as it comes: as many of them at a time as torch has threads. An error of one of them, or a
     reader who leaves, stops them all."""
