@@ -165,10 +165,8 @@ def evaluate_control(
 
 
 def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:
-    found: dict[str, list[Target]] = {}
-    for target in targets:
-        found.setdefault(target.control, []).append(target)
-    return found
+    names = dict.fromkeys(target.control for target in targets)
+    return {name: [target for target in targets if target.control == name] for name in names}
 
 
 def written(
