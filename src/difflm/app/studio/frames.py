@@ -38,8 +38,7 @@ class Packer:
 
     A cell is 2 × the token's number, plus 1 where a space is written before it. A frame holds its step `s`, its time
     `t`, its length `n`, the cells that differ from the frame before as pairs [position, cell, …] `w`, the
-    confidences `c`, a character each, and the positions of changed words `x`.
-    """
+    confidences `c`, a character each, and the positions of changed words `x`."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}  # of each token, in order
