@@ -32,6 +32,7 @@ from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, fits
 from difflm.evaluation.reports import LANGUAGE, Report, Row
+from difflm.generation.jobs import check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
 from difflm.models.batching import draw_rows, make_batches
@@ -60,8 +61,7 @@ def evaluate_language(
     """Measure `samples` texts of each model, of the twin (of the judge if there is none) and of real text.
 
     `settings` change the models' sampling, not the twin's. Likelihoods and bounds are those of `score_texts` held-out
-    texts with `draws` noise levels each; the cost is proportional to both.
-    """
+    texts with `draws` noise levels each; the cost is proportional to both."""
     check_numbers(samples, seed, draws, score_texts)
     if not corpus.texts:
         raise DifflmError(f"{corpus.name} has no held-out text to measure against.")
@@ -110,11 +110,7 @@ def check_numbers(samples: int, seed: int, draws: int, score_texts: int) -> None
     for name, value, most in (("samples", samples, 1_000_000), ("draws", draws, 1000), ("texts", score_texts, 10**6)):
         if not 1 <= value <= most:
             raise UsageError(f"the number of {name} must lie between 1 and {most:,}, not {value}.")
-    if not 0 <= seed < 2**31:
-        raise UsageError(f"--seed must lie between 0 and {2**31 - 1}, not {seed}.")
-
-
-# -- texts ------------------------------------------------------------------------------------------------------------
+    check_request(1, seed)
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,7 @@ class Texts:
 
 
 def write_samples(lm: TextDiffusion, changes: Mapping[str, Any], n: int, seed: int, on_progress: Counted) -> Texts:
-    """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text. `changes` are
-    those of the model's sampling settings."""
+    """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
     method = lm.config["method"]
     # One set of changes serves diffusion models and the twin, which ignores settings of denoising.
     known = FAMILIES if method != "autoregressive" else understood_by(lm.model.families)
@@ -176,9 +171,6 @@ def device_name(device: torch.device) -> str:
     return f"{device.type}, {torch.get_num_threads()} threads"
 
 
-# -- nats -------------------------------------------------------------------------------------------------------------
-
-
 def score(
     lm: TextDiffusion, rows: list[list[int]], seed: int, draws: int, on_progress: Counted, share_noise: int = 1
 ) -> Nats:
@@ -206,8 +198,7 @@ def ratio(nats: Nats, tokens: Nats) -> tuple[float, float | None]:
 
 
 def add_nats(row: Row, figure: str, nats: Nats, ids: Sequence[Sequence[int]], groups: Sequence[int] = ()) -> Nats:
-    """Add nats/token of texts to a row, with the error over texts, or over groups of so many consecutive texts. Return
-    nats/token of each text."""
+    """Add nats/token to a row, with the error over texts, or over groups of so many; return nats/token of each text."""
     tokens = tokens_of(ids)
     starts = np.cumsum([0, *groups])[:-1] if groups else np.arange(len(ids))
     row.figures[figure], error = ratio(np.add.reduceat(nats, starts), np.add.reduceat(tokens, starts))
@@ -284,9 +275,6 @@ def add_likelihood(
         ids = lm.tokenizer.encode_batch(texts)
         nats = score(lm, ids, seed, draws, partial(on_progress, f"{row.name}: likelihood"))
         add_nats(row, "nats_per_token", nats, ids)
-
-
-# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

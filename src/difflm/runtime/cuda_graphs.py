@@ -22,8 +22,7 @@ class CapturedFunction:
     and never synchronises with the device.
 
     The first `warmup` calls run it eagerly; the next one captures it, and later ones replay it. On a CPU it is simply
-    called. Its graph shares the memory pool of `share_pool_with`: the two never run at the same time.
-    """
+    called. Its graph shares the memory pool of `share_pool_with`: the two never run at the same time."""
 
     def __init__(
         self,
@@ -69,8 +68,7 @@ class CapturedFunction:
 
 @contextmanager
 def exclusive_capture() -> Iterator[None]:
-    """Allow one capture at a time and no garbage collection during it: destroying an old graph may abort the capture of
-    a new one."""
+    """Allow one capture at a time, and no garbage collection, since destroying an old graph may abort it."""
     with _capture_lock:
         was_enabled = gc.isenabled()
         gc.disable()
