@@ -195,11 +195,11 @@ def measure(name: str, asked: Asked, turn: Turn) -> "Row":
     from difflm.data.text_metrics import copied_among
     from difflm.data.words import split_words
     from difflm.evaluation.corpora import corpus_for
-    from difflm.evaluation.language import Judge, Measure, Writer, add_likelihood
+    from difflm.evaluation.language import Judge, Measure, add_likelihood, write_samples
 
     lm = load_model(str(asked.out / name), asked.device)
     turn.take()
-    made = Writer(lm, {}).write(asked.samples, 0, lambda done, total: None)
+    made = write_samples(lm, {}, asked.samples, 0, lambda done, total: None)
     turn.leave()
     judge = load_judge(None if asked.table == "e2e" else str(asked.out / "autoregressive"), [lm], asked.device)
     corpus = corpus_for(lm, asked.root)

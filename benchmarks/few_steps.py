@@ -23,7 +23,7 @@ from difflm.app.commands.generate import in_order
 from difflm.data.text_metrics import copied_among, copied_share, distinct_n, unique_share
 from difflm.data.words import split_words
 from difflm.evaluation.corpora import corpus_for
-from difflm.evaluation.language import Judge, Writer
+from difflm.evaluation.language import Judge, write_samples
 from difflm.evaluation.reports import Row
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import generation_to_json
@@ -163,7 +163,7 @@ def measure(asked: Asked) -> list[dict[str, Any]]:
 
 def measured(lm: TextDiffusion, way: StepSpan, judge: Judge, training: Sequence[str], samples: int) -> dict[str, Any]:
     """What `difflm evaluate` tells of texts, but for what takes long."""
-    made = Writer(lm, asdict(way)).write(samples, 0, lambda *_: None)
+    made = write_samples(lm, asdict(way), samples, 0, lambda *_: None)
     copied = copied_among(made.texts, training)
     figures: dict[str, float | None] = {
         "distinct_4": distinct_n([split_words(text) for text in made.texts], 4),

@@ -9,7 +9,6 @@ bf16 copy of the weight is written once and read twice. Activations between laye
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +32,7 @@ from difflm.models.batching import Layout, pad_batch
 from difflm.models.batching import Row as Sample
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
-from difflm.runtime.threads import single_threaded
+from difflm.runtime.threads import SHARES
 from difflm.training.recipe import Recipe
 
 STEPS = 10  # of growth and of profiles, where the cost of one step is measured
@@ -193,7 +192,8 @@ def time_batch(
     batch = pad_batch([Sample(0, sample, layout) for sample in range(texts)], layout.width, device)
 
     def run() -> None:
-        with single_threaded() if device.type == "cpu" else nullcontext():
+        with SHARES.reserve():
+            torch.set_num_threads(1 if device.type == "cpu" else torch.get_num_threads())
             deque(inference.stream(Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling), maxlen=1)
 
     return time_work(device, run, repeats=3, max_seconds=5.0), run

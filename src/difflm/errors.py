@@ -31,5 +31,5 @@ def explain_faults(faults: Iterable[Mapping[str, Any]], known: Iterable[str], pr
         if fault["type"] == "extra_forbidden":
             found.append(f"unknown key {key!r}. {suggest(key, known)}".rstrip())
         else:
-            found.append(f"{key}: {fault['msg'].lower()}.")
+            found.append(": ".join(filter(None, (key, f"{fault['msg'].lower()}."))))
     return " ".join(found)

@@ -108,8 +108,7 @@ def best_trees(scores: Tensor, lengths: Tensor) -> Tensor:
 
     The score of a tree is the sum, over its phrases, of the label's score minus that of "no phrase". A phrase of many
     parts is a chain of binary ones whose inner ones are no phrases and add nothing, so that CKY over binary trees
-    finds the best of all trees. The whole sentence always is a phrase. Nothing synchronises with the device.
-    """
+    finds the best of all trees. The whole sentence always is a phrase. Nothing synchronises with the device."""
     value, label = (scores[..., 1:] - scores[..., :1]).float().max(-1)
     value, label = index_by_width(value), index_by_width(label) + 1
     whole = mark_sentences(value, lengths)

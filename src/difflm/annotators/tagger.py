@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module, resources
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,8 +74,7 @@ class LinearTagger:
     """A linear model scores hashed features of a word, its neighbours and the two tags before it, left to right.
 
     It is an averaged perceptron (Collins, 2002). `weights` is [BUCKETS, tags]; features are identified by their hash
-    alone, so that no list of them is needed, and colliding features are separated by the other features of a word.
-    """
+    alone, so that no list of them is needed, and colliding features are separated by the other features of a word."""
 
     def __init__(self, weights: NDArray[np.float32], name: str) -> None:
         self.weights, self.name = weights, name
@@ -149,10 +149,7 @@ def _hash_word(word: str) -> tuple[int, ...]:
 def _shape(word: str) -> str:
     """Map The to Xx, 20 to d, well-known to x-x: runs of one kind of character become one letter."""
     kinds = ("X" if c.isupper() else "x" if c.isalpha() else "d" if c.isdigit() else c for c in word)
-    shape = ""
-    for kind in kinds:
-        shape += kind if not shape.endswith(kind) else ""
-    return shape + ("s" if len(word) == 1 else "")
+    return "".join(kind for kind, _ in groupby(kinds)) + ("s" if len(word) == 1 else "")
 
 
 def _odd_constant(number: int) -> np.uint64:

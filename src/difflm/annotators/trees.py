@@ -124,8 +124,7 @@ def read_brackets(text: str) -> Iterator[Tree]:
 def clean(tree: Tree) -> Tree | None:
     """Keep phrases and words only: no tags, functions (NP-SBJ is NP), traces, TOP or ROOT. None if no word is left.
 
-    Several phrases under an unlabelled root are joined under TEXT.
-    """
+    Several phrases under an unlabelled root are joined under TEXT."""
     children = _clean_node(tree)
     if not children:
         return None

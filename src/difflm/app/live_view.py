@@ -5,7 +5,6 @@ import sys
 import time
 import unicodedata
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -34,8 +33,7 @@ class TerminalView:
 
     In a terminal there is a line for every text that is not finished, cut to the window (a lone text has all the lines
     it needs); a finished one moves above them, whole. Elsewhere a few drafts are plain lines before the text.
-    Where a text is chosen from several candidates, each of them has a line.
-    """
+    Where a text is chosen from several candidates, each of them has a line."""
 
     def __init__(self, n: int, steps: int, candidates: int = 1, console: Console | None = None) -> None:
         self.n, self.steps, self.candidates = n, steps, candidates
@@ -75,8 +73,8 @@ class TerminalView:
 
     def put(self, text: str) -> None:
         """Print the next finished text."""
-        for sample in self._samples(self._finished):
-            self._drafts.pop(sample, None)
+        for candidate in range(self.candidates):
+            self._drafts.pop(self._finished * self.candidates + candidate, None)
         self._finished += 1
         if self._live is None:
             print(text, file=self.console.file, flush=True)
@@ -89,16 +87,9 @@ class TerminalView:
         if self._batch[0].step not in {0, self.steps // 4, self.steps // 2, 3 * self.steps // 4}:
             return
         for draft in self._batch:
-            line = f"{self._name(draft)}{self._time(draft)}  {self._line(draft).plain}"
-            print(line, file=self.console.file, flush=True)
-
-    def _name(self, draft: "Draft") -> str:
-        text, candidate = divmod(draft.sample, self.candidates)
-        parts = [f"text {text + 1}  "] * (self.n > 1) + [f"candidate {candidate + 1}  "] * (self.candidates > 1)
-        return "".join(parts)
-
-    def _samples(self, text: int) -> range:
-        return range(text * self.candidates, (text + 1) * self.candidates)
+            text, candidate = divmod(draft.sample, self.candidates)
+            name = f"text {text + 1}  " * (self.n > 1) + f"candidate {candidate + 1}  " * (self.candidates > 1)
+            print(f"{name}{self._time(draft)}  {self._line(draft).plain}", file=self.console.file, flush=True)
 
     def _draw(self) -> None:
         assert self._live is not None
@@ -146,26 +137,19 @@ class TerminalView:
         apart = spaces(tokens, made_of_pieces(tokens))
         line = Text()
         for position, (token, space, sure) in enumerate(zip(tokens, apart, draft.confidence, strict=True)):
+            style = self._styles[max(0, min(len(self._styles) - 1, int(sure * len(self._styles))))]
             line.append(" " * space)
-            line.append(hide_letters(token, sure, position), self._style(sure))
+            line.append(hide_letters(token, sure, position), style)
         return line
-
-    def _style(self, sure: float) -> Style:
-        return self._styles[max(0, min(len(self._styles) - 1, int(sure * len(self._styles))))]
 
 
 def word_styles(console: Console) -> list[Style]:
     """Styles from low to high confidence; without colours, faint and plain."""
     if console.no_color or console.color_system is None:
         return [FAINT, Style()]
-    return [Style(color=color) for color in (ON_LIGHT if light_background() else ON_DARK)]
-
-
-def light_background() -> bool:
-    """Whether COLORFGBG, which some terminals set, ends in the number of a light background."""
-    with suppress(ValueError):
-        return int(os.environ.get("COLORFGBG", "").rpartition(";")[2]) in (7, *range(9, 16))
-    return False
+    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]  # some terminals set its number
+    light = background in map(str, (7, *range(9, 16)))
+    return [Style(color=color) for color in (ON_LIGHT if light else ON_DARK)]
 
 
 def printable(token: str) -> str:
@@ -175,8 +159,7 @@ def printable(token: str) -> str:
 def hide_letters(word: str, sure: float, position: int) -> str:
     """Show some letters as dots of the same width while the confidence is below SETTLED.
 
-    Which ones depends on the position alone, so that a word does not flicker while its confidence grows.
-    """
+    Which ones depends on the position alone, so that a word does not flicker while its confidence grows."""
     if not sure < SETTLED:
         return word
     shown, hidden = "", False

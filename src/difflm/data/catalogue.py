@@ -68,12 +68,8 @@ class Corpus(Entry):
         return "size and sha256 not known"
 
 
-def read_catalogue() -> dict[str, Corpus]:
-    entries = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return {name: Corpus(name=name, **facts) for name, facts in entries.items()}
-
-
-CATALOGUE = read_catalogue()
+_ENTRIES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+CATALOGUE: dict[str, Corpus] = {name: Corpus(name=name, **facts) for name, facts in _ENTRIES.items()}
 
 
 def find_corpus(name: str) -> Corpus:
@@ -81,8 +77,6 @@ def find_corpus(name: str) -> Corpus:
         return CATALOGUE[name]
     raise UsageError(f"no corpus {name!r}. {suggest(name.lower(), CATALOGUE)}Known: {', '.join(CATALOGUE)}.")
 
-
-# -- conversions -------------------------------------------------------------------------------------------------------
 
 E2E_FIELDS = {"eatType": "Type", "priceRange": "price", "familyFriendly": "family friendly"}  # others keep their name
 _FIELD = r"([^\[\],|:]+)\[([^\[\]|]*)\]\s*"
@@ -123,8 +117,7 @@ def e2e_line(row: list[str], where: str) -> str:
 def separate_words(text: str) -> str:
     """Put a space between words; a line break inside a text counts as a space.
 
-    The released lines have "£ 20- £ 25" for £20-£25: their pound signs were separated before their hyphens.
-    """
+    The released lines have "£ 20- £ 25" for £20-£25: their pound signs were separated before their hyphens."""
     return " ".join(split_words(" ".join(text.replace("£", " £ ").split())))
 
 

@@ -102,9 +102,6 @@ def check_file(path: Path, name: str, size: int | None, sha256: str | None) -> N
         raise DifflmError(f"{name} has the wrong checksum: refused.\nsha256 {found}, expected {sha256}.")
 
 
-# -- one file ---------------------------------------------------------------------------------------------------------
-
-
 def fetch_file(
     url: str,
     target: Path,

@@ -33,9 +33,6 @@ def sentences(text: str) -> list[str]:
     return _BETWEEN.sub(lambda end: f"{end['close']}\n", " ".join(text.split())).split("\n")
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 def roc_path(root: Path | None, split: Split) -> Path:
     """Find the file of a split under `root` ($DIFFLM_DATA where None); releases name it differently."""
     stems = (f"roc/{split}.json", f"roc/{split}.csv", f"ROCstory/roc_{split}.json")
@@ -45,9 +42,6 @@ def roc_path(root: Path | None, split: Split) -> Path:
 def anlg_path(root: Path | None) -> Path:
     stems = ("anlg/dev.json", "anlg/dev.jsonl", "anlg/dev-w-comet-preds.jsonl")
     return find_corpus_file(root, "aNLG", stems, "anlg/dev.json[.gz], anlg/dev.jsonl[.gz]")
-
-
-# -- stories ----------------------------------------------------------------------------------------------------------
 
 
 def read_stories(path: Path) -> Iterator[str]:
@@ -107,9 +101,6 @@ def asked(left: str, right: str) -> str:
 def marked(stories: Iterator[str]) -> Iterator[str]:
     """Stories with the marks of rearranged ones, for the vocabulary."""
     return (f"{story} {BLANK} {ANSWER}" for story in stories)
-
-
-# -- gaps -------------------------------------------------------------------------------------------------------------
 
 
 def story_gaps(stories: Iterator[str], seed: int) -> Iterator[Gap]:

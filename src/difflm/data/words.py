@@ -30,8 +30,7 @@ def split_words(text: str) -> list[str]:
     Equal to spaCy's blank English tokenizer on the E2E corpus. Kept whole: numbers ("10.50"), abbreviations ("St.",
     "U.K."), runs of dots, the endings 's 're 'll 'd, and a hyphen that touches a word on one side only ("20-").
     A hyphen between two words is a word, and so is every other apostrophe ("isn't" is isn ' t, as in E2E).
-    Chinese and Japanese are cut into characters. A newline is a word; other white space only separates.
-    """
+    Chinese and Japanese are cut into characters. A newline is a word; other white space only separates."""
     return [word for chunk in _CHUNK.findall(text) for word in _split_chunk(chunk)]
 
 
@@ -39,8 +38,7 @@ def join_words(words: Sequence[str]) -> str:
     """The words with natural spacing: "£30.", "family-friendly", "isn't".
 
     Words that `split_words` would read otherwise when they touch are left apart: for words that it made itself,
-    `split_words(join_words(words)) == words`.
-    """
+    `split_words(join_words(words)) == words`."""
     pieces: list[str] = []
     for chunk in _chunks(list(words)):
         pieces += chunk if len(chunk) < 2 else _stable_pieces(chunk)

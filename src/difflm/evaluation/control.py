@@ -165,10 +165,8 @@ def evaluate_control(
 
 
 def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:
-    found: dict[str, list[Target]] = {}
-    for target in targets:
-        found.setdefault(target.control, []).append(target)
-    return found
+    names = dict.fromkeys(target.control for target in targets)
+    return {name: [target for target in targets if target.control == name] for name in names}
 
 
 def written(
@@ -219,9 +217,6 @@ def fingerprint(targets: Sequence[Target]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
-# -- success ----------------------------------------------------------------------------------------------------------
-
-
 def outcomes(target: Target, text: Generation) -> dict[str, float]:
     """Return how well one printed text satisfies its target, between 0 and 1."""
     words = split_words(text.text)
@@ -261,9 +256,6 @@ def interval(figure: str, values: Sequence[float]) -> tuple[float, float]:
         return wilson(mean, len(values))
     half = Z95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return max(0.0, mean - half), min(1.0, mean + half)
-
-
-# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -333,8 +325,7 @@ class Measure:
 
 
 def human_self_bleu(pairs: Sequence[E2EPair], count: int, seed: int) -> tuple[float, int] | None:
-    """Return the self-BLEU of `count` sentences that people wrote for one meaning, as a mean over meanings that have
-    as many, and the number of these sentences."""
+    """Return the self-BLEU of `count` sentences of one meaning, a mean over meanings, and the number of sentences."""
     meanings: dict[str, list[str]] = {}
     for pair in pairs:
         meanings.setdefault(json.dumps(pair.fields, sort_keys=True), []).append(pair.text)

@@ -32,6 +32,7 @@ from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, fits
 from difflm.evaluation.reports import LANGUAGE, Report, Row
+from difflm.generation.jobs import check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
 from difflm.models.batching import draw_rows, make_batches
@@ -60,21 +61,21 @@ def evaluate_language(
     """Measure `samples` texts of each model, of the twin (of the judge if there is none) and of real text.
 
     `settings` change the models' sampling, not the twin's. Likelihoods and bounds are those of `score_texts` held-out
-    texts with `draws` noise levels each; the cost is proportional to both.
-    """
+    texts with `draws` noise levels each; the cost is proportional to both."""
     check_numbers(samples, seed, draws, score_texts)
     if not corpus.texts:
         raise DifflmError(f"{corpus.name} has no held-out text to measure against.")
     rival = twin or judge
-    writers = {"twin samples" if twin else "judge's own samples": Writer(rival, {})} if rival else {}
-    writers |= {name: Writer(lm, dict(settings or {})) for name, lm in models.items()}
+    rivals = {"twin samples" if twin else "judge's own samples": rival} if rival else {}
+    writers = {**rivals, **models}
     reference = random.Random(seed).sample(corpus.texts, min(len(corpus.texts), MOST_TEXTS))
     reader = Judge.of(judge, reference, on_progress) if judge else None
-    tokenizer = judge.tokenizer if judge else next(iter(writers.values())).lm.tokenizer
+    tokenizer = judge.tokenizer if judge else next(iter(writers.values())).tokenizer
     real = reference[:samples]
     sets = {f"real text ({corpus.split})": Texts(real, tokenizer.encode_batch(real), tokenizer)}
-    for name, writer in writers.items():
-        sets[name] = writer.write(samples, seed, partial(on_progress, f"{name}: writing"))
+    for name, lm in writers.items():
+        changes = {} if name in rivals else settings or {}
+        sets[name] = write_samples(lm, changes, samples, seed, partial(on_progress, f"{name}: writing"))
     on_progress("looking for copies", 0, 1)
     measure = Measure(
         reader,
@@ -84,9 +85,9 @@ def evaluate_language(
         seed,
     )
     rows = [measure.row(name, made, on_progress) for name, made in sets.items()]
-    scored, note = choose_scored(reference, [writer.lm for writer in writers.values()], score_texts)
+    scored, note = choose_scored(reference, list(writers.values()), score_texts)
     for row in rows[1:]:
-        add_likelihood(row, writers[row.name].lm, scored, note, seed, draws, on_progress)
+        add_likelihood(row, writers[row.name], scored, note, seed, draws, on_progress)
     repeated = round((rows[0].figures["copied"] or 0) * len(real))
     if repeated and corpus.split != "train":
         rows[0].notes["copied"] = f"{repeated:,} of {len(real):,} held-out texts also occur in training"
@@ -109,11 +110,7 @@ def check_numbers(samples: int, seed: int, draws: int, score_texts: int) -> None
     for name, value, most in (("samples", samples, 1_000_000), ("draws", draws, 1000), ("texts", score_texts, 10**6)):
         if not 1 <= value <= most:
             raise UsageError(f"the number of {name} must lie between 1 and {most:,}, not {value}.")
-    if not 0 <= seed < 2**31:
-        raise UsageError(f"--seed must lie between 0 and {2**31 - 1}, not {seed}.")
-
-
-# -- texts ------------------------------------------------------------------------------------------------------------
+    check_request(1, seed)
 
 
 @dataclass(frozen=True)
@@ -128,40 +125,33 @@ class Texts:
     notes: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Writer:
-    """A model and the changes to its sampling settings."""
-
-    lm: TextDiffusion
-    changes: dict[str, Any]
-
-    def write(self, n: int, seed: int, on_progress: Counted) -> Texts:
-        """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
-        lm, method = self.lm, self.lm.config["method"]
-        # One set of changes serves diffusion models and the twin, which ignores settings of denoising.
-        known = FAMILIES if method != "autoregressive" else understood_by(lm.model.families)
-        job = lm.make_job(n, seed, **{key: value for key, value in self.changes.items() if key in known})
-        # The first call is slower than the next ones: two steps of one batch are not counted.
-        for batch in make_batches(lm.model, draw_rows(lm.model, 1, seed), lm.device):
-            noise = Noise(batch.seeds, batch.samples)
-            deque(islice(lm.inference.stream(noise, batch.lengths, batch.width, job.sampling), 2), maxlen=0)
-        rows: dict[int, list[int]] = {}
-        calls = 0
-        start = time.perf_counter()
-        for made in lm.run_unchecked([job]):
-            rows |= {row.sample: row.ids for row in made}
-            calls += sum(row.calls for row in made)
-            on_progress(len(rows), n)
-        seconds = time.perf_counter() - start
-        ids = [rows[k] for k in range(n)]
-        return Texts(
-            [lm.tokenizer.decode(row) for row in ids],
-            ids,
-            lm.tokenizer,
-            method,
-            {"denoiser_calls": calls / n, "seconds": seconds},
-            {"seconds": f"seconds: on {device_name(lm.device)}", "sampling": describe_sampling(job.sampling)},
-        )
+def write_samples(lm: TextDiffusion, changes: Mapping[str, Any], n: int, seed: int, on_progress: Counted) -> Texts:
+    """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
+    method = lm.config["method"]
+    # One set of changes serves diffusion models and the twin, which ignores settings of denoising.
+    known = FAMILIES if method != "autoregressive" else understood_by(lm.model.families)
+    job = lm.make_job(n, seed, **{key: value for key, value in changes.items() if key in known})
+    # The first call is slower than the next ones: two steps of one batch are not counted.
+    for batch in make_batches(lm.model, draw_rows(lm.model, 1, seed), lm.device):
+        noise = Noise(batch.seeds, batch.samples)
+        deque(islice(lm.inference.stream(noise, batch.lengths, batch.width, job.sampling), 2), maxlen=0)
+    rows: dict[int, list[int]] = {}
+    calls = 0
+    start = time.perf_counter()
+    for made in lm.run_unchecked([job]):
+        rows |= {row.sample: row.ids for row in made}
+        calls += sum(row.calls for row in made)
+        on_progress(len(rows), n)
+    seconds = time.perf_counter() - start
+    ids = [rows[k] for k in range(n)]
+    return Texts(
+        [lm.tokenizer.decode(row) for row in ids],
+        ids,
+        lm.tokenizer,
+        method,
+        {"denoiser_calls": calls / n, "seconds": seconds},
+        {"seconds": f"seconds: on {device_name(lm.device)}", "sampling": describe_sampling(job.sampling)},
+    )
 
 
 def describe_sampling(sampling: Sampling) -> str:
@@ -179,9 +169,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type}, {torch.get_num_threads()} threads"
-
-
-# -- nats -------------------------------------------------------------------------------------------------------------
 
 
 def score(
@@ -211,8 +198,7 @@ def ratio(nats: Nats, tokens: Nats) -> tuple[float, float | None]:
 
 
 def add_nats(row: Row, figure: str, nats: Nats, ids: Sequence[Sequence[int]], groups: Sequence[int] = ()) -> Nats:
-    """Add nats/token of texts to a row, with the error over texts, or over groups of so many consecutive texts. Return
-    nats/token of each text."""
+    """Add nats/token to a row, with the error over texts, or over groups of so many; return nats/token of each text."""
     tokens = tokens_of(ids)
     starts = np.cumsum([0, *groups])[:-1] if groups else np.arange(len(ids))
     row.figures[figure], error = ratio(np.add.reduceat(nats, starts), np.add.reduceat(tokens, starts))
@@ -289,9 +275,6 @@ def add_likelihood(
         ids = lm.tokenizer.encode_batch(texts)
         nats = score(lm, ids, seed, draws, partial(on_progress, f"{row.name}: likelihood"))
         add_nats(row, "nats_per_token", nats, ids)
-
-
-# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -53,14 +53,10 @@ class Target:
         return replace(self, asked=self.asked.model_copy(update={"pos": " ".join(tags)}))
 
 
-# -- drawing ----------------------------------------------------------------------------------------------------------
-
-
 def draw_targets(
     names: Sequence[str], pairs: Sequence[E2EPair], lm: TextDiffusion, tagger: Tagger, count: int, seed: int
 ) -> list[Target]:
-    """Draw `count` targets of each control, or as many as there are; they depend neither on `count` nor on the other
-    controls."""
+    """Draw `count` targets of each control, or as many as there are, which do not depend on the other controls."""
     known = keep_fitting(pairs, lm)
     if not known:
         raise UsageError(
@@ -147,9 +143,6 @@ def alternate(queues: Sequence[Iterator[T]]) -> Iterator[T]:
             waiting.append(queue)
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 def write_targets(path: Path, targets: Iterable[Target]) -> None:
     write_lines(path, (target.to_json() for target in targets))
 
@@ -232,9 +225,6 @@ def parse_released(value: dict[str, Any]) -> Target:
     field = parse_released_field(value["attr"]).field if "attr" in value else {}
     asked = Request(pos=" ".join(tag for _, tag in kept), field=field)
     return Target("field+pos" if field else "pos", asked, sentence)
-
-
-# -- choosing ---------------------------------------------------------------------------------------------------------
 
 
 def check_known(names: Sequence[Any], key: str = "--controls") -> None:

@@ -22,8 +22,7 @@ class CapturedFunction:
     and never synchronises with the device.
 
     The first `warmup` calls run it eagerly; the next one captures it, and later ones replay it. On a CPU it is simply
-    called. Its graph shares the memory pool of `share_pool_with`: the two never run at the same time.
-    """
+    called. Its graph shares the memory pool of `share_pool_with`: the two never run at the same time."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class CapturedFunction:
     def close(self) -> None:
         """Release the function and its graph, while nothing is being captured. It must not be called again."""
         with _capture_lock:
-            self.function, self.graph, self.share_pool_with = _do_nothing, None, None
+            self.function, self.graph, self.share_pool_with = lambda: None, None, None
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         graph, other = torch.cuda.CUDAGraph(), self.share_pool_with
@@ -67,13 +66,9 @@ class CapturedFunction:
         torch.cuda.current_stream().wait_stream(side)
 
 
-def _do_nothing() -> None: ...
-
-
 @contextmanager
 def exclusive_capture() -> Iterator[None]:
-    """Allow one capture at a time and no garbage collection during it: destroying an old graph may abort the capture of
-    a new one."""
+    """Allow one capture at a time, and no garbage collection, since destroying an old graph may abort it."""
     with _capture_lock:
         was_enabled = gc.isenabled()
         gc.disable()

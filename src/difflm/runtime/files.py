@@ -20,22 +20,18 @@ except ImportError:  # Windows: two processes can write one run there
 LOCK = ".lock"
 
 
-def explain_os_error(error: OSError, path: Path) -> DifflmError:
-    """Turn an operating-system error into a line that says what to do."""
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return DifflmError(f"no permission to write {path}. Choose another place with --out.")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DifflmError(f"the disk is full: {path} was not written. Free some space and try again.")
-    return DifflmError(f"cannot write {path}: {error.strerror or error}.")
-
-
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
     """Raise an operating-system error of the block as a line that says what to do."""
     try:
         yield
     except OSError as error:
-        raise explain_os_error(error, path) from None
+        message = f"cannot write {path}: {error.strerror or error}."
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            message = f"no permission to write {path}. Choose another place with --out."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            message = f"the disk is full: {path} was not written. Free some space and try again."
+        raise DifflmError(message) from None
 
 
 @contextmanager

@@ -25,8 +25,7 @@ class Item(Generic[T]):
 
 
 class ThreadBudget:
-    """How many threads torch has. It keeps one number for the whole process, so that whoever comes first remembers it
-    and whoever leaves last restores it."""
+    """Torch's number of threads, one for a process: the first to come remembers it, the last to leave restores it."""
 
     def __init__(self) -> None:
         self.lock, self.inside, self.cores = threading.Lock(), 0, 1
@@ -46,14 +45,6 @@ class ThreadBudget:
 
 
 SHARES = ThreadBudget()
-
-
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """Compute on one core, as the jobs of `run_parallel` do."""
-    with SHARES.reserve():
-        torch.set_num_threads(1)
-        yield
 
 
 def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:

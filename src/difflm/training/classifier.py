@@ -105,8 +105,9 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     selection = select_texts(tokens, limits, recipe.distinct)
     labels = read_labellings(setup, tokens, selection.kept)
     kept, held = split(selection.kept, len(tokens), recipe.seed)
-    if setup.resume:
-        check_same_model(setup.out, guided)
+    begun = read_json(setup.out / "config.json") if setup.resume else None
+    if begun is not None and not matches_model(guided.denoiser, begun.get("signature", [])):
+        raise DifflmError(f"the model that {setup.out} guides changed since it was begun: train the classifier anew.")
     fit.report_left_out(setup, selection, held)
     torch.manual_seed(recipe.seed)
     labellings = [one.labelling for one in labels]
@@ -139,11 +140,6 @@ def check_recipe(recipe: Recipe) -> None:
             f"a classifier learns from labels, and {recipe.data} is no .jsonl file. "
             'Give one with a text and labels a line, such as {"text": "...", "topic": "food"}.'
         )
-
-
-def check_same_model(out: Path, guided: DiffusionModel) -> None:
-    if not matches_model(guided.denoiser, read_json(out / "config.json").get("signature", [])):
-        raise DifflmError(f"the model that {out} guides changed since it was begun: train the classifier anew.")
 
 
 def read_labellings(setup: fit.Setup, tokens: TokenFile, kept: Ints) -> list[Labels]:
@@ -201,8 +197,7 @@ def count_words(classifier: Classifier, tokens: TokenFile, kept: Ints, found: li
 
 
 def heads_of(folder: Path) -> set[str] | None:
-    """Names of the labels that the classifier of a directory knows; None where it cannot be read: loading it will say
-    why."""
+    """Names of the labels that the classifier of a directory knows; None where it cannot be read."""
     try:
         return {one["name"] for one in read_json(folder / "config.json")["labels"]}
     except (DifflmError, KeyError, TypeError):

@@ -11,8 +11,7 @@ from difflm.models.base import Trainable
 class Ema:
     """θ̄ ← d θ̄ + (1 − d) θ after every step.
 
-    Early on d is (1 + step)/(10 + step), so that a short run does not average in its initial weights.
-    """
+    Early on d is (1 + step)/(10 + step), so that a short run does not average in its initial weights."""
 
     def __init__(self, model: Trainable, decay: float) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False)

@@ -73,12 +73,8 @@ def training_summary(config: dict[str, Any]) -> str:
     return f"{trained['steps']:,} steps in {trained['minutes']:,} minutes{ending}, seed {seed}{validation}"
 
 
-def token_summary(config: dict[str, Any]) -> str:
-    kind = config["recipe"]["tokenizer"]
-    return f"{kind}, {config['vocabulary']:,} in the vocabulary; texts of up to {config['longest']} tokens"
-
-
-def data_summary(config: dict[str, Any]) -> str:
+def summarise(config: dict[str, Any]) -> dict[str, str]:
+    """Describe the tokens, data and training of a run, each in a line."""
     recipe = config["recipe"]
     absent = [(config.get("left_out"), "longer ones"), (config.get("repeated"), "that repeat others")]
     parts = " and ".join(f"{count:,} {which}" for count, which in absent if count)
@@ -86,21 +82,29 @@ def data_summary(config: dict[str, Any]) -> str:
     seen = config.get("held_out_seen")
     overlap = f"; {seen:,} of {config['held_out']:,} held-out texts also occur in training" if seen else ""
     texts = f"{config.get('texts', 0):,} training texts{left_out}{overlap}"
-    return f"{file_names(recipe['data'])} ({recipe['licence'] or 'licence not stated'}), {texts}"
+    vocabulary = f"{config['vocabulary']:,} in the vocabulary"
+    return {
+        "tokens": f"{recipe['tokenizer']}, {vocabulary}; texts of up to {config['longest']} tokens",
+        "data": f"{file_names(recipe['data'])} ({recipe['licence'] or 'licence not stated'}), {texts}",
+        "training": training_summary(config),
+        "command": config.get("command", "not noted"),
+    }
+
+
+def format_values(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
 def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> str:
     recipe, method = config["recipe"], METHODS[config["method"]]
-    settings = ", ".join(f"{key} {value}" for key, value in config["model"].items())
-    rows = [
-        ("method", f"`{method.name}` ({method.paper})"),
-        ("parameters", f"{config['parameters']:,} ({settings})"),
-        ("tokens", token_summary(config)),
-        ("data", data_summary(config)),
-        *([("begins with", f"`{Path(recipe['init']).name}`")] if recipe.get("init") else []),
-        ("training", training_summary(config)),
-        ("command", f"`{config.get('command', 'not noted')}`"),
-    ]
+    summary = summarise(config)
+    rows = {
+        "method": f"`{method.name}` ({method.paper})",
+        "parameters": f"{config['parameters']:,} ({format_values(config['model'])})",
+        **({"begins with": f"`{Path(recipe['init']).name}`"} if recipe.get("init") else {}),
+        **summary,
+        "command": f"`{summary['command']}`",
+    }
     lines = [
         _front_matter(recipe),
         f"# {name}",
@@ -109,7 +113,7 @@ def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> st
         "",
         "| | |",
         "|---|---|",
-        *(f"| {key} | {value} |" for key, value in rows),
+        *(f"| {key} | {value} |" for key, value in rows.items()),
         "",
         "```",
         f"difflm generate {name} -n 4",

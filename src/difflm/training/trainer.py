@@ -5,7 +5,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -162,9 +162,7 @@ class Trainer:
     # -- one step -----------------------------------------------------------------------------------------------
 
     def autocast(self) -> Any:
-        if self.recipe.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.recipe.precision == "bf16")
 
     def to_device(self, batch: Batch) -> Batch:
         if self.device.type != "cuda":
@@ -194,8 +192,7 @@ class Trainer:
         return whole.means()
 
     def gradients(self, batch: Batch) -> Losses:
-        """Compute the losses of a micro-batch and add its gradient to the weights': of the mean, or of the sum where
-        there are several micro-batches."""
+        """Compute the losses of a micro-batch and add the gradient of their mean (of the sum, if there are several)."""
         with self.autocast():
             losses: Losses = self.masters.model(batch)
         (losses.total / (losses.count if self.recipe.accumulate == 1 else UNIT)).backward()
@@ -236,12 +233,9 @@ class Trainer:
     # -- checkpoints --------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        out = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        out |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
-        out |= {f"optimizer.{k}": v for k, v in self.update.state(self.step).items()}
-        if self.best_weights is not None:
-            out |= {f"best.{k}": v for k, v in self.best_weights.items()}
-        return out
+        parts = {"model": self.model.state_dict(), "ema": self.ema.model.state_dict(), "best": self.best_weights or {}}
+        parts["optimizer"] = self.update.state(self.step)
+        return {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
 
     def save(self) -> Path:
         state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}

@@ -55,11 +55,11 @@ class Update:
     # -- fused --------------------------------------------------------------------------------------------------------
 
     def _apply_fused(self, step: int, buffers: Hashable) -> None:
-        from difflm.runtime.kernels.fused_adamw import StepCoefficients
+        from difflm.runtime.kernels.fused_adamw import step_coefficients
 
         ema_weight = self.ema.ema_weight(step)
         rows = [
-            StepCoefficients.at(step, group["lr"], group["betas"], group["weight_decay"], ema_weight).values()
+            step_coefficients(step, group["lr"], group["betas"], group["weight_decay"], ema_weight)
             for group in self.optimizer.param_groups
         ]
         self._numbers.copy_(torch.tensor(rows).pin_memory(), non_blocking=True)

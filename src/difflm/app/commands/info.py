@@ -1,6 +1,6 @@
 """`difflm methods` and `difflm info`."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -51,14 +51,10 @@ def recipes_by_method() -> dict[str, dict[str, bool]]:
 
 
 @report_errors
-def info(
-    run: Run = "e2e",
-    as_json: Json = False,
-    device: Annotated[str, typer.Option(hidden=True)] = "auto",
-) -> None:
+def info(run: Run = "e2e", as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
     """What a run is: method, sizes, data, sampling defaults, measured numbers."""
     from difflm.methods import METHODS
-    from difflm.training.model_card import data_summary, figure, measured, token_summary, training_summary
+    from difflm.training.model_card import figure, format_values, measured, summarise
     from difflm.training.run import find_run, read_config
 
     folder = find_run(run)
@@ -70,17 +66,10 @@ def info(
     rows = {
         "method": f"{method.name} ({method.paper}), {method.family}",
         "sizes": f"{config['parameters']:,} parameters: " + format_values(config["model"]),
-        "tokens": token_summary(config),
-        "data": data_summary(config),
-        "training": training_summary(config),
-        "command": config.get("command", "not noted"),
+        **summarise(config),
         "sampling": format_values(config["sampling"]),
     }
     for key, value in rows.items():
         print(f"{key:9} {value}")
     for record in records:
         print(f"measured  {record.get('model')}, {record.get('name')}: {figure(record)}")
-
-
-def format_values(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in values.items())

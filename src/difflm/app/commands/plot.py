@@ -1,6 +1,5 @@
 """`difflm plot schedules|embeddings|denoising|training`."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +25,7 @@ def plot(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
+@plot_app.command(epilog="Example: difflm plot schedules e2e --out schedules.svg")
 @report_errors
 def schedules(
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Add the curve that this run learned.")] = None,
@@ -45,6 +45,7 @@ def schedules(
     report_file("schedules", file, as_json)
 
 
+@plot_app.command(epilog="Example: difflm plot embeddings e2e --method tsne")
 @report_errors
 def embeddings(
     model: Model = "e2e",
@@ -72,6 +73,7 @@ def embeddings(
     report_file("embeddings", file, as_json)
 
 
+@plot_app.command(epilog="Example: difflm plot denoising e2e --seed 3 --steps 50")
 @report_errors
 @with_options(settings=("steps",))
 def denoising(
@@ -94,6 +96,7 @@ def denoising(
     report_file("denoising", file, as_json)
 
 
+@plot_app.command(epilog="Example: difflm plot training runs/a runs/b --out losses.png")
 @report_errors
 def training(
     runs: Annotated[list[str], typer.Argument(metavar="RUN …", help="Directories of runs.")],
@@ -122,13 +125,3 @@ def run_name(name_or_path: str) -> str:
 
 def report_file(name: str, file: Path, as_json: bool) -> None:
     put_json({"plot": name, "file": str(file)}) if as_json else print(file)
-
-
-EXAMPLES: dict[Callable[..., int], str] = {
-    schedules: "difflm plot schedules e2e --out schedules.svg",
-    embeddings: "difflm plot embeddings e2e --method tsne",
-    denoising: "difflm plot denoising e2e --seed 3 --steps 50",
-    training: "difflm plot training runs/a runs/b --out losses.png",
-}
-for verb, example in EXAMPLES.items():
-    plot_app.command(epilog=f"Example: {example}")(verb)

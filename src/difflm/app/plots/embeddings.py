@@ -115,8 +115,7 @@ def place_labels(
     """Find lower left corners for the labels that fit, by the number of their point; all in pixels.
 
     Points come in order of importance. A label is placed right, left, above or below its dot, where it overlaps no
-    other label, covers no dot and stays inside `frame` (x0, y0, x1, y1); if it cannot be placed, it is left out.
-    """
+    other label, covers no dot and stays inside `frame` (x0, y0, x1, y1); if it cannot be placed, it is left out."""
     placed: dict[int, tuple[float, float]] = {}
     boxes = np.zeros((0, 4))
     for number, (point, (width, height)) in enumerate(zip(points, sizes, strict=True)):

@@ -18,7 +18,7 @@ from difflm.app.studio.limits import Limits
 from difflm.app.studio.player import HERE, read_asset
 from difflm.app.studio.reference import render_reference
 from difflm.app.studio.served import Served
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, explain_faults
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 ASSETS = {path.name: path for path in sorted(HERE.iterdir()) if path.suffix in KINDS}
@@ -111,15 +111,8 @@ def explain_body(request: Request, faults: Sequence[Any]) -> tuple[int, str]:
         return 415, "send JSON, and say so: Content-Type: application/json."
     if any(fault["type"] == "json_invalid" for fault in faults):
         return 400, "the body is not JSON."
-    return 422, " ".join(explain_fault(fault) for fault in faults[:4])
-
-
-def explain_fault(fault: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in fault["loc"][1:])
-    if fault["type"] == "extra_forbidden":
-        return f"unknown key {key[:100]!r}."
-    message = fault["msg"][:1].lower() + fault["msg"][1:]
-    return f"{key[:100]}: {message}." if key else f"{message}."
+    inside = ({**fault, "loc": [str(part)[:100] for part in fault["loc"][1:]]} for fault in faults[:4])
+    return 422, explain_faults(inside, ())
 
 
 ERRORS = (DifflmError, RequestValidationError, HTTPException, ClientDisconnect, Exception)

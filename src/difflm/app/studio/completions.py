@@ -88,6 +88,11 @@ class CompletionAsked(BaseModel):
     def stops(self) -> list[str]:
         return [text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if text]
 
+    def gaps(self) -> "list[Gap]":
+        if self.infill is not None:
+            return [Gap(template=self.infill, most=self.max_tokens)]
+        return [Gap(prompt, self.suffix or "", None, self.max_tokens, bool(self.echo)) for prompt in self.prompts]
+
     def asked(self, seed: int) -> Asked:
         """All but prompt and gaps."""
         given = self.controls.model_dump(exclude_unset=True) if self.controls else {}
@@ -128,15 +133,6 @@ class Gap:
             inner = f" {join_words(made.tokens[first:last])} "
         inner = inner.lstrip() if not before or self.before[-1:].isspace() else inner
         return inner.rstrip() if not after or self.after[:1].isspace() else inner
-
-    @property
-    def cut(self) -> int | None:
-        """Where a text ends that could not be asked to be short, since its model takes no controls."""
-        return None if self.whole or self.template is not None else self.most
-
-    @property
-    def words(self) -> int:
-        return sum(len(split_words(text)) for text in (self.before, self.after, self.template or ""))
 
 
 class Choice(BaseModel):
@@ -190,8 +186,10 @@ class Completion:
     def choice(self, place: int, number: int, made: Generation) -> dict[str, Any]:
         gap = self.gaps[place]
         text, reason = gap.answer(made), "stop"
-        if gap.cut and len(words := split_words(text)) > gap.cut:
-            text, reason = join_words(words[: gap.cut]), "length"
+        # A model without controls could not be asked for a short text.
+        most = None if gap.whole or gap.template is not None else gap.most
+        if most and len(words := split_words(text)) > most:
+            text, reason = join_words(words[:most]), "length"
         ends = [text.index(stop) for stop in self.asked.stops if stop in text]
         return {
             "index": place * self.jobs[place].n + number,
@@ -203,7 +201,8 @@ class Completion:
         }
 
     def usage(self, choices: Sequence[dict[str, Any]]) -> dict[str, int]:
-        asked = sum(gap.words for gap in self.gaps)
+        given = [text for gap in self.gaps for text in (gap.before, gap.after, gap.template or "")]
+        asked = sum(len(split_words(text)) for text in given)
         made = sum(len(split_words(choice["text"])) for choice in choices)
         return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
@@ -251,11 +250,6 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         check_model(model)
         return described
 
-    def gaps_of(asked: CompletionAsked) -> list[Gap]:
-        if asked.infill is not None:
-            return [Gap(template=asked.infill, most=asked.max_tokens)]
-        return [Gap(p, asked.suffix or "", None, asked.max_tokens, bool(asked.echo)) for p in asked.prompts]
-
     def job_arguments(asked: CompletionAsked, gaps: Sequence[Gap], seed: int) -> list[dict[str, Any]]:
         one = asked.asked(seed)
         one.check(limits)
@@ -271,7 +265,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         check_model(asked.model)
         asked.check(limits)
         seed = secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed
-        gaps = gaps_of(asked)
+        gaps = asked.gaps()
         jobs = await engine.submit(job_arguments(asked, gaps, seed))
         about = CompletionAnswer(model=served.name, seed=seed)
         completion = Completion(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}))

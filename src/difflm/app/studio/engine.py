@@ -255,8 +255,7 @@ class Engine:
             del jobs  # else the last ones would stay in memory until the next
 
     def _take(self) -> list[Job]:
-        """The oldest that waits, and those that fit into the free rows of its batches: they cost nothing more. None
-        when the server stops."""
+        """The oldest that waits, and those that fit into the free rows of its batches; none when the server stops."""
         with self._change:
             while not self._stopped:
                 waiting = [job for job in self._waiting if not job.over]

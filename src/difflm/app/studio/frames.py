@@ -38,25 +38,18 @@ class Packer:
 
     A cell is 2 × the token's number, plus 1 where a space is written before it. A frame holds its step `s`, its time
     `t`, its length `n`, the cells that differ from the frame before as pairs [position, cell, …] `w`, the
-    confidences `c`, a character each, and the positions of changed words `x`.
-    """
+    confidences `c`, a character each, and the positions of changed words `x`."""
 
     def __init__(self) -> None:
-        self.tokens: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def _number(self, token: str) -> int:
-        if token not in self._numbers:
-            self._numbers[token] = len(self.tokens)
-            self.tokens.append(token)
-        return self._numbers[token]
+        self.numbers: dict[str, int] = {}  # of each token, in order
 
     def frames(self, drafts: "Sequence[Draft]", pieces: bool) -> list[dict[str, Any]]:
         packed: list[dict[str, Any]] = []
         before: list[int] = []
         for draft in drafts:
             apart = spaces(draft.tokens, pieces)
-            cells = [2 * self._number(token) + space for token, space in zip(draft.tokens, apart, strict=True)]
+            numbers = [self.numbers.setdefault(token, len(self.numbers)) for token in draft.tokens]
+            cells = [2 * number + space for number, space in zip(numbers, apart, strict=True)]
             new = [i for i, cell in enumerate(cells) if i >= len(before) or before[i] != cell]
             packed.append(
                 {

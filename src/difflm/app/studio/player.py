@@ -45,9 +45,10 @@ class Recording:
 
     def frame(self, drafts: "Sequence[Draft]") -> None:
         for draft in drafts:
-            skipped = self._passing.pop(draft.sample, None)
-            if skipped:
-                draft = replace(draft, changed=merge_changes(skipped.changed, draft.changed))
+            if skipped := self._passing.pop(draft.sample, None):  # the lengths of a text's drafts may differ
+                earlier = dict(enumerate(skipped.changed))
+                changed = [now or earlier.get(place, False) for place, now in enumerate(draft.changed)]
+                draft = replace(draft, changed=changed)
             if draft.step % self._stride == 0:
                 self._kept.setdefault(draft.sample, []).append(draft)
             else:
@@ -68,11 +69,6 @@ class Recording:
         return self._kept.get(sample, []) + last
 
 
-def merge_changes(earlier: Sequence[bool], later: Sequence[bool]) -> list[bool]:
-    """What changed in either of two steps; the lengths of a text's drafts may differ."""
-    return [now or (i < len(earlier) and earlier[i]) for i, now in enumerate(later)]
-
-
 def write_player(path: Path, texts: Sequence[PlayedText], about: Mapping[str, Any]) -> None:
     """Write the page. `about` says where the texts come from: "model" and "command" have fields on the page, other
     entries are listed by name."""
@@ -80,14 +76,15 @@ def write_player(path: Path, texts: Sequence[PlayedText], about: Mapping[str, An
 
 
 def page(texts: Sequence[PlayedText], about: Mapping[str, Any]) -> bytes:
-    style = read_asset("look.css") + read_asset("player.css")
+    packer, style = Packer(), read_asset("look.css") + read_asset("player.css")
+    packed = [pack_text(played, packer) for played in texts]
     module, script = join_modules(MODULES), join_modules(["player-page.js"])
     filled = Template(read_asset("player.html")).substitute(
         policy=content_policy(style, [module, script]),
         title=html.escape(f"{about['model']}: texts out of noise" if "model" in about else "Texts out of noise"),
         style=style,
         plain="".join(f"<p>{html.escape(played.generation.text)}</p>" for played in texts),
-        data=json_for_html({"about": dict(about), **pack_texts(texts)}),
+        data=json_for_html({"about": dict(about), "tokens": [*packer.numbers], "texts": packed}),
         module=module,
         script=script,
     )
@@ -104,33 +101,23 @@ def join_modules(names: Sequence[str]) -> str:
     return "\n".join(['"use strict";', *(line.removeprefix("export ") for line in lines)]) + "\n"
 
 
-def pack_texts(texts: Sequence[PlayedText]) -> dict[str, Any]:
-    """Pack the texts as `Packer` describes."""
-    packer = Packer()
-    objects = [pack_text(played, packer) for played in texts]
-    return {"tokens": packer.tokens, "texts": objects}
-
-
 def pack_text(played: PlayedText, packer: Packer) -> dict[str, Any]:
     made, drafts = played.generation, played.drafts
     pieces = any(made_of_pieces(draft.tokens) for draft in drafts)
-    drafts = [*drafts[:-1], *(cut_at_end(draft, made.text, pieces) for draft in drafts[-1:])]
+    for last in drafts[-1:]:
+        if end := count_spelling(last, made.text, pieces):  # some models write words behind the end of a text
+            cut: dict[str, Any] = {key: getattr(last, key)[:end] for key in ("tokens", "confidence", "changed")}
+            drafts = [*drafts[:-1], replace(last, **cut)]
+    scores = [one.get("score") for one in made.controls]
+    finite = [score if score is not None and isfinite(score) else None for score in scores]  # JSON has no infinity
     return {
         "text": made.text,
         "seed": made.seed,
         "steps": made.steps,
-        "controls": [{**one, "score": finite(one.get("score"))} for one in made.controls],
+        "controls": [{**one, "score": score} for one, score in zip(made.controls, finite, strict=True)],
         "warnings": made.warnings,
         "frames": packer.frames(drafts, pieces),
     }
-
-
-def cut_at_end(draft: "Draft", text: str, pieces: bool) -> "Draft":
-    """Cut off words behind the end of a finished text, where a model writes some."""
-    end = count_spelling(draft, text, pieces)
-    if not end:
-        return draft
-    return replace(draft, tokens=draft.tokens[:end], confidence=draft.confidence[:end], changed=draft.changed[:end])
 
 
 def count_spelling(draft: "Draft", text: str, pieces: bool | None = None) -> int:
@@ -138,11 +125,6 @@ def count_spelling(draft: "Draft", text: str, pieces: bool | None = None) -> int
     pieces = made_of_pieces(draft.tokens) if pieces is None else pieces
     ends = range(len(draft.tokens), 0, -1)
     return next((end for end in ends if written(draft.tokens[:end], pieces) == text), 0)
-
-
-def finite(score: float | None) -> float | None:
-    """JSON has no infinite numbers."""
-    return score if score is not None and isfinite(score) else None
 
 
 def json_for_html(value: Any) -> str:
@@ -153,11 +135,7 @@ def json_for_html(value: Any) -> str:
 
 def content_policy(style: str, scripts: Sequence[str]) -> str:
     """Allow the page its own style and scripts, by their hashes, and nothing else."""
-    allowed = " ".join(hash_source(script) for script in scripts)
-    return (
-        f"default-src 'none'; style-src {hash_source(style)}; script-src {allowed}; base-uri 'none'; form-action 'none'"
-    )
-
-
-def hash_source(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, *scripts)]
+    own, *allowed = [f"'sha256-{digest}'" for digest in digests]
+    sources = f"style-src {own}; script-src {' '.join(allowed)}"
+    return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"

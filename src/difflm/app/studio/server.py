@@ -91,16 +91,11 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def host_names(host: str) -> tuple[str, ...]:
-    """Host names under which this server answers; it answers to every address."""
-    own = () if host in LOOPBACK else (socket.gethostname(), f"{socket.gethostname()}.local")
-    return ("localhost", host, *own)
-
-
 def make_server(served: Served, limits: Limits, token: str | None, host: str = "127.0.0.1") -> Server:
     engine = Engine(served.lm, limits)
+    own = () if host in LOOPBACK else (socket.gethostname(), f"{socket.gethostname()}.local")
     config = uvicorn.Config(
-        build_app(served, engine, token, host_names(host)),
+        build_app(served, engine, token, ("localhost", host, *own)),
         http=stall_limited_protocol(limits),
         ws="none",
         log_level="warning",

@@ -1,10 +1,10 @@
 """AdamW and the moving average of weights in one Triton kernel: every number is read and written once.
 
-It does what `torch.optim.AdamW`, `Ema.update` and `MasterWeights.follow` do one after the other.
+It does what `torch.optim.AdamW`, `Ema.update` and `MasterWeights.copy_weights` do one after the other.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -14,8 +14,7 @@ from torch import Tensor
 BLOCK, WARPS = 1024, 8  # weights per program, four a thread: with more, too few programs are resident at a time
 
 
-@dataclass(frozen=True)
-class WeightState:
+class WeightState(NamedTuple):
     """A weight with its gradient, its two moments, its moving average, and its bfloat16 copy if it has one."""
 
     grad: Tensor
@@ -25,32 +24,14 @@ class WeightState:
     average: Tensor
     low_precision: Tensor | None
 
-    def addresses(self) -> list[int]:
-        tensors = (self.grad, self.weight, self.first, self.second, self.average, self.low_precision)
-        return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
-
-@dataclass(frozen=True)
-class StepCoefficients:
-    """The five numbers that differ between steps. The kernel reads them from memory, so that a captured one can be
-    replayed with new ones."""
-
-    rate: float  # learning rate
-    decay: float  # weight decay times the learning rate
-    first: float  # 1 − β₁ᵗ
-    second: float  # 1 − β₂ᵗ
-    ema_weight: float  # of the new weights in their average
-
-    @staticmethod
-    def at(
-        step: int, rate: float, betas: tuple[float, float], weight_decay: float, ema_weight: float
-    ) -> "StepCoefficients":
-        """The coefficients of a step, counted from 0."""
-        first, second = (1 - beta ** (step + 1) for beta in betas)
-        return StepCoefficients(rate, weight_decay * rate, first, second, ema_weight)
-
-    def values(self) -> list[float]:
-        return [self.rate, self.decay, self.first, self.second, self.ema_weight]
+def step_coefficients(
+    step: int, rate: float, betas: tuple[float, float], weight_decay: float, ema_weight: float
+) -> list[float]:
+    """Return the five numbers that differ between steps, which count from 0: learning rate, its product with weight
+    decay, 1 − β₁ᵗ, 1 − β₂ᵗ, and the share of the new weights in their average. The kernel reads them from memory, so
+    that a captured one can be replayed with new ones."""
+    return [rate, weight_decay * rate, *(1 - beta ** (step + 1) for beta in betas), ema_weight]
 
 
 class FusedAdamWEma:
@@ -72,22 +53,11 @@ class FusedAdamWEma:
     def __call__(self, scale: Tensor) -> None:
         for table, low_precision in self.tables:
             with torch.cuda.device_of(self.coefficients):
-                _step[(len(table.blocks),)](
-                    table.addresses,
-                    table.sizes,
-                    table.blocks,
-                    self.coefficients,
-                    scale,
-                    *self.betas,
-                    self.eps,
-                    LOW_PRECISION=low_precision,
-                    BLOCK=BLOCK,
-                    num_warps=WARPS,
-                )
+                numbers = (self.coefficients, scale, *self.betas, self.eps)
+                _step[(len(table.blocks),)](*table, *numbers, LOW_PRECISION=low_precision, BLOCK=BLOCK, num_warps=WARPS)
 
 
-@dataclass(frozen=True)
-class AddressTable:
+class AddressTable(NamedTuple):
     """The addresses of each weight's tensors, and the block of numbers that each program updates."""
 
     addresses: Tensor  # [weights, 6]
@@ -98,23 +68,15 @@ class AddressTable:
     def of(weights: Sequence[WeightState], device: torch.device) -> "AddressTable":
         sizes = [weight.weight.numel() for weight in weights]
         blocks = [(index, start) for index, size in enumerate(sizes) for start in range(0, size, BLOCK)]
-        rows = ([weight.addresses() for weight in weights], sizes, blocks)
-        assert not any(address % 16 for row in rows[0] for address in row), "the kernel loads 16 bytes at a time"
+        addresses = [[0 if tensor is None else tensor.data_ptr() for tensor in weight] for weight in weights]
+        assert not any(address % 16 for row in addresses for address in row), "the kernel loads 16 bytes at a time"
+        rows = (addresses, sizes, blocks)
         return AddressTable(*(torch.tensor(row, dtype=torch.int64, device=device) for row in rows))
 
 
 @triton.jit
 def _step(  # type: ignore[no-untyped-def]
-    addresses,
-    sizes,
-    blocks,
-    coefficients,
-    scale,
-    beta_1,
-    beta_2,
-    eps,
-    LOW_PRECISION: tl.constexpr,
-    BLOCK: tl.constexpr,
+    addresses, sizes, blocks, coefficients, scale, beta_1, beta_2, eps, LOW_PRECISION: tl.constexpr, BLOCK: tl.constexpr
 ):
     program = tl.program_id(0)
     index = tl.load(blocks + 2 * program)

@@ -136,22 +136,9 @@ def _attention_weights(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_head(  # type: ignore[no-untyped-def]
-    q,
-    mask,
-    cos,
-    sin,
-    text,
-    rows,
-    valid,
-    heads,
-    length,
-    scale,
-    W: tl.constexpr,
-    D: tl.constexpr,
-    MASKED: tl.constexpr,
-    ROTARY: tl.constexpr,
-    CAUSAL: tl.constexpr,
-):
+    q, mask, cos, sin, text, rows, valid, heads, length, scale,
+    W: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, ROTARY: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
     """Load queries and keys in rotated halves, and values; compute the attention weights."""
     stride = 3 * heads * D
     k, v = q + heads * D, q + 2 * heads * D
@@ -167,23 +154,10 @@ def _load_head(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    qkv,
-    mask,
-    cos,
-    sin,
-    seed,
-    out,
-    heads,
-    length,
-    scale,
-    dropout,
-    W: tl.constexpr,
-    D: tl.constexpr,
-    MASKED: tl.constexpr,
-    ROTARY: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    CAUSAL: tl.constexpr,
-):
+    qkv, mask, cos, sin, seed, out, heads, length, scale, dropout,
+    W: tl.constexpr, D: tl.constexpr,
+    MASKED: tl.constexpr, ROTARY: tl.constexpr, DROPOUT: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0)
     text, head = program // heads, program % heads
     rows = tl.arange(0, W)
@@ -219,24 +193,10 @@ def _store_unrotated(base, rows, valid, stride, one, two, cos, sin, D: tl.conste
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
-    grad,
-    qkv,
-    mask,
-    cos,
-    sin,
-    seed,
-    out,
-    heads,
-    length,
-    scale,
-    dropout,
-    W: tl.constexpr,
-    D: tl.constexpr,
-    MASKED: tl.constexpr,
-    ROTARY: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    CAUSAL: tl.constexpr,
-):
+    grad, qkv, mask, cos, sin, seed, out, heads, length, scale, dropout,
+    W: tl.constexpr, D: tl.constexpr,
+    MASKED: tl.constexpr, ROTARY: tl.constexpr, DROPOUT: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0)
     text, head = program // heads, program % heads
     rows = tl.arange(0, W)
