@@ -157,7 +157,8 @@ class ControlPlan:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
             least, room = max(needed, self.least), infill.max_words(self.info) if infill else self.info.max_words
             lengths, most = self.model.lengths, max(least, room)
-            condition = lengths.predict(self.model.denoiser, condition)
+            if condition is not UNCONDITIONAL:
+                condition = lengths.predict(self.model.denoiser, condition)
             if ranks is None or infill:
                 drawn = lengths.draw_between(noise.uniform(0, stream=1), least, most, condition)
             else:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Process
-from difflm.diffusion.processes.gaussian import LOWEST_LOG_SNR, Gaussian, Schedule
+from difflm.diffusion.base import Process, Times
+from difflm.diffusion.processes.gaussian import LOWEST_LOG_SNR, Gaussian, GaussianLevels, Schedule
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 
 RISE = 1e-5  # the least by which a bin's loss exceeds that of the bin before it
@@ -32,7 +32,10 @@ class PositionGaussian(Gaussian):
         signal = schedule.signal(torch.linspace(0, 1, chain + 1, dtype=torch.float64))
         self.register_buffer("table", signal.unsqueeze(1).repeat(1, positions))
 
-    def log_snr(self, t: Tensor) -> Tensor:
+    def at(self, t: Times) -> GaussianLevels:
+        if isinstance(t, GaussianLevels):
+            return t
+        assert isinstance(t, Tensor)
         chain, positions = len(self.table) - 1, self.table.shape[1]
         place = t.double() * chain
         row = place.long().clamp(0, chain - 1)
@@ -42,7 +45,9 @@ class PositionGaussian(Gaussian):
         else:
             column = torch.arange(t.shape[-1], device=t.device).clamp(max=positions - 1)
             low, high = self.table[row, column], self.table[row + 1, column]
-        return torch.logit(torch.lerp(low, high, share)).clamp(min=LOWEST_LOG_SNR).to(t.dtype)
+        log_snr = torch.logit(torch.lerp(low, high, share)).clamp(min=LOWEST_LOG_SNR).to(t.dtype)
+        alpha, sigma = torch.sigmoid(log_snr).sqrt(), torch.sigmoid(-log_snr).sqrt()
+        return GaussianLevels(t, log_snr, alpha, sigma, (alpha**2 + sigma**2).sqrt())
 
     def describe(self, device: torch.device) -> list[float]:
         return self.at(torch.linspace(0.1, 0.9, 5, device=device)).log_snr.mean(1).tolist()

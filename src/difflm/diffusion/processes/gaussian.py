@@ -152,6 +152,7 @@ class GaussianLevels(Levels):
 
 class Gaussian(Process):
     steps: tuple[str, ...] = ("ancestral", "ddim", "ddim-half", "dpm-solver", "euler", "heun")
+    absorbs = False  # whether an ancestral step also moves some positions to an absorbing state
 
     def __init__(self, schedule: Schedule, exploding: bool = False) -> None:
         super().__init__()
@@ -161,15 +162,12 @@ class Gaussian(Process):
         if isinstance(t, GaussianLevels):
             return t
         assert isinstance(t, Tensor)
-        log_snr = self.log_snr(t)
+        log_snr = self.schedule.log_snr(t)
         if self.exploding:
             alpha, sigma = torch.ones_like(log_snr), torch.exp(-log_snr / 2)
         else:
             alpha, sigma = torch.sigmoid(log_snr).sqrt(), torch.sigmoid(-log_snr).sqrt()
         return GaussianLevels(t, log_snr, alpha, sigma, (alpha**2 + sigma**2).sqrt())
-
-    def log_snr(self, t: Tensor) -> Tensor:
-        return self.schedule.log_snr(t)
 
     def draw_noise(self, noise: Noise, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
         return noise.normal(step, *shape, stream=stream)
@@ -196,11 +194,6 @@ class Gaussian(Process):
         keep = late.alpha / early.alpha * (early.sigma / late.sigma) ** 2
         mean = expand_levels(keep, x_t) * x_t + expand_levels(early.alpha * new, x_t) * clean
         return mean, expand_levels(early.sigma * new.clamp(min=0).sqrt(), x_t)
-
-    def draw_posterior(self, x_t: Tensor, clean: Tensor, t: Times, s: Times, noise: Tensor) -> Tensor:
-        """x_s ~ q(x_s | x_t, x_0), made of the random numbers of `draw_noise`."""
-        mean, std = self.posterior(x_t, clean, t, s)
-        return mean + std * noise
 
     def implied_noise(self, x_t: Tensor, clean: Tensor, t: Times) -> Tensor:
         """ε such that x_t = α_t · clean + σ_t · ε."""

@@ -19,6 +19,7 @@ class SoftAbsorbing(Gaussian):
     """
 
     steps = ("ancestral", "ddim", "dpm-solver", "euler", "heun")
+    absorbs = True
 
     def __init__(self, schedule: Schedule, rate: float = 0.5) -> None:
         super().__init__(schedule)
@@ -34,10 +35,6 @@ class SoftAbsorbing(Gaussian):
     def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
         level, dim = self.at(t), clean.shape[-1]
         return self.absorb(super().corrupt(clean, level, noise[..., :dim]), expand_levels(level.sigma, clean), noise)
-
-    def draw_posterior(self, x_t: Tensor, clean: Tensor, t: Times, s: Times, noise: Tensor) -> Tensor:
-        mean, std = self.posterior(x_t, clean, t, s)
-        return self.absorb(mean + std * noise[..., : clean.shape[-1]], std, noise)
 
     def absorb(self, x: Tensor, std: Tensor, noise: Tensor) -> Tensor:
         """The state with some positions at 0; `noise` holds the numbers that decide, if any."""

@@ -40,8 +40,10 @@ class Step(Protocol):
 
 def ancestral(now: StepState) -> Tensor:
     """Draw x_s ~ q(x_s | x_t, x̂_0) for any s < t (Ho et al., 2020, equation 7, with two free times)."""
-    x_s: Tensor = now.process.draw_posterior(now.x, now.belief.clean, now.level, now.next_level, now.noise())
-    return x_s
+    process, noise = now.process, now.noise()
+    mean, std = process.posterior(now.x, now.belief.clean, now.level, now.next_level)
+    x_s: Tensor = mean + std * noise[..., : mean.shape[-1]]
+    return process.absorb(x_s, std, noise) if process.absorbs else x_s
 
 
 def ddim(now: StepState, eta: float = 0.0) -> Tensor:
