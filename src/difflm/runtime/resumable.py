@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from difflm.errors import DifflmError, UsageError
-from difflm.runtime.files import append_line, explain_os_error, replace_atomically, try_lock
+from difflm.runtime.files import append_line, explain_write_errors, replace_atomically, try_lock
 
 
 class ResumableLines:
@@ -27,11 +27,9 @@ class ResumableLines:
         if self.path.exists():
             advice = "is a directory. Name a file" if self.path.is_dir() else "is there already. Delete it"
             raise UsageError(f"{self.path} {advice}, or choose another --out.")
-        try:
+        with explain_write_errors(self.partial):
             self.partial.parent.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise explain_os_error(error, self.partial) from None
         try:
             if not try_lock(self._lock):
                 raise DifflmError(f"another process is writing {self.partial}. Wait until it ends.")
