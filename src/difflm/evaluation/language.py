@@ -129,7 +129,7 @@ def write_samples(lm: TextDiffusion, changes: Mapping[str, Any], n: int, seed: i
     """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
     method = lm.config["method"]
     # One set of changes serves diffusion models and the twin, which ignores settings of denoising.
-    known = FAMILIES if method != "autoregressive" else understood_by(lm.model.families)
+    known = understood_by(lm.model.families) if "left-to-right" in lm.model.families else FAMILIES
     job = lm.make_job(n, seed, **{key: value for key, value in changes.items() if key in known})
     # The first call is slower than the next ones: two steps of one batch are not counted.
     for batch in make_batches(lm.model, draw_rows(lm.model, 1, seed), lm.device):
