@@ -38,7 +38,7 @@ class FixedTexts(LanguageModel):
         self.sampling, self.vocabulary = Sampling(steps=7), 100
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
-    def draw_lengths(self, noise):
+    def draw_lengths(self, noise, condition=None):
         return torch.tensor([max(1, len(self.rows[k])) for k in noise.samples.tolist()])
 
     def stream(self, noise, lengths, width, sampling, steering=None):
