@@ -169,8 +169,8 @@ def test_wrong_pairs_get_one_line(files, changes, code, said, tmp_path, monkeypa
 
 @pytest.mark.parametrize("change", [{"data": "a.en,a.de"}, {"data": "a.txt", "source_longest": 8}])
 def test_methods_without_a_source_are_given_none(change):
-    with pytest.raises(UsageError, match=r"recipe: (data|source_longest): mdlm reads no sources\."):
-        check({"method": "mdlm", "steps": 1, **change})
+    with pytest.raises(UsageError, match=r"recipe: (data|source_longest): diffusion-lm reads no sources\."):
+        check({"method": "diffusion-lm", "steps": 1, **change})
 
 
 def test_columns_of_a_table_are_named_in_order(tmp_path):

@@ -260,12 +260,12 @@ def brief(monkeypatch: pytest.MonkeyPatch, bundled: dict[tuple[Any, ...], TextDi
     load, sampling = TextDiffusion.from_pretrained.__func__, TextDiffusion.sampling  # type: ignore[attr-defined]
 
     def cached(cls: type[TextDiffusion], name: Any, *args: Any, **kwargs: Any) -> TextDiffusion:
-        if name not in bundled_runs():
-            return load(cls, name, *args, **kwargs)
         key = (name, *map(str, (*args, *kwargs.values())))
-        if key not in bundled:
-            bundled[key] = load(cls, name, *args, **kwargs)
-        return bundled[key]
+        made = bundled.get(key) or load(cls, name, *args, **kwargs)
+        made.model.sampling = replace(made.model.sampling, steps=min(made.model.sampling.steps, MOST_STEPS))
+        if name in bundled_runs():
+            bundled[key] = made
+        return made
 
     def short(self: TextDiffusion, **changes: Any) -> Any:
         asked = sampling(self, **changes)

@@ -88,7 +88,7 @@ def test_both_sides_of_parallel_files_are_plain_texts(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["method=mdlm"], "mdlm reads no sources, which span-denoising needs"),
+        (["method=diffusion-lm"], "diffusion-lm reads no sources, which span-denoising needs"),
         (["data=a.en,a.de", "column=x"], "a.en,a.de have a text a line: leave column and chunk out"),
         (["task=spans"], "task: input should be 'auto', 'seq2seq' or 'span-denoising'"),
     ],
@@ -115,7 +115,7 @@ def test_any_method_with_sources_learns_from_spans_and_its_lengths_from_what_fol
     assert int(before.sum()) == 40 - 1 and before[:, 4].sum() < before.sum()
     assert torch.equal(after.nonzero(), torch.tensor([[3, 4]]))
     with pytest.raises(UsageError, match="reads no sources"):
-        check({**RECIPE, "method": "mdlm", "model": {}, "data": "my.txt", "task": "span-denoising", "steps": 1})
+        check({**RECIPE, "method": "diffusion-lm", "model": {}, "data": "my.txt", "task": "span-denoising", "steps": 1})
 
 
 # -- the method -------------------------------------------------------------------------------------------------------
