@@ -87,6 +87,7 @@ def test_samples_that_are_real_text_measure_as_real_text(grammar, judge):
     assert made.figures["denoiser_calls"] == 7
 
 
+@pytest.mark.long
 def test_a_hundredth_of_real_text_lies_above_its_99th_percentile(grammar, judge):
     """Of 300 different texts three do."""
     texts = grammar[:300]

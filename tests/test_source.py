@@ -30,7 +30,7 @@ RECIPE = {
     "tokenizer": "words",
     "more_than": 0,
     "longest": LENGTH,
-    "steps": 260,
+    "steps": 140,
     "batch_size": 32,
     "warmup": 20,
     "lr": 4e-3,
