@@ -82,12 +82,8 @@ class SelfConditioning:
     from estimates of its own moment trusts it too much.
     """
 
-    mode: Literal["off", "half", "coin", "both"] = "off"
+    mode: Literal["half", "coin", "both"] = "half"
     lag: float = 0.0
-
-    @property
-    def on(self) -> bool:
-        return self.mode != "off"
 
 
 NO_SOURCE = "this model writes each text from a source, and none is given."
