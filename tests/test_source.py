@@ -85,7 +85,7 @@ def test_unseen_sequences_are_reversed_and_only_the_source_says_how(run, monkeyp
     monkeypatch.setattr(EncoderDecoder, "encode", spy)
     made = lm.generate(source=[" ".join(words) for words in unseen], steps=10, temperature=0.5)
     assert sum(text.text == right for text, right in zip(made, expected, strict=True)) >= 0.95 * TEXTS
-    assert sum(encoded) == TEXTS  # once a text, whatever the number of steps
+    assert sum(encoded) == 2 * TEXTS  # for its length and for its words, whatever the number of steps
     shuffled = lm.generate(source=[" ".join(words) for words in unseen[1:] + unseen[:1]], steps=10)
     assert sum(text.text == right for text, right in zip(shuffled, expected, strict=True)) <= 0.1 * TEXTS
     assert lm.config["recipe"]["source_longest"] == 8 and lm.model.likelihood == "bound"

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from difflm.diffusion.denoiser import CrossAttention
     from difflm.diffusion.processes import DiscreteProcess
     from difflm.models.base import LanguageModel
+    from difflm.models.batching import DrawnLength
     from difflm.networks import Transformer
 else:  # for annotations alone: listing methods imports no torch
     DiscreteProcess = LanguageModel = Any
@@ -39,6 +40,22 @@ def build_network(
         *sizes, source_vocabulary=vocabulary, source_longest=longest, encoder_layers=encoder_layers, **settings
     )
     return network, CrossAttention(longest)
+
+
+Lengths = Literal["predicted", "drawn"]
+
+
+def build_lengths(texts: TextSpec, hidden: int, known: Lengths) -> "DrawnLength":
+    """Lengths as the training texts have them; where texts have sources, predicted from what the source says, or drawn
+    by its length."""
+    from difflm.models.batching import DrawnLength
+    from difflm.models.length_predictor import LengthPredictor
+    from difflm.models.lengths import DrawnFromSource
+
+    if not texts.source_longest:
+        return DrawnLength(texts.longest)
+    sizes = texts.longest, texts.source_longest
+    return LengthPredictor(*sizes, hidden) if known == "predicted" else DrawnFromSource(*sizes)
 
 
 class Method(BaseModel):

@@ -8,7 +8,7 @@ beforehand. What was tried, with numbers: docs/log.md.
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
+from difflm.methods.base import LanguageModel, Lengths, Method, TextSpec, build_lengths, build_network
 
 
 class DiffLM(Method):
@@ -18,6 +18,7 @@ class DiffLM(Method):
     hidden: int = 384
     layers: int = 8
     encoder_layers: int = 4  # of a source's encoder, where texts have sources
+    lengths: Lengths = "predicted"  # of texts with sources
     heads: int = 6
     dropout: float = 0.1
     log_snr_shift: float = -4.0
@@ -38,9 +39,7 @@ class DiffLM(Method):
         from difflm.diffusion.denoiser import CleanGiven, ConditionDrop, SelfConditioning
         from difflm.diffusion.processes import gaussian
         from difflm.models.base import Sampling
-        from difflm.models.batching import DrawnLength
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import DrawnFromSource
 
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
         prediction, dim = embedding.Logits(self.evidence), self.embedding_dim
@@ -55,7 +54,7 @@ class DiffLM(Method):
             network=network,
             objective=objectives.Objective({"ce": 1.0}),
             times=timesteps.LearnedWarp() if self.warp else timesteps.LowDiscrepancy(),
-            lengths=DrawnFromSource(texts.longest, texts.source_longest) if reads else DrawnLength(texts.longest),
+            lengths=build_lengths(texts, self.hidden, self.lengths),
             sampling=Sampling("ddim", steps=10) if self.coupled else Sampling("ancestral", steps=50),
             conditioning=reads or (CleanGiven() if self.context else None),
             drop=ConditionDrop(self.drop_source) if reads else None,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from difflm.methods.base import DiscreteProcess, Method, TextSpec, build_network
+from difflm.methods.base import DiscreteProcess, Lengths, Method, TextSpec, build_lengths, build_network
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,6 +23,7 @@ class TokenMethod(Method):
     hidden: int = 384
     layers: int = 8
     encoder_layers: int = 4  # of a source's encoder, where texts have sources
+    lengths: Lengths = "predicted"  # of texts with sources
     heads: int = 6
     dropout: float = 0.1
 
@@ -53,9 +54,7 @@ class TokenMethod(Method):
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.timesteps import LowDiscrepancy
         from difflm.models.base import Sampling
-        from difflm.models.batching import DrawnLength
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import DrawnFromSource
 
         network, reads = self.body(texts, time)
         return DiffusionModel(
@@ -64,7 +63,7 @@ class TokenMethod(Method):
             network=network,
             objective=Objective(objective),
             times=times or LowDiscrepancy(limits=CONTINUOUS),
-            lengths=DrawnFromSource(texts.longest, texts.source_longest) if reads else DrawnLength(texts.longest),
+            lengths=build_lengths(texts, self.hidden, self.lengths),
             sampling=sampling or Sampling(steps=50),
             conditioning=reads,
             bound=DiscreteBound() if bounded else None,

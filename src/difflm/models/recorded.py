@@ -119,7 +119,9 @@ class RecordedSampler:
     def _begin(self) -> None:
         """All that follows from what is given, before the first step."""
         inputs = self.inputs
-        copy_into(replace(self.given).levels, self.levels)  # of a copy, which has computed none yet
+        # Of a copy, which has computed none yet; one by one, since the compiler fails on a copy of the list.
+        for level, value in zip(tensors_in(self.levels), tensors_in(replace(self.given).levels), strict=True):
+            level.copy_(value)
         if self.predrawn is not None:
             self.predrawn.copy_(self._predraw())
         self.x.copy_(inputs.start(inputs.draw_noise(0) if self.predrawn is None else self.predrawn[0]))

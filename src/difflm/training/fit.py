@@ -420,7 +420,10 @@ def make_batches(
     """The batches of training, and a fixed set of held-out batches. `columns` are labels or an origin."""
     recipe = setup.recipe
     widths = recipe.widths or default_widths(longest, setup.device)
-    columns["source_widths"] = default_widths(recipe.source_longest, setup.device)
+    narrower = tuple(width for width in recipe.widths if width < recipe.source_longest)
+    columns["source_widths"] = (
+        (*narrower, recipe.source_longest) if recipe.widths else default_widths(recipe.source_longest, setup.device)
+    )
     batches = Batches(training[0], recipe.batch_size, recipe.seed, widths, training[1], **columns)
     if not (held := len(held_out[1])):
         return batches, []

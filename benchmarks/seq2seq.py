@@ -1,0 +1,337 @@
+"""Train every method that writes from a source for equal minutes, side by side, and measure all of them.
+
+  python -m benchmarks.seq2seq multi30k --data DIR --out runs/en-de --minutes 4 --jobs 7 --seconds 560
+  python -m benchmarks.seq2seq table --out runs/en-de
+
+All runs have about the same parameters and train on the same pairs, which lack 1,000: on those, settings of sampling
+are chosen. What the validation set says is written to OUT/results.jsonl, once for each run. A run that is not finished
+after `--seconds` is continued by the next command. `--jobs` runs train at a time: minutes are equal only at equal jobs.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from difflm.data.references import PairSet
+    from difflm.evaluation.seq2seq import Outputs
+    from difflm.generation.pipeline import TextDiffusion
+    from difflm.training.recipe import Recipe
+
+HELD_BACK = 1000  # training pairs on which settings are chosen
+MOST_SOURCES = 1000  # of the validation set
+CALLS = 20  # of the network for a text, all candidates counted
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run of the table: its recipe and what is changed in it."""
+
+    recipe: str
+    changes: Sequence[str] = ()
+
+
+def flagship(*changes: str) -> Row:
+    return Row("multi30k", changes)
+
+
+ROWS = {
+    "difflm": flagship(),
+    "mdlm": flagship("method=mdlm"),
+    "block-diffusion": flagship("method=block-diffusion"),
+    "gidd": flagship("method=gidd"),
+    "encoder-decoder": Row("multi30k-encoder-decoder"),
+    "difformer": Row("multi30k-difformer"),
+    "dinoiser": Row("multi30k-dinoiser"),
+    "cdcd": Row("multi30k-cdcd"),
+    "seqdiffuseq": Row("multi30k-seqdiffuseq"),
+    "genie": Row("multi30k-genie"),
+    "ar-diffusion": Row("multi30k-ar-diffusion"),
+    "diffuseq": Row("multi30k-diffuseq-v2", ["method=diffuseq"]),
+    "diffuseq-v2": Row("multi30k-diffuseq-v2"),
+    "sed": Row("multi30k-diffuseq-v2", ["method=sed", "model.embedding_dim=32", "lr=5e-4"]),
+}
+# The most tokens of a text and of a source, and widths of batches: nearly all pairs fit.
+TASKS = {
+    "multi30k": ["longest=40", "source_longest=40", "widths=[16,24,40]"],
+    "multi30k-captions": ["longest=40", "source_longest=40", "widths=[16,24,40]"],
+    "sgd": ["longest=48", "source_longest=48", "widths=[16,32,48]"],
+    "e2e": ["longest=64", "source_longest=64", "widths=[32,64]", "tokenizer=words", "more_than=10"],
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    task: str
+    out: Path
+    minutes: float
+    seconds: float
+    jobs: int
+    data: Path | None
+    only: Sequence[str]
+    seeds: Sequence[int]
+    device: str
+    one: str
+    until: float
+    more: Sequence[str]
+
+    @property
+    def results(self) -> Path:
+        return self.out / "results.jsonl"
+
+    def names(self) -> list[str]:
+        done = {record["run"] for record in read_results(self.results)}
+        asked = [name for name in self.only or ROWS]
+        return [run for seed in self.seeds for name in asked if (run := f"{name}-{seed}") not in done]
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# -- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def write_pairs(asked: Asked) -> None:
+    """Write the pairs to train on, those to choose on and those to report, once."""
+    from difflm.data.corpora import corpus_examples
+    from difflm.data.references import PairSet
+    from difflm.runtime.files import write_atomic
+
+    def lines(pairs: "PairSet") -> str:
+        both = zip(pairs.sources, pairs.references, strict=True)
+        return "".join(json.dumps({"src": s, "trg": r}, ensure_ascii=False) + "\n" for s, r in both)
+
+    if (asked.out / "report.jsonl").exists():
+        return
+    everything = list(corpus_examples(asked.task, asked.data, "train", None))
+    pairs = PairSet.group(asked.task, "train", everything)
+    back = pairs.sample(HELD_BACK, 0, 0)
+    chosen = set(back.sources)
+    rest = [example for example in everything if example.source not in chosen]
+    text = "".join(json.dumps({"src": e.source, "trg": e.target}, ensure_ascii=False) + "\n" for e in rest)
+    write_atomic(asked.out / "train.jsonl", text)
+    write_atomic(asked.out / "choose.jsonl", lines(back))
+    valid = PairSet.group(asked.task, "valid", corpus_examples(asked.task, asked.data, "valid", None))
+    seen = {example.source for example in rest} | chosen
+    valid = valid.keep(source not in seen for source in valid.sources)  # SGD repeats its turns
+    count = min(MOST_SOURCES, len(valid.sources)) if len(valid.sources) > 1.1 * MOST_SOURCES else None
+    write_atomic(asked.out / "report.jsonl", lines(valid.sample(count, 0, 0)))
+
+
+# -- one run, in a process of its own ---------------------------------------------------------------------------------
+
+
+def timed(recipe: "Recipe", minutes: float) -> "Recipe":
+    """The recipe with a learning rate that falls to zero within so many minutes of training, however many steps those
+    are; `begin` is set by the trainer."""
+    from difflm.training.recipe import Recipe
+
+    class Timed(Recipe):
+        def rate(self, step: int) -> float:
+            share = min(1.0, (time.perf_counter() - clock["begin"]) / (60 * minutes))
+            return self.lr * min(1.0, (step + 1) / max(1, self.warmup), max(0.0, 1.0 - share) / 0.7)
+
+    clock = {"begin": time.perf_counter()}
+    made = Timed(**recipe.model_dump())
+    Timed.clock = clock  # type: ignore[attr-defined]
+    return made
+
+
+def train(run: str, asked: Asked) -> bool:
+    """Train a run for its minutes, or continue it; False where time was up before."""
+    from difflm.app.console import TrainingView
+    from difflm.generation.jobs import check_device
+    from difflm.training import fit
+    from difflm.training.recipe import load_recipe
+    from difflm.training.run import read_config
+    from difflm.training.trainer import Outcome, Trainer
+
+    out, (name, seed) = asked.out / run, run.rsplit("-", 1)
+    if (out / "done").exists():
+        return True
+    row = ROWS[name]
+    fixed = [f"data={asked.out / 'train.jsonl'}", "task=auto", f"seed={seed}", *TASKS[asked.task]]
+    fixed += ["steps=1000000", "save_every=1000000", "validate_every=1000000", "patience=0", "log_every=50"]
+    recipe = load_recipe(row.recipe, ["compile=false", *row.changes, *fixed, *asked.more])
+
+    class ForMinutes(Trainer):
+        def fit(self, *given: Any) -> Outcome:
+            clock = type(self.recipe).clock  # type: ignore[attr-defined]
+            clock["begin"] = time.perf_counter() - self.seconds
+            left = [60 * asked.minutes - self.seconds, *([asked.until - time.time() - 40] if asked.until else [])]
+            timer = threading.Timer(max(1.0, min(left)), os.kill, (os.getpid(), signal.SIGTERM))
+            timer.daemon = True
+            timer.start()
+            return super().fit(*given)
+
+    fit.Trainer = ForMinutes  # type: ignore[misc]
+    check = fit.check_same_recipe
+    fit.check_same_recipe = lambda recipe, path: timed(check(recipe, path), asked.minutes)
+    resume = (out / "recipe.json").exists()
+    with TrainingView(out, as_json=False) as view:
+        given = recipe if resume else timed(recipe, asked.minutes)
+        outcome = fit.train_run(given, out, check_device(asked.device), view, view.reading, asked.data, resume=resume)
+    if outcome.seconds < 60 * asked.minutes - 2:
+        return False
+    (out / "done").write_text(json.dumps({"minutes": outcome.seconds / 60, "steps": outcome.step}))
+    assert read_config(out)
+    return True
+
+
+def settings_to_try(lm: "TextDiffusion") -> Iterator[list[dict[str, Any]]]:
+    """Rounds of settings; the best of each round is the base of the next. `mbr` is the number of candidates."""
+    families, own = lm.model.families, lm.model.sampling
+    if "left-to-right" in families:
+        yield [{"temperature": 0.0}, *({"beams": 5, "length_penalty": penalty} for penalty in (0.0, 0.6, 1.0))]
+        return
+    masked = "masks" in families
+    begin: dict[str, Any] = {"steps": CALLS}
+    if lm.config["method"] == "block-diffusion":
+        begin = {"sampler": "confidence"}
+    elif masked and lm.config["method"] != "gidd":
+        begin |= {"sampler": "confidence"}
+    beam = {"length_beam": 1} if lm.config["method"] in ("difflm", "mdlm", "gidd", "difformer", "dinoiser") else {}
+    yield [{**begin, **beam, "temperature": t} for t in (0.2, 0.4, 0.6, 0.8, 1.0)]
+    if own.steps != CALLS or "steps" not in begin:
+        yield [{}, {"sampler": own.sampler, "steps": own.steps}]
+    if "steps" in begin:
+        few = [{"steps": CALLS // n, "mbr": n, **({"length_beam": n} if beam else {})} for n in (2, 4, 5)]
+        yield [{}, {"steps": 10}, {"steps": 5}, *few, *({"mbr": one["mbr"], "steps": one["steps"], **beam} for one in few)]
+
+
+def write(lm: "TextDiffusion", pairs: "PairSet", how: Mapping[str, Any], each: int = 1) -> "Outputs":
+    """What the model writes for all sources with these settings."""
+    from difflm.data.text_metrics import most_central
+    from difflm.evaluation.seq2seq import Outputs, write_candidates
+
+    settings = {key: value for key, value in how.items() if key != "mbr"}
+    count = max(each, how.get("mbr", 1))
+    made, calls, seconds = write_candidates("", lm, pairs.sources, count, 0, settings, lambda *_: None)
+    texts = [[text.text for text in group] for group in made]
+    chosen = [most_central([text.tokens for text in group]) for group in made] if how.get("mbr", 1) > 1 else None
+    words = ", ".join(f"{key}={value}" for key, value in how.items())
+    return Outputs(texts, calls, seconds, "first", how=words, chosen=chosen)
+
+
+def measure(run: str, asked: Asked) -> dict[str, Any]:
+    """Choose settings on the pairs that were held back, and measure them once on those to report."""
+    from difflm.app.commands.options import load_model
+    from difflm.data.references import read_pair_set
+    from difflm.evaluation.seq2seq import measure_outputs
+
+    lm = load_model(str(asked.out / run), asked.device)
+    choose, report = (read_pair_set(str(asked.out / f"{k}.jsonl"), None, None, "valid") for k in ("choose", "report"))
+    choose, report = choose.keep(fits(lm, choose)), report.keep(fits(lm, report))
+    best: tuple[float, dict[str, Any]] = (-1.0, {})
+    tried = []
+    for settings in settings_to_try(lm):
+        base = best[1]
+        for some in settings:
+            how = {**base, **some}
+            figures = measure_outputs(choose.sources, choose.references, {"": write(lm, choose, how)}).rows[0].figures
+            tried.append((how, figures["bleu_sacre"], figures["calls"]))
+            if figures["calls"] <= CALLS + 20 * ("temperature" not in base) and figures["bleu_sacre"] > best[0]:
+                best = (figures["bleu_sacre"], how)
+    ways = {"chosen": write(lm, report, best[1])}
+    sample = {k: v for k, v in best[1].items() if k not in ("mbr", "length_beam", "beams", "length_penalty")}
+    ways["three samples"] = write(lm, report, {**sample, "temperature": max(0.5, sample.get("temperature", 1.0))}, 3)
+    if "left-to-right" not in lm.model.families:
+        ways["10 candidates"] = write(lm, report, {**sample, "mbr": 10})
+    (asked.out / f"{run}.texts.json").write_text(json.dumps(ways["chosen"].candidates, ensure_ascii=False))
+    rows = measure_outputs(report.sources, report.references, ways).rows
+    parameters = sum(p.numel() for p in lm.model.parameters())
+    trained = json.loads((asked.out / run / "done").read_text())
+    found = {row.name: {"how": row.about["how"], **row.figures} for row in rows}
+    return {"run": run, "parameters": parameters, **trained, "rows": found, "tried": tried}
+
+
+def fits(lm: "TextDiffusion", pairs: "PairSet") -> Iterable[bool]:
+    from difflm.evaluation.seq2seq import reads
+
+    return reads(lm, pairs.sources)
+
+
+def make(run: str, asked: Asked) -> None:
+    from difflm.runtime.files import append_line
+
+    if train(run, asked):
+        append_line(asked.results, json.dumps(measure(run, asked), ensure_ascii=False))
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+
+def make_all(asked: Asked, words: Sequence[str]) -> None:
+    """Processes for what is missing, so many at a time, until time is up."""
+    until = time.time() + asked.seconds
+    waiting, working = asked.names(), dict[str, subprocess.Popen[bytes]]()
+    while waiting or working:
+        while waiting and len(working) < asked.jobs and time.time() < until - 60:
+            run = waiting.pop(0)
+            command = [sys.executable, sys.argv[0], *words, "--one", run, "--until", str(until)]
+            with (asked.out / f"{run}.log").open("w") as log:
+                working[run] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        time.sleep(0.5)
+        for run in [run for run, process in working.items() if process.poll() is not None]:
+            if working.pop(run).returncode:
+                said = (asked.out / f"{run}.log").read_text().strip().splitlines()[-6:]
+                print(f"{run}: FAILED\n  " + "\n  ".join(said), flush=True)
+        if time.time() > until - 60:
+            waiting = []
+        if time.time() > until:
+            for process in working.values():
+                process.kill()
+
+
+COLUMNS = {"bleu_sacre": "sacreBLEU", "bleu": "BLEU", "rouge_l": "ROUGE-L", "calls": "calls", "seconds": "seconds"}
+
+
+def put_table(asked: Asked) -> None:
+    print(f"| run | parameters | steps | {' | '.join(COLUMNS.values())} | MBR 10 | div-4 | chosen |\n|{'---|' * 11}")
+    for record in sorted(read_results(asked.results), key=lambda r: -r["rows"]["chosen"]["bleu_sacre"]):
+        rows, chosen = record["rows"], record["rows"]["chosen"]
+        cells = [f"{chosen[key]:.3g}" if chosen.get(key) is not None else "–" for key in COLUMNS]
+        many = rows.get("10 candidates", {}).get("bleu_sacre")
+        cells += [f"{many:.2f}" if many is not None else "–", f"{rows['three samples']['div_4']:.3f}", chosen["how"]]
+        print(f"| {record['run']} | {record['parameters'] / 1e6:.1f}M | {record['steps']:,} | {' | '.join(cells)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=[*TASKS, "table"])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=4.0, help="of training, for each run")
+    parser.add_argument("--seconds", type=float, default=560.0, help="of the whole command")
+    parser.add_argument("--jobs", type=int, default=7, help="runs at a time")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--only", type=lambda names: names.split(","), default=[])
+    parser.add_argument("--seeds", type=lambda seeds: [int(s) for s in seeds.split(",")], default=[0])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("more", nargs="*", help="key=value changes to every recipe")
+    asked = Asked(**vars(parser.parse_intermixed_args()))
+    asked = replace(asked, out=asked.out.resolve())
+    asked.out.mkdir(parents=True, exist_ok=True)
+    if asked.task == "table":
+        put_table(asked)
+    elif asked.one:
+        make(asked.one, asked)
+    else:
+        write_pairs(asked)
+        make_all(asked, sys.argv[1:])
+        put_table(asked)
+
+
+if __name__ == "__main__":
+    main()
