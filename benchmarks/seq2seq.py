@@ -40,31 +40,32 @@ class Row:
     changes: Sequence[str] = ()
 
 
-def flagship(*changes: str) -> Row:
-    return Row("multi30k", changes)
+def row(recipe: str, *changes: str, layers: int = 4, batch_size: int = 256) -> Row:
+    """A recipe in the size of the table, for batches of equal size."""
+    sizes = ["model.hidden=256", "model.heads=4", f"model.layers={layers}", f"batch_size={batch_size}"]
+    return Row(recipe, [*changes, *sizes])
 
 
 ROWS = {
-    "difflm": flagship(),
-    "mdlm": flagship("method=mdlm"),
-    "block-diffusion": flagship("method=block-diffusion"),
-    "gidd": flagship("method=gidd"),
-    "encoder-decoder": Row("multi30k-encoder-decoder"),
-    "difformer": Row("multi30k-difformer"),
-    "dinoiser": Row("multi30k-dinoiser"),
-    "cdcd": Row("multi30k-cdcd"),
-    "seqdiffuseq": Row("multi30k-seqdiffuseq"),
-    "genie": Row("multi30k-genie"),
-    "ar-diffusion": Row("multi30k-ar-diffusion"),
-    "diffuseq": Row("multi30k-diffuseq-v2", ["method=diffuseq"]),
-    "diffuseq-v2": Row("multi30k-diffuseq-v2"),
-    "sed": Row("multi30k-diffuseq-v2", ["method=sed", "model.embedding_dim=32", "lr=5e-4"]),
+    "difflm": row("multi30k"),
+    "mdlm": row("multi30k", "method=mdlm"),
+    "block-diffusion": row("multi30k", "method=block-diffusion"),
+    "encoder-decoder": row("multi30k-encoder-decoder", "model.encoder_layers=4"),
+    "difformer": row("multi30k-difformer", layers=6),
+    "dinoiser": row("multi30k-dinoiser", layers=6),
+    "cdcd": row("multi30k-cdcd"),
+    "seqdiffuseq": row("multi30k-seqdiffuseq", layers=6),
+    "genie": row("multi30k-genie", layers=6),
+    "ar-diffusion": row("multi30k-ar-diffusion", layers=6),
+    "diffuseq": row("multi30k-diffuseq-v2", "method=diffuseq", layers=14),
+    "diffuseq-v2": row("multi30k-diffuseq-v2", layers=14),
+    "sed": row("multi30k-diffuseq-v2", "method=sed", "model.embedding_dim=32", "lr=5e-4", layers=14),
 }
 # The most tokens of a text and of a source, and widths of batches: nearly all pairs fit.
 TASKS = {
-    "multi30k": ["longest=40", "source_longest=40", "widths=[16,24,40]"],
-    "multi30k-captions": ["longest=40", "source_longest=40", "widths=[16,24,40]"],
-    "sgd": ["longest=48", "source_longest=48", "widths=[16,32,48]"],
+    "multi30k": ["longest=40", "source_longest=40", "widths=[16,24,40]", "vocabulary=6000"],
+    "multi30k-captions": ["longest=40", "source_longest=40", "widths=[16,24,40]", "vocabulary=6000"],
+    "sgd": ["longest=48", "source_longest=48", "widths=[16,32,48]", "vocabulary=6000"],
     "e2e": ["longest=64", "source_longest=64", "widths=[32,64]", "tokenizer=words", "more_than=10"],
 }
 
@@ -159,10 +160,10 @@ def train(run: str, asked: Asked) -> bool:
     out, (name, seed) = asked.out / run, run.rsplit("-", 1)
     if (out / "done").exists():
         return True
-    row = ROWS[name]
+    asked_row = ROWS[name]
     fixed = [f"data={asked.out / 'train.jsonl'}", "task=auto", f"seed={seed}", *TASKS[asked.task]]
     fixed += ["steps=1000000", "save_every=1000000", "validate_every=1000000", "patience=0", "log_every=50"]
-    recipe = load_recipe(row.recipe, ["compile=false", *row.changes, *fixed, *asked.more])
+    recipe = load_recipe(asked_row.recipe, ["compile=false", *asked_row.changes, *fixed, *asked.more])
 
     class ForMinutes(Trainer):
         def fit(self, *given: Any) -> Outcome:
@@ -190,23 +191,23 @@ def train(run: str, asked: Asked) -> bool:
 
 def settings_to_try(lm: "TextDiffusion") -> Iterator[list[dict[str, Any]]]:
     """Rounds of settings; the best of each round is the base of the next. `mbr` is the number of candidates."""
-    families, own = lm.model.families, lm.model.sampling
-    if "left-to-right" in families:
+    model, own, method = lm.model, lm.model.sampling, lm.config["method"]
+    if "left-to-right" in model.families:
         yield [{"temperature": 0.0}, *({"beams": 5, "length_penalty": penalty} for penalty in (0.0, 0.6, 1.0))]
         return
-    masked = "masks" in families
-    begin: dict[str, Any] = {"steps": CALLS}
-    if lm.config["method"] == "block-diffusion":
-        begin = {"sampler": "confidence"}
-    elif masked and lm.config["method"] != "gidd":
+    blocks = method == "block-diffusion"
+    begin: dict[str, Any] = {"steps": 3 if blocks else CALLS}  # of a block
+    if "confidence" in model.samplers and method != "gidd":
         begin |= {"sampler": "confidence"}
-    beam = {"length_beam": 1} if lm.config["method"] in ("difflm", "mdlm", "gidd", "difformer", "dinoiser") else {}
-    yield [{**begin, **beam, "temperature": t} for t in (0.2, 0.4, 0.6, 0.8, 1.0)]
-    if own.steps != CALLS or "steps" not in begin:
-        yield [{}, {"sampler": own.sampler, "steps": own.steps}]
-    if "steps" in begin:
-        few = [{"steps": CALLS // n, "mbr": n, **({"length_beam": n} if beam else {})} for n in (2, 4, 5)]
-        yield [{}, {"steps": 10}, {"steps": 5}, *few, *({"mbr": one["mbr"], "steps": one["steps"], **beam} for one in few)]
+    beam = {"length_beam": 1} if model.has_length_beam else {}
+    knob = "temperature" if model.predicts_words else "noise_temperature"
+    yield [{**begin, **beam, knob: value} for value in (0.2, 0.4, 0.6, 0.8, 1.0)]
+    if blocks:
+        yield [{}, {"steps": 2}, {"steps": 2, "sampler": own.sampler}, {"sampler": own.sampler}]
+    else:
+        few = [{"steps": CALLS // n, "mbr": n} for n in (2, 4, 5)]
+        beams = [{**one, "length_beam": one["mbr"]} for one in few if beam]
+        yield [{}, {"steps": 10}, {"steps": 5}, *few, *beams]
 
 
 def write(lm: "TextDiffusion", pairs: "PairSet", how: Mapping[str, Any], each: int = 1) -> "Outputs":
@@ -240,11 +241,13 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
             how = {**base, **some}
             figures = measure_outputs(choose.sources, choose.references, {"": write(lm, choose, how)}).rows[0].figures
             tried.append((how, figures["bleu_sacre"], figures["calls"]))
-            if figures["calls"] <= CALLS + 20 * ("temperature" not in base) and figures["bleu_sacre"] > best[0]:
+            within = figures["calls"] <= CALLS or "left-to-right" in lm.model.families
+            if within and figures["bleu_sacre"] > best[0]:
                 best = (figures["bleu_sacre"], how)
     ways = {"chosen": write(lm, report, best[1])}
     sample = {k: v for k, v in best[1].items() if k not in ("mbr", "length_beam", "beams", "length_penalty")}
-    ways["three samples"] = write(lm, report, {**sample, "temperature": max(0.5, sample.get("temperature", 1.0))}, 3)
+    drawn = {"temperature": max(0.5, sample.get("temperature", 1.0))} if lm.model.predicts_words else {}
+    ways["three samples"] = write(lm, report, {**sample, **drawn}, 3)
     if "left-to-right" not in lm.model.families:
         ways["10 candidates"] = write(lm, report, {**sample, "mbr": 10})
     (asked.out / f"{run}.texts.json").write_text(json.dumps(ways["chosen"].candidates, ensure_ascii=False))

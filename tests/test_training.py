@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tiny import tiny_run
 from benchmarks.narrow import quantise_rows
 from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
-from difflm.methods import TextSpec
+from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Losses, Trainable
 from difflm.networks.bert import PostNormBlock
 from difflm.runtime.tensors import dequantise_rows, load_tensors, save_tensors
@@ -295,3 +296,24 @@ def test_moments_of_one_pass_are_those_of_the_optimiser(tmp_path):
         states.append(trainer.update.state(trainer.step))
     assert states[0].keys() == states[1].keys()
     assert all(torch.allclose(a.cpu(), states[1][name].cpu(), rtol=1e-2, atol=1e-5) for name, a in states[0].items())
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a slower product, of a processor without bfloat16
+@pytest.mark.parametrize("name", sorted(name for name, method in METHODS.items() if method.kind != "classifier"))
+def test_every_method_trains_with_matrices_in_bfloat16_as_on_a_gpu(name):
+    """A GPU takes gradients of a copy whose linear layers are in bfloat16, under autocast; a CPU never would."""
+    torch.manual_seed(0)
+    sizes = {"hidden": 16, "layers": 1, "heads": 2, "encoder_layers": 1, "embedding_dim": 8}
+    method = METHODS[name](**{key: value for key, value in sizes.items() if key in METHODS[name].model_fields})
+    for source in {"text": [0], "seq2seq": [6], "either": [0, 6]}[method.task]:
+        model = method.build(TextSpec(12, 8, source))
+        model.observe(torch.ones(9, dtype=torch.long), torch.ones(12, dtype=torch.long))
+        batch = Batch(torch.randint(5, 12, (4, 6)), torch.tensor([6, 5, 4, 3]), index=torch.arange(4))
+        if source:
+            batch = replace(batch, source=torch.randint(5, 12, (4, 6)), source_lengths=torch.tensor([6, 5, 4, 3]))
+        narrow = MasterWeights(model, torch.bfloat16)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses = narrow.model(batch)
+        losses.total.backward()
+        moved = [weight.used.grad for weight in narrow.weights.values() if weight.used.grad is not None]
+        assert torch.isfinite(losses.total) and any(grad.abs().sum() > 0 for grad in moved)

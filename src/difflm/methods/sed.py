@@ -1,7 +1,8 @@
 """SED: Self-conditioned Embedding Diffusion for Text Generation (Strudel et al., 2022).
 
 The paper's vectors are those of a BERT that it trained; here they are a file's, or are made of the training texts'
-neighbouring words, or random. The cross-entropy reads x_0, as in the paper; an unofficial code reads the estimate.
+neighbouring words, or random. The cross-entropy reads x_0, as in the paper; an unofficial code reads the estimate. A
+source, which the paper has none of, stands clean before the text (Gong et al., 2023).
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Sed(Method):
-    name, paper, family = "sed", "Strudel et al. 2022", "gaussian"
+    name, paper, family, task = "sed", "Strudel et al. 2022", "gaussian", "either"
 
     embedding_dim: int = 32
     hidden: int = 896
@@ -38,7 +39,8 @@ class Sed(Method):
         from difflm.networks import Transformer
 
         dim, counts = self.embedding_dim, self.vectors == "neighbours" and not self.vectors_file
-        sizes = (3 * dim + 1, dim, self.hidden, self.layers, self.heads, self.dropout)
+        source = texts.source_longest
+        sizes = (2 * dim if source else 3 * dim + 1, dim, self.hidden, self.layers, self.heads, self.dropout)
         return DiffusionModel(
             codec=codecs.ReadoutEmbedding.random(texts.vocabulary, dim, x0_std=0.01, reads_pairs=counts),
             process=gaussian.Gaussian(gaussian.Cosine()),
@@ -47,9 +49,9 @@ class Sed(Method):
             times=timesteps.Uniform(),
             lengths=RandomPads(texts.longest, self.pads),
             sampling=Sampling("ancestral", steps=1000),
-            conditioning=given.MaskStack(),
-            drop=denoiser.ConditionDrop(self.drop, self_condition=True),
-            given=given.Spans(),
+            conditioning=denoiser.PartialNoising(source) if source else given.MaskStack(),
+            drop=None if source else denoiser.ConditionDrop(self.drop, self_condition=True),
+            given=None if source else given.Spans(),
             self_conditioning=denoiser.SelfConditioning("both"),
             bound=bounds.GaussianBound(certain_below=CERTAIN),
         )

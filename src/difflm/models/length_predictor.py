@@ -52,7 +52,8 @@ class LengthPredictor(DrawnLength):
         states = condition.memory[:, 1:, -self.head.in_features :].float()
         there = condition.source_mask.unsqueeze(-1)
         mean = (states * there).sum(1) / there.sum(1).clamp(min=1)
-        logits: Tensor = self.head(mean if self.shapes_encoder else mean.detach())
+        mean = (mean if self.shapes_encoder else mean.detach()).to(self.head.weight.dtype)  # half as wide in training
+        logits: Tensor = self.head(mean).float()
         return logits
 
     def fit_loss(self, lengths: Tensor, condition: Condition) -> Tensor | None:
