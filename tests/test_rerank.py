@@ -31,7 +31,7 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.errors import UsageError
-from difflm.generation.ranking import DRAWS
+from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
@@ -65,7 +65,11 @@ def settings(lm: TextDiffusion) -> dict[str, int]:
     return {} if lm.config["method"] == "encoder-decoder" else {"steps": 2}
 
 
-def spy_on_choice(lm: TextDiffusion, **asked) -> tuple[list, dict, list]:
+def draws_of(lm: TextDiffusion) -> int:
+    return VECTOR_DRAWS if lm.config["method"] in GAUSSIAN else TOKEN_DRAWS
+
+
+def spy_on_choice(lm: TextDiffusion, **asked) -> tuple[list, dict]:
     """The texts that are kept, and all candidates of each as ids and as texts."""
     job = lm.make_job(1, source=ASKED, **settings(lm), **asked)
     seen, choose = {}, job.choose
@@ -83,7 +87,7 @@ def nats_alone(lm: TextDiffusion, ids: list[int], source: str, number: int) -> f
     """Nats per token of one text, asked of the model itself."""
     told = torch.tensor([lm.tokenizer.encode(source)])
     batch = Batch(torch.tensor([ids]), torch.tensor([len(ids)]), told, torch.tensor([told.shape[1]]))
-    return float(lm.model.nats(batch, Noise(7, torch.tensor([number])), DRAWS)) / (len(ids) + 1)
+    return float(lm.model.nats(batch, Noise(7, torch.tensor([number])), draws_of(lm))) / (len(ids) + 1)
 
 
 # -- likelihoods given a source ---------------------------------------------------------------------------------------
@@ -138,13 +142,14 @@ def test_a_bound_given_the_source_is_the_likelihood_of_an_exact_denoiser():
 def test_a_score_is_that_of_the_text_with_its_source_in_any_batch(method):
     lm = build(method)
     texts = ["a b c", "c b a h g f", "h"]
-    together = lm.score(texts, 7, DRAWS, source=ASKED)
+    draws = draws_of(lm)
+    together = lm.score(texts, 7, draws, source=ASKED)
     for number, (text, source) in enumerate(zip(texts, ASKED, strict=True)):
         ids = lm.tokenizer.encode(text)
         assert together[number] / (len(ids) + 1) == pytest.approx(nats_alone(lm, ids, source, number), rel=1e-4)
-    shifted = lm.score(texts, 7, DRAWS, source=ASKED[1:] + ASKED[:1])
+    shifted = lm.score(texts, 7, draws, source=ASKED[1:] + ASKED[:1])
     assert all(abs(own - other) > 1e-3 for own, other in zip(together, shifted, strict=True))
-    assert lm.score(texts, 7, DRAWS, source=ASKED[0])[0] == pytest.approx(together[0], rel=1e-4)
+    assert lm.score(texts, 7, draws, source=ASKED[0])[0] == pytest.approx(together[0], rel=1e-4)
 
 
 def test_sources_that_are_missing_or_too_many_are_refused(tiny_runs):
@@ -179,7 +184,7 @@ def test_the_kept_candidate_has_the_fewest_nats_per_token(method, twin):
         ]
         best = min(range(EACH), key=costs.__getitem__)
         assert text.text == made[best].text
-        scored = sum(held) * scorer.model.nats_calls(DRAWS)
+        scored = sum(held) * scorer.model.nats_calls(draws_of(scorer))
         assert text.denoiser_calls == sum(one.denoiser_calls for one in made) + scored
         assert text.seconds > made[best].seconds
         differ += best > 0
@@ -314,7 +319,7 @@ def test_evaluate_has_a_row_for_each_rank_and_counts_its_calls(run, twin, tmp_pa
     assert main([str(arg) for arg in (*argv, "--mbr", 3, "--rank", twin, "--json")]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     lm = TextDiffusion.from_pretrained(run)
-    calls = 3 * lm.model.nats_calls(DRAWS)
+    calls = 3 * lm.model.nats_calls(VECTOR_DRAWS)
     assert [(row["how"], row["calls"]) for row in rows[1:4]] == [
         ("MBR of 3", 6),
         ("by bound, best of 3", 6 + calls),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from difflm.generation.pipeline import TextDiffusion
 
 Rank = Union[Literal["bound"], "TextDiffusion"]  # the writer's own likelihood or bound, or another model's
-DRAWS = 4  # of a bound, for each candidate
+VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, for each candidate: docs/log.md, "Ranking candidates"
 CPU_TEXTS, GPU_TEXTS = 64, 1024  # candidates that are scored at once
 
 
@@ -28,9 +28,13 @@ class Ranking:
     sources: Sequence[Ids]  # of each text by its number, as the scorer reads them; none where texts have no source
     seed: int
 
+    @property
+    def draws(self) -> int:
+        return VECTOR_DRAWS if "vectors" in self.scorer.model.families else TOKEN_DRAWS
+
     def __call__(self, numbers: Sequence[int], ids: list[list[Ids]], _: list[list[Generation]]) -> list[Chosen]:
         """On a CPU each text is ranked by itself, so that no choice depends on how its neighbours are rounded."""
-        calls = self.scorer.model.nats_calls(DRAWS)
+        calls = self.scorer.model.nats_calls(self.draws)
         size = 1 if self.scorer.device.type == "cpu" else max(1, len(ids))
         found = []
         for start in range(0, len(ids), size):
@@ -51,7 +55,7 @@ class Ranking:
             own, rows = [flat[k][0] for k in held], [flat[k][1] for k in held]
             sources = [self.sources[number] for number in own] if self.sources else []
             size = CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS
-            nats = self.scorer.score_ids(rows, self.seed, DRAWS, size, own, sources)
+            nats = self.scorer.score_ids(rows, self.seed, self.draws, size, own, sources)
             costs[held] = nats / torch.tensor([len(row) + 1 for row in rows])
         found: list[list[float]] = costs.view(len(ids), -1).tolist()
         return found
