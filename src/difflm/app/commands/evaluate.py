@@ -177,7 +177,7 @@ def score(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Texts: .txt (a text a line), .csv or .jsonl; or pairs of them.")
     ],
-    column: Annotated[str | None, option("Column of the texts. [text]; of pairs two, SOURCE,TARGET. [src,trg]")] = None,
+    column: Annotated[str | None, option("Column of the texts, or SOURCE,TARGET of pairs. [text; src,trg]")] = None,
     source: Annotated[str | None, option("What all texts are written from, for models that learned pairs.")] = None,
     seed: Seed = 0,
     draws: Draws = 16,
