@@ -19,6 +19,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
 from difflm.diffusion.timesteps import TimeSampler
+from difflm.evaluation.language import score
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import LanguageModel
 from difflm.training.model_card import training_summary
@@ -300,4 +301,6 @@ def test_candidates_of_one_place_share_their_noise():
     model = Heard()
     model.weight = torch.nn.Parameter(torch.zeros(1))
     lm = TextDiffusion(model, None, {})
-    assert lm.score_ids([[5]] * 6, share_noise=3, first=3).tolist() == [1, 1, 1, 2, 2, 2]
+    assert lm.score_ids([[5]] * 6, numbers=[4, 4, 4, 2, 2, 2]).tolist() == [4, 4, 4, 2, 2, 2]
+    found = score(lm, [[5]] * 6, 0, 1, lambda done, total: None, share_noise=3)
+    assert found.tolist() == [0, 0, 0, 1, 1, 1]

@@ -80,6 +80,9 @@ def test_a_text_does_not_depend_on_the_width_of_its_batch(run):
     short = torch.tensor(tokenizer.encode_batch(["a b c d"]))
     wide = torch.nn.functional.pad(short, (0, 3))
     assert generate(model, short) == generate(model, wide, torch.arange(7).unsqueeze(0) < 4)
+    assert generate(model, short) == generate(
+        model, torch.nn.functional.pad(short, (0, 12)), torch.arange(16)[None] < 4
+    )
     with pytest.raises(UsageError, match="the sources have 9 tokens; at most 8 fit"):
         generate(model, torch.full((1, 9), 5))
     noise = Noise(0, torch.arange(1))

@@ -56,7 +56,7 @@ def test_a_bound_does_not_depend_on_the_batch(method, tiny_runs):
     texts = ["The old pub near the river serves Italian food.", "A red inn beside Café Sicilia sells French wine."]
     together, alone = (
         lm.score(texts, draws=4),
-        [lm.score_ids(lm.encode([t]), draws=4, first=i)[0] for i, t in enumerate(texts)],
+        [lm.score_ids(lm.encode([t]), draws=4, numbers=[i])[0] for i, t in enumerate(texts)],
     )
     assert together == pytest.approx([float(value) for value in alone], rel=1e-4)
     assert all(10 < value < 120 for value in together)

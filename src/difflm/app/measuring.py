@@ -3,11 +3,12 @@
 import json
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from difflm.app.commands.evaluate import ControlOptions, InfillOptions, MeasureOptions, ReferenceOptions, Seq2SeqOptions
-from difflm.app.commands.options import load_model, parse_guidance
+from difflm.app.commands.options import load_model, load_rank, parse_guidance
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.learned import checking_tagger
 from difflm.data.corpora import NAMES, corpus, resolve_data
@@ -124,6 +125,11 @@ def measure_seq2seq(
     """Measure a run and its rivals on the same sources: those of a file, or those that the run's training held out."""
     ways = Ways(options.seed, reference.mbr, reference.beams, seq2seq.oracle, settings)
     ways.check()
+    ranks = list(dict.fromkeys(seq2seq.rank or ()))
+    if ranks and reference.mbr < 2:
+        raise UsageError("--rank chooses among candidates: give --mbr 2 or more.")
+    if len({*ranks} - {"bound"}) > 1:
+        raise UsageError("--rank names two runs: give one, and `bound` beside it if you like.")
     if seq2seq.pairs is None and seq2seq.column is not None:
         raise UsageError("--column names the columns of --pairs FILE.")
     if options.samples is not None and options.samples < 1:
@@ -135,6 +141,7 @@ def measure_seq2seq(
     models = dict(zip(run_names(runs), (load_model(one, options.device) for one in runs), strict=True))
     for lm in models.values():
         lm.source_room()
+    ways = replace(ways, ranks=[load_rank(one, options.device) for one in ranks])
     if given is None:
         check_same_data(models, options.data)
         given = pairs_for(next(iter(models.values())), options.data, options.split)

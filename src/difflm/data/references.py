@@ -53,13 +53,18 @@ def read_pair_set(given: str, column: str | None, root: Path | None, split: Spli
     there several times; a .jsonl file may also have a list of targets."""
     if given in NAMES:
         return PairSet.group(given, split, corpus_examples(given, root, split, column))
+    paths = find_pair_files(given, root)
+    return PairSet.group(",".join(path.name for path in paths), "file", read_references(paths, column))
+
+
+def find_pair_files(given: str, root: Path | None) -> list[Path]:
+    """A file with two columns, or parallel files with commas between them."""
     parts = [given] if Path(given).exists() else given.split(",")  # a name may have a comma
-    paths = [corpus_path(part.strip(), root) for part in parts]
-    name = ",".join(path.name for path in paths)
-    return PairSet.group(name, "file", read_references(paths, column))
+    return [corpus_path(part.strip(), root) for part in parts]
 
 
 def read_references(paths: Sequence[Path], column: str | None) -> Iterator[Example]:
+    """Yield each source with each of its targets, in the order of the files."""
     if len(paths) > 2 and column is None:
         return (Example(target, source) for source, *targets in read_aligned(paths) for target in targets)
     if len(paths) == 1 and file_kind(paths[0]) == ".jsonl":

@@ -52,6 +52,10 @@ class Bound(Protocol):
         condition: Condition = UNCONDITIONAL,
     ) -> Tensor: ...
 
+    def calls(self, denoiser: Denoiser, draws: int) -> int:
+        """Network calls that so many draws cost."""
+        ...
+
 
 @dataclass(frozen=True)
 class GaussianBound:
@@ -92,6 +96,10 @@ class GaussianBound:
             opinion, pair = pair.opinion, later or pair
         known = _prior(denoiser, vectors, mask, chain.levels[-1:]) + rounding
         return known.unsqueeze(1) + torch.stack(found, 1)
+
+    def calls(self, denoiser: Denoiser, draws: int) -> int:
+        each, end = 3 if denoiser.self_conditioning else 2, 0 if _embedding(denoiser).x0_std else 1
+        return each * count_pairs(denoiser, draws) + end
 
 
 def _embedding(denoiser: Denoiser) -> Embedding:
@@ -380,6 +388,9 @@ class DiscreteBound:
                     nats = process.step_nats(ids, z, belief, t, (t - 1 / times.steps).clamp(min=0))
                 found.append(weight * (nats.double() * mask).sum(-1))
         return prior + torch.stack(found, 1)
+
+    def calls(self, denoiser: Denoiser, draws: int) -> int:
+        return draws
 
     def time_of(self, u: Tensor, chain: int | None) -> tuple[Tensor, Tensor]:
         """A time and its weight for a number in [0, 1]."""

@@ -175,6 +175,13 @@ class PartialNoising(Conditioning):
         super().__init__()
         self.source_longest = source_longest
 
+    def prepare(self, denoiser: "Denoiser", condition: Condition) -> Condition:
+        """The condition without padding for which the canvas has no room: batches are padded to few widths."""
+        source, there, room = condition.source, condition.source_mask, self.source_longest
+        if source is None or there is None or source.shape[1] <= room or there[:, room:].any():
+            return condition
+        return replace(condition, source=source[:, :room], source_mask=there[:, :room])
+
     def place(
         self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
     ) -> Canvas:

@@ -71,6 +71,9 @@ class TwoLevelBound:
             found.append((squares * lost[i] * mask).sum(-1) / (2 * shares[i]))
         return (self.ends(codec, process, ids, vectors, mask, noise).unsqueeze(1) + torch.stack(found, 1)).float()
 
+    def calls(self, denoiser: Denoiser, draws: int) -> int:
+        return draws
+
     def ends(
         self, codec: Embedding, process: Gaussian, ids: Tensor, vectors: Tensor, mask: Tensor, noise: Noise
     ) -> Tensor:

@@ -179,7 +179,8 @@ def score(
     for start in range(0, len(rows), CHUNK):
         on_progress(start, len(rows))
         size = 64 if lm.device.type == "cpu" else CHUNK
-        piece = lm.score_ids(rows[start : start + CHUNK], seed, draws, size, start, share_noise)
+        here = rows[start : start + CHUNK]
+        piece = lm.score_ids(here, seed, draws, size, [k // share_noise for k in range(start, start + len(here))])
         nats.append(piece.double().numpy())
     return np.concatenate(nats)
 

@@ -26,8 +26,9 @@ from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.language import OnProgress, describe_sampling, device_name
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row
-from difflm.generation.jobs import Generation, check_request
+from difflm.generation.jobs import Chosen, Generation, Ids, check_request
 from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.ranking import Rank, Ranking, make_ranking
 from difflm.models.sampling import understood_by
 
 COPY = "copy of the source"
@@ -139,6 +140,7 @@ class Ways:
     beams: int = 5
     oracle: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+    ranks: Sequence[Rank] = ()  # further choices among the candidates: by the own bound, by a twin
 
     def check(self) -> None:
         check_request(1, self.seed, self.mbr)
@@ -156,13 +158,17 @@ def evaluate_seq2seq(
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> Report:
     """Generate texts from all sources with all models, and measure them."""
-    fitting = pairs.keep(np.all([reads(lm, pairs.sources) for lm in models.values()], axis=0).tolist())
+    readers = [*models.values(), *(rank for rank in ways.ranks if not isinstance(rank, str))]
+    fitting = pairs.keep(np.all([reads(lm, pairs.sources) for lm in readers], axis=0).tolist())
     notes = [f"seconds: on {device_name(next(iter(models.values())).device)}"]
     if left_out := len(pairs.sources) - len(fitting.sources):
         notes.append(f"{left_out:,} sources are left out, they are longer than a model reads")
     if not fitting.sources:
         raise UsageError("no source fits into all of these models.")
-    written = {name: list(write_outputs(name, lm, fitting, ways, on_progress)) for name, lm in models.items()}
+    rankings = {name: rank_by(lm, fitting.sources, ways) for name, lm in models.items()}
+    written = {
+        name: list(write_outputs(name, lm, fitting, ways, rankings[name], on_progress)) for name, lm in models.items()
+    }
     on_progress("measuring", 0, 1)
     about = {"corpus": fitting.name, "split": fitting.split, "seed": ways.seed}
     return measure_outputs(fitting.sources, fitting.references, written, similarity, about, notes)
@@ -174,10 +180,23 @@ def reads(lm: TextDiffusion, sources: Sequence[str]) -> list[bool]:
     return [0 < len(ids) <= room for ids in lm.tokenizer.encode_batch(list(sources))]
 
 
+def rank_by(lm: TextDiffusion, sources: Sequence[str], ways: Ways) -> dict[str, Ranking]:
+    """Return how candidates are ranked, by what the rows are called; a model that cannot be ranked so is refused."""
+    made = [make_ranking(lm, rank, ways.mbr, sources, len(sources), ways.seed) for rank in ways.ranks]
+    names = ["bound" if isinstance(rank, str) else "the twin" for rank in ways.ranks]
+    return {f"by {name}, best of {ways.mbr}": ranking for name, ranking in zip(names, made, strict=True)}
+
+
 def write_outputs(
-    name: str, lm: TextDiffusion, pairs: PairSet, ways: Ways, on_progress: OnProgress
+    name: str,
+    lm: TextDiffusion,
+    pairs: PairSet,
+    ways: Ways,
+    rankings: Mapping[str, Ranking],
+    on_progress: OnProgress,
 ) -> Iterator[Outputs]:
-    """Yield what a model writes: drawn once, the most central of some, and by beam search where it searches."""
+    """Yield what a model writes: drawn once, the most central and the likeliest of some, and by beam search where it
+    searches."""
     left_to_right = "left-to-right" in lm.model.families
     known = understood_by(lm.model.families) if left_to_right else ways.settings
     settings = {key: value for key, value in ways.settings.items() if key in known}
@@ -187,7 +206,7 @@ def write_outputs(
         sampling = describe_sampling(lm.sampling(**settings, **changes))
         return {"how": how, "about": {**about, "sampling": f"{how}: {sampling}"}}
 
-    made, calls, seconds = write_candidates(name, lm, pairs.sources, ways.mbr, ways.seed, settings, on_progress)
+    ids, made, calls, seconds = write_candidates(name, lm, pairs.sources, ways.mbr, ways.seed, settings, on_progress)
     texts = [[text.text for text in group] for group in made]
     firsts = [group[:1] for group in texts]
     yield Outputs(firsts, calls / ways.mbr, seconds / ways.mbr, "first", **describe("one sample"))
@@ -196,13 +215,19 @@ def write_outputs(
         chosen = [most_central([text.tokens for text in group]) for group in made]  # as `translate --mbr` chooses
         own = seconds + time.perf_counter() - start
         yield Outputs(texts, calls, own, "mbr", chosen=chosen, **describe(f"MBR of {ways.mbr}"))
+        for how, ranking in rankings.items():
+            on_progress(f"{name}: ranking", 0, 1)
+            start = time.perf_counter()
+            best = ranking(range(len(ids)), ids, made)
+            own, cost = seconds + time.perf_counter() - start, sum(one.calls for one in best) / len(best)
+            yield Outputs(texts, calls + cost, own, "first", chosen=[one.index for one in best], **describe(how))
         if ways.oracle:
             yield Outputs(texts, calls, seconds, "oracle", **describe(f"oracle of {ways.mbr}"))
     if left_to_right and ways.beams:
         search = {**settings, "beams": ways.beams}
-        made, calls, seconds = write_candidates(name, lm, pairs.sources, 1, ways.seed, search, on_progress)
-        how = describe(f"{ways.beams} beams", beams=ways.beams)
-        yield Outputs([[text.text for text in group] for group in made], calls, seconds, "first", **how)
+        _, made, calls, seconds = write_candidates(name, lm, pairs.sources, 1, ways.seed, search, on_progress)
+        about_search = describe(f"{ways.beams} beams", beams=ways.beams)
+        yield Outputs([[text.text for text in group] for group in made], calls, seconds, "first", **about_search)
 
 
 def write_candidates(
@@ -213,15 +238,24 @@ def write_candidates(
     seed: int,
     settings: Mapping[str, Any],
     on_progress: OnProgress,
-) -> tuple[list[list[Generation]], float, float]:
-    """Return the candidates of each source, the network calls a source, and the seconds for all."""
+) -> tuple[list[list[Ids]], list[list[Generation]], float, float]:
+    """Return the candidates of each source as ids and as texts, the network calls a source, and the seconds for all."""
     warm = lm.make_job(1, seed, source=sources[0], **settings)  # the first call is slower than the next ones
     deque(lm.run_jobs([warm]), maxlen=0)
-    texts: dict[int, Generation] = {}
+    ids: dict[int, list[Ids]] = {}
+    texts: dict[int, list[Generation]] = {}
+
+    def keep_all(numbers: Sequence[int], rows: list[list[Ids]], made: list[list[Generation]]) -> list[Chosen]:
+        ids.update(zip(numbers, rows, strict=True))
+        texts.update(zip(numbers, made, strict=True))
+        on_progress(f"{name}: writing", len(texts), len(sources))
+        return [Chosen(0)] * len(made)
+
+    job = lm.make_job(1, seed, mbr=each, source=sources, **settings)  # as `translate --mbr` writes them
+    job.choose = keep_all
     start = time.perf_counter()
-    for made in lm.batches(each, seed, source=sources, **settings):
-        texts |= made
-        on_progress(f"{name}: writing", len(texts), each * len(sources))
+    deque(lm.run_jobs([job]), maxlen=0)
     seconds = time.perf_counter() - start
-    groups = [[texts[k * each + c] for c in range(each)] for k in range(len(sources))]
-    return groups, sum(text.denoiser_calls for text in texts.values()) / len(sources), seconds
+    numbers = range(len(sources))
+    calls = sum(text.denoiser_calls for group in texts.values() for text in group) / len(sources)
+    return [ids[k] for k in numbers], [texts[k] for k in numbers], calls, seconds

@@ -100,7 +100,7 @@ class Generation:
     tokens: list[str]  # its words
     steps: int
     denoiser_calls: int
-    seconds: float  # of the batch that made it; of candidates, the sum over all their batches
+    seconds: float  # of the batch that made it; of candidates, the sum over all their batches, and of their ranking
     seed: int
     controls: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # why the text may not be what was asked for
@@ -123,7 +123,19 @@ class Draft:
 
 Watch = Callable[[list[Draft]], None]
 Ids = list[int]
-Choice = Callable[[list[list[Ids]], list[list[Generation]]], list[int]]  # candidates of each text → index of the best
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The best candidate of a text, by its index, and what it cost to find it."""
+
+    index: int
+    calls: int = 0  # of a network
+    seconds: float = 0.0
+
+
+# Numbers of texts, and the candidates of each → the best ones.
+Choice = Callable[[Sequence[int], list[list[Ids]], list[list[Generation]]], list[Chosen]]
 
 
 @dataclass
@@ -170,24 +182,26 @@ class GenerationJob:
         ready = [k for k, own in samples.items() if all(sample in self.waiting for sample in own)]
         groups = [[self.waiting.pop(sample) for sample in samples[k]] for k in ready]
         texts = [[text for _, text in group] for group in groups]
-        best = self.choose([[ids for ids, _ in group] for group in groups], texts)
+        best = self.choose(ready, [[ids for ids, _ in group] for group in groups], texts)
         found = {}
-        for k, own, index in zip(ready, texts, best, strict=True):
-            checks = check_text(self.plan.controls, own[index].text, self.plan.unknown_words) if self.plan else []
-            calls = sum(text.denoiser_calls for text in own)
-            found[k] = replace(own[index], denoiser_calls=calls, seconds=self.cost.pop(k), controls=checks)
+        for k, own, chosen in zip(ready, texts, best, strict=True):
+            text = own[chosen.index]
+            checks = check_text(self.plan.controls, text.text, self.plan.unknown_words) if self.plan else []
+            calls = sum(one.denoiser_calls for one in own) + chosen.calls
+            seconds = self.cost.pop(k) + chosen.seconds
+            found[k] = replace(text, denoiser_calls=calls, seconds=seconds, controls=checks)
         return found
 
 
 def choose_by_classifiers(plan: ControlPlan) -> Choice:
     """Selection by the model's own classifiers: the checkers have no say in it."""
 
-    def best(ids: list[list[Ids]], _: list[list[Generation]]) -> list[int]:
+    def best(_: Sequence[int], ids: list[list[Ids]], __: list[list[Generation]]) -> list[Chosen]:
         if not ids:
             return []
         nats = iter(plan.classifier_nats([one for group in ids for one in group]))
         costs = [[next(nats) for _ in group] for group in ids]
-        return [min(range(len(group)), key=group.__getitem__) for group in costs]
+        return [Chosen(min(range(len(group)), key=group.__getitem__)) for group in costs]
 
     return best
 

@@ -18,11 +18,13 @@ from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
 from difflm.data.words import join_words, split_words
+from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import UsageError
 from difflm.generation.jobs import (
     BatchProgress,
+    Chosen,
     Draft,
     FinishedRow,
     Generation,
@@ -37,6 +39,7 @@ from difflm.generation.jobs import (
     finished_rows,
     run_jobs,
 )
+from difflm.generation.ranking import Rank, make_ranking
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
@@ -155,20 +158,22 @@ class TextDiffusion:
         guidance: GuidanceSettings | None = None,
         watch: Watch | None = None,
         source: str | Sequence[str] | None = None,
+        rank: Rank | None = None,
         **settings: Any,
     ) -> GenerationJob:
         """A request, checked and bound to this model; what is wrong with it is raised.
 
         `controls` are asked of every text. `edit` starts from a text instead of noise. Of `candidates` the one is kept
-        that the guiding classifiers find likeliest to obey; of `mbr` candidates the one most like the others. `watch`
-        is given every text at every step. `source` is what a text is written from, for models that learned pairs; of
-        several sources each has `n` texts, one source after the other. `settings` are those of `Sampling`."""
+        that the guiding classifiers find likeliest to obey, or that `rank` finds likeliest: "bound" is this model's own
+        likelihood or bound, else another model says it. Of `mbr` candidates the one most like the others is kept.
+        `watch` is given every text at every step. `source` is what a text is written from, for models that learned
+        pairs; of several sources each has `n` texts, one source after the other. `settings` are those of `Sampling`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
         sources: list[list[int]] = []
         if source is not None or self.model.source_longest:
             sources = [row for row in self.encode_sources(source) for _ in range(n)]
             n = len(sources)
-        check_request(n, seed, mbr, candidates, controls)
+        check_request(n, seed, mbr, candidates, None if rank else controls)
         sampling = self.sampling(**settings) if settings else self.model.sampling
         plan = self.plan_controls(controls, edit, guidance)
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources)
@@ -176,8 +181,10 @@ class TextDiffusion:
             job.warnings = self.warnings(plan)
         if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("a contrast is with known words: give some with --infill, or with --edit and --keep.")
-        if mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
-            job.choose = lambda _, made: [most_central([g.tokens for g in group]) for group in made]
+        if rank is not None:
+            job.choose = make_ranking(self, rank, candidates, source, n, seed)
+        elif mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
+            job.choose = lambda _, __, made: [Chosen(most_central([g.tokens for g in group])) for group in made]
         elif candidates > 1 and plan is not None:
             job.choose = choose_by_classifiers(plan)
         return job
@@ -355,11 +362,22 @@ class TextDiffusion:
         return rows
 
     @torch.no_grad()
-    def score(self, texts: Sequence[str], seed: int = 0, draws: int = 16, batch_size: int = 64) -> list[float]:
-        """−log p of each text, or its bound, in nats."""
-        return [float(v) for v in self.score_ids(self.encode(texts), seed, draws, batch_size)]
+    def score(
+        self,
+        texts: Sequence[str],
+        seed: int = 0,
+        draws: int = 16,
+        batch_size: int = 64,
+        source: str | Sequence[str] | None = None,
+    ) -> list[float]:
+        """−log p of each text, or its bound, in nats. Models that learned pairs need the source of each text, or one of
+        all."""
+        rows, sources = self.encode(texts), []
+        if source is not None or self.model.source_longest:
+            sources = self.encode_sources(source) * (len(rows) if isinstance(source, str) else 1)
+        return [float(v) for v in self.score_ids(rows, seed, draws, batch_size, sources=sources)]
 
-    def score_ids(self, rows: list[list[int]], *settings: int, **more: int) -> torch.Tensor:
+    def score_ids(self, rows: list[list[int]], *settings: Any, **more: Any) -> torch.Tensor:
         """The same for ids; further arguments as of `score_ids_with_errors`."""
         return self.score_ids_with_errors(rows, *settings, **more)[0]
 
@@ -370,21 +388,29 @@ class TextDiffusion:
         seed: int = 0,
         draws: int = 16,
         batch_size: int = 64,
-        first: int = 0,
-        share_noise: int = 1,
+        numbers: Sequence[int] | None = None,
+        sources: Sequence[Sequence[int]] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Nats, and the standard errors that a bound's draws leave, in batches of like length; the answer does not
         depend on the batch size.
 
-        `first` is the number of the first text, where a long list is scored in pieces. `share_noise` texts in a row
-        share their noise, so that candidates for one gap differ by what they say alone."""
+        `numbers` are those of the texts, 0, 1 … where none are given: texts of one number share their noise, so that
+        candidates for one gap or source differ by what they say alone. `sources` are what each is written from."""
+        if sources:
+            self.source_room()
+            if len(sources) != len(rows):
+                raise UsageError(f"{len(rows):,} texts have {len(sources):,} sources: give each its own.")
+        elif self.model.source_longest:
+            raise UsageError(NO_SOURCE)
+        samples = torch.arange(len(rows)) if numbers is None else torch.tensor(numbers)
         found = torch.zeros(2, len(rows))
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            ids, lengths = pad_token_rows([rows[i] for i in chosen])
-            noise = Noise(seed, (first + torch.tensor(chosen, device=self.device)) // share_noise)
-            batch = Batch(ids.to(self.device), lengths.to(self.device))
+            padded = pad_token_rows([rows[i] for i in chosen])
+            told = pad_token_rows([sources[i] for i in chosen]) if sources else ()
+            batch = Batch(*(part.to(self.device) for part in (*padded, *told)))
+            noise = Noise(seed, samples[chosen].to(self.device))
             estimates = self.model.nats_and_error(batch, noise, draws)
             found[:, chosen] = torch.stack([part.float().cpu() for part in estimates])
         return found[0], found[1]

@@ -96,6 +96,10 @@ class LanguageModel(Trainable):
         nats = self.nats(batch, noise, draws)
         return nats, torch.zeros_like(nats)
 
+    def nats_calls(self, draws: int) -> int:
+        """Network calls that the nats of a text cost, with so many draws of a bound."""
+        return 1
+
     @abstractmethod
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         """Run the network in `dtype`; weights stay as they are."""

@@ -282,6 +282,9 @@ class DiffusionModel(LanguageModel):
         read = self.lengths.predict(self.denoiser, self.denoiser.conditioning.prepare(self.denoiser, condition))
         return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)
 
+    def nats_calls(self, draws: int) -> int:
+        return 1 if self.bound is None else self.bound.calls(self.denoiser, draws)
+
     # -- generation ---------------------------------------------------------------------------------------------
 
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:

@@ -97,6 +97,10 @@ class Seq2SeqOptions:
         str | None, option("Seq2seq task: sources and references. [held-out pairs]", "FILE, NAME or SOURCES,TARGETS…")
     ] = None
     column: Annotated[str | None, option("Seq2seq task: columns of the pairs. [src,trg]", "SOURCE,TARGET")] = None
+    rank: Annotated[
+        list[str] | None,
+        option("Seq2seq task: also the likeliest of --mbr by the own bound, or by a run; repeatable.", "bound|RUN"),
+    ] = None
     oracle: Annotated[bool, option("Seq2seq task: also the best of --mbr by the references, an upper limit.")] = False
 
 
@@ -171,9 +175,10 @@ def compare(
 def score(
     run: Run,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Texts: .txt (a text a line), .csv or .jsonl, each also .gz.")
+        Path, typer.Argument(metavar="FILE", help="Texts: .txt (a text a line), .csv or .jsonl; or pairs of them.")
     ],
-    column: Annotated[str | None, option("Column of a .csv or .jsonl file. [text]")] = None,
+    column: Annotated[str | None, option("Column of the texts, or SOURCE,TARGET of pairs. [text; src,trg]")] = None,
+    source: Annotated[str | None, option("What all texts are written from, for models that learned pairs.")] = None,
     seed: Seed = 0,
     draws: Draws = 16,
     device: Device = "auto",
@@ -182,24 +187,33 @@ def score(
     """How likely a model finds given texts: nats of each, exact or the estimate of a bound with its ±; the mean."""
     if not 1 <= draws <= 1_000_000:
         raise UsageError(f"--draws must lie between 1 and 1,000,000, not {draws}.")
+    from difflm.data.references import find_pair_files, read_references
     from difflm.data.texts import read_texts
     from difflm.data.tokenizers import UNK
 
-    texts = list(read_texts(file, column))
     lm = load_model(run, device)
     kind = lm.model.likelihood
     if kind is None:
         raise UsageError(f"{run} ({lm.config['method']}) has no likelihood and no bound: it cannot score.")
-    rows = lm.encode(texts)
+    sources: list[str] = []
+    if source is None and lm.model.source_longest:
+        pairs = list(read_references(find_pair_files(str(file), None), column))
+        texts, sources = [pair.target for pair in pairs], [str(pair.source) for pair in pairs]
+    else:
+        texts = list(read_texts(file, column))
+        sources = [source] * len(texts) if source is not None else []
+    rows, told = lm.encode(texts), lm.encode_sources(sources) if sources else []
     scores: list[Scored] = []
     with Bar("scoring", len(rows)) as bar:
         for start in range(0, len(rows), 256):
-            nats, errors = lm.score_ids_with_errors(rows[start : start + 256], seed, draws, first=start)
-            chunk = zip(texts[start:], rows[start:], nats.tolist(), errors.tolist(), strict=False)
-            for text, row, value, error in chunk:
-                scored = Scored(value, error, len(row) + 1, kind)
-                line = json.dumps({"text": text, **scored.figures()}, ensure_ascii=False)
-                bar.put(line if as_json else f"{scored}  {text}")
+            here = slice(start, start + 256)
+            numbers = range(len(rows))[here]
+            nats, errors = lm.score_ids_with_errors(rows[here], seed, draws, numbers=numbers, sources=told[here])
+            for k, value, error in zip(numbers, nats.tolist(), errors.tolist(), strict=True):
+                scored = Scored(value, error, len(rows[k]) + 1, kind)
+                about = {"source": sources[k], "text": texts[k]} if sources else {"text": texts[k]}
+                line = json.dumps({**about, **scored.figures()}, ensure_ascii=False)
+                bar.put(line if as_json else f"{scored}  {texts[k]}")
                 scores.append(scored)
             bar.update("scoring", len(scores), len(rows))
     mean = Scored.mean(scores)

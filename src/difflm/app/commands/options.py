@@ -20,6 +20,7 @@ from difflm.generation.requests import Request
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
     from difflm.generation.pipeline import TextDiffusion
+    from difflm.generation.ranking import Rank
 
 P = ParamSpec("P")
 
@@ -142,3 +143,8 @@ def load_model(name: str, device: str, dtype: str | None = None) -> "TextDiffusi
     from difflm.generation.pipeline import TextDiffusion
 
     return TextDiffusion.from_pretrained(name, device, getattr(torch, dtype) if dtype else None)
+
+
+def load_rank(given: str, device: str) -> "Rank":
+    """What --rank names: the writer's own bound, or a run."""
+    return "bound" if given == "bound" else load_model(given, device)

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from difflm.app.commands.generate import check_guidance, in_order, load_writer, make_request
-from difflm.app.commands.options import Device, Dtype, Guidance, Guide, Json, Run, option, report_errors, with_options
+from difflm.app.commands.options import (
+    Device,
+    Dtype,
+    Guidance,
+    Guide,
+    Json,
+    Run,
+    load_rank,
+    option,
+    report_errors,
+    with_options,
+)
 from difflm.app.console import Bar, complain, note
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json
@@ -35,6 +46,9 @@ def translate(
     ] = None,
     column: Annotated[str | None, option("Column of a .csv or .jsonl file. [src]")] = None,
     out: Annotated[Path | None, option("Write here; the same command continues what was killed.", "FILE")] = None,
+    rank: Annotated[
+        str | None, option("Of --candidates, the likeliest by the model's own bound, or by another run.", "bound|RUN")
+    ] = None,
     guide: Guide = None,
     guidance: Guidance = None,
     device: Device = "auto",
@@ -49,7 +63,8 @@ def translate(
     numbers, sources = read_input(file, column)
     name = file or "standard input"
     lm.encode_sources(sources, lambda k: f"line {numbers[k - 1]} of {name}")
-    job = lm.make_job(**{**request.job(), "source": sources}, guidance=strength)
+    ranked = load_rank(rank, device) if rank else None
+    job = lm.make_job(**{**request.job(), "source": sources}, guidance=strength, rank=ranked)
     for warning in (*job.warnings, *warn_of_unknown_sources(job)):
         complain(f"warning: {warning}")
 
@@ -62,6 +77,8 @@ def translate(
             write_texts(lm, job, sources, line, bar, bar.put)
         return
     settings = {**asked, "guide": [str(folder) for folder in guide or []], "guidance": guidance, "dtype": dtype}
+    if rank:
+        settings["rank"] = rank if rank == "bound" else hash_model(rank)
     origin = {"model": hash_model(run), "sources": hash_texts(sources), **settings, "json": as_json}
     with ResumableLines(out, origin) as kept:
         if kept.count:

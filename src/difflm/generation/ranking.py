@@ -1,0 +1,81 @@
+"""Candidates are ranked by how likely a model finds them: the one that wrote them, or another one, such as its twin."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Union
+
+import torch
+
+from difflm.errors import UsageError
+from difflm.generation.jobs import Chosen, Generation, Ids
+
+if TYPE_CHECKING:
+    from difflm.generation.pipeline import TextDiffusion
+
+Rank = Union[Literal["bound"], "TextDiffusion"]  # the writer's own likelihood or bound, or another model's
+VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, for each candidate: docs/log.md, "Ranking candidates"
+CPU_TEXTS, GPU_TEXTS = 64, 1024  # candidates that are scored at once
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The choice of the candidate with the fewest nats per token, words and END, that `scorer` finds. Candidates of one
+    text share the noise of a bound, so that they differ by what they say alone. What the scorer cannot hold is last."""
+
+    scorer: "TextDiffusion"
+    sources: Sequence[Ids]  # of each text by its number, as the scorer reads them; none where texts have no source
+    seed: int
+
+    @property
+    def draws(self) -> int:
+        return VECTOR_DRAWS if "vectors" in self.scorer.model.families else TOKEN_DRAWS
+
+    def __call__(self, numbers: Sequence[int], ids: list[list[Ids]], _: list[list[Generation]]) -> list[Chosen]:
+        """On a CPU each text is ranked by itself, so that no choice depends on how its neighbours are rounded."""
+        calls = self.scorer.model.nats_calls(self.draws)
+        size = 1 if self.scorer.device.type == "cpu" else max(1, len(ids))
+        found = []
+        for start in range(0, len(ids), size):
+            begun = time.perf_counter()
+            costs = self.nats_per_token(numbers[start : start + size], ids[start : start + size])
+            seconds = time.perf_counter() - begun
+            for some in costs:
+                best = min(range(len(some)), key=some.__getitem__)
+                found.append(Chosen(best, calls * sum(map(math.isfinite, some)), seconds))
+        return found
+
+    def nats_per_token(self, numbers: Sequence[int], ids: list[list[Ids]]) -> list[list[float]]:
+        """Of each candidate of each text; infinitely many of what the scorer cannot hold."""
+        flat = [(number, row) for number, group in zip(numbers, ids, strict=True) for row in group]
+        held = [k for k, (_, row) in enumerate(flat) if 0 < len(row) <= self.scorer.model.max_words]
+        costs = torch.full((len(flat),), math.inf)
+        if held:
+            own, rows = [flat[k][0] for k in held], [flat[k][1] for k in held]
+            sources = [self.sources[number] for number in own] if self.sources else []
+            size = CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS
+            nats = self.scorer.score_ids(rows, self.seed, self.draws, size, own, sources)
+            costs[held] = nats / torch.tensor([len(row) + 1 for row in rows])
+        found: list[list[float]] = costs.view(len(ids), -1).tolist()
+        return found
+
+
+def make_ranking(
+    writer: "TextDiffusion", rank: Rank, candidates: int, source: str | Sequence[str] | None, texts: int, seed: int
+) -> Ranking:
+    """How the candidates of so many texts are ranked, equally many of each source. A model that cannot tell how likely
+    it finds the writer's texts is refused."""
+    if candidates < 2:
+        raise UsageError("--rank chooses among candidates: give --candidates 2 or more.")
+    if isinstance(rank, str) and rank != "bound":
+        raise UsageError(f"rank must be 'bound' or a model, not {rank!r}.")
+    scorer = writer if isinstance(rank, str) else rank
+    if scorer.model.likelihood is None:
+        raise UsageError(f"{scorer.name} has no likelihood and no bound: it cannot rank candidates.")
+    if writer.model.source_longest and not scorer.model.source_longest:
+        raise UsageError(f"{scorer.name} reads no source: it cannot rank texts that are written from one.")
+    if scorer.tokenizer.fingerprint() != writer.tokenizer.fingerprint():
+        raise UsageError(f"{scorer.name} has other words than {writer.name}, and cannot rank its texts.")
+    sources = scorer.encode_sources(source) if source is not None or scorer.model.source_longest else []
+    return Ranking(scorer, [row for row in sources for _ in range(texts // len(sources))], seed)

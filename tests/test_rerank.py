@@ -1,0 +1,367 @@
+"""Candidates that are ranked by a model, and the likelihoods given a source by which they are."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from oracles import JOINT
+from test_bad_input import complaint
+from test_encoder_decoder import SOURCES, WORDS, batch_of
+from test_encoder_decoder import build as build_twin
+from test_token_bounds import AtAnyTime
+from test_translate import RECIPE, run
+from test_translate import SMALL as SIZES
+from tiny import Silent, tiny_runs
+from torch import nn
+
+from difflm import Contains, TextDiffusion
+from difflm.app.cli import main
+from difflm.app.commands import translate as command
+from difflm.data.batches import Batch
+from difflm.data.seq2seq_metrics import sentence_bleu_nltk4
+from difflm.data.tokenizers import PAD, SPECIALS, START, UNK, Words
+from difflm.diffusion.base import Belief
+from difflm.diffusion.bounds import DiscreteBound
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import Absorbing
+from difflm.diffusion.timesteps import TimeSampler
+from difflm.errors import UsageError
+from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS
+from difflm.methods import METHODS, TextSpec
+from difflm.models.base import Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import DrawnFromSource
+from difflm.training.fit import train_run
+from difflm.training.recipe import check
+
+assert run and tiny_runs and complaint  # fixtures
+LONGEST, EACH = 8, 4
+LETTERS = Words([*SPECIALS, *"abcdefgh"])
+ASKED = ["a b c d", "h g", "d d d e e f"]
+SMALL = {"hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
+GAUSSIAN = {"difflm", "difformer", "diffuseq", "ar-diffusion"}
+
+
+def build(method: str, tokenizer: Words = LETTERS, **sizes) -> TextDiffusion:
+    """Random weights of which every word of the source and of the text has a say."""
+    own = {**SMALL, "embedding_dim": 8} if method in GAUSSIAN else SMALL
+    own = {key: value for key, value in own.items() if key in METHODS[method].model_fields}
+    torch.manual_seed(len(method))
+    model = METHODS[method](**own, **sizes).build(TextSpec(tokenizer.size, LONGEST, LONGEST)).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and "head" in name:
+            nn.init.normal_(parameter, std=0.5)
+    made = TextDiffusion(model, tokenizer, {"method": method})
+    made.name = method
+    return made
+
+
+def settings(lm: TextDiffusion) -> dict[str, int]:
+    return {} if lm.config["method"] == "encoder-decoder" else {"steps": 2}
+
+
+def draws_of(lm: TextDiffusion) -> int:
+    return VECTOR_DRAWS if lm.config["method"] in GAUSSIAN else TOKEN_DRAWS
+
+
+def spy_on_choice(lm: TextDiffusion, **asked) -> tuple[list, dict]:
+    """The texts that are kept, and all candidates of each as ids and as texts."""
+    job = lm.make_job(1, source=ASKED, **settings(lm), **asked)
+    seen, choose = {}, job.choose
+
+    def spy(numbers, ids, made):
+        seen.update(zip(numbers, zip(ids, made, strict=True), strict=True))
+        return choose(numbers, ids, made)
+
+    job.choose = spy
+    kept = {k: text for _, made in lm.run_jobs([job]) for k, text in made.items()}
+    return [kept[k] for k in range(len(ASKED))], seen
+
+
+def nats_alone(lm: TextDiffusion, ids: list[int], source: str, number: int) -> float:
+    """Nats per token of one text, asked of the model itself."""
+    told = torch.tensor([lm.tokenizer.encode(source)])
+    batch = Batch(torch.tensor([ids]), torch.tensor([len(ids)]), told, torch.tensor([told.shape[1]]))
+    return float(lm.model.nats(batch, Noise(7, torch.tensor([number])), draws_of(lm))) / (len(ids) + 1)
+
+
+# -- likelihoods given a source ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_scores_of_all_texts_given_a_source_are_those_of_a_distribution(source):
+    """Texts of at most three tokens, and the mass of everything that begins with three and goes on."""
+    model = build_twin(0)
+    lm = TextDiffusion(model, Words([*SPECIALS, *"abc"]), {"method": "encoder-decoder"})
+    texts = [list(text) for n in range(4) for text in itertools.product([START, UNK, PAD, *WORDS], repeat=n)]
+    ended = torch.exp(-lm.score_ids(texts, sources=[source] * len(texts)).double()).sum()
+    with torch.no_grad():
+        nats, _ = model.batch_nats(batch_of([tuple(text) for text in texts if len(text) == 3], source))
+    goes_on = torch.exp(-nats[:, :3].sum(-1).double()) * (1 - torch.exp(-nats[:, 3].double()))
+    assert float(ended + goes_on.sum()) == pytest.approx(1, abs=1e-5)
+
+
+class ToldWhich(AtAnyTime):
+    """Knows all about two words whose joint distribution the source names: that of the oracles, or its transpose."""
+
+    def __init__(self) -> None:
+        super().__init__(Absorbing(3))
+        self.joints = [super().context, AtAnyTime(Absorbing(3), JOINT.T).context]
+        self.conditioning.source_longest = 1
+
+    def forward(self, x, t, mask=None, condition: Condition = UNCONDITIONAL, previous=None) -> Belief:
+        level = self.process.at(t)
+        each = torch.stack([known(x, level.t) for known in self.joints])
+        context = each[condition.source[:, 0], torch.arange(len(x))]
+        return self.codec.belief(context, x, level, None, self.process)
+
+
+def test_a_bound_given_the_source_is_the_likelihood_of_an_exact_denoiser():
+    """With masks it is tight: of 18 cells each is within 4.5 of its standard errors."""
+    denoiser = ToldWhich()
+    lengths = DrawnFromSource(2, 1)
+    parts = (denoiser.codec, denoiser.process, nn.Identity(), Objective({"ce": 1.0}), TimeSampler(None), lengths)
+    model = DiffusionModel(*parts, Sampling("ancestral"), bound=DiscreteBound())
+    model.denoiser, model.source_longest = denoiser, 1
+    lm = TextDiffusion(model, LETTERS, {"method": "exact"})
+    each, draws = 400, 64
+    cells = [[a, b] for a in range(3) for b in range(3) for _ in range(each)]
+    for source, joint in enumerate((JOINT, JOINT.T)):
+        nats = lm.score_ids(cells, 0, draws, len(cells), sources=[[source]] * len(cells)).double().view(9, each)
+        error = nats.std(1) / math.sqrt(each)
+        exact = math.log(2) - joint.flatten().log()  # a text has one word or two
+        assert float(error.max()) < 0.05 and float(((nats.mean(1) - exact) / error).abs().max()) < 4.5
+
+
+@pytest.mark.parametrize("method", ["difflm", "diffuseq", "ar-diffusion", "mdlm", "block-diffusion", "encoder-decoder"])
+def test_a_score_is_that_of_the_text_with_its_source_in_any_batch(method):
+    lm = build(method)
+    texts = ["a b c", "c b a h g f", "h"]
+    draws = draws_of(lm)
+    together = lm.score(texts, 7, draws, source=ASKED)
+    for number, (text, source) in enumerate(zip(texts, ASKED, strict=True)):
+        ids = lm.tokenizer.encode(text)
+        assert together[number] / (len(ids) + 1) == pytest.approx(nats_alone(lm, ids, source, number), rel=1e-4)
+    shifted = lm.score(texts, 7, draws, source=ASKED[1:] + ASKED[:1])
+    assert all(abs(own - other) > 1e-3 for own, other in zip(together, shifted, strict=True))
+    assert lm.score(texts, 7, draws, source=ASKED[0])[0] == pytest.approx(together[0], rel=1e-4)
+
+
+def test_sources_that_are_missing_or_too_many_are_refused(tiny_runs):
+    lm = build("difflm")
+    with pytest.raises(UsageError, match="writes each text from a source: give one"):
+        lm.score(["a b"])
+    with pytest.raises(UsageError, match="from a source, and none is given"):
+        lm.score_ids([[5]])
+    with pytest.raises(UsageError, match="1 texts have 3 sources: give each its own"):
+        lm.score(["a b"], source=ASKED)
+    with pytest.raises(UsageError, match="source 1 has 9 tokens; this model reads 8"):
+        lm.score(["a b"], source="a " * 9)
+    with pytest.raises(UsageError, match="has learned texts without sources"):
+        TextDiffusion.from_pretrained(tiny_runs["difflm"]).score(["A pub."], source="a b")
+
+
+# -- ranking ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twin", [False, True])
+@pytest.mark.parametrize("method", ["difflm", "mdlm", "block-diffusion", "encoder-decoder"])
+def test_the_kept_candidate_has_the_fewest_nats_per_token(method, twin):
+    lm = build(method)
+    scorer = build("encoder-decoder", label_smoothing=0.2) if twin else lm
+    kept, seen = spy_on_choice(lm, seed=7, candidates=EACH, rank=scorer if twin else "bound")
+    differ = 0
+    for number, (text, source) in enumerate(zip(kept, ASKED, strict=True)):
+        ids, made = seen[number]
+        held = [0 < len(row) <= scorer.model.max_words for row in ids]
+        costs = [
+            nats_alone(scorer, one, source, number) if fits else math.inf for fits, one in zip(held, ids, strict=True)
+        ]
+        best = min(range(EACH), key=costs.__getitem__)
+        assert text.text == made[best].text
+        scored = sum(held) * scorer.model.nats_calls(draws_of(scorer))
+        assert text.denoiser_calls == sum(one.denoiser_calls for one in made) + scored
+        assert text.seconds > made[best].seconds
+        differ += best > 0
+    assert differ  # not the first ones anyhow
+
+
+@pytest.mark.parametrize("draws", [1, 4, 9])
+@pytest.mark.parametrize("method", ["difflm", "diffuseq", "ar-diffusion", "mdlm", "block-diffusion"])
+def test_calls_of_a_score_are_those_of_the_denoiser(method, draws, monkeypatch):
+    lm, asked = build(method), []
+    forward = lm.model.denoiser.forward
+    monkeypatch.setattr(lm.model.denoiser, "forward", lambda *args, **more: asked.append(1) or forward(*args, **more))
+    lm.score(["a b"], draws=draws, source="c d")
+    assert len(asked) == lm.model.nats_calls(draws)
+
+
+def test_blocks_of_one_word_are_scored_by_one_call():
+    assert build("block-diffusion", block=1).model.nats_calls(9) == 1
+
+
+def test_candidates_of_several_lengths_and_under_control_are_ranked_too():
+    lm, twin = build("difformer"), build("encoder-decoder")
+    kept, seen = spy_on_choice(lm, candidates=6, rank=twin, length_beam=3, controls=[Contains("b")])
+    for number, text in enumerate(kept):
+        ids, made = seen[number]
+        assert len({len(row) for row in ids}) == 3
+        costs = [nats_alone(twin, row, ASKED[number], 0) for row in ids]
+        assert text.text == made[costs.index(min(costs))].text and text.controls[0]["satisfied"]
+
+
+def test_what_the_twin_cannot_hold_is_last():
+    lm, twin = build("mdlm"), build("encoder-decoder")
+    twin.model.longest = 3
+    job = lm.make_job(1, source=ASKED[0], candidates=3, rank=twin)
+    long, short, empty = [4] * 4, [5, 6], []
+    assert [one.index for one in job.choose([0, 0], [[long, empty, short], [empty, long, long]], [])] == [2, 0]
+    assert [one.calls for one in job.choose([0, 0], [[long, empty, short], [empty, long, long]], [])] == [1, 0]
+
+
+def test_a_choice_depends_on_nothing_but_the_text_and_its_number():
+    lm = build("difflm")
+    whole = lm.generate(2, source=ASKED, candidates=3, rank="bound", steps=2)
+    again = lm.generate(2, source=ASKED[:1], candidates=3, rank="bound", steps=2)
+    assert [text.text for text in whole[:2]] == [text.text for text in again]
+
+
+def test_texts_without_sources_are_ranked_too(tiny_runs):
+    lm, judge = (TextDiffusion.from_pretrained(tiny_runs[name]) for name in ("difflm", "autoregressive"))
+    made = lm.generate(4, steps=2)
+    (text,) = lm.generate(1, steps=2, candidates=4, rank=judge)
+    nats = [judge.score([one.text])[0] / (len(one.tokens) + 1) for one in made]
+    assert text.text == made[nats.index(min(nats))].text and text.denoiser_calls == 4 * 2 + 4
+
+
+def test_what_cannot_rank_is_refused(tiny_runs):
+    lm = build("difflm")
+
+    def refuse(said: str, candidates: int = 2, writer: TextDiffusion = lm, **asked) -> None:
+        with pytest.raises(UsageError, match=said):
+            writer.generate(source="a b", candidates=candidates, **asked)
+
+    refuse("give --candidates 2 or more", candidates=1, rank="bound")
+    refuse("give --candidates 2 or more", candidates=1, mbr=3, rank="bound")
+    refuse("--candidates and --mbr both choose", mbr=3, rank="bound")
+    refuse("rank must be 'bound' or a model, not 'twin'", rank="twin")
+    refuse("seqdiffuseq has no likelihood and no bound", writer=build("seqdiffuseq"), rank="bound")
+    refuse("difflm reads no source", rank=TextDiffusion.from_pretrained(tiny_runs["difflm"]))
+    refuse("has other words than", rank=build("mdlm", Words([*SPECIALS, *"abc"])))
+    refuse("--candidates are chosen by a classifier")
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def twin(run, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("rerank") / "twin"
+    recipe = {**RECIPE, "method": "encoder-decoder", "model": {k: v for k, v in SIZES.items() if k != "embedding_dim"}}
+    data = str(run.parent / "pairs.jsonl")
+    made = check({**recipe, "steps": 20, "data": data})
+    train_run(made, folder, torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    return folder
+
+
+@pytest.fixture
+def sources(tmp_path) -> Path:
+    (tmp_path / "sources.txt").write_text("".join(f"{source}\n" for source in ASKED))
+    return tmp_path / "sources.txt"
+
+
+def test_translate_ranks_in_any_pieces(run, twin, sources, capsys, monkeypatch):
+    monkeypatch.setattr(command, "PIECE", {"cpu": 3})
+    lm = TextDiffusion.from_pretrained(run)
+    for rank, given in (("bound", "bound"), (str(twin), TextDiffusion.from_pretrained(twin))):
+        argv = ["translate", str(run), str(sources), "--steps", "2", "--candidates", "3", "--rank", rank, "--json"]
+        assert main(argv) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        expected = lm.generate(source=ASKED, steps=2, candidates=3, rank=given)
+        assert [(row["text"], row["denoiser_calls"]) for row in rows] == [(t.text, t.denoiser_calls) for t in expected]
+
+
+def test_another_rank_does_not_continue_a_file(run, twin, sources, tmp_path, complaint, monkeypatch):
+    argv = ("translate", run, sources, "--out", tmp_path / "out.txt", "--steps", 2, "--candidates", 2, "--rank")
+    with monkeypatch.context() as patch:
+        patch.setattr(command.ResumableLines, "finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main([str(arg) for arg in (*argv, "bound")]) == 1
+    assert "was begun with another rank" in complaint(2, *argv, twin)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--rank", "bound"), "give --candidates 2 or more"),
+        (("--rank", "bound", "--mbr", 3), "give --candidates 2 or more"),
+        (("--rank", "nothing", "--candidates", 2), "nothing is neither a bundled model nor a directory"),
+        (("--rank", "EMPTY", "--candidates", 2), "so it is not a run"),
+        (("--rank", "TEXTS", "--candidates", 2), "difflm reads no source"),
+    ],
+)
+def test_a_rank_that_cannot_be_is_one_line(run, tiny_runs, sources, tmp_path, complaint, more, said):
+    (tmp_path / "empty").mkdir()
+    named = {"EMPTY": tmp_path / "empty", "TEXTS": tiny_runs["difflm"]}
+    out = tmp_path / "out.txt"
+    assert said in complaint(2, "translate", run, sources, "--out", out, *(named.get(arg, arg) for arg in more))
+    assert not out.exists() and not out.with_name("out.txt.partial").exists()
+
+
+def test_evaluate_has_a_row_for_each_rank_and_counts_its_calls(run, twin, tmp_path, capsys, complaint):
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({"src": one, "trg": one[::-1]}) + "\n" for one in ASKED))
+    argv = ["evaluate", run, "--task", "seq2seq", "--pairs", tmp_path / "pairs.jsonl", "--steps", 2, "--rank", "bound"]
+    argv += ["--out", tmp_path / "out.jsonl"]
+    assert main([str(arg) for arg in (*argv, "--mbr", 3, "--rank", twin, "--json")]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lm = TextDiffusion.from_pretrained(run)
+    calls = 3 * lm.model.nats_calls(VECTOR_DRAWS)
+    assert [(row["how"], row["calls"]) for row in rows[1:4]] == [
+        ("MBR of 3", 6),
+        ("by bound, best of 3", 6 + calls),
+        ("by the twin, best of 3", 9),
+    ]
+    for row, rank in zip(rows[2:4], ("bound", TextDiffusion.from_pretrained(twin)), strict=True):
+        texts = [text.text for text in lm.generate(source=ASKED, steps=2, candidates=3, rank=rank)]
+        bleu = sum(sentence_bleu_nltk4(text, [source[::-1]]) for text, source in zip(texts, ASKED, strict=True)) / 3
+        assert bleu > 0 and row["bleu_sentence_nltk4"] == pytest.approx(bleu)
+    assert "give --mbr 2 or more" in complaint(2, *argv, "--mbr", 1)
+    assert "--rank names two runs" in complaint(2, *argv, "--rank", "a", "--rank", "b")
+    assert "has learned texts without sources" in complaint(2, *argv, "--rank", "e2e")
+    assert "--rank belongs to --task seq2seq" in complaint(2, "evaluate", run, "--rank", "bound")
+
+
+def test_pairs_are_scored_from_columns_parallel_files_and_with_one_source(run, tmp_path, capsys, complaint):
+    texts = ["d c b a", "g h", "f e e d d d"]
+    lm = TextDiffusion.from_pretrained(run)
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(json.dumps({"src": s, "trg": t}) + "\n" for s, t in zip(ASKED, texts, strict=True))
+    )
+    (tmp_path / "s").write_text("\n".join(ASKED) + "\n")
+    (tmp_path / "t.txt").write_text("\n".join(texts) + "\n")
+
+    def scored(*argv: object) -> list[dict]:
+        assert main(["score", str(run), *map(str, argv), "--draws", "3", "--json"]) == 0
+        *rows, mean = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert mean["texts"] == 3 and [row["text"] for row in rows] == texts
+        return rows
+
+    expected = lm.score(texts, draws=3, source=ASKED)
+    for given in (tmp_path / "pairs.jsonl", f"{tmp_path / 's'},{tmp_path / 't.txt'}"):
+        rows = scored(given)
+        assert [row["nats"] for row in rows] == pytest.approx(expected, abs=1e-3)
+        assert [row["source"] for row in rows] == ASKED
+    rows = scored(tmp_path / "t.txt", "--source", ASKED[1])
+    assert [row["nats"] for row in rows] == pytest.approx(lm.score(texts, draws=3, source=ASKED[1]), abs=1e-3)
+    assert "has no sources beside its texts" in complaint(2, "score", run, tmp_path / "t.txt")
+    assert "source 1 is empty" in complaint(2, "score", run, tmp_path / "t.txt", "--source", " ")
+
+
+def test_a_model_without_sources_scores_none(tiny_runs, tmp_path, complaint):
+    (tmp_path / "t.txt").write_text("A pub.\n")
+    said = complaint(2, "score", tiny_runs["difflm"], tmp_path / "t.txt", "--source", "a")
+    assert "has learned texts without sources" in said
