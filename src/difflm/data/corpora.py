@@ -1,6 +1,6 @@
 """Texts, and pairs of source and target, by the name of a corpus or by the path of a file."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,13 +127,13 @@ def cut_examples(
 
 
 def counted_texts(
-    name_or_path: str, root: Path | None, column: str | None = None, chunk: int = 0, sources: bool = False
+    name_or_path: str, root: Path | None, column: str | None = None, chunk: int = 0, sides: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yield the training texts, and their `sources`, whose words make a vocabulary. Of a corpus that has each text in
-    several forms, one."""
-    if sources:
+    """Yield the training texts whose words make a vocabulary; of pairs those of some `sides`, source or target. Of a
+    corpus that has each text in several forms, one."""
+    if sides:
         pairs = corpus_examples(name_or_path, root, "train", column)
-        return (text for pair in pairs for text in (pair.source, pair.target) if text)
+        return (text for pair in pairs for side in sides if (text := getattr(pair, side)))
     known = KNOWN.get(name_or_path)
     if known and known.words:
         return known.words(known.path(root, "train"))

@@ -163,7 +163,7 @@ class _ColumnWriter:
 
 
 def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer) -> dict[str, Any]:
-    dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
+    dtype = np.dtype("<u2" if max(tokenizer.size, tokenizer.for_sources.size) <= 1 << 16 else "<u4")
     columns: list[_ColumnWriter] = []
     count = 0
     with ExitStack() as stack:
@@ -186,7 +186,8 @@ def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterat
     examples = iter(examples)
     while some := list(islice(examples, 1024)):
         columns = [[one.target for one in some], [one.source for one in some if one.source is not None]]
-        encoded = [tokenizer.encode_batch(texts) for texts in columns if texts]
+        sides = zip((tokenizer, tokenizer.for_sources), columns, strict=True)
+        encoded = [side.encode_batch(texts) for side, texts in sides if texts]
         if some[0].cut is not None:
             pairs = [cut_span(ids, one.cut or 0) for ids, one in zip(encoded[0], some, strict=True)]
             encoded = [[span for _, span in pairs], [source for source, _ in pairs]]

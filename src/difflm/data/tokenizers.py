@@ -31,6 +31,7 @@ class Tokenizer(ABC):
         self._ids = {piece: i for i, piece in enumerate(self.pieces, len(SPECIALS))}
         if len(self._ids) != len(self.pieces):
             raise ValueError("a token is there twice")
+        self.for_sources: Tokenizer = self  # another where sources have words of their own
 
     @property
     def size(self) -> int:
@@ -48,7 +49,13 @@ class Tokenizer(ABC):
         return [self.pieces[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)]
 
     @abstractmethod
-    def to_json(self) -> dict[str, Any]: ...
+    def contents(self) -> dict[str, Any]:
+        """What a file holds beside the kind."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that a file holds, the tokenizer of sources included."""
+        own = {} if self.for_sources is self else {"for_sources": self.for_sources.to_json()}
+        return {"kind": self.kind, **self.contents(), **own}
 
     def unknown(self, text: str) -> list[str]:
         """The words of a text that have no id, in order; byte pairs spell every word, characters too."""
@@ -76,13 +83,18 @@ class Tokenizer(ABC):
     def from_json(data: Any) -> "Tokenizer":
         """The inverse of `to_json`; ValueError says what is wrong with anything else."""
         kind = data.get("kind") if isinstance(data, dict) else None
+        made: Tokenizer
         if kind == Words.kind:
-            return Words(_strings(data, "words"))
-        if kind == Bpe.kind:
-            return Bpe(_strings(data, "pieces"), [_pair(merge) for merge in _strings(data, "merges")])
-        if kind == Characters.kind:
-            return Characters(_strings(data, "characters"))
-        raise ValueError(f"its kind is {kind!r}, not {Words.kind!r}, {Bpe.kind!r} or {Characters.kind!r}")
+            made = Words(_strings(data, "words"))
+        elif kind == Bpe.kind:
+            made = Bpe(_strings(data, "pieces"), [_pair(merge) for merge in _strings(data, "merges")])
+        elif kind == Characters.kind:
+            made = Characters(_strings(data, "characters"))
+        else:
+            raise ValueError(f"its kind is {kind!r}, not {Words.kind!r}, {Bpe.kind!r} or {Characters.kind!r}")
+        if "for_sources" in data:
+            made.for_sources = Tokenizer.from_json(data["for_sources"])
+        return made
 
 
 class Words(Tokenizer):
@@ -127,8 +139,8 @@ class Words(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return join_words(self.tokens(ids))
 
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "words": self.words}
+    def contents(self) -> dict[str, Any]:
+        return {"words": self.words}
 
 
 class Characters(Tokenizer):
@@ -153,8 +165,8 @@ class Characters(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.tokens(ids))
 
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "characters": self.pieces}
+    def contents(self) -> dict[str, Any]:
+        return {"characters": self.pieces}
 
 
 class Bpe(Tokenizer):
@@ -212,8 +224,8 @@ class Bpe(Tokenizer):
         text: str = ByteLevel().decode(super().tokens(ids))
         return text
 
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "pieces": self.pieces, "merges": [f"{a} {b}" for a, b in self.merges]}
+    def contents(self) -> dict[str, Any]:
+        return {"pieces": self.pieces, "merges": [f"{a} {b}" for a, b in self.merges]}
 
 
 def _byte_pair_encoder(**model: Any) -> "tokenizers.Tokenizer":

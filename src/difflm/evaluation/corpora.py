@@ -64,9 +64,8 @@ def pairs_for(lm: TextDiffusion, root: Path | None, split: Split = "valid") -> P
 
 def _number_distinct(lm: TextDiffusion, pairs: Sequence[Example]) -> list[int]:
     """Return the numbers of the pairs that repeat no earlier one, token by token."""
-    sources, targets = (
-        lm.tokenizer.encode_batch([str(getattr(p, side)) for p in pairs]) for side in ("source", "target")
-    )
+    sources = lm.tokenizer.for_sources.encode_batch([str(pair.source) for pair in pairs])
+    targets = lm.tokenizer.encode_batch([pair.target for pair in pairs])
     first: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
         first.setdefault((tuple(source), tuple(target)), number)

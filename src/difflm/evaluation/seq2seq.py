@@ -177,7 +177,7 @@ def evaluate_seq2seq(
 def reads(lm: TextDiffusion, sources: Sequence[str]) -> list[bool]:
     """Return for each source whether it fits the model."""
     room = lm.source_room()
-    return [0 < len(ids) <= room for ids in lm.tokenizer.encode_batch(list(sources))]
+    return [0 < len(ids) <= room for ids in lm.tokenizer.for_sources.encode_batch(list(sources))]
 
 
 def rank_by(lm: TextDiffusion, sources: Sequence[str], ways: Ways) -> dict[str, Ranking]:

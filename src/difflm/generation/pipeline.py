@@ -340,7 +340,7 @@ class TextDiffusion:
         if source is None:
             raise UsageError(f"{self.name} writes each text from a source: give one (--source, difflm translate).")
         room = self.source_room()
-        rows = self.tokenizer.encode_batch([source] if isinstance(source, str) else list(source))
+        rows = self.tokenizer.for_sources.encode_batch([source] if isinstance(source, str) else list(source))
         if not rows:
             raise UsageError("there is no source.")
         for number, row in enumerate(rows, start=1):

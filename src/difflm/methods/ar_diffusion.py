@@ -35,7 +35,7 @@ class ArDiffusion(Method):
             network=TimeAttentionDecoder(
                 *(dim, dim, self.hidden, self.layers, self.heads, self.dropout),
                 positions=texts.longest,
-                source_vocabulary=texts.vocabulary,
+                source_vocabulary=texts.source_vocabulary or texts.vocabulary,
                 source_longest=texts.source_longest,
                 encoder_layers=self.encoder_layers,
             ),

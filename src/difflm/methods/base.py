@@ -18,11 +18,13 @@ else:  # for annotations alone: listing methods imports no torch
 
 @dataclass(frozen=True)
 class TextSpec:
-    """What a model must hold: the number of token ids, and the most tokens of a text and of its source."""
+    """What a model must hold: the number of token ids, the most tokens of a text and of its source, and the number of
+    token ids of sources."""
 
     vocabulary: int
     longest: int
     source_longest: int = 0  # 0: texts have no source
+    source_vocabulary: int = 0  # 0: that of the texts
 
 
 def build_network(
@@ -33,7 +35,7 @@ def build_network(
     from difflm.diffusion.denoiser import CrossAttention
     from difflm.networks import EncoderDecoder, Transformer
 
-    vocabulary, longest = texts.vocabulary, texts.source_longest
+    vocabulary, longest = texts.source_vocabulary or texts.vocabulary, texts.source_longest
     if not longest:
         return Transformer(*sizes, **settings), None
     network = EncoderDecoder(
@@ -69,6 +71,7 @@ class Method(BaseModel):
     kind: ClassVar[Literal["method", "baseline", "classifier"]] = "method"
     # seq2seq: every text is written from a source; either: as the recipe says
     task: ClassVar[Literal["text", "seq2seq", "either"]] = "text"
+    one_canvas: ClassVar[bool] = False  # whether source and text stand on one canvas, and share its embedding
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
 
     def has_bound(self) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DiffuSeq(DiffusionLM):
-    name, paper, task = "diffuseq", "Gong et al. 2023", "seq2seq"
+    name, paper, task, one_canvas = "diffuseq", "Gong et al. 2023", "seq2seq", True
 
     embedding_dim: int = 128
 

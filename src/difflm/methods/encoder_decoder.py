@@ -27,4 +27,5 @@ class EncoderDecoderTwin(Method):
 
         sizes = (texts.vocabulary, texts.longest, self.hidden, self.layers, self.heads, self.dropout)
         sampling = Sampling("autoregressive", steps=max(1, texts.longest))
-        return Autoregressive(*sizes, sampling, texts.source_longest, self.encoder_layers, self.label_smoothing)
+        encoder = texts.source_longest, self.encoder_layers, texts.source_vocabulary
+        return Autoregressive(*sizes, sampling, *encoder, self.label_smoothing)

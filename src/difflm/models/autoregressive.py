@@ -45,6 +45,7 @@ class Autoregressive(LanguageModel):
         sampling: Sampling,
         source_longest: int = 0,
         encoder_layers: int = 0,
+        source_vocabulary: int = 0,
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class Autoregressive(LanguageModel):
         if source_longest:
             self.network = EncoderDecoder(
                 *sizes,
-                source_vocabulary=vocabulary,
+                source_vocabulary=source_vocabulary or vocabulary,
                 source_longest=source_longest,
                 encoder_layers=encoder_layers,
                 time="none",

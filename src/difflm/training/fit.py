@@ -127,7 +127,7 @@ def prepare_model(setup: Setup) -> Prepared:
     setup = replace(setup, recipe=choose_sizes(setup, tokenizer, tokens))
     recipe, method = setup.recipe, setup.recipe.build_method()
     torch.manual_seed(recipe.seed)
-    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest))
+    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, tokenizer.for_sources.size))
     limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest)
     selection = select_texts(tokens, limits, recipe.distinct)
     training, held_out = read_splits(setup, tokenizer, tokens, selection)
@@ -164,6 +164,7 @@ def prepare_model(setup: Setup) -> Prepared:
         "method": recipe.method,
         "model": method.model_dump(),
         "vocabulary": tokenizer.size,
+        **({"source_vocabulary": tokenizer.for_sources.size} if recipe.source_words == "own" else {}),
         "tokenizer": tokenizer.fingerprint(),
         "longest": recipe.longest,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -326,12 +327,21 @@ def count_overlap(training: Split, held_out: Split) -> int:
 
 
 def build_tokenizer(setup: Setup) -> Tokenizer:
-    """Build a tokenizer from the training texts and their sources."""
+    """Build a tokenizer from the training texts and their sources, or one from each."""
+    if setup.recipe.source_words == "shared":
+        return learn_words(setup, ("source", "target") if setup.recipe.has_sources else ())
+    tokenizer = learn_words(setup, ("target",))
+    tokenizer.for_sources = learn_words(setup, ("source",))
+    return tokenizer
+
+
+def learn_words(setup: Setup, sides: tuple[str, ...]) -> Tokenizer:
+    """Build one tokenizer from the training texts; of pairs, from some sides."""
     recipe = setup.recipe
     if recipe.cuts_spans:
         found = plain_texts(recipe.data, setup.root, "train", recipe.column, recipe.chunk)
     else:
-        found = counted_texts(recipe.data, setup.root, recipe.column, recipe.chunk, recipe.has_sources)
+        found = counted_texts(recipe.data, setup.root, recipe.column, recipe.chunk, sides)
     texts = report_reading(found, "learning words", setup.note)
     tokenizer: Tokenizer
     if recipe.tokenizer == "bpe":

@@ -83,6 +83,8 @@ def summarise(config: dict[str, Any]) -> dict[str, str]:
     overlap = f"; {seen:,} of {config['held_out']:,} held-out texts also occur in training" if seen else ""
     texts = f"{config.get('texts', 0):,} training texts{left_out}{overlap}"
     vocabulary = f"{config['vocabulary']:,} in the vocabulary"
+    if "source_vocabulary" in config:
+        vocabulary += f", {config['source_vocabulary']:,} in that of the sources"
     return {
         "tokens": f"{recipe['tokenizer']}, {vocabulary}; texts of up to {config['longest']} tokens",
         "data": f"{file_names(recipe['data'])} ({recipe['licence'] or 'licence not stated'}), {texts}",

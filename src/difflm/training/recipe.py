@@ -43,6 +43,8 @@ class Recipe(BaseModel):
     "Tokens of a canvas; longer texts are left out, and counted. 0: enough for 99 % of the texts."
     source_longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
     "Tokens of the longest source, where texts have one. 0: enough for 99 % of the sources."
+    source_words: Literal["shared", "own"] = "shared"
+    "`own`: sources have a vocabulary of their own, with the settings of the texts' one."
     task: Literal["auto", "seq2seq", "span-denoising"] = "auto"
     "`seq2seq`: texts are written from sources; `auto`: where the method or the data say so. `span-denoising`: of each \
     plain text one span of 30 % is written from the rest; of two files, both are plain texts."
@@ -101,7 +103,7 @@ class Recipe(BaseModel):
         """Whether texts are written from a source."""
         known = METHODS[self.method].task
         pairs = self.data in PAIRS or len(split_paths(self.data)) > 1
-        asked = self.task != "auto" or self.source_longest > 0 or pairs
+        asked = self.task != "auto" or self.source_longest > 0 or self.source_words == "own" or pairs
         return known == "seq2seq" or (known == "either" and asked)
 
     @property
@@ -269,8 +271,14 @@ def _check_sources(recipe: Recipe) -> None:
         raise UsageError(f"recipe: chunk: pieces of a file have no source, and {recipe.method} needs one.")
     if recipe.has_sources and recipe.longest + recipe.source_longest > MOST_TOKENS:
         raise UsageError(f"recipe: longest and source_longest: at most {MOST_TOKENS} together.")
-    if not recipe.has_sources and recipe.source_longest:
-        raise UsageError(f"recipe: source_longest: {recipe.method} reads no sources. Leave it out.")
+    own = recipe.source_words == "own"
+    if not recipe.has_sources and (recipe.source_longest or own):
+        key = "source_longest" if recipe.source_longest else "source_words"
+        raise UsageError(f"recipe: {key}: {recipe.method} reads no sources. Leave it out.")
+    if own and METHODS[recipe.method].one_canvas:
+        raise UsageError(f"recipe: source_words: {recipe.method} has one embedding for both sides. Leave it out.")
+    if own and recipe.cuts_spans:
+        raise UsageError("recipe: source_words: in span-denoising, source and text are one text. Leave it out.")
     if not recipe.has_sources and len(split_paths(recipe.data)) > 1:
         raise UsageError(f"recipe: data: {recipe.method} reads no sources. Name one file, not {recipe.data}.")
 

@@ -57,6 +57,7 @@ def initial_run(name_or_path: str | Path) -> dict[str, Any]:
     """The keys that a recipe must share with a run to begin with its weights and tokenizer."""
     config = read_config(find_run(name_or_path))
     words = {key: config["recipe"][key] for key in ("tokenizer", "vocabulary", "more_than")}
+    words["source_words"] = config["recipe"].get("source_words", "shared")
     sizes = {"longest": config["longest"], "source_longest": config["recipe"].get("source_longest", 0)}
     return {"method": config["method"], "model": config["model"], **sizes, **words}
 
@@ -74,8 +75,8 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
     try:
         method = METHODS[config["method"]](**config["model"])
         with SkipInit():
-            sources = config["recipe"].get("source_longest", 0)
-            model = method.build(TextSpec(config["vocabulary"], config["longest"], sources))
+            sources = config["recipe"].get("source_longest", 0), config.get("source_vocabulary", 0)
+            model = method.build(TextSpec(config["vocabulary"], config["longest"], *sources))
         model.sampling = Sampling(**config["sampling"])
     except ValidationError as error:
         wrong = ".".join(str(part) for part in error.errors()[0]["loc"])
