@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 class Sed(Method):
     name, paper, family, task = "sed", "Strudel et al. 2022", "gaussian", "either"
+    one_canvas = True
 
     embedding_dim: int = 32
     hidden: int = 896
