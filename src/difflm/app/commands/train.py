@@ -64,7 +64,8 @@ def train(
     from difflm.training.run import read_config
 
     print(f"{out}: {training_summary(read_config(out))}.")
-    print(f"Next: difflm generate {shlex.quote(str(out))} -n 4")
+    how = ("translate", "sources.txt") if resolved.has_sources else ("generate", "-n 4")
+    print(f"Next: difflm {how[0]} {shlex.quote(str(out))} {how[1]}")
     return 0
 
 
