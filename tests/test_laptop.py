@@ -39,6 +39,7 @@ def test_every_method_with_sources_learns_from_it_and_translates(method, data, c
     asked.write_text("dog 1 train\ndog 2 train\n")
     settings = [] if METHODS[method].family == "autoregressive" else ["--steps", 2]
     assert capsys.readouterr().out.endswith(f"Next: difflm translate {run} sources.txt\n")
+    assert "difflm translate run sources.txt" in (run / "README.md").read_text()
     assert call("translate", run, asked, *settings, "--device", "cpu") == 0
     assert capsys.readouterr().out.count("\n") == 2
 

@@ -60,12 +60,12 @@ def train(
     if resolved.method == "classifier":
         report_classifier(resolved.build_method().model_dump()["guides"], out)
         return 0
-    from difflm.training.model_card import training_summary
+    from difflm.training.model_card import suggest_command, training_summary
     from difflm.training.run import read_config
 
-    print(f"{out}: {training_summary(read_config(out))}.")
-    how = ("translate", "sources.txt") if resolved.has_sources else ("generate", "-n 4")
-    print(f"Next: difflm {how[0]} {shlex.quote(str(out))} {how[1]}")
+    config = read_config(out)
+    print(f"{out}: {training_summary(config)}.")
+    print(f"Next: {suggest_command(shlex.quote(str(out)), config)}")
     return 0
 
 
