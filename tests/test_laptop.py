@@ -7,6 +7,7 @@ import pytest
 from test_pair_corpora import write
 
 from difflm.app.cli import main
+from difflm.data.corpora import plain_texts
 from difflm.data.tokenfile import TokenFile
 from difflm.methods import METHODS
 from difflm.training.recipe import load_recipe
@@ -65,3 +66,12 @@ def test_plain_texts_of_a_corpus_of_pairs_are_both_of_its_sides(data):
     assert len(tokens) == 24 and cut == {np.array(ids, "<u2").tobytes() for side in sides for ids in side}
     assert call("train", "multi30k-genie", f"init={data / 'pre'}", *common, "--out", data / "run") == 0
     assert len(TokenFile.open(data / "run" / "data" / "train")) == 12
+
+
+def test_no_plain_text_is_held_out_and_trained_on(tmp_path):
+    """ASSET's files hold both splits: sources and simplifications of every fourth line are held out."""
+    write(tmp_path, "asset/asset.valid.orig", *(f"source {k}" for k in range(8)))
+    for j in range(10):
+        write(tmp_path, f"asset/asset.valid.simp.{j}", *(f"simple {k} {j}" for k in range(8)))
+    trained, held_out = (list(plain_texts("asset", tmp_path, split)) for split in ("train", "valid"))
+    assert len(trained) == 6 * 11 and len(held_out) == 2 * 11 and not {*trained} & {*held_out}
