@@ -1,17 +1,24 @@
 """BERTScore by small encoders that the test makes, and by vectors whose matches are worked by hand."""
 
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from test_bad_input import complaint
 from test_pretrained import hf, make_encoder  # noqa: F401
+from test_translate import run
 
+from difflm.app.cli import main
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore, f_measure
 from difflm.evaluation.infill import GapMetrics
 from difflm.evaluation.reports import INFILL
 from difflm.evaluation.seq2seq import COPY, Outputs, measure_outputs
 
+assert run and complaint  # fixtures
 CPU = torch.device("cpu")
 
 
@@ -53,6 +60,34 @@ def test_the_source_to_target_report_names_its_encoder(tmp_path: Path) -> None:
     assert report.row("ours").figures["bert_score"] == pytest.approx(1)
     assert report.row(COPY).figures["bert_score"] < 0.999
     assert any(note.startswith("BERTScore: by bert") for note in report.notes)
+
+
+def test_the_command_measures_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The references repeat their sources: the copy baseline is the best match there is."""
+    folder = make_encoder(tmp_path / "bert", "bert", masked_lm=False)
+    (tmp_path / "pairs.csv").write_text("src,trg\na b c,a b c\nd e f,d e f\n")
+    argv = ["evaluate", run, "--task", "seq2seq", "--pairs", tmp_path / "pairs.csv", "--steps", 2, "--mbr", 1]
+    assert main([str(arg) for arg in (*argv, "--encoder", folder, "--out", tmp_path / "out.jsonl", "--json")]) == 0
+    own, copy = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert copy["bert_score"] == pytest.approx(1) and 0 < own["bert_score"] < 0.999
+
+
+@pytest.mark.parametrize(("missing", "said"), [(False, "no config.json there"), (True, "pip install 'difflm[hf]'")])
+def test_the_command_says_in_one_line_what_it_lacks(
+    run: Path, tmp_path: Path, complaint: Any, monkeypatch: pytest.MonkeyPatch, missing: bool, said: str
+) -> None:
+    folder = make_encoder(tmp_path / "bert", "bert", masked_lm=False) if missing else tmp_path
+    if missing:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    argv = ("evaluate", run, "--task", "seq2seq", "--encoder", folder, "--out", tmp_path / "out.jsonl")
+    assert said in complaint(2, *argv)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_text_longer_than_the_encoder_reads_is_cut(tmp_path: Path) -> None:
+    """Its tokenizer does not say how many pieces fit: the encoder has 64 positions."""
+    score = BertScore(str(make_encoder(tmp_path, "bert", masked_lm=False)), CPU)
+    assert score(["a " * 90], [["a " * 100]]) == [pytest.approx(1)]
 
 
 @pytest.mark.parametrize("content", [None, "{}"])

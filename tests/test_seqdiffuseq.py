@@ -11,10 +11,12 @@ from oracles import oracle_walk
 from tiny import assert_resumed_to_the_bit
 from torch import Tensor
 
+from difflm.app.cli import main
 from difflm.app.plots.schedules import POINTS, sample_curve
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.adaptive import PositionGaussian, PositionLosses, equalise
+from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Sqrt
@@ -198,6 +200,28 @@ def test_the_encoder_runs_once_a_generation(monkeypatch):
     steering = Steering(source=source, source_mask=torch.ones_like(source, dtype=torch.bool))
     frames = list(model.stream(noise, model.draw_lengths(noise), 8, replace(model.sampling, steps=7), steering))
     assert len(frames) == 7 and len(calls) == 1
+
+
+def test_without_a_bound_validation_is_the_cross_entropy_of_noisy_words(tmp_path, capsys):
+    """An untrained network's nats, by hand; and what a run says of them."""
+    model, texts, noise = build().eval(), batch(), Noise(0, torch.arange(6))
+    ids, mask = model.lengths.canvas(texts.ids, texts.lengths)
+    t = model.times.time_of(torch.full((6,), 0.5))
+    x = model.process.corrupt(
+        model.denoiser.codec.encode(ids), t, noise.normal(0, 8, SMALL["embedding_dim"], stream=11)
+    )
+    told = Condition(texts.source, torch.ones_like(texts.source, dtype=torch.bool))
+    with torch.no_grad():
+        told = model.denoiser.conditioning.prepare(model.denoiser, told)
+        log_p = model.denoiser(x, t, mask, told).logits.log_softmax(-1)
+    expected = -log_p.gather(-1, ids.unsqueeze(-1)).sum((1, 2))
+    assert model.nats(texts, noise).tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+    (tmp_path / "pairs.csv").write_text("src,trg\n" + "a b,b a\nb c,c b\n" * 60)
+    changes = [f"model.{key}={value}" for key, value in SMALL.items()]
+    changes += ["steps=2", "batch_size=8", "warmup=0", "tokenizer=words", "more_than=0", f"data={tmp_path}/pairs.csv"]
+    assert main(["train", "multi30k-seqdiffuseq", *changes, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "nats a word at the middle time, no likelihood" in said and "masked" not in said and "nats/token" not in said
 
 
 def test_a_resumed_run_has_the_same_schedule(tmp_path, monkeypatch):

@@ -136,6 +136,7 @@ def measure_seq2seq(
         raise UsageError(f"the number of samples, which are sources here, must be at least 1, not {options.samples}.")
     if reference.skip < 0:
         raise UsageError(f"--skip must be 0 or more sources, not {reference.skip}.")
+    similarity = BertScore(reference.encoder, check_device(options.device)) if reference.encoder else None
     given = read_pair_set(seq2seq.pairs, seq2seq.column, options.data, options.split) if seq2seq.pairs else None
     runs = [run, *(reference.rival or ())]
     models = dict(zip(run_names(runs), (load_model(one, options.device) for one in runs), strict=True))
@@ -146,7 +147,6 @@ def measure_seq2seq(
         check_same_data(models, options.data)
         given = pairs_for(next(iter(models.values())), options.data, options.split)
     pairs = given.sample(options.samples, reference.skip, options.seed)
-    similarity = BertScore(reference.encoder, check_device(options.device)) if reference.encoder else None
     with Bar("measuring") as bar:
         report = evaluate_seq2seq(models, pairs, ways, similarity, bar.update)
     publish(runs, report, options)

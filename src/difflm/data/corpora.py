@@ -109,7 +109,11 @@ def corpus_examples(
 def plain_texts(
     name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
 ) -> Iterator[str]:
-    """Yield the texts of a split; of parallel files all texts of the first, then all of the second."""
+    """Yield the texts of a split; of a corpus of pairs those of both sides, each once; of parallel files all texts of
+    the first, then all of the second."""
+    if name_or_path in PAIRS:  # whose files may hold both splits
+        pairs = PAIRS[name_or_path].examples(root, split)
+        return iter(dict.fromkeys(text for pair in pairs for text in (pair.source, pair.target) if text))
     paths = corpus_paths(name_or_path, root, split)
     if len(paths) == 1:
         return corpus(name_or_path, root, split, column, chunk)

@@ -28,6 +28,8 @@ class BertScore:
             raise UsageError(f"encoder={folder}: its tokenizer cannot pad texts to one length. Give an encoder.")
         self.body = self.body.to(device).eval()
         config = self.body.config
+        # A tokenizer need not know what its encoder reads; RoBERTa's positions begin at 2.
+        self.longest = min(self.pieces.model_max_length, getattr(config, "max_position_embeddings", 514) - 2)
         self.name = (
             f"{config.model_type}, {config.num_hidden_layers} layers of {config.hidden_size} ({Path(folder).name})"
         )
@@ -47,6 +49,7 @@ class BertScore:
                 list(texts[start : start + BATCH_SIZE]),
                 padding=True,
                 truncation=True,
+                max_length=self.longest,
                 return_special_tokens_mask=True,
                 return_tensors="pt",
             ).to(self.device)

@@ -18,8 +18,8 @@ class SeqDiffuSeq(Method):
     encoder_layers: int = 6
     heads: int = 8
     dropout: float = 0.1
-    adapt_first: int = 60_000  # the update at which the schedule is first moved
-    adapt_every: int = 20_000
+    adapt_first: int = 800  # the update at which the schedule is first moved; 60,000 in the paper's far longer training
+    adapt_every: int = 800  # 20,000 there
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.data.tokenizers import PAD

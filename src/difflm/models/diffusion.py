@@ -264,13 +264,14 @@ class DiffusionModel(LanguageModel):
             t = self.times.time_of(noise.uniform(0))
             corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin)
             return (cross_entropy(corrupted.belief.logits, ids) * corrupted.mask).sum(-1)
-        # Masked words at the time of most training, as many as there are words.
+        # At the time of most training. Of masked words there are then as many as words; of vectors, all are noisy.
         t = self.times.time_of(torch.full((len(ids),), getattr(self.times, "time", 0.5), device=ids.device))
         shape = self.denoiser.codec.state_shape(ids.shape[1])
         x_t = self.process.corrupt(
             self.denoiser.codec.encode(ids), t, self.process.draw_noise(noise, 0, shape, stream=11)
         )
-        return (cross_entropy(self.denoiser(x_t, t, mask, condition).logits, ids) * mask).sum(-1) / t
+        nats = (cross_entropy(self.denoiser(x_t, t, mask, condition).logits, ids) * mask).sum(-1)
+        return nats / t if self.denoiser.codec.holds_tokens else nats
 
     @torch.no_grad()
     def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:

@@ -175,8 +175,8 @@ def prepare_model(setup: Setup) -> Prepared:
         "held_out_seen": overlap,
         **count_left_out(recipe, selection),
     }
-    figure: Figure = "nats_per_token" if model.likelihood else "pair_nats" if origin else "masked_nats"
-    return Prepared(recipe, model, batches, validation, figure, config)
+    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if "vectors" in model.families else "masked_nats"
+    return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------

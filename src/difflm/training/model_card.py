@@ -97,6 +97,12 @@ def format_values(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
+def suggest_command(run: str, config: dict[str, Any]) -> str:
+    """A command that writes the first texts of a run."""
+    reads = config["recipe"].get("source_longest")
+    return f"difflm translate {run} sources.txt" if reads else f"difflm generate {run} -n 4"
+
+
 def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> str:
     recipe, method = config["recipe"], METHODS[config["method"]]
     summary = summarise(config)
@@ -118,7 +124,7 @@ def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> st
         *(f"| {key} | {value} |" for key, value in rows.items()),
         "",
         "```",
-        f"difflm generate {name} -n 4",
+        suggest_command(name, config),
         "```",
     ]
     if records:

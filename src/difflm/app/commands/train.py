@@ -60,11 +60,12 @@ def train(
     if resolved.method == "classifier":
         report_classifier(resolved.build_method().model_dump()["guides"], out)
         return 0
-    from difflm.training.model_card import training_summary
+    from difflm.training.model_card import suggest_command, training_summary
     from difflm.training.run import read_config
 
-    print(f"{out}: {training_summary(read_config(out))}.")
-    print(f"Next: difflm generate {shlex.quote(str(out))} -n 4")
+    config = read_config(out)
+    print(f"{out}: {training_summary(config)}.")
+    print(f"Next: {suggest_command(shlex.quote(str(out)), config)}")
     return 0
 
 
