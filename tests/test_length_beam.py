@@ -27,7 +27,8 @@ SMALL = {"embedding_dim": 8, "hidden": 32, "layers": 1, "encoder_layers": 1, "he
 
 def build(method: str = "difformer") -> DiffusionModel:
     torch.manual_seed(0)
-    model = METHODS[method](**SMALL).build(TextSpec(WORDS, LONGEST, LONGEST))
+    own = {key: value for key, value in SMALL.items() if key in METHODS[method].model_fields}
+    model = METHODS[method](**own).build(TextSpec(WORDS, LONGEST, LONGEST))
     assert isinstance(model, DiffusionModel)
     return model
 
@@ -150,6 +151,20 @@ def test_the_cross_entropy_of_lengths_is_one_of_the_losses(method, teaches):
     assert means["loss"].item() == pytest.approx(sum(w * means[name].item() for name, w in weights.items()), rel=1e-5)
     own.backward()
     assert (model.denoiser.network.encoder.head.weight.grad is not None) == teaches
+
+
+@pytest.mark.parametrize("method", ["difflm", "mdlm"])
+def test_a_bound_counts_what_the_head_says_of_the_length(method):
+    """A head that begins with zeros finds 8 lengths equally likely; words cost the same whatever the head says."""
+    model, batch, noise = build(method).eval(), length_pairs(16, 0), Noise(0, torch.arange(16))
+    even = model.nats(batch, noise, 2)
+    model.lengths.head.weight.data.normal_()
+    logits = model.lengths.logits(prepare(model, batch)).detach().double()
+    offsets = torch.arange(LONGEST + 1 - 4, 2 * LONGEST + 1 - 4)  # classes of 1 to 8 words of a source of four
+    chosen = logits[:, offsets].softmax(-1)[torch.arange(16), batch.lengths - 1]
+    expected = -((1 - UNSEEN) * chosen + UNSEEN / LONGEST).log() - torch.tensor(LONGEST).log()
+    assert (model.nats(batch, noise, 2) - even).double().tolist() == pytest.approx(expected.tolist(), abs=1e-3)
+    assert float(expected.abs().min()) > 1e-2  # of every text
 
 
 def test_the_head_begins_with_the_offsets_of_the_training_pairs():

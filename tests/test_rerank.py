@@ -40,7 +40,7 @@ from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
 assert run and tiny_runs and complaint  # fixtures
-LONGEST, EACH = 8, 4
+LONGEST, EACH = 8, 6
 LETTERS = Words([*SPECIALS, *"abcdefgh"])
 ASKED = ["a b c d", "h g", "d d d e e f"]
 SMALL = {"hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
@@ -48,14 +48,14 @@ GAUSSIAN = {"difflm", "difformer", "diffuseq", "ar-diffusion"}
 
 
 def build(method: str, tokenizer: Words = LETTERS, **sizes) -> TextDiffusion:
-    """Random weights of which every word of the source and of the text has a say."""
+    """Random weights of which every word of the source and of the text has a say; no length of a text is certain."""
     own = {**SMALL, "embedding_dim": 8} if method in GAUSSIAN else SMALL
     own = {key: value for key, value in own.items() if key in METHODS[method].model_fields}
     torch.manual_seed(len(method))
     model = METHODS[method](**own, **sizes).build(TextSpec(tokenizer.size, LONGEST, LONGEST)).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1 and "head" in name:
-            nn.init.normal_(parameter, std=0.5)
+            nn.init.normal_(parameter, std=0.05 if name.startswith("lengths.") else 0.5)
     made = TextDiffusion(model, tokenizer, {"method": method})
     made.name = method
     return made

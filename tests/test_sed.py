@@ -1,6 +1,7 @@
 """SED: fixed word vectors, a read-out that is trained, and guidance without a last estimate."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from difflm import Infill, TextDiffusion
 from difflm.app.cli import main
 from difflm.data.batches import Batch
+from difflm.data.tokenizers import SPECIALS, Words
 from difflm.data.word_vectors import read_word_vectors
 from difflm.diffusion.codecs import ReadoutEmbedding
 from difflm.diffusion.codecs.readout import cooccurrence_vectors, main_directions
@@ -127,6 +129,46 @@ def test_the_frozen_codec_reads_as_the_trained_one_does():
     for mine, new in zip(frozen.frozen_tensors(), codec.frozen_tensors(), strict=True):
         mine.data.copy_(new)
     assert torch.allclose(frozen.readout(x), codec.readout(x)) and torch.equal(frozen.table(), codec.table())
+
+
+# -- sources ----------------------------------------------------------------------------------------------------------
+
+
+def cipher_pairs(count: int, seed: int) -> Batch:
+    """Six letters of eight; the text has the letter after each, and `a` after `h`."""
+    source = torch.randint(4, 12, (count, 6), generator=torch.Generator().manual_seed(seed))
+    lengths = torch.full((count,), 6)
+    return Batch((source - 3) % 8 + 4, lengths, source, lengths, index=torch.arange(count) + count * seed)
+
+
+@pytest.mark.long
+def test_texts_follow_sources_that_were_never_learned():
+    """Of 8^6 sources 3,840 are learned. Texts are right for their own source, and not for the next one."""
+    torch.manual_seed(0)
+    model = METHODS["sed"](**{**SIZES, "embedding_dim": 16, "hidden": 64, "layers": 2}).build(TextSpec(12, 8, 6))
+    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
+    for step in range(120):
+        optimizer.zero_grad()
+        model(cipher_pairs(32, step + 1)).means()["loss"].backward()
+        optimizer.step()
+    lm, pairs = TextDiffusion(model.eval(), Words([*SPECIALS, *"abcdefgh"]), {"method": "sed"}), cipher_pairs(48, 0)
+    sources, right = ([lm.tokenizer.decode(row) for row in side.tolist()] for side in (pairs.source, pairs.ids))
+    made = [text.text for text in lm.generate(source=sources, steps=5)]
+    assert sum(text == one for text, one in zip(made, right, strict=True)) >= 45
+    assert not any(text == one for text, one in zip(made, right[1:], strict=False))
+
+
+def test_a_source_shares_the_canvas_and_one_embedding_with_its_text():
+    """The network reads a noisy vector and the last estimate; given words and where they are have no place then."""
+    model, pairs = METHODS["sed"](**SIZES).build(TextSpec(12, 10, 6)), cipher_pairs(4, 0)
+    torch.nn.init.normal_(model.denoiser.network.head.weight)
+    own, other = (model(replace(pairs, source=told)).terms["mse"] for told in (pairs.source, pairs.ids))
+    assert not torch.allclose(own, other)
+    assert model.denoiser.network.input.in_features == 2 * 8 and model.source_longest == 6
+    assert build().denoiser.network.input.in_features == 3 * 8 + 1
+    assert not model.can_hide_known and build().can_hide_known
+    with pytest.raises(UsageError, match="source_words: sed has one embedding for both sides"):
+        check({"method": "sed", "data": "pairs.jsonl", "steps": 1, "source_words": "own"})
 
 
 # -- vectors of a file ------------------------------------------------------------------------------------------------
