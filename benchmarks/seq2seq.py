@@ -177,7 +177,7 @@ def train(run: str, asked: Asked) -> bool:
 
     fit.Trainer = ForMinutes  # type: ignore[misc]
     check = fit.check_same_recipe
-    fit.check_same_recipe = lambda recipe, path: timed(check(recipe, path), asked.minutes)
+    fit.check_same_recipe = lambda recipe, out: timed(check(recipe, out), asked.minutes)
     resume = (out / "recipe.json").exists()
     with TrainingView(out, as_json=False) as view:
         given = recipe if resume else timed(recipe, asked.minutes)
@@ -217,7 +217,7 @@ def write(lm: "TextDiffusion", pairs: "PairSet", how: Mapping[str, Any], each: i
 
     settings = {key: value for key, value in how.items() if key != "mbr"}
     count = max(each, how.get("mbr", 1))
-    made, calls, seconds = write_candidates("", lm, pairs.sources, count, 0, settings, lambda *_: None)
+    _, made, calls, seconds = write_candidates("", lm, pairs.sources, count, 0, settings, lambda *_: None)
     texts = [[text.text for text in group] for group in made]
     chosen = [most_central([text.tokens for text in group]) for group in made] if how.get("mbr", 1) > 1 else None
     words = ", ".join(f"{key}={value}" for key, value in how.items())
@@ -240,10 +240,11 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
         for some in settings:
             how = {**base, **some}
             figures = measure_outputs(choose.sources, choose.references, {"": write(lm, choose, how)}).rows[0].figures
-            tried.append((how, figures["bleu_sacre"], figures["calls"]))
-            within = figures["calls"] <= CALLS or "left-to-right" in lm.model.families
-            if within and figures["bleu_sacre"] > best[0]:
-                best = (figures["bleu_sacre"], how)
+            bleu, calls = figures["bleu_sacre"], figures["calls"]
+            assert bleu is not None and calls is not None
+            tried.append((how, bleu, calls))
+            if bleu > best[0] and (calls <= CALLS or "left-to-right" in lm.model.families):
+                best = (bleu, how)
     ways = {"chosen": write(lm, report, best[1])}
     sample = {k: v for k, v in best[1].items() if k not in ("mbr", "length_beam", "beams", "length_penalty")}
     drawn = {"temperature": max(0.5, sample.get("temperature", 1.0))} if lm.model.predicts_words else {}

@@ -21,6 +21,7 @@ from difflm.data.tokenfile import Limits, TokenFile, select_texts
 from difflm.data.tokenizers import Words
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
+from difflm.models.batching import source_condition
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 from difflm.training.run import load_run
@@ -103,17 +104,23 @@ def test_wrong_tasks_get_one_line(changes, said, tmp_path, monkeypatch, capsys):
     assert said in (err := capsys.readouterr().err) and len(err.splitlines()) == 1 and not (tmp_path / "run").exists()
 
 
-def test_any_method_with_sources_learns_from_spans_and_its_lengths_from_what_follows(tmp_path):
+@pytest.mark.parametrize("lengths", ["predicted", "drawn"])
+def test_any_method_with_sources_learns_from_spans_and_its_lengths_from_what_follows(lengths, tmp_path):
     """A flagship that was pre-trained on spans of three words writes pairs as long as the pairs are."""
     write_grammar(tmp_path / "my.txt", 40)
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"src": "The old pub", "trg": "A red inn near."}) + "\n")
     (tmp_path / "pairs.jsonl").write_text((tmp_path / "pairs.jsonl").read_text() * 8)
     sizes = {"longest": 16, "source_longest": 16, "steps": 1, "batch_size": 4, "method": "difflm"}
+    sizes["model"] = {**SMALL, "lengths": lengths}
     run = train(tmp_path / "run", task="span-denoising", data=str(tmp_path / "my.txt"), **sizes)
     tuned = train(tmp_path / "tuned", init=str(run), task="seq2seq", data=str(tmp_path / "pairs.jsonl"), **sizes)
-    before, after = (load_run(path)[0].lengths.by_source for path in (run, tuned))
-    assert int(before.sum()) == 40 - 1 and before[:, 4].sum() < before.sum()
-    assert torch.equal(after.nonzero(), torch.tensor([[3, 4]]))
+    before, after = (load_run(path)[0] for path in (run, tuned))
+    likeliest = [int(model.rank_lengths(torch.tensor([0]), source_condition([[5, 6, 7]]))) for model in (before, after)]
+    assert likeliest[0] < 5 == likeliest[1]  # words and a full stop
+    if lengths == "drawn":
+        counts, pairs = before.lengths.by_source, after.lengths.by_source
+        assert int(counts.sum()) == 40 - 1 and counts[:, 4].sum() < counts.sum()
+        assert torch.equal(pairs.nonzero(), torch.tensor([[3, 4]]))
     with pytest.raises(UsageError, match="reads no sources"):
         check({**RECIPE, "method": "diffusion-lm", "model": {}, "data": "my.txt", "task": "span-denoising", "steps": 1})
 
