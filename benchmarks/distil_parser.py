@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.train_parser import make_options, measure, save_parser, train_new
-from benchmarks.treebanks import E2E_SPLITS, e2e_texts, read_trees, treebank, write_trees
+from benchmarks.treebanks import E2E_SPLITS, Treebank, e2e_texts, read_trees, treebank, write_trees
 from difflm.annotators.parser import Parser, SpanParser, load_parser, parse_texts
 from difflm.annotators.trees import Agreement, Tree, agreements, join_sentences, phrases, split_sentences
 from difflm.runtime.files import write_atomic
@@ -63,7 +63,7 @@ def distil(given: argparse.Namespace) -> None:
 
 def teacher_figures(teacher: SpanParser, held: list[Tree], given: argparse.Namespace) -> dict[str, object]:
     """Measure a teacher on the held-out trees of both treebanks and against the spans that another parser found."""
-    other = "gum" if given.treebank == "ptb" else "ptb"
+    other: Treebank = "gum" if given.treebank == "ptb" else "ptb"
     return {
         "teacher, held out": measure(teacher, held),
         f"teacher, {other} held out": measure(teacher, treebank(other, given.data)[1][: given.limit]),
@@ -115,7 +115,8 @@ def main() -> None:
     parser.add_argument("--compare", nargs=2, type=Path, metavar="DIR")
     given = parser.parse_args()
     if given.compare:
-        compare(given.data, *given.compare, given.limit, given.out)
+        first, second = given.compare
+        compare(given.data, first, second, given.limit, given.out)
     else:
         distil(given)
 

@@ -89,7 +89,8 @@ def write_pairs(asked: Asked) -> Path:
         return whole
     dtype = getattr(torch, asked.dtype) if asked.dtype else None
     lm = TextDiffusion.from_pretrained(asked.teacher, asked.device, dtype)
-    began, pieces = time.perf_counter(), []
+    began = time.perf_counter()
+    pieces: list[Path] = []
     for seed in range(1, -(-asked.pairs // PIECE) + 1):
         path = asked.out / f"pairs-{seed}.jsonl"
         if not path.exists():

@@ -142,11 +142,11 @@ def control_row(
 def twin_row(name: str, twin: TextDiffusion, texts: int, judge: TextDiffusion | None, compiled: bool) -> Row:
     """Measure the twin at temperature 1, its step captured on a GPU; `compiled`: its blocks compiled as well."""
     assert isinstance(twin.model, Autoregressive)
-    twin.model.compiled = compiled
+    twin.inference.compiled = compiled
     try:
         row = bench.sampling_speed(name, twin, texts, temperature=1.0)
     finally:
-        twin.model.compiled = False
+        twin.inference.compiled = False
     del row["steps"]  # as many as the text has words
     read = judge_texts(judge, [g.text for g in twin.generate(texts, temperature=1.0)])
     return {"rival": "twin", "compiled": compiled, **row, **read}

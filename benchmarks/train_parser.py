@@ -109,11 +109,12 @@ def train(
 
 def save_parser(parser: SpanParser, directory: Path, about: dict[str, Any] | None = None) -> None:
     """Write weights at half precision; `about` says what the parser learned from and what was measured."""
+    shape: Any = parser.network.encoder.shape
     config = {
         "format": FORMAT,
         "name": parser.name,
         "labels": parser.labels,
-        "encoder": {"kind": "hashed", **asdict(parser.network.encoder.shape)},
+        "encoder": {"kind": "hashed", **asdict(shape)},
         "parameters": sum(p.numel() for p in parser.network.parameters()),
         **(about or {}),
     }
@@ -123,7 +124,7 @@ def save_parser(parser: SpanParser, directory: Path, about: dict[str, Any] | Non
 
 
 def train_new(
-    name: str, trees: Sequence[Tree], encoder: Path | None, device: str, seed: int = 0, **plan: float
+    name: str, trees: Sequence[Tree], encoder: Path | None, device: str, seed: int = 0, **plan: Any
 ) -> SpanParser:
     """Train a new parser, on top of a pretrained encoder where one is given."""
     torch.manual_seed(seed)
