@@ -78,6 +78,12 @@ def test_every_verb_has_help_with_an_example(say, verb):
     assert "--device" in out or verb in ("methods", "info")  # which take it and need none
 
 
+def test_help_shows_values_in_brackets(say, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "Column of a .csv or .jsonl file. [src]" in say("translate", "--help")
+    assert "The network's arithmetic. [float32]" in say("generate", "--help")
+
+
 def test_version_and_the_bare_command(say, capsys):
     assert say("--version") == f"difflm {__version__}\n"
     assert main([]) == 2

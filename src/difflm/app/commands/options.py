@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
 import typer
+from rich.markup import escape
 
 from difflm.app.console import complain
 from difflm.errors import DifflmError, UsageError
@@ -27,7 +28,8 @@ P = ParamSpec("P")
 
 def option(help: str, metavar: str | None = None, *flags: str, envvar: str | None = None) -> Any:
     """An option of a command; `flags` replace the name of its parameter."""
-    return typer.Option(*flags, help=help, metavar=metavar, envvar=envvar)
+    # Help pages are drawn by rich, which would take a value in brackets for its own markup.
+    return typer.Option(*flags, help=escape(help), metavar=metavar, envvar=envvar)
 
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A bundled model or the directory of a run.")]
