@@ -42,7 +42,8 @@ def translate(
     asked: dict[str, Any],
     run: Run,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Sources, a line each, or .csv or .jsonl; without it, standard input.")
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Sources, a line each, or .csv or .jsonl; else standard input."),
     ] = None,
     column: Annotated[str | None, option("Column of a .csv or .jsonl file. [src]")] = None,
     out: Annotated[Path | None, option("Write here; the same command continues what was killed.", "FILE")] = None,
