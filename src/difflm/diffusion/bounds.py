@@ -33,9 +33,11 @@ CERTAIN = 0.06  # share of the guessed nats that lies below t_0, where the chain
 EVEN = 0.3  # share of levels spread evenly in log-SNR: context moves the nats to noisier ones, faults to cleaner ones
 SPOKEN = 0.98  # share of the guessed nats below which they are spread: noisier levels are all alike
 TOLD = 0.95  # the same where a control variate tells most of the chance
-TRUTH = 0.1  # share of the text itself in the opinion of a control variate
+TRUTH = 0.02  # share of the text itself in the opinion of a control variate
 KNOTS, WORDS = 65, 64  # of the guess: noise levels, and words at each
-FRESH = 16  # levels of a pair, each with noise of both signs, that the mean of a control variate is taken over
+# Levels of a pair, each with noise of both signs, that the mean of a control variate is taken over: at least, at most,
+# and as many as beliefs over so many words cost.
+FRESH, MOST_FRESH, FRESH_WORDS = 16, 48, 40_000
 
 
 class Bound(Protocol):
@@ -304,11 +306,12 @@ def _chance(
         return one.weight * _squares(vectors, believed, mask)
 
     chance = sum(map(nats, pair.states, pair.draws), torch.zeros_like(pair.nats)) / 2
+    fresh = max(FRESH, min(MOST_FRESH, FRESH_WORDS // codec.vocabulary))
     # The two strata in turn, evenly in both.
-    for k in range(number * FRESH, (number + 1) * FRESH):
-        one = chain.draw((k + noise.uniform(k, stream=16).double()) / (FRESH * chain.pairs))
+    for k in range(number * fresh, (number + 1) * fresh):
+        one = chain.draw((k + noise.uniform(k, stream=16).double()) / (fresh * chain.pairs))
         z = one.sigma * noise.normal(k, *vectors.shape[1:], stream=14)
-        chance = chance - (nats(one.alpha * vectors + z, one) + nats(one.alpha * vectors - z, one)) / (2 * FRESH)
+        chance = chance - (nats(one.alpha * vectors + z, one) + nats(one.alpha * vectors - z, one)) / (2 * fresh)
     return chance
 
 
