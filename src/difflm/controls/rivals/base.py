@@ -7,17 +7,18 @@ changes the logits of the next word) and `steer` (it decodes by itself: `Steerin
 from abc import ABC
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from difflm.controls.base import Control, ModelInfo
-from difflm.controls.exact import Avoid, Infill, Length, Letters, spell_variants
+from difflm.controls.exact import SPACE, Avoid, Infill, Length, Letters, spell_variants
 from difflm.controls.phrases import Contains
 from difflm.controls.plan import agree_on_length, check_avoided
 from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, with_ends
-from difflm.data.tokenizers import END, UNK, Characters
+from difflm.data.tokenizers import END, SPECIALS, UNK, Bpe, Characters
 from difflm.data.words import split_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
@@ -127,9 +128,13 @@ class ControlDecoder(ABC):
         future is known exactly."""
         position, rows = prefix.shape[1], len(prefix)
         allowed = (~self.model.banned).repeat(rows, 1)
-        if self.words is not None:
+        if self.words is None:
+            allowed[:, END] &= position >= self.least - len(self.right)
+        else:
             ends = position >= self.words - len(self.right)
             allowed &= (torch.arange(allowed.shape[1], device=allowed.device) == END) == ends
+        if self.infill and position == len(self.left) and self.infill.parts[0].endswith(" "):
+            allowed[:, self.glued] = False
         for sequence in self.avoided:
             allowed[:, sequence[-1]] &= ~ends_with(prefix, sequence[:-1])
         if self.phrases:
@@ -146,6 +151,12 @@ class ControlDecoder(ABC):
             allowed[:, END] &= needed == 0
         return allowed
 
+    @cached_property
+    def glued(self) -> list[int]:
+        """Of byte pairs: pieces that would lengthen the last word before a gap."""
+        pieces = self.info.tokenizer.pieces if isinstance(self.info.tokenizer, Bpe) else []
+        return [k for k, piece in enumerate(pieces, len(SPECIALS)) if not piece.startswith(SPACE)]
+
     # -- after decoding -------------------------------------------------------------------------------------------
 
     def finish(self, ids: list[int]) -> tuple[list[int], dict[int, str]]:
@@ -161,7 +172,7 @@ class ControlDecoder(ABC):
             for control in self.controls
             if control.head in self.classifiers
         ]
-        if self.words is not None and LENGTH in self.classifiers and any(isinstance(c, Length) for c in self.controls):
+        if self.words is not None and LENGTH in self.classifiers:
             labels = self.classifiers[LENGTH].labellings[LENGTH].values
             found += [(self.classifiers[LENGTH], LENGTH, labels.index(str(self.words)))]
         return found
