@@ -40,6 +40,7 @@ class ControlDecoder(ABC):
     takes: ClassVar[tuple[type[Control], ...]]
     reason: ClassVar[str]  # why it takes no other control, after "cannot take NAME: "
     decodes: ClassVar[type[LanguageModel]] = Autoregressive
+    family: ClassVar[str] = "left-to-right models"  # what these are called
     searches: ClassVar[bool] = False  # whether a beam search makes sense with it
     usual_strength: ClassVar[float] = 1.0
     appends: ClassVar[bool] = False  # whether words behind a gap are taken
@@ -58,14 +59,13 @@ class ControlDecoder(ABC):
         if isinstance(info.tokenizer, Characters):
             controls = [Letters(control.words) if type(control) is Length else control for control in controls]
         self.model, self.info, self.controls = model, info, list(controls)
-        self.classifiers: dict[str, PrefixClassifier] = {
-            name: one for one in classifiers for name in one.labellings
-        }  # the later of two
+        # By the labels that they know; of two that know one, the later.
+        self.classifiers: dict[str, PrefixClassifier] = {name: one for one in classifiers for name in one.labellings}
         self.strength = self.usual_strength if strength is None else strength
         for control in self.controls:
             if not isinstance(control, self.takes):
                 raise UsageError(f"{self.name} cannot take {control.name}: {self.reason}")
-            control.prepare(info)
+            self.prepare(control)
         infills = [control for control in self.controls if isinstance(control, Infill)]
         if len(infills) > 1:
             raise UsageError("infill can be asked once; put all gaps into one text.")
@@ -87,6 +87,10 @@ class ControlDecoder(ABC):
         self.room = (self.words or most) - len(self.right)  # words that it writes, those before the gap included
         if (needed := len(self.left) + sum(map(len, self.phrases))) > self.room and self.phrases:
             raise UsageError(f"contains: {needed} words must appear; there is room for {self.room}.")
+
+    def prepare(self, control: Control) -> None:
+        """Refuse what a control asks that this model, or a classifier of it, cannot do."""
+        control.prepare(self.info)
 
     @property
     def guidance(self) -> tuple[str, float]:
