@@ -8,7 +8,7 @@ tilted before the step, by Bayes' rule at every open place: p(w | x_t, c) ∝ p(
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from difflm.diffusion.base import Belief, expand_levels
 from difflm.diffusion.denoiser import Denoiser, autocast_to, cast_linears
 from difflm.diffusion.processes.discrete import DiscreteProcess, one_hot_states
 from difflm.diffusion.samplers.steps import StepState, clean_weight
+from difflm.models.autoregressive import Autoregressive
 from difflm.networks import Transformer
 
 CHART = 128  # width of the vectors that a span's two ends add up to
@@ -28,6 +29,8 @@ MOSTLY_NONE = 5.0  # nearly all pairs of places are no span: known from the star
 class Classifier(nn.Module):
     """One trunk and a head for each labelling; it sees what the denoiser sees of x_t, but for earlier answers. It is
     trained at all times of the process, so that it does not know how many steps anybody takes."""
+
+    causal: ClassVar[bool] = False  # whether it reads clean prefixes, from left to right
 
     def __init__(
         self,
@@ -44,12 +47,16 @@ class Classifier(nn.Module):
         self.precision: torch.dtype | None = None
         self.labellings = {one.name: one for one in labellings}
         self.numbers = {name: str(number) for number, name in enumerate(self.labellings)}  # of their heads
-        self.trunk = Transformer(view_dim, hidden, hidden, layers, heads, dropout, positions=longest)
+        sizes = view_dim, hidden, hidden, layers, heads, dropout
+        if self.causal:
+            self.trunk = Transformer(*sizes, time="none", causal=True)
+        else:
+            self.trunk = Transformer(*sizes, positions=longest)
         nn.init.normal_(self.trunk.head.weight, std=hidden**-0.5)
         self.heads = nn.ModuleDict()
         self.word_counts = nn.ParameterDict()  # how often each word bears each tag, [V, labels]; not trained
         for number, one in enumerate(labellings):  # by number: a name may hold what module names may not
-            size = 2 * hidden if one.kind == "text" else hidden if one.kind == "tags" else CHART
+            size = CHART if one.kind == "spans" else 2 * hidden if one.kind == "text" and not self.causal else hidden
             self.heads[str(number)] = nn.Linear(size, len(one.values))
             if one.kind == "tags":
                 self.word_counts[str(number)] = nn.Parameter(torch.zeros(vocabulary, len(one.values)), False)
@@ -166,21 +173,25 @@ def word_pairs(mask: Tensor) -> Tensor:
     return mask.unsqueeze(1) & mask.unsqueeze(2) & order
 
 
-def model_signature(denoiser: Denoiser) -> list[float]:
+Guided = Denoiser | Autoregressive  # what a classifier is trained for
+
+
+def model_signature(guided: Guided) -> list[float]:
     """Some numbers that are about equal for models whose states mean the same: out of the word vectors, and how noise
     grows. Not a digest, since shipped weights are rounded."""
-    table = denoiser.codec.table().detach().float().cpu().flatten()
-    return [
-        round(v, 3)
-        for v in (
-            *table[:: max(1, len(table) // 60)][:60].tolist(),
-            *denoiser.process.describe(denoiser.codec.bias.device),
-        )
-    ]
+    noise: Sequence[float] = ()
+    if isinstance(guided, Autoregressive):  # its vectors are as small as it likes
+        table = guided.embedding.weight.detach().float()
+        table = table / table.std()
+    else:
+        table = guided.codec.table().detach().float()
+        noise = guided.process.describe(guided.codec.bias.device)
+    table = table.cpu().flatten()
+    return [round(v, 3) for v in (*table[:: max(1, len(table) // 60)][:60].tolist(), *noise)]
 
 
-def matches_model(denoiser: Denoiser, wanted: Sequence[float]) -> bool:
-    own = model_signature(denoiser)
+def matches_model(guided: Guided, wanted: Sequence[float]) -> bool:
+    own = model_signature(guided)
     return len(own) == len(wanted) and all(abs(a - b) < 0.02 for a, b in zip(own, wanted, strict=True))
 
 

@@ -75,7 +75,7 @@ class ControlPlan:
         if edit is not None:
             self.check_edit(edit)
         self.guided = any(control.head for control in self.controls)  # whether a classifier guides
-        self.words, self.least = self.agree_on_length()
+        self.words, self.least = agree_on_length(self.controls, info, edit)
         # Whether nothing settles the length, and the model writes its own end.
         own_end = END not in model.lengths.forbidden
         self.open_ended = own_end and self.words is None and self.least <= 1 and self.infill is None
@@ -96,32 +96,6 @@ class ControlPlan:
         elif self.infill is None and self.phrases.needed > (room := self.words or info.max_words):
             what = "this model holds" if self.words is None else "the length is"
             raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
-
-    def agree_on_length(self) -> tuple[int | None, int]:
-        """The number of tokens that the controls settle, all the same, and the fewest with which all can be obeyed."""
-        info = self.info
-        asked = [(c.name, n) for c in self.controls if (n := c.length(info)) is not None]
-        if self.edit is not None:
-            asked.append(("edit", len(info.tokenizer.encode(self.edit.text.strip()))))
-        for (one, n), (other, m) in pairwise(asked):
-            if n != m:
-                raise UsageError(f"{one} asks for {n} {info.unit}, {other} for {m}: no text has both.")
-        needed = [(c, c.min_length(info)) for c in self.controls]
-        least = max([1, *(n for _, n in needed)])
-        if not asked:
-            return None, least
-        words = asked[0][1]
-        shortest = self.infill.min_length(info) if self.infill else 0
-        if words < shortest:
-            raise UsageError(
-                f"the infilled text has at least {shortest} {info.unit}; a length of {words} is too short."
-            )
-        if words > info.max_words:
-            raise UsageError(f"{words} {info.unit} are asked for; this model holds {info.max_words}.")
-        for control, n in needed:
-            if words < n:
-                raise UsageError(f"{control} needs {n} {info.unit}; a length of {words} is too short.")
-        return words, least
 
     def check_edit(self, edit: Edit) -> None:
         if self.infill:
@@ -233,6 +207,30 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
         about = {"name": control.name, "target": control.target}
         found.append({**about, "satisfied": check.satisfied, "score": score, "checker": check.checker})
     return found
+
+
+def agree_on_length(controls: Sequence[Control], info: ModelInfo, edit: Edit | None = None) -> tuple[int | None, int]:
+    """The number of tokens that the controls settle, all the same, and the fewest with which all can be obeyed."""
+    asked = [(c.name, n) for c in controls if (n := c.length(info)) is not None]
+    if edit is not None:
+        asked.append(("edit", len(info.tokenizer.encode(edit.text.strip()))))
+    for (one, n), (other, m) in pairwise(asked):
+        if n != m:
+            raise UsageError(f"{one} asks for {n} {info.unit}, {other} for {m}: no text has both.")
+    needed = [(c, c.min_length(info)) for c in controls]
+    least = max([1, *(n for _, n in needed)])
+    if not asked:
+        return None, least
+    words = asked[0][1]
+    shortest = max([0, *(n for c, n in needed if isinstance(c, Infill))])
+    if words < shortest:
+        raise UsageError(f"the infilled text has at least {shortest} {info.unit}; a length of {words} is too short.")
+    if words > info.max_words:
+        raise UsageError(f"{words} {info.unit} are asked for; this model holds {info.max_words}.")
+    for control, n in needed:
+        if words < n:
+            raise UsageError(f"{control} needs {n} {info.unit}; a length of {words} is too short.")
+    return words, least
 
 
 def find_kept(phrase: str, words: Sequence[str]) -> list[int]:

@@ -13,6 +13,7 @@ import torch
 from difflm.controls import Control
 from difflm.controls.guidance import STANDARD
 from difflm.controls.plan import ControlPlan, check_text, steering_for
+from difflm.controls.rivals import ControlDecoder
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame
@@ -145,7 +146,7 @@ class GenerationJob:
     n: int
     seed: int
     sampling: Sampling
-    plan: ControlPlan | None = None
+    plan: ControlPlan | ControlDecoder | None = None
     each: int = 1  # candidates of which one is kept
     watch: Watch | None = None
     choose: Choice | None = None
@@ -193,7 +194,7 @@ class GenerationJob:
         return found
 
 
-def choose_by_classifiers(plan: ControlPlan) -> Choice:
+def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
     """Selection by the model's own classifiers: the checkers have no say in it."""
 
     def best(_: Sequence[int], ids: list[list[Ids]], __: list[list[Generation]]) -> list[Chosen]:
@@ -248,7 +249,10 @@ def finished_rows(model: LanguageModel, progress: BatchProgress, jobs: Sequence[
     found = []
     for k, (row, tokens) in enumerate(zip(rows, frame.tokens[: len(rows)].tolist(), strict=True)):
         ids = model.words(tokens[: row.layout.positions])
-        cost = model.calls(jobs[row.owner].sampling, len(ids)) if calls is None else calls[k]
+        job = jobs[row.owner]
+        cost = model.calls(job.sampling, len(ids)) if calls is None else calls[k]
+        if isinstance(job.plan, ControlDecoder):
+            ids, job.unknown[row.sample] = job.plan.finish(ids)
         found.append(FinishedRow(row.owner, row.sample, row.seed, ids, cost))
     return found
 
@@ -284,11 +288,13 @@ def run_batch(
     steps = {owner: job.sampling.steps for owner, job in own.items()}
     early = {n for n in steps.values() if n < max(steps.values())}
     watched = any(job.watch for job in own.values())
-    parts = [(jobs[owner].plan, part) for owner, part in batch.owners]
+    parts: list[tuple[Any, slice]] = [(jobs[owner].plan, part) for owner, part in batch.owners]
     strengths = {owner: job.plan.edit.strength if job.plan and job.plan.edit else 1.0 for owner, job in own.items()}
     spans = [StepSpan(steps[k], strengths[k]) for k, part in batch.owners for _ in range(part.stop - part.start)]
     read = None if watched else {n - 1 for n in steps.values()}
-    steering = replace(steering_for(batch, parts, spans), watched_steps=read)
+    lead = parts[0][0]  # texts of a decoder share no batch with others
+    steering = lead.steer(batch, parts) if isinstance(lead, ControlDecoder) else steering_for(batch, parts, spans)
+    steering = replace(steering, watched_steps=read)
     noise, sampling = Noise(batch.seeds, batch.samples), next(iter(own.values())).sampling
     for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
         if stopped() or not any(job.wanted() for job in own.values()):

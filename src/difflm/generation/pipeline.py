@@ -12,6 +12,7 @@ import torch
 from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
 from difflm.controls.plan import ControlPlan, Edit, check_text
+from difflm.controls.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.data.batches import Batch
 from difflm.data.corpora import describe_texts
 from difflm.data.labels import Labelling
@@ -96,14 +97,14 @@ class TextDiffusion:
         return self
 
     def _load_classifier(self, folder: Path) -> Classifier:
-        if not isinstance(self.model, DiffusionModel):
-            raise UsageError(f"classifiers guide diffusion models; this one is {self.config['method']}.")
         if folder not in self._classifiers:
-            made = load_guide(folder, self.model.denoiser, self.tokenizer)
+            guided: Any = self.model
+            dtype = self.inference.dtype
+            if isinstance(self.model, DiffusionModel):
+                guided, dtype = self.model.denoiser, self.inference.denoiser.precision
+            made = load_guide(folder, guided, self.tokenizer)
             # On a CPU, gradients through linear layers of half width are the slower ones.
-            self._classifiers[folder] = made.guiding(
-                self.inference.denoiser.precision if self.device.type != "cpu" else None
-            )
+            self._classifiers[folder] = made.guiding(dtype if self.device.type != "cpu" else None)
         return self._classifiers[folder]
 
     def _find_classifiers(self, heads: set[str]) -> list[Classifier]:
@@ -159,6 +160,7 @@ class TextDiffusion:
         watch: Watch | None = None,
         source: str | Sequence[str] | None = None,
         rank: Rank | None = None,
+        method: str | None = None,
         **settings: Any,
     ) -> GenerationJob:
         """A request, checked and bound to this model; what is wrong with it is raised.
@@ -167,7 +169,8 @@ class TextDiffusion:
         that the guiding classifiers find likeliest to obey, or that `rank` finds likeliest: "bound" is this model's own
         likelihood or bound, else another model says it. Of `mbr` candidates the one most like the others is kept.
         `watch` is given every text at every step. `source` is what a text is written from, for models that learned
-        pairs; of several sources each has `n` texts, one source after the other. `settings` are those of `Sampling`."""
+        pairs; of several sources each has `n` texts, one source after the other. `method` is the decoder by which a
+        left-to-right model takes controls. `settings` are those of `Sampling`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
         sources: list[list[int]] = []
         if source is not None or self.model.source_longest:
@@ -175,7 +178,9 @@ class TextDiffusion:
             n = len(sources)
         check_request(n, seed, mbr, candidates, None if rank else controls)
         sampling = self.sampling(**settings) if settings else self.model.sampling
-        plan = self.plan_controls(controls, edit, guidance)
+        plan = self.plan_controls(controls, edit, guidance, method)
+        if isinstance(plan, ControlDecoder) and sampling.beams and not plan.searches:
+            raise UsageError(f"{method} chooses words one by one: leave --beams out.")
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources)
         if plan is not None and plan.unknown_words:
             job.warnings = self.warnings(plan)
@@ -224,26 +229,40 @@ class TextDiffusion:
         return self.model.frames(self.sampling(**settings), min(settled[0] if settled else words, self.model.max_words))
 
     def plan_controls(
-        self, controls: Sequence[Control], edit: Edit | None = None, guidance: GuidanceSettings | None = None
-    ) -> ControlPlan | None:
+        self,
+        controls: Sequence[Control],
+        edit: Edit | None = None,
+        guidance: GuidanceSettings | None = None,
+        method: str | None = None,
+    ) -> ControlPlan | ControlDecoder | None:
         """Controls bound to this model; what it cannot do is refused here."""
-        if not controls and edit is None:
+        if not controls and edit is None and method is None:
             return None
-        if not isinstance(self.model, DiffusionModel):
-            raise UsageError(f"controls are for diffusion models; this one is {self.config['method']}.")
+        kind, decoder = self.config["method"], None
+        if method is not None:
+            decoder = choose_decoder(method, self.model, kind, controls, edit, guidance)
+        model, most, first = self.model, self.model.longest, 0
+        if isinstance(model, DiffusionModel):
+            most, first = model.lengths.max_words, model.lengths.first
+        elif decoder is None:
+            known = " or ".join(DECODERS)
+            raise UsageError(f"controls are for diffusion models; this one is {kind}: give --method {known}.")
         heads = {control.head for control in controls if control.head}
-        classifiers = self._find_classifiers(heads)
+        classifiers = self._find_classifiers(heads) if decoder is None else [*map(self._load_classifier, self.guides)]
         labellings = {name: one for c in classifiers for name, one in c.labellings.items()}  # the later of two
         info = ModelInfo(
             self.tokenizer,
-            self.model.lengths.max_words,
-            self.model.lengths.first,
+            most,
+            first,
             {name: one.values for name, one in labellings.items()},
             {name: c.word_counts[k] for c in classifiers for name, k in c.numbers.items() if k in c.word_counts},
             {name: one.kind for name, one in labellings.items()},
         )
+        if decoder is not None:
+            return decoder(model, info, controls, classifiers, guidance.size if guidance else None)
+        assert isinstance(model, DiffusionModel)
         settings = self.guidance_settings(guidance) if guidance else self.usual_guidance
-        return ControlPlan(self.model, self.inference.denoiser, info, controls, edit, classifiers[::-1], settings)
+        return ControlPlan(model, self.inference.denoiser, info, controls, edit, classifiers[::-1], settings)
 
     def guidance_settings(self, asked: GuidanceSettings | None) -> GuidanceSettings:
         """Those that were asked for, or the usual ones of this kind of model."""
@@ -251,7 +270,7 @@ class TextDiffusion:
             raise UsageError("the original's guidance climbs in vectors; this model diffuses tokens. Give a number.")
         return asked or self.usual_guidance
 
-    def warnings(self, plan: ControlPlan | None) -> list[str]:
+    def warnings(self, plan: ControlPlan | ControlDecoder | None) -> list[str]:
         """Why texts may not be what was asked for, a sentence each: given words that the model does not know."""
         unknown, tokenizer = plan.unknown_words if plan else [], self.tokenizer
         if not unknown:

@@ -64,6 +64,7 @@ class Request(BaseModel):
     span: list[str] = key("A phrase, such as 7,10,VP.", [])
     control: list[str] = key("A control of another package, as NAME=VALUE.", [])
     infill: str | None = key("A text with gaps: ___ of any length, ___:4 of four words.")
+    method: str | None = key("How a left-to-right model is made to obey: fudge or left-only.")
     edit: str | None = key("A text to write anew, lightly.")
     keep: list[str] = key("With edit: words that stay.", [])
     strength: float | None = key("With edit: how much noise, above 0 to 1. [0.5]")
@@ -75,7 +76,7 @@ class Request(BaseModel):
 
     def job(self) -> dict[str, Any]:
         """Arguments of `TextDiffusion.make_job`."""
-        own = {key: getattr(self, key) for key in ("n", "seed", "mbr", "candidates", "source")}
+        own = {key: getattr(self, key) for key in ("n", "seed", "mbr", "candidates", "source", "method")}
         return {**own, "controls": self.controls(), "edit": self.edited(), **self.settings()}
 
     def controls(self) -> list[Control]:

@@ -66,6 +66,7 @@ class Autoregressive(LanguageModel):
             self.network = Transformer(*sizes, time="none", causal=True)
         self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
         self.source_longest, self.label_smoothing = source_longest, label_smoothing
+        self.view_dim = hidden
         self.precision: torch.dtype | None = None
         # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
         self.register_buffer("banned", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
@@ -88,6 +89,15 @@ class Autoregressive(LanguageModel):
         with autocast_to(source.device, self.precision):
             return self.network.split_memory(self.network.encode(source, mask), mask)
 
+    def vectors(self, words: Tensor) -> Tensor:
+        """Vectors of words, which are ids [B, L], or probabilities [B, L, V], which gradients reach."""
+        return words @ self.embedding.weight if words.is_floating_point() else self.embedding(words)
+
+    def view(self, words: Tensor) -> Tensor:
+        """What classifiers see of words: their vectors, each of unit variance."""
+        vectors = self.vectors(words).float()
+        return F.layer_norm(vectors, vectors.shape[-1:])
+
     def read(self, words: Tensor, caches: Caches | None = None, memory: Memory | None = None) -> tuple[Tensor, Caches]:
         """Logits after each of `words`, [B, L, V], and the caches that now include them. Words are ids [B, L], or
         probabilities [B, L, V], which gradients reach. An empty list of caches begins a text; None: they are not kept.
@@ -99,9 +109,8 @@ class Autoregressive(LanguageModel):
             visible = torch.ones(1, length, before + length, dtype=torch.bool, device=words.device)
             mask = visible.tril(diagonal=before)
         with autocast_to(words.device, self.precision):
-            x = words @ self.embedding.weight if words.is_floating_point() else self.embedding(words)
             kept = caches if caches is None else caches or empty
-            x, grown = network.run(network.input(x), None, mask, kept, before, memory=memory)
+            x, grown = network.run(network.input(self.vectors(words)), None, mask, kept, before, memory=memory)
             return network.answer(x).float(), [cache for cache in grown if cache is not None]
 
     def token_nats(

@@ -88,7 +88,9 @@ class Inference:
         model, steering = self.model, steering or Steering()
         if any(part.training for part in model.modules()):
             model.eval()
-        if isinstance(model, Autoregressive):
+        if steering.decode is not None:
+            yield from steering.decode(noise, width, sampling, steering)
+        elif isinstance(model, Autoregressive):
             yield from self._decode(model, noise, width, sampling, steering)
         elif isinstance(model, DiffusionModel):
             inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)

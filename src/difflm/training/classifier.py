@@ -6,19 +6,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from difflm.controls.guidance import Classifier, labels_on_canvas, matches_model, model_signature
+from difflm.controls.guidance import Classifier, Guided, labels_on_canvas, matches_model, model_signature
+from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.data.batches import Batch, split
 from difflm.data.corpora import corpus_path, resolve_data
-from difflm.data.labels import NOTHING, Labelling, Labels, read_labels
+from difflm.data.labels import NONE, NOTHING, Labelling, Labels, read_labels
 from difflm.data.texts import file_kind
 from difflm.data.tokenfile import Ints, Limits, TokenFile, select_texts
-from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion.codecs import Codec
-from difflm.diffusion.denoiser import Denoiser
+from difflm.data.tokenizers import PAD, Tokenizer
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
-from difflm.models.base import Losses, Trainable, training_noise
+from difflm.models.autoregressive import Autoregressive
+from difflm.models.base import LanguageModel, Losses, Trainable, training_noise
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import read_json
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
@@ -29,13 +30,14 @@ from difflm.training.run import FORMAT, load_run
 from difflm.training.trainer import Outcome, Watcher
 
 TIMES = 5  # the stream of random numbers that times are drawn from
+FOLLOWING = "following words"  # the loss of what nobody labels
 COUNT_BATCH = 10_000  # texts whose words are counted together
 
 
 class Frozen:
     """Holds the guided model. Copies share it, since it is neither trained nor averaged."""
 
-    def __init__(self, model: DiffusionModel) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self.model = model.eval().requires_grad_(False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Frozen":
@@ -45,31 +47,31 @@ class Frozen:
 class Learner(Trainable):
     """A classifier in training, with the frozen model that it will guide."""
 
-    def __init__(self, classifier: Classifier, guided: DiffusionModel) -> None:
+    def __init__(self, classifier: Classifier, guided: LanguageModel) -> None:
         super().__init__()
         self.classifier = classifier
         self.frozen = Frozen(guided)  # not a submodule, so that it is not saved
 
     def forward(self, batch: Batch) -> Losses:
-        guided, noise = self.frozen.model.to(batch.ids.device), training_noise(batch)
+        noise = training_noise(batch)
         # Half of the texts at the last quarter of the times, where the final words are decided.
-        t = guided.times.time_of(noise.uniform(0, stream=TIMES) ** 2)
-        found = self.label_nats(batch, t, noise)
+        found = self.label_nats(batch, noise.uniform(0, stream=TIMES) ** 2, noise)
         terms = {f"{name}_nats": nats.sum() for name, nats in found.items()}  # a label may be called "loss" or "step"
-        return Losses(torch.stack(list(terms.values())).sum(), terms, torch.full((), len(t), device=t.device))
+        texts = torch.full((), len(batch.ids), device=batch.ids.device)
+        return Losses(torch.stack(list(terms.values())).sum(), terms, texts)
 
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """The loss of each text, at one time of the process."""
-        guided = self.frozen.model.to(batch.ids.device)
-        t = guided.times.time_of(noise.uniform(0, stream=TIMES))
-        return torch.stack(list(self.label_nats(batch, t, noise).values())).sum(0)
+        found = self.label_nats(batch, noise.uniform(0, stream=TIMES), noise)
+        return torch.stack(list(found.values())).sum(0)
 
-    def label_nats(self, batch: Batch, t: Tensor, noise: Noise) -> dict[str, Tensor]:
-        """−log p(labels | x_t) of each text, [B]; for tags and spans the mean over its words, so that every labelling
-        counts equally, however many positions it labels."""
-        guided = self.frozen.model
-        codec, process = guided.denoiser.codec, guided.process
+    def label_nats(self, batch: Batch, u: Tensor, noise: Noise) -> dict[str, Tensor]:
+        """−log p(labels | x_t) of each text, [B], at times by numbers u in [0, 1); for tags and spans the mean over its
+        words, so that every labelling counts equally, however many positions it labels."""
+        guided = self.frozen.model.to(batch.ids.device)
+        assert isinstance(guided, DiffusionModel)
+        codec, process, t = guided.denoiser.codec, guided.process, guided.times.time_of(u)
         canvas, mask = guided.lengths.canvas(batch.ids, batch.lengths)
         with torch.no_grad(), torch.autocast(canvas.device.type, enabled=False):
             own = process.draw_noise(noise, 1, codec.state_shape(canvas.shape[1]))
@@ -81,6 +83,37 @@ class Learner(Trainable):
             / (1 if one.kind == "text" else batch.lengths)
             for name, one in self.classifier.labellings.items()
         }
+
+
+class PrefixLearner(Learner):
+    """The same for a left-to-right model: there is no noise, and every prefix of a text is learned from."""
+
+    def label_nats(self, batch: Batch, u: Tensor, noise: Noise) -> dict[str, Tensor]:
+        """−log p(label | x_≤i) as a mean over the prefixes of each text, [B], or over its words for tags; and, at one
+        prefix of each by numbers u in [0, 1), −log p(words that follow) over the text's length."""
+        guided = self.frozen.model.to(batch.ids.device)
+        assert isinstance(guided, Autoregressive) and isinstance(self.classifier, PrefixClassifier)
+        canvas = with_ends(batch.ids, batch.lengths)
+        place, ends = torch.arange(canvas.shape[1], device=canvas.device), batch.lengths.unsqueeze(1) + 1
+        with torch.no_grad(), torch.autocast(canvas.device.type, enabled=False):
+            view = guided.view(canvas)
+        output, found = self.classifier(view), {}
+        for name, one in self.classifier.labellings.items():
+            labels, there = batch.labels[name], place <= ends
+            if one.kind == "text":
+                labels = labels.unsqueeze(1).expand_as(there)
+            else:
+                labels = labels_on_canvas(one, labels, canvas.shape[1], 1)
+                there = labels != NOTHING
+            nats = -output.text(name).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            found[name] = (nats * there).sum(-1) / there.sum(-1).clamp(min=1)
+        at = (u * ends.squeeze(1)).long()  # START, or a word
+        behind = torch.where((place > at.unsqueeze(1)) & (place < ends), canvas, PAD)
+        follows = torch.zeros(len(canvas), guided.vocabulary, device=canvas.device).scatter(1, behind, 1.0)
+        follows[:, PAD] = 0
+        answers = self.classifier.following(output.features[torch.arange(len(at), device=at.device), at])
+        nats = F.binary_cross_entropy_with_logits(answers.float(), follows, reduction="none").sum(-1)
+        return {**found, FOLLOWING: nats / batch.lengths}
 
 
 def train_guide(
@@ -98,27 +131,30 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     """Load the model that is guided, read the labelled texts, and build the classifier."""
     recipe, method = setup.recipe, setup.recipe.model
     guided, tokenizer, _ = load_run(method["guides"])
-    if not isinstance(guided, DiffusionModel):
-        raise UsageError(f"{method['guides']} is no diffusion model: a classifier has nothing to guide there.")
+    if not isinstance(guided, DiffusionModel | Autoregressive):
+        raise UsageError(f"{method['guides']} is no model of difflm's own: a classifier cannot see its texts.")
+    view = guided.denoiser if isinstance(guided, DiffusionModel) else guided
     limits = Limits(min(guided.max_words, guided.longest))  # blocks may generate more than they were trained on
     tokens = fit.read_tokens(setup, tokenizer, "train")
     selection = select_texts(tokens, limits, recipe.distinct)
     labels = read_labellings(setup, tokens, selection.kept)
+    if isinstance(guided, Autoregressive):
+        labels = labels_of_prefixes(labels, tokens, guided.longest)
     kept, held = split(selection.kept, len(tokens), recipe.seed)
     begun = read_json(setup.out / "config.json") if setup.resume else None
-    if begun is not None and not matches_model(guided.denoiser, begun.get("signature", [])):
+    if begun is not None and not matches_model(view, begun.get("signature", [])):
         raise DifflmError(f"the model that {setup.out} guides changed since it was begun: train the classifier anew.")
     fit.report_left_out(setup, selection, held)
     torch.manual_seed(recipe.seed)
     labellings = [one.labelling for one in labels]
-    classifier = build_classifier(labellings, guided.denoiser.codec, guided.longest, method)
+    classifier = build_classifier(labellings, view, guided.longest, method)
     count_words(classifier, tokens, selection.kept, labels)
     columns = {one.labelling.name: one.batch for one in labels}
     batches, validation = fit.make_batches(setup, guided.longest, (tokens, kept), (tokens, held), labels=columns)
     config = {
         "format": FORMAT,
         "method": "classifier",
-        "signature": model_signature(guided.denoiser),
+        "signature": model_signature(view),
         "longest": guided.longest,
         "labels": [one.to_json() for one in labellings],
         "parameters": sum(p.numel() for p in classifier.parameters() if p.requires_grad),
@@ -127,7 +163,8 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
         "texts": len(kept),
         **fit.count_left_out(recipe, selection),
     }
-    return fit.Prepared(recipe, Learner(classifier, guided), batches, validation, "label_nats", config)
+    learner = (PrefixLearner if isinstance(guided, Autoregressive) else Learner)(classifier, guided)
+    return fit.Prepared(recipe, learner, batches, validation, "label_nats", config)
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -156,6 +193,17 @@ def read_labellings(setup: fit.Setup, tokens: TokenFile, kept: Ints) -> list[Lab
     return found
 
 
+def labels_of_prefixes(labels: list[Labels], tokens: TokenFile, longest: int) -> list[Labels]:
+    """The labels that can be told of prefixes, and the length, which every text has."""
+    for one in labels:
+        if one.labelling.kind == "spans":
+            raise UsageError(f"{one.labelling.name!r} has spans, which a classifier of prefixes does not see closed.")
+        if one.labelling.name == LENGTH:
+            raise UsageError(f"no label may be called {LENGTH!r} here: lengths are learned without labels. Rename it.")
+    lengths = Labelling(LENGTH, "text", (NONE, *map(str, range(1, longest + 1))))
+    return [*labels, Labels(lengths, np.minimum(tokens.lengths, longest).tolist())]
+
+
 def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: Path) -> None:
     """Check that a text has as many tags as tokens, and no span beyond its end."""
     name, kind = labels.labelling.name, labels.labelling.kind
@@ -173,8 +221,11 @@ def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: P
             raise UsageError(f"{where} and {len(row)} spans under {name!r}, more than a tree: at most {2 * length}.")
 
 
-def build_classifier(labellings: list[Labelling], codec: Codec, longest: int, method: dict[str, Any]) -> Classifier:
+def build_classifier(labellings: list[Labelling], guided: Guided, longest: int, method: dict[str, Any]) -> Classifier:
     sizes = {key: method[key] for key in ("hidden", "layers", "heads", "dropout")}
+    if isinstance(guided, Autoregressive):
+        return PrefixClassifier(labellings, guided.view_dim, longest, vocabulary=guided.vocabulary, **sizes)
+    codec = guided.codec
     made = Classifier(labellings, codec.view_dim, longest, codec.vocabulary, **sizes)
     if codec.holds_tokens:
         # A one-hot input selects a column of the weight. PyTorch's default scale makes it a thirtieth of a position's
@@ -204,7 +255,7 @@ def heads_of(folder: Path) -> set[str] | None:
         return None
 
 
-def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classifier:
+def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier:
     """Load the classifier of a directory; one that was trained for another model is refused."""
     if not (folder / "config.json").is_file():
         what = "holds no classifier" if folder.exists() else "does not exist"
@@ -214,11 +265,11 @@ def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classi
         raise DifflmError(f"{folder} does not hold a classifier that difflm wrote.")
     try:
         guides = Path(config["model"]["guides"]).name
-        if config["tokenizer"] != tokenizer.fingerprint() or not matches_model(denoiser, config["signature"]):
+        if config["tokenizer"] != tokenizer.fingerprint() or not matches_model(guided, config["signature"]):
             raise UsageError(f"the classifier {folder} was made for another model ({guides}), not for this one.")
         labellings = [Labelling(one["name"], one["kind"], tuple(one["values"])) for one in config["labels"]]
         with SkipInit():
-            classifier = build_classifier(labellings, denoiser.codec, config["longest"], config["model"])
+            classifier = build_classifier(labellings, guided, config["longest"], config["model"])
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise DifflmError(f"{folder}/config.json does not describe a classifier ({reason}).") from None
@@ -226,4 +277,4 @@ def load_guide(folder: Path, denoiser: Denoiser, tokenizer: Tokenizer) -> Classi
     tensors = load_tensors(path, advise_resume(folder))
     weights = {name.removeprefix("classifier."): tensor for name, tensor in tensors.items()}
     load_into(classifier, weights, path)
-    return classifier.to(denoiser.codec.bias.device).eval()
+    return classifier.to(next(guided.parameters()).device).eval()

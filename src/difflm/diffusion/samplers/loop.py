@@ -3,6 +3,7 @@
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ class Steering:
     source: Tensor | None = None  # [B, S] ids
     source_mask: Tensor | None = None  # [B, S]
     prefix_rules: Sequence[PrefixRule] = ()  # of models that decode from left to right
+    decode: "Decode | None" = None  # a decoder of its own, instead of the model's
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Frame:
         return self.sure if isinstance(self.sure, Tensor) else self.sure()
 
 
+Decode = Callable[[Noise, int, Any, Steering], Iterator[Frame]]  # (noise, width, sampling, steering) → frames
 Denoise = Callable[[Tensor, Levels, Tensor | None], Belief]  # (x_t, level, previous) → belief
 
 

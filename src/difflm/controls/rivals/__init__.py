@@ -1,0 +1,49 @@
+"""Rivals of diffusion: decoders by which a left-to-right model takes the same controls.
+
+Decoders of other packages join through the entry points `difflm.decoders`, or by `difflm.controls.rivals.register`.
+"""
+
+import difflib
+from collections.abc import Sequence
+
+from difflm.controls.base import Control
+from difflm.controls.guidance import GuidanceSettings
+from difflm.controls.plan import Edit
+from difflm.controls.rivals.base import ControlDecoder
+from difflm.controls.rivals.fudge import Fudge
+from difflm.controls.rivals.left_only import LeftOnly
+from difflm.errors import UsageError
+from difflm.models.base import LanguageModel
+from difflm.runtime.registry import Registry
+
+OWN: Sequence[type[ControlDecoder]] = (Fudge, LeftOnly)
+DECODERS: Registry[ControlDecoder] = Registry("difflm.decoders", ControlDecoder, {one.name: one for one in OWN})
+register = DECODERS.register
+
+
+def choose_decoder(
+    name: str,
+    model: LanguageModel,
+    method: str,
+    controls: Sequence[Control],
+    edit: Edit | None,
+    guidance: GuidanceSettings | None,
+) -> type[ControlDecoder]:
+    """The decoder of a name, where it suits the model, which was trained by a `method`, and what is asked of it."""
+    if name not in DECODERS:
+        near = difflib.get_close_matches(name, DECODERS, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(f"unknown decoder {name!r}. {hint}Known: {', '.join(DECODERS)}.")
+    found = DECODERS[name]
+    if not isinstance(model, found.decodes):
+        raise UsageError(f"{name} decodes left-to-right models; this one is {method}, and takes controls without it.")
+    if edit is not None:
+        raise UsageError(f"{name} cannot edit: a left-to-right model begins with nothing but the words before a gap.")
+    if guidance is not None and guidance.climb == "sign":
+        raise UsageError(f"the original's guidance moves vectors, which {name} does not: give a number.")
+    if not controls:
+        raise UsageError(f"{name} is a way to obey: ask for something, such as --field food=Japanese.")
+    return found
+
+
+__all__ = ["DECODERS", "ControlDecoder", "choose_decoder", "register"]

@@ -1,0 +1,215 @@
+"""What every decoder that makes a left-to-right model obey controls has in common.
+
+Add a decoder: subclass `ControlDecoder` in a file of its own, say what it takes, and override one of `rules` (it
+changes the logits of the next word) and `steer` (it decodes by itself: `Steering.decode`); list it in `DECODERS`.
+"""
+
+from abc import ABC
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from difflm.controls.base import Control, ModelInfo
+from difflm.controls.exact import Avoid, Infill, Length, Letters, spell_variants
+from difflm.controls.phrases import Contains
+from difflm.controls.plan import agree_on_length, check_avoided
+from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, with_ends
+from difflm.data.tokenizers import END, UNK, Characters
+from difflm.data.words import split_words
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
+from difflm.diffusion.samplers.loop import Caches, PrefixRule, Steering
+from difflm.errors import UsageError
+from difflm.models.autoregressive import Autoregressive
+from difflm.models.base import LanguageModel
+from difflm.models.batching import Layout, SampleBatch, pad_token_rows
+
+Part = tuple[Any, slice]  # a decoder bound to the controls of some rows of a batch, and these rows
+
+
+class ControlDecoder(ABC):
+    """A decoder bound to a model and to the controls of one request. Requests of one decoder and one strength share
+    batches: class methods are given all of them, each with its rows."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    takes: ClassVar[tuple[type[Control], ...]]
+    reason: ClassVar[str]  # why it takes no other control, after "cannot take NAME: "
+    decodes: ClassVar[type[LanguageModel]] = Autoregressive
+    searches: ClassVar[bool] = False  # whether a beam search makes sense with it
+    usual_strength: ClassVar[float] = 1.0
+    appends: ClassVar[bool] = False  # whether words behind a gap are taken
+
+    edit = None  # of `ControlPlan`: no decoder edits
+    guided = False
+
+    def __init__(
+        self,
+        model: Any,
+        info: ModelInfo,
+        controls: Sequence[Control],
+        classifiers: Sequence[Any] = (),
+        strength: float | None = None,
+    ) -> None:
+        if isinstance(info.tokenizer, Characters):
+            controls = [Letters(control.words) if type(control) is Length else control for control in controls]
+        self.model, self.info, self.controls = model, info, list(controls)
+        self.classifiers: dict[str, PrefixClassifier] = {
+            name: one for one in classifiers for name in one.labellings
+        }  # the later of two
+        self.strength = self.usual_strength if strength is None else strength
+        for control in self.controls:
+            if not isinstance(control, self.takes):
+                raise UsageError(f"{self.name} cannot take {control.name}: {self.reason}")
+            control.prepare(info)
+        infills = [control for control in self.controls if isinstance(control, Infill)]
+        if len(infills) > 1:
+            raise UsageError("infill can be asked once; put all gaps into one text.")
+        self.infill = infills[0] if infills else None
+        self.words, self.least = agree_on_length(self.controls, info)
+        parts = self.infill.parts if self.infill else [""]
+        if self.infill and len(parts) > 2:
+            raise UsageError(f"{self.name} fills one gap; this text has {len(parts) - 1}.")
+        if self.infill and parts[1].strip() and not self.appends:
+            raise UsageError(f"{self.name} cannot take words behind a gap: it has written all before it comes to them.")
+        ids = self.infill.known(info) if self.infill else [[]]
+        self.left, self.right = ids[0], ids[1] if self.infill else []
+        unknown = (word for text in parts for word in info.tokenizer.unknown(text.strip()))
+        self.unknown_words = list(dict.fromkeys(unknown))
+        self.phrases = [tuple(c.ids(info)) for c in self.controls if isinstance(c, Contains)]
+        self.avoided = [tuple(s) for c in self.controls if isinstance(c, Avoid) for s in spell_variants(c.word, info)]
+        check_avoided(self.controls, info, [split_words(part) for part in parts])
+        most = self.infill.max_words(info) if self.infill else info.max_words
+        self.room = (self.words or most) - len(self.right)  # words that it writes, those before the gap included
+        if (needed := len(self.left) + sum(map(len, self.phrases))) > self.room and self.phrases:
+            raise UsageError(f"contains: {needed} words must appear; there is room for {self.room}.")
+
+    @property
+    def guidance(self) -> tuple[str, float]:
+        """What all texts of a batch share."""
+        return self.name, self.strength
+
+    # -- before decoding ------------------------------------------------------------------------------------------
+
+    def layouts(
+        self, samples: Tensor, seed: int, condition: Condition = UNCONDITIONAL, ranks: Tensor | None = None
+    ) -> tuple[list[Layout], list[dict[int, str]]]:
+        """The positions of these samples, with the words that they begin with; of these, those without an id."""
+        layout = Layout(self.room, dict(enumerate(self.left)))
+        return [layout] * len(samples), [self.unknown_at(0, self.left, 0)] * len(samples)
+
+    def unknown_at(self, part: int, ids: Sequence[int], first: int) -> dict[int, str]:
+        """The words of a given part that the model has no id for, by position; its first word stands at `first`."""
+        if self.infill is None or not self.info.whole_words:
+            return {}
+        words = split_words(self.infill.parts[part])
+        return {first + k: words[k] for k, token in enumerate(ids) if token == UNK}
+
+    # -- while decoding -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
+        """How a batch is decoded."""
+        told = batch.condition
+        rules = cls.rules(parts)
+        return Steering(batch.known, source=told.source, source_mask=told.source_mask, prefix_rules=rules)
+
+    @classmethod
+    def rules(cls, parts: Sequence[Part]) -> list[PrefixRule]:
+        """Rules of the next word: by default, what makes a control impossible is."""
+        return [ImposePossible(parts)]
+
+    def possible(self, prefix: Tensor) -> Tensor:
+        """Which next words leave what is asked possible, [B, V], after the words so far [B, i]: that others have no
+        future is known exactly."""
+        position, rows = prefix.shape[1], len(prefix)
+        allowed = (~self.model.banned).repeat(rows, 1)
+        if self.words is not None:
+            ends = position >= self.words - len(self.right)
+            allowed &= (torch.arange(allowed.shape[1], device=allowed.device) == END) == ends
+        for sequence in self.avoided:
+            allowed[:, sequence[-1]] &= ~ends_with(prefix, sequence[:-1])
+        if self.phrases:
+            # Finishing the phrase that is furthest, and then all others, needs so many words behind the next one.
+            missing = [~contains_sequence(prefix, phrase) for phrase in self.phrases]
+            needed = sum(there * len(phrase) for there, phrase in zip(missing, self.phrases, strict=True))
+            progress = torch.zeros_like(allowed, dtype=torch.int64)
+            for phrase, there in zip(self.phrases, missing, strict=True):
+                for k, word in enumerate(phrase):
+                    begun = (there & ends_with(prefix, phrase[:k])) * (k + 1)
+                    progress[:, word] = torch.maximum(progress[:, word], begun)
+            open_ = needed.unsqueeze(1) - progress  # type: ignore[union-attr]
+            allowed &= open_ <= self.room - position - 1
+            allowed[:, END] &= needed == 0
+        return allowed
+
+    # -- after decoding -------------------------------------------------------------------------------------------
+
+    def finish(self, ids: list[int]) -> tuple[list[int], dict[int, str]]:
+        """The text of a finished row, and its words that the model has no id for, by position."""
+        return ids + self.right, self.unknown_at(0, self.left, 0) | (
+            self.unknown_at(1, self.right, len(ids)) if self.infill else {}
+        )
+
+    def targets(self) -> list[tuple[PrefixClassifier, str, Any]]:
+        """For every control that a classifier knows: which, its head, and the labels that it should find."""
+        found = [
+            (self.classifiers[control.head], control.head, control.wanted(self.info))
+            for control in self.controls
+            if control.head in self.classifiers
+        ]
+        if self.words is not None and LENGTH in self.classifiers and any(isinstance(c, Length) for c in self.controls):
+            labels = self.classifiers[LENGTH].labellings[LENGTH].values
+            found += [(self.classifiers[LENGTH], LENGTH, labels.index(str(self.words)))]
+        return found
+
+    @torch.no_grad()
+    def classifier_nats(self, rows: list[list[int]]) -> list[float]:
+        """−log p(what is asked | finished text) by the classifiers, for word ids."""
+        ids, lengths = (part.to(self.model.banned.device) for part in pad_token_rows(rows))
+        canvas, number = with_ends(ids, lengths), torch.arange(len(rows), device=ids.device)
+        nats = torch.zeros(len(rows), device=ids.device)
+        for classifier, head, wanted in self.targets():
+            output = classifier(self.model.view(canvas))
+            if isinstance(wanted, list):
+                asked = torch.tensor(wanted[: ids.shape[1]], device=ids.device)
+                found = output.tags(head)[:, 1 : len(asked) + 1]
+                nats -= found.gather(-1, asked.expand(len(rows), -1).unsqueeze(-1)).sum((-1, -2))
+            else:
+                nats -= output.text(head)[number, lengths + 1, wanted]
+        return nats.tolist()
+
+
+@dataclass(frozen=True)
+class ImposePossible:
+    """A rule: words after which what is asked is impossible are not drawn."""
+
+    parts: Sequence[Part]
+
+    def __call__(self, prefix: Tensor, logits: Tensor, caches: Caches) -> Tensor:
+        allowed = for_each_part(self.parts, lambda plan, part: plan.possible(prefix[part]))
+        allowed |= ~allowed.any(-1, keepdim=True)  # of a text that has ended
+        return logits.masked_fill(~allowed, IMPOSSIBLE)
+
+
+def for_each_part(parts: Sequence[Part], compute: Callable[[Any, slice], Tensor]) -> Tensor:
+    """What the decoders of all parts of a batch compute of their rows, together."""
+    return torch.cat([compute(plan, part) for plan, part in parts])
+
+
+def ends_with(prefix: Tensor, sequence: Sequence[int]) -> Tensor:
+    """Whether the last words of [B, i] are these, [B]."""
+    size = len(sequence)
+    if size > prefix.shape[1]:
+        return torch.zeros(len(prefix), dtype=torch.bool, device=prefix.device)
+    return (prefix[:, prefix.shape[1] - size :] == prefix.new_tensor(sequence)).all(-1)
+
+
+def contains_sequence(prefix: Tensor, sequence: Sequence[int]) -> Tensor:
+    """Whether words [B, i] hold a sequence, [B]."""
+    if len(sequence) > prefix.shape[1]:
+        return torch.zeros(len(prefix), dtype=torch.bool, device=prefix.device)
+    return (prefix.unfold(1, len(sequence), 1) == prefix.new_tensor(sequence)).all(-1).any(-1)

@@ -1,0 +1,90 @@
+"""FUDGE: Controlled Text Generation With Future Discriminators (Yang & Klein, 2021)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from difflm.controls.exact import Avoid, Infill, Length
+from difflm.controls.learned import Label, Tags
+from difflm.controls.phrases import Contains
+from difflm.controls.prefix_classifier import PrefixClassifier, PrefixOutput
+from difflm.controls.rivals.base import (
+    ControlDecoder,
+    ImposePossible,
+    Part,
+    contains_sequence,
+    ends_with,
+    for_each_part,
+)
+from difflm.data.tokenizers import START
+from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
+from difflm.diffusion.samplers.loop import Caches, PrefixRule
+from difflm.models.autoregressive import Autoregressive
+
+CANDIDATES = 200  # the likeliest words, whose futures are asked for
+
+
+class Fudge(ControlDecoder):
+    """p(x_i | x_<i, a) ∝ p(x_i | x_<i) p(a | x_≤i)^λ over the likeliest words. A future that is impossible is known
+    exactly; of all others a classifier of prefixes says how likely they are."""
+
+    name, paper = "fudge", "Yang & Klein 2021"
+    takes = (Label, Tags, Length, Contains, Avoid, Infill)
+    reason = "a classifier of prefixes does not see the words that close a phrase."
+
+    @classmethod
+    def rules(cls, parts: Sequence[Part]) -> list[PrefixRule]:
+        return [ImposePossible(parts), FutureProbability(parts)]
+
+    @property
+    def asked_classifiers(self) -> list[PrefixClassifier]:
+        """Those that know something of what is asked."""
+        found = [classifier for classifier, *_ in self.targets()]
+        return found + ([*self.classifiers.values()][:1] if self.phrases else [])
+
+    def future(self, outputs: dict[int, PrefixOutput], words: Tensor, prefix: Tensor) -> Tensor:
+        """log p(a | x_≤i) for each of the next words [B, k], of which the outputs are."""
+        total, position = torch.zeros(words.shape, device=words.device), prefix.shape[1]
+        for classifier, head, wanted in self.targets():
+            if not isinstance(wanted, list):
+                total += outputs[id(classifier)].text(head)[..., wanted]
+            elif position < len(wanted):  # of tags, that of this word: those before it are the same for all
+                total += outputs[id(classifier)].tags(head)[..., wanted[position]]
+        for phrase in self.phrases if self.classifiers else ():
+            follows = outputs[id(next(iter(self.classifiers.values())))].follows(words.new_tensor(phrase))
+            ahead = follows.amin(-1)  # a phrase is at most as likely as its least likely word
+            for k, word in enumerate(phrase):  # what is left of it, where it has begun
+                rest = follows[..., k + 1 :].amin(-1) if k + 1 < len(phrase) else torch.zeros_like(ahead)
+                begun = ends_with(prefix, phrase[:k]).unsqueeze(1) & (words == word)
+                ahead = torch.where(begun, rest, ahead)
+            total += ahead.masked_fill(contains_sequence(prefix, phrase).unsqueeze(1), 0.0)
+        return total
+
+
+class FutureProbability:
+    """A rule: the logits of the likeliest words, with λ log p(a | x_≤i) added. Classifiers keep keys and values of the
+    words so far, and read all candidates side by side."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts, self.strength = parts, parts[0][0].strength
+        self.model: Autoregressive = parts[0][0].model
+        self.classifiers = {id(one): one for plan, _ in parts for one in plan.asked_classifiers}
+        self.caches: dict[int, Caches] = {key: [] for key in self.classifiers}
+
+    def __call__(self, prefix: Tensor, logits: Tensor, caches: Caches) -> Tensor:
+        if not self.strength or not self.classifiers:
+            return logits
+        words = logits.topk(min(CANDIDATES, logits.shape[-1])).indices
+        last = prefix[:, -1:] if prefix.shape[1] else torch.full_like(words[:, :1], START)
+        outputs: dict[int, PrefixOutput] = {}
+        for key, classifier in self.classifiers.items():
+            _, self.caches[key] = classifier.read(self.model.view(last), self.caches[key])
+            outputs[key], _ = classifier.read(self.model.view(words), self.caches[key], alternatives=True)
+
+        def ask(plan: Fudge, part: slice) -> Tensor:
+            return plan.future({key: one.rows(part) for key, one in outputs.items()}, words[part], prefix[part])
+
+        future = for_each_part(self.parts, ask)
+        scores = logits.gather(-1, words) + self.strength * future
+        return torch.full_like(logits, IMPOSSIBLE).scatter(-1, words, scores.to(logits.dtype))

@@ -1,0 +1,36 @@
+"""The floor for infilling: a left-to-right model continues what stands before the gap, and the rest is appended."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from difflm.controls.exact import Avoid, Infill, Length
+from difflm.controls.rivals.base import ControlDecoder
+from difflm.data.tokenizers import END, SPECIALS
+
+SENTENCE_ENDS = (".", "!", "?")
+
+
+class LeftOnly(ControlDecoder):
+    """It knows nothing of the words behind the gap. A gap of any length ends with its sentence, if words follow it."""
+
+    name, paper = "left-only", "a floor"
+    takes = (Infill, Length, Avoid)
+    reason = "it fills a gap by what stands before it."
+    appends = True
+
+    @cached_property
+    def stops(self) -> Tensor:
+        """Tokens that end a sentence."""
+        pieces = self.info.tokenizer.tokens(range(len(SPECIALS), self.info.tokenizer.size))
+        found = [k for k, piece in enumerate(pieces, len(SPECIALS)) if piece.endswith(SENTENCE_ENDS)]
+        return torch.tensor(found, device=self.model.banned.device)
+
+    def possible(self, prefix: Tensor) -> Tensor:
+        allowed = super().possible(prefix)
+        if self.right and self.words is None:
+            over = torch.isin(prefix[:, len(self.left) :], self.stops).any(-1, keepdim=True)
+            ends = torch.arange(allowed.shape[1], device=allowed.device) == END
+            allowed = torch.where(over, ends, allowed)
+        return allowed
