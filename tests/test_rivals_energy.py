@@ -2,20 +2,34 @@
 
 import math
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from difflm.controls.cold import Cold, fluency_energy, phrase_energy, read_reversed, run_langevin, straight_through
-from difflm.controls.delorean import Delorean
-from difflm.controls.pplm import BagOfWords, Pplm, add_delta
-from difflm.controls.soft_texts import SoftTexts
-from difflm.data.tokenizers import END, PAD, START
+from difflm.controls import Contains, Control, Infill, Label, Length, ModelInfo
+from difflm.controls.prefix_classifier import PrefixClassifier
+from difflm.controls.rivals.cold import (
+    ColdSearch,
+    fluency_energy,
+    phrase_energy,
+    read_reversed,
+    run_langevin,
+    straight_through,
+)
+from difflm.controls.rivals.delorean import Delorean, DeloreanSearch
+from difflm.controls.rivals.pplm import Pplm, PplmRule, add_delta, bag_nats
+from difflm.controls.rivals.soft_texts import SoftTexts
+from difflm.data.labels import Labelling
+from difflm.data.tokenizers import END, PAD, START, Words
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
+from difflm.generation.jobs import Generation
+from difflm.generation.pipeline import TextDiffusion
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
 
@@ -73,19 +87,31 @@ def last(frames):
     return frame
 
 
+class CountedReads:
+    """A model that counts its calls."""
+
+    def __init__(self, model) -> None:
+        self.model, self.calls = model, 0
+
+    def __getattr__(self, name: str):
+        return getattr(self.model, name)
+
+    def read(self, *args):
+        self.calls += 1
+        return self.model.read(*args)
+
+
 # -- PPLM -------------------------------------------------------------------------------------------------------------
 
 
-def bag(*words: int) -> Tensor:
-    found = torch.zeros(VOCABULARY)
-    found[list(words)] = 1
-    return found
+def bag(*words: int):
+    return lambda prefix: lambda p: bag_nats(p, words)
 
 
 def test_pplm_without_a_step_is_plain_sampling(twin):
     noise = Noise(3, torch.arange(16))
     plain = last(left_to_right(twin, noise, 8, SAMPLING))
-    rule = Pplm(twin, [BagOfWords(bag(C))], step_size=0.0)
+    rule = PplmRule(twin, bag(C), step_size=0.0)
     for _ in range(2):  # a rule can decode one batch after the other
         frame = last(left_to_right(twin, noise, 8, SAMPLING, [rule]))
         assert torch.equal(frame.tokens, plain.tokens)
@@ -98,12 +124,12 @@ def test_pplm_lowers_its_loss_at_every_iteration(twin):
     with torch.no_grad():
         answers, caches = twin.read(torch.cat([torch.full((2, 1), START), prefix], 1), [])
     log_p, history = answers[:, -1].log_softmax(-1), [(k[:, :, :-1], v[:, :, :-1]) for k, v in caches]
-    rule = Pplm(twin, [BagOfWords(bag(D))], step_size=0.05)
+    rule = PplmRule(twin, bag(D), step_size=0.05)
     losses = []
     for n in range(6):
         moved = replace(rule, iterations=n).move(prefix, prefix[:, -1:], history, log_p)
         with torch.no_grad():
-            losses.append(rule.loss(prefix, prefix[:, -1:], moved, log_p))
+            losses.append(rule.loss(rule.attributes(prefix), prefix[:, -1:], moved, log_p))
     losses = torch.stack(losses)
     assert (losses[1:] < losses[:-1]).all()
     alone = rule.move(prefix[1:], prefix[1:, -1:], [(k[1:], v[1:]) for k, v in history], log_p[1:])
@@ -121,15 +147,15 @@ def test_pplm_moves_along_the_gradient(twin):
     with torch.no_grad():
         answers, caches = model.read(torch.tensor([[START, A, B, B]]), [])
     log_p, history = answers[:, -1].log_softmax(-1), [(k[:, :, :-1], v[:, :, :-1]) for k, v in caches]
-    rule = Pplm(model, [BagOfWords(bag(D))], kl_scale=0.5, window=2)
+    rule = PplmRule(model, bag(D), kl_scale=0.5, window=2)
     torch.manual_seed(0)
     direction = [torch.randn_like(torch.stack(layer)[..., 1:, :]) for layer in history]
     zeros = [torch.zeros_like(d).requires_grad_() for d in direction]
-    loss = rule.loss(prefix, prefix[:, -1:], add_delta(history, zeros), log_p)
+    loss = rule.loss(rule.attributes(prefix), prefix[:, -1:], add_delta(history, zeros), log_p)
     slope = sum((g * d).sum() for g, d in zip(torch.autograd.grad(loss.sum(), zeros), direction, strict=True))
     with torch.no_grad():
         ahead, behind = (
-            rule.loss(prefix, prefix[:, -1:], add_delta(history, [s * d for d in direction]), log_p)
+            rule.loss(rule.attributes(prefix), prefix[:, -1:], add_delta(history, [s * d for d in direction]), log_p)
             for s in (1e-2, -1e-2)
         )
     assert float(slope) == pytest.approx(float((ahead - behind) / 2e-2), rel=0.02)
@@ -139,7 +165,7 @@ def test_pplm_writes_words_of_its_bag_more_often_the_larger_its_steps(twin):
     noise = Noise(1, torch.arange(128))
     shares = []
     for size in (0.0, 0.1, 0.5):
-        rule = Pplm(twin, [BagOfWords(bag(D))], step_size=size, fusion=1.0)
+        rule = PplmRule(twin, bag(D), step_size=size, fusion=1.0)
         tokens = last(left_to_right(twin, noise, 6, SAMPLING, [rule])).tokens
         shares.append(float((tokens == D).sum() / (tokens >= A).sum()))
     assert shares[0] < shares[1] < shares[2]
@@ -149,7 +175,7 @@ def test_fusion_is_the_geometric_mean_of_both_models(twin):
     prefix = torch.tensor([[A, B]])
 
     def logits(fusion: float) -> Tensor:
-        rule, caches = Pplm(twin, [BagOfWords(bag(D))], step_size=0.5, fusion=fusion), []
+        rule, caches = PplmRule(twin, bag(D), step_size=0.5, fusion=fusion), []
         with torch.no_grad():
             for i, word in enumerate([START, A, B]):
                 answers, caches = twin.read(torch.tensor([[word]]), caches)
@@ -186,11 +212,11 @@ def test_the_ends_of_the_mix_are_the_forward_and_the_backward_logits(twin):
     gaps = texts(twin, [A, FREE, FREE, B, END], [C, D, FREE, FREE, A])
     torch.manual_seed(0)
     free, backward = gaps.free.unsqueeze(-1), torch.randn(2, 5, VOCABULARY)
-    pure = Delorean().forward(gaps, None)
-    assert torch.equal(Delorean(forward_weight=1.0).forward(gaps, backward), pure)
-    assert torch.equal(Delorean(forward_weight=0.0).forward(gaps, backward), backward * free)
+    pure = DeloreanSearch().forward(gaps, None)
+    assert torch.equal(DeloreanSearch(forward_weight=1.0).forward(gaps, backward), pure)
+    assert torch.equal(DeloreanSearch(forward_weight=0.0).forward(gaps, backward), backward * free)
     # Read at a low temperature, forward logits are those of greedy decoding.
-    cold = Delorean(temperature=1e-4).forward(gaps, None)
+    cold = DeloreanSearch(temperature=1e-4).forward(gaps, None)
     greedy = gaps.choose(cold)
     answers, _ = twin.read(torch.cat([torch.full((2, 1), START), greedy[:, :-1]], 1))
     assert torch.allclose(cold, answers * free, atol=1e-3)
@@ -198,27 +224,27 @@ def test_the_ends_of_the_mix_are_the_forward_and_the_backward_logits(twin):
 
 def test_without_steps_backward_passes_change_nothing(twin):
     gaps = texts(twin, [A, FREE, FREE, B, END])
-    start = Delorean().forward(gaps, None)
-    assert torch.equal(Delorean(step_size=0.0).backward(gaps, start), start)
-    fixed = replace(Delorean(), step_size=0.0, passes=3)
-    assert torch.equal(last(fixed.decode(gaps)).tokens, gaps.choose(start))
+    start = DeloreanSearch().forward(gaps, None)
+    assert torch.equal(DeloreanSearch(step_size=0.0).backward(gaps, start), start)
+    fixed = replace(DeloreanSearch(), step_size=0.0, passes=3)
+    assert torch.equal(fixed.decode(gaps), gaps.choose(start))
 
 
 def test_delorean_finds_the_bridge():
     """In a batch with a text whose gap stands elsewhere, and which is easy."""
     gaps = texts(BRIDGE, [A, FREE, D, END], [A, B, FREE, END])
-    assert gaps.choose(Delorean().forward(gaps, None))[:, :3].tolist() == [[A, B, D], [A, B, E]]
-    assert last(Delorean().decode(gaps)).tokens.tolist() == [[A, C, D, END], [A, B, E, END]]
+    assert gaps.choose(DeloreanSearch().forward(gaps, None))[:, :3].tolist() == [[A, B, D], [A, B, E]]
+    assert DeloreanSearch().decode(gaps).tolist() == [[A, C, D, END], [A, B, E, END]]
 
 
 def test_backward_steps_lower_the_loss_of_the_words_behind(twin):
     gaps = texts(twin, [A, FREE, FREE, B, END], [FREE, D, A, END])
-    start = Delorean().forward(gaps, None)
+    start = DeloreanSearch().forward(gaps, None)
 
     def nats(logits: Tensor) -> Tensor:
         return gaps.context_nats(gaps.read(gaps.fill(gaps.possible(logits).softmax(-1))))
 
-    assert (nats(Delorean(step_size=0.01).backward(gaps, start)) < nats(start)).all()
+    assert (nats(DeloreanSearch(step_size=0.01).backward(gaps, start)) < nats(start)).all()
 
 
 # -- COLD -------------------------------------------------------------------------------------------------------------
@@ -253,7 +279,7 @@ def test_langevin_dynamics_draw_from_the_energy():
 def test_cold_lowers_its_energy(twin):
     gaps = texts(twin, [A, FREE, FREE, B, END], [FREE, FREE, D, A, END])
     phrases = torch.tensor([[[D, FREE]], [[E, C]]])
-    cold = Cold(step_size=0.3)
+    cold = ColdSearch(step_size=0.3)
     torch.manual_seed(0)
     y = torch.randn(2, 5, VOCABULARY)
     zeros = (torch.zeros_like(y) for _ in range(100))
@@ -264,18 +290,18 @@ def test_cold_lowers_its_energy(twin):
 
 def test_fluency_alone_is_greedy_decoding(twin):
     gaps = texts(twin, [A, FREE, FREE, FREE], [FREE, FREE, FREE, FREE])
-    cold = Cold(steps=20, noise_scale=0.0, context_weight=0.0, top_k=VOCABULARY)
-    greedy = gaps.choose(Delorean(temperature=1e-4).forward(gaps, None))
-    assert torch.equal(last(cold.decode(gaps, Noise(0, torch.arange(2)))).tokens, greedy)
+    cold = ColdSearch(steps=20, noise_scale=0.0, context_weight=0.0, top_k=VOCABULARY)
+    greedy = gaps.choose(DeloreanSearch(temperature=1e-4).forward(gaps, None))
+    assert torch.equal(cold.decode(gaps, Noise(0, torch.arange(2))), greedy)
 
 
 def test_cold_finds_the_bridge_and_places_phrases():
     samples = Noise(0, torch.arange(2))
     gaps = texts(BRIDGE, [A, FREE, D, END], [A, B, FREE, END])
-    assert last(Cold().decode(gaps, samples)).tokens.tolist() == [[A, C, D, END], [A, B, E, END]]
+    assert ColdSearch().decode(gaps, samples).tolist() == [[A, C, D, END], [A, B, E, END]]
     phrases = torch.tensor([[[C, D]], [[B, FREE]]])
     free = texts(BRIDGE, [A, FREE, FREE, END], [FREE, FREE, FREE, END])
-    found = last(Cold(phrase_weight=2.0).decode(free, samples, phrases)).tokens
+    found = ColdSearch(phrase_weight=2.0).decode(free, samples, phrases)
     assert found[0].tolist() == [A, C, D, END] and B in found[1]
 
 
@@ -305,13 +331,102 @@ def test_texts_are_read_from_right_to_left(twin):
     assert torch.allclose(found[1], answers[0, [3, 2, 1, 0, 4]], atol=1e-5)
 
 
+# -- as decoders ------------------------------------------------------------------------------------------------------
+
+VOCABULARY_WORDS = Words(["START", "END", "UNK", "PAD", "a", "b", "c", "d", "."])
+INFO = ModelInfo(VOCABULARY_WORDS, 8, 0)
+TOPIC = Labelling("topic", "text", ("-", "no", "yes"))
+
+
+def generate(twin: Autoregressive, n: int, *controls: Control, **asked: Any) -> list[Generation]:
+    lm = TextDiffusion(twin, VOCABULARY_WORDS, {"method": "autoregressive"})
+    return lm.generate(n, controls=controls, **asked)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Searches of a few steps."""
+    delorean, cold = partial(DeloreanSearch, passes=2, iterations=3), partial(ColdSearch, steps=10)
+    monkeypatch.setattr("difflm.controls.rivals.delorean.DeloreanSearch", delorean)
+    monkeypatch.setattr("difflm.controls.rivals.cold.ColdSearch", cold)
+
+
+@pytest.mark.parametrize("method", ["delorean", "cold"])
+def test_gaps_are_filled_between_the_given_words(twin, quick, method):
+    for template in ("a ___:2 b", "___:3 d", "a b ___ c", "c ___", "a ___ x"):
+        for text in generate(twin, 2, Infill(template), method=method):
+            assert text.controls[0]["satisfied"] or text.warnings, text
+            assert text.tokens[-1] == template[-1] or template.endswith("_")
+    (text,) = generate(twin, 1, Infill("a ___ c"), Length(5), method=method)
+    assert len(text.tokens) == 5 and text.controls[0]["satisfied"]
+
+
+def test_a_gap_of_any_length_ends_with_its_sentence():
+    plan = Delorean(BRIDGE, INFO, [Infill("a ___ d")])
+    assert plan.canvas == [A, *[FREE] * 6, D, END]
+    found = torch.tensor([[A, B, E, C, E, C, C, D, END], [A, B, B, C, B, C, E, D, END], [A, B, B, C, B, C, C, D, END]])
+    begun = [[A, B, E, END, END, END, END], [A, B, B, C, B, C, E], [A, B, B, C, B, C, C]]
+    assert plan.cut(found, 7).tolist() == begun
+    fixed = Delorean(BRIDGE, INFO, [Infill("a ___:2 d")])
+    assert fixed.cut(torch.tensor([[A, E, B, D, END]]), 4).tolist() == [[A, E, B, END]]
+
+
+def test_requests_of_one_batch_are_searched_together(twin, quick):
+    """Each finds what it finds alone."""
+    lm = TextDiffusion(twin, VOCABULARY_WORDS, {"method": "autoregressive"})
+    asked = [[Contains("d"), Length(4)], [Infill("a ___:2 c b")], [Contains("b c"), Contains("d")]]
+    jobs = [lm.make_job(1, controls=controls, method="cold") for controls in asked]
+    together = {owner: made[0].text for owner, made in lm.run_jobs(jobs)}
+    alone = {k: lm.generate(1, controls=controls, method="cold")[0].text for k, controls in enumerate(asked)}
+    assert together == alone
+
+
+@pytest.mark.parametrize("search", [DeloreanSearch(passes=2, iterations=3), ColdSearch(steps=4)])
+def test_calls_are_counted(twin, search):
+    counted = CountedReads(twin)
+    gaps = texts(counted, [A, FREE, FREE, B, END])
+    search.decode(gaps, *([Noise(0, torch.arange(1))] if isinstance(search, ColdSearch) else []))
+    assert counted.calls == search.calls(gaps)
+
+
+def test_pplm_is_led_by_a_classifier_of_prefixes(twin):
+    """The label is whether D comes next, by a classifier that reads it off the expected word's vector."""
+    torch.manual_seed(0)
+    classifier = PrefixClassifier([TOPIC], 32, 8, vocabulary=VOCABULARY, hidden=16, layers=1, heads=2, dropout=0.0)
+    optimiser = torch.optim.Adam(classifier.parameters(), 1e-2)
+    for _ in range(60):
+        words = torch.randint(A, VOCABULARY, (64, 3))
+        told = classifier(twin.view(words).detach()).text("topic")[:, -1]
+        loss = nn.functional.nll_loss(told, torch.where(words[:, -1] == D, 2, 1))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    info = ModelInfo(VOCABULARY_WORDS, 8, 0, {"topic": TOPIC.values}, {}, {"topic": "text"})
+    noise, found = Noise(0, torch.arange(64)), []
+    for strength in (0.0, 0.5):
+        plan = Pplm(twin, info, [Label("topic", "yes")], [classifier.eval().requires_grad_(False)], strength)
+        tokens = last(left_to_right(twin, noise, 8, SAMPLING, Pplm.rules([(plan, slice(0, 64))]))).tokens
+        found.append(float((tokens == D).sum() / (tokens >= A).sum()))
+    assert found[1] > 1.5 * found[0]
+
+
+def test_pplm_counts_its_calls_and_imposes_what_is_exact(twin):
+    for text in generate(twin, 2, Contains("d"), Length(6), method="pplm"):
+        assert all(check["satisfied"] for check in text.controls)
+    (text,) = generate(twin, 1, Length(6), method="pplm")
+    assert text.denoiser_calls == 1 + 6 * (PplmRule.iterations + 3)  # END is decoded as well
+    counted = CountedReads(twin)
+    *_, frame = left_to_right(counted, Noise(0, torch.arange(1)), 3, SAMPLING, [PplmRule(counted, bag(D))])
+    assert counted.calls == 1 + frame.step * (PplmRule.iterations + 3)
+
+
 def test_no_inner_loop_waits_for_the_device(twin):
     gaps, noise = texts(twin, [A, FREE, FREE, B, END]), Noise(torch.tensor([7]), torch.arange(1))
     assert gaps.gaps == (1, 3)  # asked once, before the loops
     with Asynchronous(), pytest.raises(AssertionError):
         bool(gaps.free.any())
     with Asynchronous():
-        last(Delorean(passes=2, iterations=2).decode(gaps))
-        last(Cold(steps=3).decode(gaps, noise, torch.tensor([[[D, FREE]]]), gaps))
-        rule = Pplm(twin, [BagOfWords(bag(D))])
+        DeloreanSearch(passes=2, iterations=2).decode(gaps)
+        ColdSearch(steps=3).decode(gaps, noise, torch.tensor([[[D, FREE]]]), gaps)
+        rule = PplmRule(twin, bag(D))
         last(left_to_right(twin, noise, 6, SAMPLING, [rule]))

@@ -1,18 +1,36 @@
 """Back to the Future: Unsupervised Backprop-based Decoding for Counterfactual and Abductive Commonsense Reasoning
 (DELOREAN; Qin et al., 2020)."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from difflm.controls.soft_texts import SoftTexts
-from difflm.diffusion.samplers.loop import Frame
+from difflm.controls.exact import Infill, Length
+from difflm.controls.rivals.base import Part
+from difflm.controls.rivals.gaps import GapDecoder
+from difflm.controls.rivals.soft_texts import SoftTexts
+from difflm.diffusion.noise import Noise
+
+
+class Delorean(GapDecoder):
+    """`DeloreanSearch`; the strength is its step size."""
+
+    name, paper = "delorean", "Qin et al. 2020"
+    takes = (Infill, Length)
+    reason = "it looks for words that lead to those behind a gap."
+    usual_strength = 0.03
+    window = 15
+
+    @classmethod
+    def search(cls, texts: SoftTexts, noise: Noise, parts: Sequence[Part]) -> tuple[Tensor, int]:
+        search = DeloreanSearch(step_size=parts[0][0].strength)
+        return search.decode(texts), search.calls(texts)
 
 
 @dataclass(frozen=True)
-class Delorean:
+class DeloreanSearch:
     """Fills gaps between given words with a left-to-right model that was never trained to. Each pass moves the logits
     ỹ of the gaps towards the words behind them (backward), and mixes them with those that follow from the words before
     (forward). The gaps of each pass are a candidate.
@@ -22,25 +40,27 @@ class Delorean:
 
     passes: int = 20
     iterations: int = 20  # gradient steps of a backward pass
-    step_size: float = 0.01  # η, in units of ‖ỹ‖; the paper's 3e-4 is for GPT-2, where ỹ has 50,257 logits a word
+    step_size: float = 0.03  # η, in units of ‖ỹ‖; the paper's 3e-4 is for GPT-2, where ỹ has 50,257 logits a word
     forward_weight: float = 0.88  # γ
     temperature: float = 0.1  # of the words that a forward pass reads
 
-    def decode(self, texts: SoftTexts) -> Iterator[Frame]:
-        """The best candidate so far after every pass."""
-        logits = self.forward(texts, None)
-        best, best_nats = texts.known, torch.full(texts.known.shape[:1], float("inf"), device=texts.known.device)
-        words_nats = torch.zeros_like(texts.known, dtype=torch.float)
-        for i in range(self.passes):
+    def calls(self, texts: SoftTexts) -> int:
+        """Network calls of a search."""
+        return texts.width + self.passes * (self.iterations + texts.width + 1)
+
+    def decode(self, texts: SoftTexts) -> Tensor:
+        """The best candidate of each text, [B, W]."""
+        logits, best = self.forward(texts, None), texts.known
+        best_nats = torch.full(best.shape[:1], float("inf"), device=best.device)
+        for _ in range(self.passes):
             logits = self.forward(texts, self.backward(texts, logits))
             tokens = texts.choose(logits)
             with torch.no_grad():
                 nats = texts.nats(texts.read(texts.one_hot(tokens)), tokens)
             total = (nats * (texts.free | texts.context)).sum(-1)
-            better = (total < best_nats).unsqueeze(1)
-            best, best_nats = torch.where(better, tokens, best), torch.minimum(total, best_nats)
-            words_nats = torch.where(better, nats, words_nats)
-            yield texts.frame(i, self.passes, best, words_nats)
+            best = torch.where((total < best_nats).unsqueeze(1), tokens, best)
+            best_nats = torch.minimum(total, best_nats)
+        return best
 
     def forward(self, texts: SoftTexts, backward: Tensor | None) -> Tensor:
         """ỹ_n = γ · LM(x, ỹ_<n) + (1 − γ) · ỹ_nᵇ, [B, W, V]; without backward logits γ is 1."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.samplers.left_to_right import CausalModel
-from difflm.diffusion.samplers.loop import Caches, Frame
+from difflm.diffusion.samplers.loop import Caches
 
 IMPOSSIBLE = -1e4  # finite, so that a probability of 0 times its logarithm is 0
 
@@ -37,6 +37,11 @@ class SoftTexts:
         """The first position at which some text has a gap, and the one behind the last."""
         found = self.free.any(0).nonzero().flatten().tolist()  # synchronises, once
         return (found[0], found[-1] + 1) if found else (0, 0)
+
+    @property
+    def width(self) -> int:
+        """Network calls of a roll-out."""
+        return self.gaps[1] - self.gaps[0]
 
     @cached_property
     def impossible(self) -> Tensor:
@@ -92,8 +97,3 @@ class SoftTexts:
             logits, caches = self.model.read(words, caches)
             word = torch.where(self.free[:, i : i + 1], decide(i, logits[:, -1]), self.given[:, i])
             words = word.unsqueeze(1)
-
-    def frame(self, step: int, steps: int, tokens: Tensor, nats: Tensor) -> Frame:
-        """Texts after one of so many steps, with −log p of their words."""
-        t = torch.full((len(tokens),), 1 - (step + 1) / steps)
-        return Frame(step, t, tokens, (-nats).exp(), tokens != self.model.pad)

@@ -1,24 +1,65 @@
 """COLD Decoding: Energy-based Constrained Text Generation with Langevin Dynamics (Qin et al., 2022)."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.controls.soft_texts import IMPOSSIBLE, SoftTexts
+from difflm.controls.base import Control, ModelInfo
+from difflm.controls.exact import Infill, Length
+from difflm.controls.phrases import Contains
+from difflm.controls.rivals.base import Part
+from difflm.controls.rivals.gaps import GapDecoder
+from difflm.controls.rivals.soft_texts import IMPOSSIBLE, SoftTexts
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.loop import Frame
 
 LANGEVIN = 5  # the noise stream of the dynamics
 # The noise's standard deviation from these shares of the steps on (released code: 1, 0.5 … of 2,000 iterations).
 NOISE = ((0.0, 1.0), (0.025, 0.5), (0.25, 0.1), (0.5, 0.05), (0.75, 0.01))
 
 
+class Cold(GapDecoder):
+    """`ColdSearch` from left to right alone; the strength is the weight of constraints. Phrases are asked for by their
+    energy: nothing imposes them."""
+
+    name, paper = "cold", "Qin et al. 2022"
+    takes = (Infill, Length, Contains)
+    reason = "its energies are of gaps, lengths and words."
+    usual_strength = 0.5
+    window = 10
+
+    def __init__(
+        self,
+        model: Any,
+        info: ModelInfo,
+        controls: Sequence[Control],
+        classifiers: Sequence[Any] = (),
+        strength: float | None = None,
+    ) -> None:
+        super().__init__(model, info, controls, classifiers, strength)
+        self.wanted, self.phrases = self.phrases, []
+
+    @classmethod
+    def search(cls, texts: SoftTexts, noise: Noise, parts: Sequence[Part]) -> tuple[Tensor, int]:
+        search = ColdSearch(context_weight=parts[0][0].strength, phrase_weight=parts[0][0].strength)
+        asked = [plan.wanted for plan, part in parts for _ in range(part.start, part.stop)]
+        return search.decode(texts, noise, pad_phrases(asked, texts.known.device)), search.calls(texts)
+
+
+def pad_phrases(rows: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Tensor | None:
+    """Phrases of each text as [B, M, n], with FREE behind shorter and fewer ones; None where there are none."""
+    most, size = max(map(len, rows)), max((len(phrase) for row in rows for phrase in row), default=0)
+    filled = [[[*phrase, *[FREE] * (size - len(phrase))] for phrase in row] for row in rows]
+    empty = [[FREE] * size]
+    return torch.tensor([row + empty * (most - len(row)) for row in filled], device=device) if most else None
+
+
 @dataclass(frozen=True)
-class Cold:
+class ColdSearch:
     """Words of the gaps are logits ỹ that descend an energy, under noise that fades: fluency, the words behind a gap,
     and phrases that shall appear in it.
 
@@ -34,22 +75,22 @@ class Cold:
     top_k: int = 5  # words among which the final ones are chosen
     noise_scale: float = 1.0
 
+    def calls(self, texts: SoftTexts, reverse: bool = False) -> int:
+        """Network calls of a search."""
+        return 2 * texts.width + self.steps * (1 + reverse)
+
     def decode(
         self, texts: SoftTexts, noise: Noise, phrases: Tensor | None = None, reverse: SoftTexts | None = None
-    ) -> Iterator[Frame]:
-        """One frame. `phrases` [B, M, n] are ids that shall stand in the gaps of each text, FREE behind a shorter one;
-        `reverse` are the same texts of a model that reads them from right to left."""
+    ) -> Tensor:
+        """The texts that were found, [B, W]. `phrases` [B, M, n] are ids that shall stand in the gaps of each text,
+        FREE behind a shorter one; `reverse` are the same texts of a model that reads them from right to left."""
         y = roll_out_greedily(texts)
-        width, vocabulary = y.shape[1:]
         deviations = [[s for share, s in NOISE if share <= n / self.steps][-1] for n in range(self.steps)]
         noises = (
-            s * self.noise_scale * noise.normal(n, width, vocabulary, stream=LANGEVIN) for n, s in enumerate(deviations)
+            s * self.noise_scale * noise.normal(n, *y.shape[1:], stream=LANGEVIN) for n, s in enumerate(deviations)
         )
         y = run_langevin(lambda y: self.energy(texts, y, phrases, reverse), y, self.step_size, noises)
-        tokens = self.discretise(texts, y, phrases)
-        with torch.no_grad():
-            nats = texts.nats(texts.read(texts.one_hot(tokens)), tokens)
-        yield texts.frame(0, 1, tokens, nats)
+        return self.discretise(texts, y, phrases)
 
     def energy(
         self, texts: SoftTexts, y: Tensor, phrases: Tensor | None = None, reverse: SoftTexts | None = None
