@@ -161,7 +161,6 @@ def test_labels_that_cannot_be_learned_leave_nothing_behind(
         (["data=my.jsonl", "tokenizer=words"], "leave tokenizer out"),
         (["data=my.jsonl", "longest=24"], "leave longest out"),
         (["data=my.jsonl", "init=e2e"], "init=e2e is a difflm model"),
-        (["data=my.jsonl", "model.guides=judge"], "no diffusion model"),
         (["data=my.jsonl", "model.guides=nowhere"], "nowhere is neither"),
     ],
 )

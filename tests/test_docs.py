@@ -74,6 +74,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/diffusion-lm": "e2e-diffusion-lm",
     "runs/longer": "e2e-diffusion-lm",
     "runs/twin": "e2e-autoregressive",
+    "runs/twin-guide": "e2e-guide data=words.jsonl model.guides=runs/twin",
     "runs/roc": "roc",
     "runs/roc-twin": "roc-twin",
     "runs/roc-infill-twin": "roc-infill-twin",

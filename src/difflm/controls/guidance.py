@@ -56,11 +56,11 @@ class Classifier(nn.Module):
         self.heads = nn.ModuleDict()
         self.word_counts = nn.ParameterDict()  # how often each word bears each tag, [V, labels]; not trained
         for number, one in enumerate(labellings):  # by number: a name may hold what module names may not
-            size = CHART if one.kind == "spans" else 2 * hidden if one.kind == "text" and not self.causal else hidden
+            size = hidden if self.causal or one.kind == "tags" else 2 * hidden if one.kind == "text" else CHART
             self.heads[str(number)] = nn.Linear(size, len(one.values))
             if one.kind == "tags":
                 self.word_counts[str(number)] = nn.Parameter(torch.zeros(vocabulary, len(one.values)), False)
-            if one.kind == "spans":
+            if one.kind == "spans" and not self.causal:
                 self.heads[f"{number}-first"] = nn.Linear(2 * hidden, CHART)
                 self.heads[f"{number}-last"] = nn.Linear(2 * hidden, CHART)
                 with torch.no_grad():

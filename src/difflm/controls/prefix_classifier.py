@@ -29,7 +29,13 @@ class PrefixClassifier(Classifier):
         self, labellings: Sequence[Labelling], view_dim: int, longest: int, vocabulary: int, **sizes: Any
     ) -> None:
         super().__init__(labellings, view_dim, longest, vocabulary, **sizes)
-        self.following = nn.Linear(self.trunk.head.out_features, vocabulary)
+        hidden = self.trunk.head.out_features
+        self.following = nn.Linear(hidden, vocabulary)
+        self.farthest = longest + 1  # places from the last word of a prefix to either end of a span
+        for number in (self.numbers[one.name] for one in labellings if one.kind == "spans"):
+            self.heads[f"{number}-at"] = nn.Linear(hidden, hidden)
+            for end in ("first", "last"):
+                self.heads[f"{number}-{end}"] = nn.Embedding(2 * self.farthest + 1, hidden)
 
     def forward(self, view: Tensor, t: Tensor | None = None, mask: Tensor | None = None) -> "PrefixOutput":
         """`view` [B, L, view_dim] is `Autoregressive.view` of whole texts, START and END included; there is no time."""
@@ -53,6 +59,17 @@ class PrefixClassifier(Classifier):
             features = trunk.answer(x).float()
         there = torch.ones(features.shape[:2], dtype=torch.bool, device=view.device)
         return PrefixOutput(self, features, there), [cache for cache in grown if cache is not None]
+
+    def label_spans(self, name: str, features: Tensor, first: Tensor, last: Tensor) -> Tensor:
+        """log p(label | x_≤i) of spans that may lie ahead, [..., labels], by features of prefixes [..., hidden]. The
+        ends of a span are counted from the last word of its prefix: 0 is this word, 1 the next."""
+        number = self.numbers[name]
+        ends = (
+            self.heads[f"{number}-{end}"]((place + self.farthest).clamp(0, 2 * self.farthest))
+            for end, place in (("first", first), ("last", last))
+        )
+        pair = F.gelu(sum(ends, start=self.heads[f"{number}-at"](features)))
+        return F.log_softmax(self.heads[number](pair).float(), -1)
 
 
 @dataclass(frozen=True)

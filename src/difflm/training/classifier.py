@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.controls.guidance import Classifier, Guided, labels_on_canvas, matches_model, model_signature
+from difflm.controls.guidance import Classifier, Guided, labels_on_canvas, matches_model, model_signature, span_chart
 from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.data.batches import Batch, split
 from difflm.data.corpora import corpus_path, resolve_data
@@ -30,6 +30,7 @@ from difflm.training.run import FORMAT, load_run
 from difflm.training.trainer import Outcome, Watcher
 
 TIMES = 5  # the stream of random numbers that times are drawn from
+SPANS = 6  # that of pairs of places
 FOLLOWING = "following words"  # the loss of what nobody labels
 COUNT_BATCH = 10_000  # texts whose words are counted together
 
@@ -100,6 +101,9 @@ class PrefixLearner(Learner):
         output, found = self.classifier(view), {}
         for name, one in self.classifier.labellings.items():
             labels, there = batch.labels[name], place <= ends
+            if one.kind == "spans":
+                found[name] = self.span_nats(name, output.features, labels, batch.lengths, noise)
+                continue
             if one.kind == "text":
                 labels = labels.unsqueeze(1).expand_as(there)
             else:
@@ -114,6 +118,24 @@ class PrefixLearner(Learner):
         answers = self.classifier.following(output.features[torch.arange(len(at), device=at.device), at])
         nats = F.binary_cross_entropy_with_logits(answers.float(), follows, reduction="none").sum(-1)
         return {**found, FOLLOWING: nats / batch.lengths}
+
+    def span_nats(self, name: str, features: Tensor, spans: Tensor, lengths: Tensor, noise: Noise) -> Tensor:
+        """−log p(label | x_≤i) as a mean over the spans of each text and as many random pairs of places, [B], each at a
+        random prefix: most pairs are no span, and need not all be learned from."""
+        assert isinstance(self.classifier, PrefixClassifier)
+        count, rows = spans.shape[1], torch.arange(len(spans), device=spans.device).unsqueeze(1)
+        u = noise.uniform(0, 4 * count, stream=SPANS)
+        a, b = (u[:, : 2 * count] * lengths.unsqueeze(1)).long().chunk(2, dim=1)
+        mask = torch.arange(features.shape[1] - 2, device=spans.device) < lengths.unsqueeze(1)
+        given = spans[..., 2] != NOTHING
+        first = torch.cat([spans[..., 0].clamp(min=0), torch.minimum(a, b)], 1)
+        last = torch.cat([spans[..., 1].clamp(min=0), torch.maximum(a, b)], 1)
+        there = torch.cat([given, given], 1)
+        at = (u[:, 2 * count :] * (lengths + 2).unsqueeze(1)).long()  # of START, a word or END; word k is at k + 1
+        answers = self.classifier.label_spans(name, features[rows, at], first - at + 1, last - at + 1)
+        labels = span_chart(spans, mask)[rows, first, last]
+        nats = -answers.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        return (nats * there).sum(-1) / there.sum(-1).clamp(min=1)
 
 
 def train_guide(
@@ -156,6 +178,7 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
         "method": "classifier",
         "signature": model_signature(view),
         "longest": guided.longest,
+        "causal": classifier.causal,
         "labels": [one.to_json() for one in labellings],
         "parameters": sum(p.numel() for p in classifier.parameters() if p.requires_grad),
         "model": method,
@@ -194,12 +217,9 @@ def read_labellings(setup: fit.Setup, tokens: TokenFile, kept: Ints) -> list[Lab
 
 
 def labels_of_prefixes(labels: list[Labels], tokens: TokenFile, longest: int) -> list[Labels]:
-    """The labels that can be told of prefixes, and the length, which every text has."""
-    for one in labels:
-        if one.labelling.kind == "spans":
-            raise UsageError(f"{one.labelling.name!r} has spans, which a classifier of prefixes does not see closed.")
-        if one.labelling.name == LENGTH:
-            raise UsageError(f"no label may be called {LENGTH!r} here: lengths are learned without labels. Rename it.")
+    """The labels, and the length, which every text has."""
+    if any(one.labelling.name == LENGTH for one in labels):
+        raise UsageError(f"no label may be called {LENGTH!r} here: lengths are learned without labels. Rename it.")
     lengths = Labelling(LENGTH, "text", (NONE, *map(str, range(1, longest + 1))))
     return [*labels, Labels(lengths, np.minimum(tokens.lengths, longest).tolist())]
 

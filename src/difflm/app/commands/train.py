@@ -77,7 +77,8 @@ def report_classifier(guided: str, out: Path) -> None:
     print(f"{out}: tells {', '.join(one['name'] for one in labels)}; {trained['steps']:,} steps.")
     asked = [["--label", f"{one['name']}={one['values'][1]}"] for one in labels if one["kind"] == "text"]
     asked += [["--pos", one["values"][1]] for one in labels if (one["kind"], one["name"]) == ("tags", "pos")]
-    print(f"Next: {shlex.join(['difflm', 'generate', guided, '--guide', str(out), *next(iter(asked), [])])}")
+    decoder = ["--method", "fudge"] if config["causal"] else []  # it guides a left-to-right model
+    print(f"Next: {shlex.join(['difflm', 'generate', guided, '--guide', str(out), *next(iter(asked), []), *decoder])}")
 
 
 def show_recipe(recipe: Any, as_json: bool) -> None:

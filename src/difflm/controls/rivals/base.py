@@ -173,11 +173,16 @@ class ControlDecoder(ABC):
         canvas, number = with_ends(ids, lengths), torch.arange(len(rows), device=ids.device)
         nats = torch.zeros(len(rows), device=ids.device)
         for classifier, head, wanted in self.targets():
-            output = classifier(self.model.view(canvas))
-            if isinstance(wanted, list):
+            output, kind = classifier(self.model.view(canvas)), classifier.labellings[head].kind
+            ended = output.features[number, lengths + 1]
+            if kind == "spans":
+                for first, last, *labels in wanted:
+                    found = classifier.label_spans(head, ended, first - lengths, last - lengths)
+                    nats -= found[:, labels].logsumexp(-1)
+            elif kind == "tags":
                 asked = torch.tensor(wanted[: ids.shape[1]], device=ids.device)
-                found = output.tags(head)[:, 1 : len(asked) + 1]
-                nats -= found.gather(-1, asked.expand(len(rows), -1).unsqueeze(-1)).sum((-1, -2))
+                tags = output.tags(head)[:, 1 : len(asked) + 1]
+                nats -= tags.gather(-1, asked.expand(len(rows), -1).unsqueeze(-1)).sum((-1, -2))
             else:
                 nats -= output.text(head)[number, lengths + 1, wanted]
         return nats.tolist()

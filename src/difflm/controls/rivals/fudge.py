@@ -17,6 +17,7 @@ from difflm.controls.rivals.base import (
     ends_with,
     for_each_part,
 )
+from difflm.controls.syntax import Span, Tree
 from difflm.data.tokenizers import START
 from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
 from difflm.diffusion.samplers.loop import Caches, PrefixRule
@@ -30,8 +31,8 @@ class Fudge(ControlDecoder):
     exactly; of all others a classifier of prefixes says how likely they are."""
 
     name, paper = "fudge", "Yang & Klein 2021"
-    takes = (Label, Tags, Length, Contains, Avoid, Infill)
-    reason = "a classifier of prefixes does not see the words that close a phrase."
+    takes = (Label, Tags, Tree, Span, Length, Contains, Avoid, Infill)
+    reason = "no classifier of prefixes knows it."
 
     @classmethod
     def rules(cls, parts: Sequence[Part]) -> list[PrefixRule]:
@@ -47,10 +48,17 @@ class Fudge(ControlDecoder):
         """log p(a | x_≤i) for each of the next words [B, k], of which the outputs are."""
         total, position = torch.zeros(words.shape, device=words.device), prefix.shape[1]
         for classifier, head, wanted in self.targets():
-            if not isinstance(wanted, list):
-                total += outputs[id(classifier)].text(head)[..., wanted]
+            output, kind = outputs[id(classifier)], classifier.labellings[head].kind
+            if kind == "text":
+                total += output.text(head)[..., wanted]
+            elif kind == "spans":
+                # Of many spans those that this word may begin, continue or close, or the next one begin.
+                near = [one for one in wanted if one[0] - 1 <= position <= one[1] + 1]
+                for first, last, *labels in near if len(wanted) > 1 else wanted:
+                    ends = (words.new_tensor(place - position) for place in (first, last))
+                    total += classifier.label_spans(head, output.features, *ends)[..., labels].logsumexp(-1)
             elif position < len(wanted):  # of tags, that of this word: those before it are the same for all
-                total += outputs[id(classifier)].tags(head)[..., wanted[position]]
+                total += output.tags(head)[..., wanted[position]]
         for phrase in self.phrases if self.classifiers else ():
             follows = outputs[id(next(iter(self.classifiers.values())))].follows(words.new_tensor(phrase))
             ahead = follows.amin(-1)  # a phrase is at most as likely as its least likely word
