@@ -1,6 +1,6 @@
 """Plug and Play Language Models: a Simple Approach to Controlled Text Generation (PPLM; Dathathri et al., 2020)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -10,7 +10,8 @@ from difflm.controls.exact import Avoid, Length
 from difflm.controls.learned import Label, Tags
 from difflm.controls.phrases import Contains
 from difflm.controls.prefix_classifier import PrefixClassifier, PrefixOutput
-from difflm.controls.rivals.base import ControlDecoder, Part, contains_sequence, for_each_part
+from difflm.controls.rivals.base import ControlDecoder, Part, contains_sequence
+from difflm.controls.syntax import Span, Tree
 from difflm.data.tokenizers import PAD, START
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import CausalModel, left_to_right
@@ -27,8 +28,8 @@ class Pplm(ControlDecoder):
     """`PplmRule`, with classifiers of prefixes and bags of words; the strength is its step size."""
 
     name, paper = "pplm", "Dathathri et al. 2020"
-    takes = (Label, Tags, Length, Contains, Avoid)
-    reason = "its attributes are of the words so far and the next one."
+    takes = (Label, Tags, Tree, Span, Length, Contains, Avoid)
+    reason = "its attributes are of whole texts, not of words around a gap."
     usual_strength = 0.3
 
     @classmethod
@@ -49,18 +50,17 @@ class Pplm(ControlDecoder):
     def asked_classifiers(self) -> list[PrefixClassifier]:
         return [classifier for classifier, *_ in self.targets()]
 
-    def nats(self, outputs: dict[int, PrefixOutput], p: Tensor, prefix: Tensor) -> Tensor:
-        """−log p(a | x), [B]: of classifiers, whose outputs are of the expected next word, and of bags: the words of
-        each phrase that is missing."""
-        total, position = torch.zeros_like(p[:, 0]), prefix.shape[1]
-        for classifier, head, wanted in self.targets():
-            if not isinstance(wanted, list):
-                total = total - outputs[id(classifier)].text(head)[:, -1, wanted]
-            elif position < len(wanted):
-                total = total - outputs[id(classifier)].tags(head)[:, -1, wanted[position]]
-        for phrase in self.phrases:
-            total = total + bag_nats(p, phrase) * ~contains_sequence(prefix, phrase)
-        return total
+    def missing(self, prefix: Tensor) -> list[Tensor]:
+        """Which texts do not hold each of the phrases, [B]."""
+        return [~contains_sequence(prefix, phrase) for phrase in self.phrases]
+
+    def nats(self, outputs: Mapping[int, PrefixOutput], p: Tensor, missing: Sequence[Tensor], position: int) -> Tensor:
+        """−log p(a | x), [B]: of classifiers, whose outputs are of the expected word at a position, and of bags, which
+        are the words of missing phrases."""
+        total = torch.zeros_like(p[:, :1]) - self.label_chances(outputs, position)
+        for phrase, there in zip(self.phrases, missing, strict=True):
+            total = total + (bag_nats(p, phrase) * there).unsqueeze(1)
+        return total.squeeze(1)
 
 
 def bag_nats(p: Tensor, words: Sequence[int]) -> Tensor:
@@ -80,13 +80,15 @@ class AskedAttributes:
         seen = model.view(torch.cat([start, prefix], dim=1)) if classifiers else None
         caches = {key: one.read(seen, [])[1] for key, one in classifiers.items()}
 
+        missing = [plan.missing(prefix[part]) for plan, part in self.parts]
+
         def nats(p: Tensor) -> Tensor:
             outputs = {key: one.read(model.view(p.unsqueeze(1)), caches[key])[0] for key, one in classifiers.items()}
-
-            def ask(plan: Pplm, part: slice) -> Tensor:
-                return plan.nats({key: one.rows(part) for key, one in outputs.items()}, p[part], prefix[part])
-
-            return for_each_part(self.parts, ask)
+            found = []
+            for (plan, part), own in zip(self.parts, missing, strict=True):
+                rows = {key: one.rows(part) for key, one in outputs.items()}
+                found.append(plan.nats(rows, p[part], own, prefix.shape[1]))
+            return torch.cat(found)
 
         return nats
 
