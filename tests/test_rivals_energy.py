@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from difflm.controls import Contains, Control, Infill, Label, Length, ModelInfo
+from difflm.controls import Avoid, Contains, Control, Infill, Label, Length, ModelInfo
 from difflm.controls.prefix_classifier import PrefixClassifier
 from difflm.controls.rivals.cold import (
     ColdSearch,
@@ -28,6 +28,7 @@ from difflm.data.tokenizers import END, PAD, START, Words
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
+from difflm.errors import UsageError
 from difflm.generation.jobs import Generation
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.autoregressive import BANNED, Autoregressive
@@ -336,6 +337,11 @@ def test_texts_are_read_from_right_to_left(twin):
 VOCABULARY_WORDS = Words(["START", "END", "UNK", "PAD", "a", "b", "c", "d", "."])
 INFO = ModelInfo(VOCABULARY_WORDS, 8, 0)
 TOPIC = Labelling("topic", "text", ("-", "no", "yes"))
+LABELLED = ModelInfo(VOCABULARY_WORDS, 8, 0, {"topic": TOPIC.values}, {}, {"topic": "text"})
+
+
+def untrained_classifier() -> PrefixClassifier:
+    return PrefixClassifier([TOPIC], 32, 8, vocabulary=VOCABULARY, hidden=16, layers=1, heads=2, dropout=0.0)
 
 
 def generate(twin: Autoregressive, n: int, *controls: Control, **asked: Any) -> list[Generation]:
@@ -389,10 +395,19 @@ def test_calls_are_counted(twin, search):
     assert counted.calls == search.calls(gaps)
 
 
+@pytest.mark.parametrize(
+    ("method", "control"),
+    [("pplm", Infill("a ___")), ("delorean", Contains("a")), ("cold", Avoid("a"))],
+)
+def test_what_they_cannot_take_is_said(twin, method, control):
+    with pytest.raises(UsageError, match=f"{method} cannot take {control.name}: "):
+        generate(twin, 1, control, method=method)
+
+
 def test_pplm_is_led_by_a_classifier_of_prefixes(twin):
     """The label is whether D comes next, by a classifier that reads it off the expected word's vector."""
     torch.manual_seed(0)
-    classifier = PrefixClassifier([TOPIC], 32, 8, vocabulary=VOCABULARY, hidden=16, layers=1, heads=2, dropout=0.0)
+    classifier = untrained_classifier()
     optimiser = torch.optim.Adam(classifier.parameters(), 1e-2)
     for _ in range(60):
         words = torch.randint(A, VOCABULARY, (64, 3))
@@ -401,10 +416,9 @@ def test_pplm_is_led_by_a_classifier_of_prefixes(twin):
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    info = ModelInfo(VOCABULARY_WORDS, 8, 0, {"topic": TOPIC.values}, {}, {"topic": "text"})
     noise, found = Noise(0, torch.arange(64)), []
     for strength in (0.0, 0.5):
-        plan = Pplm(twin, info, [Label("topic", "yes")], [classifier.eval().requires_grad_(False)], strength)
+        plan = Pplm(twin, LABELLED, [Label("topic", "yes")], [classifier.eval().requires_grad_(False)], strength)
         tokens = last(left_to_right(twin, noise, 8, SAMPLING, Pplm.rules([(plan, slice(0, 64))]))).tokens
         found.append(float((tokens == D).sum() / (tokens >= A).sum()))
     assert found[1] > 1.5 * found[0]
@@ -430,3 +444,5 @@ def test_no_inner_loop_waits_for_the_device(twin):
         ColdSearch(steps=3).decode(gaps, noise, torch.tensor([[[D, FREE]]]), gaps)
         rule = PplmRule(twin, bag(D))
         last(left_to_right(twin, noise, 6, SAMPLING, [rule]))
+        plan = Pplm(twin, LABELLED, [Label("topic", "yes"), Contains("b c")], [untrained_classifier()])
+        last(left_to_right(twin, noise, 6, SAMPLING, Pplm.rules([(plan, slice(0, 1))])))
