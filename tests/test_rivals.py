@@ -1,5 +1,6 @@
 """Decoders that make left-to-right models obey: FUDGE against enumeration of a hidden Markov model, and refusals."""
 
+import copy
 import itertools
 import json
 from functools import cached_property
@@ -27,6 +28,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 from difflm.training.classifier import PrefixLearner
+from difflm.training.master_weights import MasterWeights
 
 assert tiny_runs  # a fixture
 
@@ -293,6 +295,29 @@ def test_it_learns_the_label_as_soon_as_a_word_tells_it(twin):
         )
     follows = output.follows(torch.tensor([4])).exp()[..., 0]
     assert float(follows[0, 0]) == pytest.approx(1 - 0.5**3, abs=0.15) and float(follows[0, 3]) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a slower product, of a processor without bfloat16
+def test_it_trains_and_answers_with_matrices_in_bfloat16_as_on_a_gpu(twin, classifier):
+    ids, lengths = torch.randint(FIRST, FIRST + 3, (4, 6)), torch.tensor([6, 5, 4, 3])
+    told = {"topic": torch.tensor([0, 1, 2, 1]), "pos": torch.ones(4, 6, dtype=torch.int64), LENGTH: lengths}
+    told["tree"] = torch.tensor([[0, 1, 1], [1, 2, 3]] + [[NOTHING] * 3] * 10).expand(4, -1, -1)
+    learner = PrefixLearner(copy.deepcopy(classifier).requires_grad_(True), twin)
+    narrow = MasterWeights(learner, torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = narrow.model(Batch(ids, lengths, labels=told, index=torch.arange(4)))
+    losses.total.backward()
+    trained = {name: weight.used.grad for name, weight in narrow.weights.items() if "word_counts" not in name}
+    assert all(grad is not None and torch.isfinite(grad).all() for grad in trained.values())
+    whole = learner(Batch(ids, lengths, labels=told, index=torch.arange(4)))
+    assert float(losses.total.detach()) == pytest.approx(float(whole.total.detach()), rel=0.05)
+    guiding, view = copy.deepcopy(classifier).guiding(torch.bfloat16), twin.view(ids)
+    answers, _ = guiding.read(view, guiding.read(view[:, :1], [])[1], alternatives=True)
+    assert torch.allclose(
+        answers.text("topic"),
+        classifier.read(view, classifier.read(view[:, :1], [])[1], alternatives=True)[0].text("topic"),
+        atol=0.3,
+    )
 
 
 # -- what is exact ----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from difflm.generation.jobs import Draft, Generation, GenerationJob, Watch
     from difflm.generation.pipeline import TextDiffusion
 
-BESIDE_INPUT = ("n", "seed", "mbr", "candidates", *SETTINGS)  # the command's values for what a line leaves open
+BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)  # the command's values for what a line leaves open
 
 
 @report_errors
@@ -99,7 +99,7 @@ def load_writer(
 def check_guidance(given: str | None, requests: list[Request]) -> "GuidanceSettings | None":
     """How strongly classifiers pull, where a request asks for one."""
     guidance = parse_guidance(given)
-    if guidance is not None and not any(control.head for r in requests for control in r.controls()):
+    if guidance is not None and not any(r.method or control.head for r in requests for control in r.controls()):
         raise UsageError(
             "--guidance is how strongly classifiers pull: ask for a field, a label, tags or phrases as well."
         )
