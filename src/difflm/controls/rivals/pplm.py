@@ -58,8 +58,8 @@ class Pplm(ControlDecoder):
         """−log p(a | x), [B]: of classifiers, whose outputs are of the expected word at a position, and of bags, which
         are the words of missing phrases."""
         total = torch.zeros_like(p[:, :1]) - self.label_chances(outputs, position)
-        for phrase, there in zip(self.phrases, missing, strict=True):
-            total = total + (bag_nats(p, phrase) * there).unsqueeze(1)
+        for phrase, lacks in zip(self.phrases, missing, strict=True):
+            total = total + (bag_nats(p, phrase) * lacks).unsqueeze(1)
         return total.squeeze(1)
 
 
@@ -79,7 +79,6 @@ class AskedAttributes:
         classifiers = {id(one): one for plan, _ in self.parts for one in plan.asked_classifiers}
         seen = model.view(torch.cat([start, prefix], dim=1)) if classifiers else None
         caches = {key: one.read(seen, [])[1] for key, one in classifiers.items()}
-
         missing = [plan.missing(prefix[part]) for plan, part in self.parts]
 
         def nats(p: Tensor) -> Tensor:
