@@ -230,7 +230,9 @@ def test_a_tag_is_asked_of_its_own_word(twin, classifier):
     for tag, label in enumerate((1, 2)):
         scores = rule(prefix, torch.zeros(1, WORDS.size), [])
         texts = torch.tensor([[START, *prefix[0].tolist(), word] for word in range(WORDS.size)])
-        assert torch.allclose(scores[0], classifier(twin.view(texts)).tags("pos")[:, tag + 1, label], atol=1e-4)
+        answers = classifier(twin.view(texts))  # two tags are two words
+        expected = answers.tags("pos")[:, tag + 1, label] + answers.text(LENGTH)[:, tag + 1, 2]
+        assert torch.allclose(scores[0], expected, atol=1e-4)
         prefix = torch.tensor([[5]])
 
 
@@ -243,8 +245,9 @@ def test_a_span_may_have_any_of_its_labels_and_a_tree_is_asked_where_it_is_near(
         for position, cell in enumerate(cells):
             scores = rule(prefix, torch.zeros(1, WORDS.size), [])
             texts = torch.tensor([[START, *prefix[0].tolist(), word] for word in range(WORDS.size)])
-            features = classifier(twin.view(texts)).features[:, -1]
-            expected = torch.zeros(WORDS.size)
+            answers = classifier(twin.view(texts))
+            features = answers.features[:, -1]
+            expected = answers.text(LENGTH)[:, -1, 4] if control is tree else torch.zeros(WORDS.size)
             for first, last, labels in cell if isinstance(cell, list) else [cell]:
                 ends = torch.tensor(first - position), torch.tensor(last - position)
                 expected += classifier.label_spans("tree", features, *ends)[:, list(labels)].logsumexp(-1)
@@ -343,6 +346,16 @@ def test_left_only_appends_the_words_behind_the_gap(twin):
     assert all(text.tokens[-2:] == ["x", "y"] and text.warnings for text in texts)
     assert [text.tokens[:-2] for text in texts] == [text.tokens[:-2] for text in others]
     assert {len(text.tokens) for text in texts} <= {4, 5, 6}
+
+
+def test_a_gap_of_byte_pairs_begins_with_a_word_of_its_own(tmp_path):
+    write_grammar(tmp_path / "grammar.txt", 100)
+    run = tiny_run(tmp_path, "autoregressive", tokenizer="bpe", vocabulary=300, longest=64, steps=2)
+    lm = TextDiffusion.from_pretrained(run)
+    for text in lm.generate(12, controls=[Infill("The old ___ serves food.")], method="left-only"):
+        assert (
+            text.text.startswith("The old ") and text.text.endswith(" serves food.") and text.controls[0]["satisfied"]
+        )
 
 
 # -- the front doors --------------------------------------------------------------------------------------------------

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from difflm.generation.jobs import Draft, Generation, GenerationJob, Watch
     from difflm.generation.pipeline import TextDiffusion
 
-BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)  # the command's values for what a line leaves open
+# The command's values for what a line leaves open.
+BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)
 
 
 @report_errors

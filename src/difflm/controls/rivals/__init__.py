@@ -39,7 +39,7 @@ def choose_decoder(
         raise UsageError(f"unknown decoder {name!r}. {hint}Known: {', '.join(DECODERS)}.")
     found = DECODERS[name]
     if not isinstance(model, found.decodes):
-        raise UsageError(f"{name} decodes left-to-right models; this one is {method}, and takes controls without it.")
+        raise UsageError(f"{name} decodes {found.family}; this one is {method}.")
     if edit is not None:
         raise UsageError(f"{name} cannot edit: a left-to-right model begins with nothing but the words before a gap.")
     if guidance is not None and guidance.climb == "sign":

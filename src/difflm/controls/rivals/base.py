@@ -7,17 +7,18 @@ changes the logits of the next word) and `steer` (it decodes by itself: `Steerin
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from difflm.controls.base import Control, ModelInfo
-from difflm.controls.exact import Avoid, Infill, Length, Letters, spell_variants
+from difflm.controls.exact import SPACE, Avoid, Infill, Length, Letters, spell_variants
 from difflm.controls.phrases import Contains
 from difflm.controls.plan import agree_on_length, check_avoided
 from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, PrefixOutput, with_ends
-from difflm.data.tokenizers import END, UNK, Characters
+from difflm.data.tokenizers import END, SPECIALS, UNK, Bpe, Characters
 from difflm.data.words import split_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
@@ -39,6 +40,7 @@ class ControlDecoder(ABC):
     takes: ClassVar[tuple[type[Control], ...]]
     reason: ClassVar[str]  # why it takes no other control, after "cannot take NAME: "
     decodes: ClassVar[type[LanguageModel]] = Autoregressive
+    family: ClassVar[str] = "left-to-right models"  # what these are called
     searches: ClassVar[bool] = False  # whether a beam search makes sense with it
     usual_strength: ClassVar[float] = 1.0
     appends: ClassVar[bool] = False  # whether words behind a gap are taken
@@ -57,14 +59,13 @@ class ControlDecoder(ABC):
         if isinstance(info.tokenizer, Characters):
             controls = [Letters(control.words) if type(control) is Length else control for control in controls]
         self.model, self.info, self.controls = model, info, list(controls)
-        self.classifiers: dict[str, PrefixClassifier] = {
-            name: one for one in classifiers for name in one.labellings
-        }  # the later of two
+        # By the labels that they know; of two that know one, the later.
+        self.classifiers: dict[str, PrefixClassifier] = {name: one for one in classifiers for name in one.labellings}
         self.strength = self.usual_strength if strength is None else strength
         for control in self.controls:
             if not isinstance(control, self.takes):
                 raise UsageError(f"{self.name} cannot take {control.name}: {self.reason}")
-            control.prepare(info)
+            self.prepare(control)
         infills = [control for control in self.controls if isinstance(control, Infill)]
         if len(infills) > 1:
             raise UsageError("infill can be asked once; put all gaps into one text.")
@@ -86,6 +87,10 @@ class ControlDecoder(ABC):
         self.room = (self.words or most) - len(self.right)  # words that it writes, those before the gap included
         if (needed := len(self.left) + sum(map(len, self.phrases))) > self.room and self.phrases:
             raise UsageError(f"contains: {needed} words must appear; there is room for {self.room}.")
+
+    def prepare(self, control: Control) -> None:
+        """Refuse what a control asks that this model, or a classifier of it, cannot do."""
+        control.prepare(self.info)
 
     @property
     def guidance(self) -> tuple[str, float]:
@@ -127,9 +132,13 @@ class ControlDecoder(ABC):
         future is known exactly."""
         position, rows = prefix.shape[1], len(prefix)
         allowed = (~self.model.banned).repeat(rows, 1)
-        if self.words is not None:
+        if self.words is None:
+            allowed[:, END] &= position >= self.least - len(self.right)
+        else:
             ends = position >= self.words - len(self.right)
             allowed &= (torch.arange(allowed.shape[1], device=allowed.device) == END) == ends
+        if self.infill and position == len(self.left) and self.infill.parts[0].endswith(" "):
+            allowed[:, self.glued] = False
         for sequence in self.avoided:
             allowed[:, sequence[-1]] &= ~ends_with(prefix, sequence[:-1])
         if self.phrases:
@@ -146,6 +155,12 @@ class ControlDecoder(ABC):
             allowed[:, END] &= needed == 0
         return allowed
 
+    @cached_property
+    def glued(self) -> list[int]:
+        """Of byte pairs: pieces that would lengthen the last word before a gap."""
+        pieces = self.info.tokenizer.pieces if isinstance(self.info.tokenizer, Bpe) else []
+        return [k for k, piece in enumerate(pieces, len(SPECIALS)) if not piece.startswith(SPACE)]
+
     # -- after decoding -------------------------------------------------------------------------------------------
 
     def finish(self, ids: list[int]) -> tuple[list[int], dict[int, str]]:
@@ -161,7 +176,7 @@ class ControlDecoder(ABC):
             for control in self.controls
             if control.head in self.classifiers
         ]
-        if self.words is not None and LENGTH in self.classifiers and any(isinstance(c, Length) for c in self.controls):
+        if self.words is not None and LENGTH in self.classifiers:
             labels = self.classifiers[LENGTH].labellings[LENGTH].values
             found += [(self.classifiers[LENGTH], LENGTH, labels.index(str(self.words)))]
         return found
