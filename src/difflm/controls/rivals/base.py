@@ -5,7 +5,7 @@ changes the logits of the next word) and `steer` (it decodes by itself: `Steerin
 """
 
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import SPACE, Avoid, Infill, Length, Letters, spell_variants
 from difflm.controls.phrases import Contains
 from difflm.controls.plan import agree_on_length, check_avoided
-from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, with_ends
+from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, PrefixOutput, with_ends
 from difflm.data.tokenizers import END, SPECIALS, UNK, Bpe, Characters
 from difflm.data.words import split_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
@@ -180,6 +180,26 @@ class ControlDecoder(ABC):
             labels = self.classifiers[LENGTH].labellings[LENGTH].values
             found += [(self.classifiers[LENGTH], LENGTH, labels.index(str(self.words)))]
         return found
+
+    def label_chances(self, outputs: Mapping[int, PrefixOutput], position: int) -> Tensor | float:
+        """log p(labels that are asked | x_≤i), [B, k], by what the classifiers, known by their ids, say of k words at a
+        position. Nothing is copied to the device, so that a loop that calls this does not wait for it."""
+        total: Tensor | float = 0.0
+        for classifier, head, wanted in self.targets():
+            output, kind = outputs[id(classifier)], classifier.labellings[head].kind
+            if kind == "text":
+                total = total + output.text(head)[..., wanted]
+            elif kind == "spans":
+                # Of many spans those that this word may begin, continue or close, or the next one begin.
+                near = [one for one in wanted if one[0] - 1 <= position <= one[1] + 1]
+                for first, last, *labels in near if len(wanted) > 1 else wanted:
+                    device = output.features.device
+                    ends = (torch.full((), place - position, device=device) for place in (first, last))
+                    chances = classifier.label_spans(head, output.features, *ends)
+                    total = total + torch.stack([chances[..., label] for label in labels]).logsumexp(0)
+            elif position < len(wanted):  # of tags, that of this word: those before it are the same for all
+                total = total + output.tags(head)[..., wanted[position]]
+        return total
 
     @torch.no_grad()
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:

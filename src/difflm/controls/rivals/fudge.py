@@ -46,19 +46,7 @@ class Fudge(ControlDecoder):
 
     def future(self, outputs: dict[int, PrefixOutput], words: Tensor, prefix: Tensor) -> Tensor:
         """log p(a | x_≤i) for each of the next words [B, k], of which the outputs are."""
-        total, position = torch.zeros(words.shape, device=words.device), prefix.shape[1]
-        for classifier, head, wanted in self.targets():
-            output, kind = outputs[id(classifier)], classifier.labellings[head].kind
-            if kind == "text":
-                total += output.text(head)[..., wanted]
-            elif kind == "spans":
-                # Of many spans those that this word may begin, continue or close, or the next one begin.
-                near = [one for one in wanted if one[0] - 1 <= position <= one[1] + 1]
-                for first, last, *labels in near if len(wanted) > 1 else wanted:
-                    ends = (words.new_tensor(place - position) for place in (first, last))
-                    total += classifier.label_spans(head, output.features, *ends)[..., labels].logsumexp(-1)
-            elif position < len(wanted):  # of tags, that of this word: those before it are the same for all
-                total += output.tags(head)[..., wanted[position]]
+        total = torch.zeros(words.shape, device=words.device) + self.label_chances(outputs, prefix.shape[1])
         for phrase in self.phrases if self.classifiers else ():
             follows = outputs[id(next(iter(self.classifiers.values())))].follows(words.new_tensor(phrase))
             ahead = follows.amin(-1)  # a phrase is at most as likely as its least likely word

@@ -1,10 +1,12 @@
 """The floor for infilling: a left-to-right model continues what stands before the gap, and the rest is appended."""
 
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from difflm.controls.base import Control
 from difflm.controls.exact import Avoid, Infill, Length
 from difflm.controls.rivals.base import ControlDecoder
 from difflm.data.tokenizers import END, SPECIALS
@@ -16,7 +18,7 @@ class LeftOnly(ControlDecoder):
     """It knows nothing of the words behind the gap. A gap of any length ends with its sentence, if words follow it."""
 
     name, paper = "left-only", "a floor"
-    takes = (Infill, Length, Avoid)
+    takes: ClassVar[tuple[type[Control], ...]] = (Infill, Length, Avoid)
     reason = "it fills a gap by what stands before it."
     appends = True
 
