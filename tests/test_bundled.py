@@ -58,6 +58,7 @@ def test_the_judge_prefers_word_order(judge: TextDiffusion) -> None:
         assert real < mixed - 10
 
 
+@pytest.mark.long
 def test_the_bound_prefers_word_order(e2e: TextDiffusion) -> None:
     """A bound of 4 draws varies by a few nats a text; scrambling costs tens."""
     scrambled = [" ".join(random.Random(i).sample(s[:-1].split(), len(s.split()))) for i, s in enumerate(SENTENCES)]

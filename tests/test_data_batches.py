@@ -59,6 +59,7 @@ def test_a_permutation_of_more_than_memory_has_no_collisions(n: int, seed: int, 
     assert np.all((shuffled >= 0) & (shuffled < n))
 
 
+@pytest.mark.long
 def test_permutations_of_four_are_about_equally_likely() -> None:
     draws = 1200
     seen = Counter(tuple(Permutation(4, seed)(np.arange(4)).tolist()) for seed in range(draws))

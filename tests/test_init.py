@@ -140,7 +140,9 @@ def test_the_command_and_the_card(tiny_runs, tmp_path, texts, capsys, monkeypatc
     assert TextDiffusion.from_pretrained(out).config["recipe"]["init"] == str(tiny_runs["difflm"].resolve())
 
 
-@pytest.mark.parametrize("first", [1, 2], ids=["before a checkpoint", "from a checkpoint"])
+@pytest.mark.parametrize(
+    "first", [pytest.param(1, marks=pytest.mark.long), 2], ids=["before a checkpoint", "from a checkpoint"]
+)
 def test_resuming_repeats_to_the_bit(tiny_runs, tmp_path, texts, first, monkeypatch):
     """Stopped by an error after `first` steps; checkpoints are saved every second."""
     argv = ["train", "own-text", f"data={texts}", f"init={tiny_runs['difflm']}", *SHORT]

@@ -30,7 +30,14 @@ def call(*argv: object) -> int:
     return main([str(arg) for arg in argv])
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.task != "text"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=[] if name in ("mdlm", "diffuseq", "cdcd", "encoder-decoder") else pytest.mark.long)
+        for name, method in METHODS.items()
+        if method.task != "text"
+    ],
+)
 def test_every_method_with_sources_learns_from_it_and_translates(method, data, capsys):
     run, asked = data / "run", data / "asked.txt"
     small = [f"method={method}", *SMALL, *QUICK]

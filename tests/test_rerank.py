@@ -170,7 +170,9 @@ def test_sources_that_are_missing_or_too_many_are_refused(tiny_runs):
 
 
 @pytest.mark.parametrize("twin", [False, True])
-@pytest.mark.parametrize("method", ["difflm", "mdlm", "block-diffusion", "encoder-decoder"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("difflm", marks=pytest.mark.long), "mdlm", "block-diffusion", "encoder-decoder"]
+)
 def test_the_kept_candidate_has_the_fewest_nats_per_token(method, twin):
     lm = build(method)
     scorer = build("encoder-decoder", label_smoothing=0.2) if twin else lm
@@ -224,6 +226,7 @@ def test_what_the_twin_cannot_hold_is_last():
     assert [one.calls for one in job.choose([0, 0], [[long, empty, short], [empty, long, long]], [])] == [1, 0]
 
 
+@pytest.mark.long
 def test_a_choice_depends_on_nothing_but_the_text_and_its_number():
     lm = build("difflm")
     whole = lm.generate(2, source=ASKED, candidates=3, rank="bound", steps=2)
@@ -275,6 +278,7 @@ def sources(tmp_path) -> Path:
     return tmp_path / "sources.txt"
 
 
+@pytest.mark.long
 def test_translate_ranks_in_any_pieces(run, twin, sources, capsys, monkeypatch):
     monkeypatch.setattr(command, "PIECE", {"cpu": 3})
     lm = TextDiffusion.from_pretrained(run)

@@ -213,10 +213,10 @@ def test_halving_the_steps_shows_the_order_of_a_rule(rule, order):
     [
         pytest.param("ancestral", 200, False, marks=pytest.mark.long),
         ("ancestral", 50, False),
-        ("ddim-half", 50, False),
+        pytest.param("ddim-half", 50, False, marks=pytest.mark.long),
         ("ddim", 50, False),
         ("euler", 50, False),
-        ("heun", 25, False),
+        pytest.param("heun", 25, False, marks=pytest.mark.long),
         ("heun", 10, False),
         ("dpm-solver", 20, False),
         ("dpm-solver", 10, False),
@@ -257,6 +257,7 @@ def test_few_ancestral_steps_are_biased():
     assert total_variation(frequencies(tokens), JOINT) > CLOSE + 0.014
 
 
+@pytest.mark.long
 def test_clamping_is_biased():
     """A finding (Li et al., 2022, clamp every step): the nearest word is not the mean, and the sampler runs to the
     likeliest cell. More steps help slowly: 0.28 at 5 steps, 0.19 at 50, where the mean itself gives 0.02."""

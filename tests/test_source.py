@@ -112,6 +112,7 @@ def test_what_cannot_be_written_from_is_refused(run, tiny_runs):
         TextDiffusion.from_pretrained(tiny_runs["difflm"]).generate(source="a b")
 
 
+@pytest.mark.long
 def test_candidates_and_controls_work_with_a_source(run):
     lm = TextDiffusion.from_pretrained(run)
     made = lm.generate(source=["a b c d e f", "f e d c b a"], mbr=3, steps=3, controls=[Length(4)])

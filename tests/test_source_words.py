@@ -164,6 +164,7 @@ def test_byte_pairs_are_learned_from_each_side(tmp_path):
     assert reads(lm, [longest, longest + " a"]) == [True, False] and len(lm.tokenizer.encode(longest)) == 16
 
 
+@pytest.mark.long
 def test_a_stopped_run_is_resumed_and_keeps_its_words(tmp_path, monkeypatch, capsys):
     data = write_pairs(tmp_path / "pairs.jsonl", 40)
     changes = [f"model.{key}={value}" for key, value in SMALL.items()]

@@ -92,6 +92,7 @@ def test_every_operation_is_tried(client: Any) -> None:
     assert sorted(client.get("/openapi.json").json()["paths"]) == operations()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", operations())
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 def test_requests_after_the_document_and_against_it_get_no_5xx(server: Running, path: str, mode: str) -> None:
@@ -181,6 +182,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(server: Running) -> None:
     assert drained(connection).split()[1] == b"408"
 
 
+@pytest.mark.long
 def test_headers_that_do_not_come_are_not_waited_for(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("difflm.app.studio.server.HEADER_SECONDS", 1.0)
     with running(lm) as server:
@@ -237,6 +239,7 @@ def test_streams_that_are_left_leave_nothing_behind(server: Running, lm: TextDif
     wait_for(lambda: server.engine.queue == 0 and not server.engine._running)
 
 
+@pytest.mark.long
 def test_a_client_who_leaves_while_all_texts_are_made_is_not_worked_for(
     lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
