@@ -309,6 +309,7 @@ def test_a_files_held_out_texts_are_those_that_training_held_out(tmp_path):
         corpus_for(lm, None, "test")
 
 
+@pytest.mark.long
 def test_a_text_has_the_figure_that_scoring_all_of_them_gives(grammar, tiny_runs):  # noqa: F811
     """Scoring goes in pieces of 256; text 300 must not be taken for text 44 of another seed."""
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])

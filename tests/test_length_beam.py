@@ -207,6 +207,7 @@ def test_a_control_bounds_the_beam(lm):
     assert sorted(longer) == [6, 7, 8]
 
 
+@pytest.mark.long
 def test_a_model_that_writes_its_own_end_has_no_beam(tiny_runs):
     for method in ("diffusion-lm", "autoregressive", "block-diffusion"):
         with pytest.raises(UsageError, match="a length beam needs a model that chooses lengths beforehand"):

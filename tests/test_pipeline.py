@@ -67,6 +67,7 @@ def test_half_width_arithmetic_writes_and_scores(models, tiny_runs, method):  # 
     assert narrow != full and narrow == pytest.approx(full, rel=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_half_width_arithmetic_leaves_that_of_others_as_it_was(tiny_runs, method):  # noqa: F811
     """On ARM without bfloat16, torch gives oneDNN up for the whole process at the first such product."""

@@ -315,6 +315,7 @@ def lie_elsewhere(weight: torch.Tensor) -> None:
     weight.data = weight.data * 0.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [halve_behind_the_back, lie_elsewhere])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("part", ["denoiser", "times"])

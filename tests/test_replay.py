@@ -106,7 +106,8 @@ def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> SamplerInputs:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("how", ["guided", *(pytest.param(how, marks=pytest.mark.long) for how in ("free", "drawn"))])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["guided", "free", "drawn"])
 @torch.no_grad()
 def test_a_step_compiled_as_one_writes_the_same_words(tiny_runs, guide, how, backend, monkeypatch):
     """Also gradients inside it, and a second walk poured into the first one's tensors. What is written down runs as it

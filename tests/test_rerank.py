@@ -290,6 +290,7 @@ def test_translate_ranks_in_any_pieces(run, twin, sources, capsys, monkeypatch):
         assert [(row["text"], row["denoiser_calls"]) for row in rows] == [(t.text, t.denoiser_calls) for t in expected]
 
 
+@pytest.mark.long
 def test_another_rank_does_not_continue_a_file(run, twin, sources, tmp_path, complaint, monkeypatch):
     argv = ("translate", run, sources, "--out", tmp_path / "out.txt", "--steps", 2, "--candidates", 2, "--rank")
     with monkeypatch.context() as patch:

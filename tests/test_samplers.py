@@ -196,6 +196,7 @@ def endpoint(rule: str, steps: int, walkers: int = 32) -> torch.Tensor:
     return x
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rule", "order"), [("ddim", 1), ("euler", 1), ("heun", 2), ("dpm-solver", 2)])
 def test_halving_the_steps_shows_the_order_of_a_rule(rule, order):
     """The error falls by 2^order; a solver that forgets its history (a published one does) would show order one.

@@ -67,6 +67,7 @@ def run(tmp_path_factory) -> Path:
     return train(folder / "run", data=str(write_pairs(folder / "pairs.jsonl", 1000)), distinct=True)
 
 
+@pytest.mark.long
 def test_unseen_sources_are_written_in_words_of_the_other_side(run):
     lm = TextDiffusion.from_pretrained(run)
     unseen = sequences(TEXTS, 1)

@@ -68,6 +68,7 @@ def one_second(monkeypatch):
     monkeypatch.setattr(clock, "median_seconds", measured)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "autoregressive", "mdlm"])
 def test_rates_are_counts_a_second(tiny_runs, one_second, method):  # noqa: F811
     run = tiny_runs[method]

@@ -50,6 +50,7 @@ def test_known_words_in_blocks_that_are_never_reached_are_kept(sampler, tiny_run
         assert text.tokens[0] == "The" and text.text.endswith(suffix), text.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [name for name in DISCRETE if METHODS[name].bound])
 def test_a_bound_does_not_depend_on_the_batch(method, tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs[method])

@@ -177,6 +177,7 @@ def test_drawn_texts_follow_the_model(twin):
     assert all(found)  # no text is empty
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 2, 5, 6, 9])
 def test_a_wide_beam_finds_the_likeliest_text(seed):
     """81 beams hold every partial text of four words; the likeliest is known by enumeration. END is made rare, so
