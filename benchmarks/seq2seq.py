@@ -299,7 +299,13 @@ def make_all(asked: Asked, words: Sequence[str]) -> None:
                 process.kill()
 
 
-COLUMNS = {"bleu_sacre": "sacreBLEU", "bleu": "BLEU", "rouge_l": "ROUGE-L", "calls": "calls", "seconds": "seconds"}
+COLUMNS = {
+    "bleu_sacre": "sacreBLEU",
+    "bleu_sentence_nltk4": "BLEU",
+    "rouge_l": "ROUGE-L",
+    "calls": "calls",
+    "seconds": "seconds",
+}
 
 
 def put_table(asked: Asked) -> None:
