@@ -245,7 +245,7 @@ class TextDiffusion:
         if isinstance(model, DiffusionModel):
             most, first = model.lengths.max_words, model.lengths.first
         elif decoder is None:
-            known = " or ".join(DECODERS)
+            known = " or ".join(name for name in DECODERS if isinstance(model, DECODERS[name].decodes))
             raise UsageError(f"controls are for diffusion models; this one is {kind}: give --method {known}.")
         heads = {control.head for control in controls if control.head}
         classifiers = self._find_classifiers(heads) if decoder is None else [*map(self._load_classifier, self.guides)]
@@ -257,6 +257,7 @@ class TextDiffusion:
             {name: one.values for name, one in labellings.items()},
             {name: c.word_counts[k] for c in classifiers for name, k in c.numbers.items() if k in c.word_counts},
             {name: one.kind for name, one in labellings.items()},
+            [Labelling(**one) for one in self.config.get("labels", ())],
         )
         if decoder is not None:
             return decoder(model, info, controls, classifiers, guidance.size if guidance else None)

@@ -5,7 +5,7 @@ from difflm.methods.base import LanguageModel, Method, TextSpec
 
 class AutoregressiveTwin(Method):
     name, paper, family = "autoregressive", "Vaswani et al. 2017", "autoregressive"
-    kind = "baseline"
+    kind, reads_prompts, one_canvas = "baseline", True, True
 
     hidden: int = 384
     layers: int = 9

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from difflm.data.corpora import split_paths
 from difflm.data.pair_corpora import PAIRS
-from difflm.data.texts import MOST_TOKENS
+from difflm.data.texts import MOST_TOKENS, file_kind
 from difflm.errors import UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 
@@ -45,9 +45,10 @@ class Recipe(BaseModel):
     "Tokens of the longest source, where texts have one. 0: enough for 99 % of the sources."
     source_words: Literal["shared", "own"] = "shared"
     "`own`: sources have a vocabulary of their own, with the settings of the texts' one."
-    task: Literal["auto", "seq2seq", "span-denoising"] = "auto"
+    task: Literal["auto", "seq2seq", "span-denoising", "prompts"] = "auto"
     "`seq2seq`: texts are written from sources; `auto`: where the method or the data say so. `span-denoising`: of each \
-    plain text one span of 30 % is written from the rest; of two files, both are plain texts."
+    plain text one span of 30 % is written from the rest; of two files, both are plain texts. `prompts`: each text of \
+    a labelled file is written behind prompts that tell its labels, its length, or what stands around a gap of it."
     distinct: bool = False
     "Train on each text once, however often the file repeats it."
     licence: str = ""
@@ -101,6 +102,8 @@ class Recipe(BaseModel):
     @property
     def has_sources(self) -> bool:
         """Whether texts are written from a source."""
+        if self.tells_labels:
+            return True
         known = METHODS[self.method].task
         pairs = self.data in PAIRS or len(split_paths(self.data)) > 1
         asked = self.task != "auto" or self.source_longest > 0 or self.source_words == "own" or pairs
@@ -110,6 +113,11 @@ class Recipe(BaseModel):
     def cuts_spans(self) -> bool:
         """Whether sources are texts that a span was cut out of."""
         return self.task == "span-denoising"
+
+    @property
+    def tells_labels(self) -> bool:
+        """Whether sources are prompts, which stand on one canvas with the text."""
+        return self.task == "prompts"
 
 
 def known_recipes() -> dict[str, Path]:
@@ -265,6 +273,11 @@ def _check_sizes(method: Method) -> None:
 
 
 def _check_sources(recipe: Recipe) -> None:
+    if recipe.tells_labels:
+        if not METHODS[recipe.method].reads_prompts:
+            raise UsageError(f"recipe: task: {recipe.method} reads no prompts; autoregressive does.")
+        if recipe.tokenizer != "words" or file_kind(Path(recipe.data)) != ".jsonl":
+            raise UsageError("recipe: task: prompts tell labels of words: give data=FILE.jsonl and tokenizer=words.")
     if recipe.cuts_spans and not recipe.has_sources:
         raise UsageError(f"recipe: task: {recipe.method} reads no sources, which span-denoising needs.")
     if recipe.has_sources and recipe.chunk and not recipe.cuts_spans:

@@ -12,6 +12,7 @@ from difflm.controls.plan import Edit
 from difflm.controls.rivals.base import ControlDecoder
 from difflm.controls.rivals.cold import Cold
 from difflm.controls.rivals.delorean import Delorean
+from difflm.controls.rivals.fine_tuning import FineTuning
 from difflm.controls.rivals.fudge import Fudge
 from difflm.controls.rivals.left_only import LeftOnly
 from difflm.controls.rivals.pplm import Pplm
@@ -19,7 +20,7 @@ from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.runtime.registry import Registry
 
-OWN: Sequence[type[ControlDecoder]] = (Fudge, Pplm, Delorean, Cold, LeftOnly)
+OWN: Sequence[type[ControlDecoder]] = (Fudge, Pplm, Delorean, Cold, LeftOnly, FineTuning)
 DECODERS: Registry[ControlDecoder] = Registry("difflm.decoders", ControlDecoder, {one.name: one for one in OWN})
 register = DECODERS.register
 
