@@ -1,6 +1,6 @@
 """Label E2E for guidance classifiers: the eight fields of each meaning representation and a part of speech for every
-word, or the phrases of the bundled parser and the position of each word in them. For prompts, all that a control can ask
-for: fields, parts of speech and phrases.
+word, or the phrases of the bundled parser and the position of each word in them. For prompts, all that can be
+asked for: fields, parts of speech and phrases.
 
     python benchmarks/label_e2e.py words --data DIR --split train --out words.jsonl
     python benchmarks/label_e2e.py trees --data DIR --split train --out trees.jsonl

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,8 @@ class TextDiffusion:
         plan = self.plan_controls(controls, edit, guidance, method)
         if isinstance(plan, ControlDecoder) and sampling.beams and not plan.searches:
             raise UsageError(f"{method} chooses words one by one: leave --beams out.")
+        if isinstance(plan, ControlDecoder) and plan.sampler:
+            sampling = replace(sampling, sampler=plan.sampler)
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources)
         if plan is not None and plan.unknown_words:
             job.warnings = self.warnings(plan)

@@ -25,8 +25,8 @@ BANNED = (START, UNK, PAD)  # tokens that no text contains
 class Autoregressive(LanguageModel):
     """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood. Words to begin with may be given.
 
-    With a `source_longest` every text has a source, which the network encodes once a generation. Without one, sources of
-    a batch are prompts that end with START: they stand before the texts, and are read but not learned.
+    With a `source_longest` every text has a source, which the network encodes once a generation. Without one, sources
+    of a batch are prompts that end with START: they stand before the texts, and are read but not learned.
     `label_smoothing` is the share of a training target that all words have alike; likelihoods know nothing of it."""
 
     likelihood = "exact"

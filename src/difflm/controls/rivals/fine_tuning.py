@@ -2,7 +2,7 @@
 section 5), and the product of several such experts (Hinton, 2002; Liu et al., 2021)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ class FineTuning(ControlDecoder):
         super().prepare(control)
 
     @property
-    def guidance(self) -> tuple[Any, ...]:  # type: ignore[override]
+    def guidance(self) -> tuple[Any, ...]:
         """Texts of one batch have all prompts in common."""
         return self.name, self.strength, *self.controls
 
@@ -79,9 +79,9 @@ class FineTuning(ControlDecoder):
     @property
     def experts(self) -> "Experts":
         weights = [self.strength] * len(self.prompts)
-        rest = 1 - sum(weights)
-        prompts = self.prompts if rest == 0 else [*self.prompts, NOTHING_TOLD]
-        return Experts(self.model, prompts, weights if rest == 0 else [*weights, rest])
+        if rest := 1 - sum(weights):
+            return Experts(self.model, [*self.prompts, NOTHING_TOLD], [*weights, rest])
+        return Experts(self.model, self.prompts, weights)
 
     @classmethod
     def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
@@ -117,20 +117,16 @@ def tell_control(control: Control) -> str:
     raise TypeError(control.name)
 
 
-@dataclass(frozen=True)
 class Experts:
     """A left-to-right model behind several prompts at once: log p(x_i) = Σ_k w_k log p(x_i | x_<i, prompt k) + const.
     Weights of 1 and a weight of 1 − K on the prompt of nothing make p(x | a) p(x | b) … / p(x)^(K − 1), word by word:
     what K controls that are independent given the text come to. Caches are those of all experts, one after the other.
     """
 
-    model: CausalModel
-    prompts: Sequence[Sequence[int]]  # each ends with START
-    weights: Sequence[float]
-
-    def __post_init__(self) -> None:
-        for name in ("longest", "start", "end", "pad", "banned"):
-            object.__setattr__(self, name, getattr(self.model, name))
+    def __init__(self, model: CausalModel, prompts: Sequence[Sequence[int]], weights: Sequence[float]) -> None:
+        self.model, self.prompts, self.weights = model, prompts, weights  # each prompt ends with START
+        self.longest, self.banned = model.longest, model.banned
+        self.start, self.end, self.pad = model.start, model.end, model.pad
 
     def read(self, words: Tensor, caches: Caches | None = None, memory: Memory | None = None) -> tuple[Tensor, Caches]:
         """As the model's own, of the last word alone; the START of a text that begins stands for the prompts."""
