@@ -182,7 +182,10 @@ class Batches:
         texts = self._stream(group * size, size)
         keys: list[NDArray[Any]] = [self.tokens.lengths[texts]]
         if self.tokens.sources is not None:  # by the texts' width, and by the sources' lengths among equal ones
-            keys = [self.tokens.sources.lengths[texts], np.searchsorted(self.widths, keys[0])]
+            told = self.tokens.sources.lengths[texts]
+            if self.tokens.texts is not None:  # prompts of one length tell the same control: a batch has several
+                told = np.searchsorted(self.source_widths, told)
+            keys = [told, np.searchsorted(self.widths, keys[0])]
         texts = texts[np.lexsort(keys)]
         shuffle = Permutation(self._group_size, derive_seed(derive_seed(self.seed, -2), group))
         return texts.reshape(self._group_size, self.batch_size)[shuffle(np.arange(self._group_size))]

@@ -117,7 +117,7 @@ class TokenFile(TokenColumn):
         """Whether all texts are there: earlier versions left out those that were too long or repeated."""
         return not self.meta.get("too_long") and not self.meta.get("repeated")
 
-    @property
+    @cached_property
     def texts(self) -> Ints | None:
         """The number of the text that each example is of, where prompts make several of one: the first, behind nothing,
         has the shortest prompt. None: each is a text of its own."""
