@@ -333,12 +333,14 @@ def test_a_model_without_prompts_is_refused(tiny_runs, capsys):
     ("changes", "said"),
     [
         (["method=mdlm"], "mdlm reads no prompts; autoregressive does"),
-        (["tokenizer=bpe"], "give data=FILE.jsonl and tokenizer=words"),
-        (["data=e2e"], "give data=FILE.jsonl and tokenizer=words"),
+        (["tokenizer=bpe"], "give tokenizer=words"),
+        (["data=grammar.txt"], "grammar.txt is no .jsonl file with labels"),
         (["source_words=own"], "autoregressive has one embedding for both sides"),
     ],
 )
-def test_recipes_of_prompts_are_checked(tmp_path, capsys, changes, said):
+def test_recipes_of_prompts_are_checked(tmp_path, capsys, monkeypatch, changes, said):
+    monkeypatch.chdir(tmp_path)
+    write_labels(tmp_path / "labels.jsonl")
     argv = ["train", "e2e-fine-tuning", "data=labels.jsonl", *changes, "--out", str(tmp_path / "run")]
     assert main(argv) == 2
     err = capsys.readouterr().err

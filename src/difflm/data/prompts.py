@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from difflm.data.labels import NONE, Labelling, read_labels
-from difflm.data.texts import Example, read_texts
+from difflm.data.texts import Example, file_kind, read_texts
 from difflm.data.tokenizers import START
 from difflm.data.words import split_words
 from difflm.errors import UsageError
@@ -66,6 +66,8 @@ def cut_gap(ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
 
 def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
     """Yield every text of a labelled file behind nothing first, then behind each of its prompts: as many for all."""
+    if file_kind(path) != ".jsonl":
+        raise UsageError(f"prompts tell labels, and {path} is no .jsonl file with labels beside its texts.")
     labels = read_labels(path, column or "text")
     for number, text in enumerate(read_texts(path, column)):
         words, draw = len(split_words(text)), random.Random(number)

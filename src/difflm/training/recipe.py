@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from difflm.data.corpora import split_paths
 from difflm.data.pair_corpora import PAIRS
-from difflm.data.texts import MOST_TOKENS, file_kind
+from difflm.data.texts import MOST_TOKENS
 from difflm.errors import UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 
@@ -273,11 +273,10 @@ def _check_sizes(method: Method) -> None:
 
 
 def _check_sources(recipe: Recipe) -> None:
-    if recipe.tells_labels:
-        if not METHODS[recipe.method].reads_prompts:
-            raise UsageError(f"recipe: task: {recipe.method} reads no prompts; autoregressive does.")
-        if recipe.tokenizer != "words" or file_kind(Path(recipe.data)) != ".jsonl":
-            raise UsageError("recipe: task: prompts tell labels of words: give data=FILE.jsonl and tokenizer=words.")
+    if recipe.tells_labels and not METHODS[recipe.method].reads_prompts:
+        raise UsageError(f"recipe: task: {recipe.method} reads no prompts; autoregressive does.")
+    if recipe.tells_labels and recipe.tokenizer != "words":
+        raise UsageError("recipe: task: prompts tell what is asked of words: give tokenizer=words.")
     if recipe.cuts_spans and not recipe.has_sources:
         raise UsageError(f"recipe: task: {recipe.method} reads no sources, which span-denoising needs.")
     if recipe.has_sources and recipe.chunk and not recipe.cuts_spans:
