@@ -182,7 +182,7 @@ class Batches:
         texts = self._stream(group * size, size)
         keys: list[NDArray[Any]] = [self.tokens.lengths[texts]]
         if self.tokens.sources is not None:  # by the texts' width, and by the sources' lengths among equal ones
-            told = self.tokens.sources.lengths[texts]
+            told: NDArray[Any] = self.tokens.sources.lengths[texts]
             if self.tokens.texts is not None:  # prompts of one length tell the same control: a batch has several
                 told = np.searchsorted(self.source_widths, told)
             keys = [told, np.searchsorted(self.widths, keys[0])]

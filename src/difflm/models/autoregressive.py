@@ -27,7 +27,8 @@ class Autoregressive(LanguageModel):
 
     With a `source_longest` every text has a source, which the network encodes once a generation. Without one, sources
     of a batch are prompts that end with START: they stand before the texts, and are read but not learned.
-    `label_smoothing` is the share of a training target that all words have alike; likelihoods know nothing of it."""
+    `label_smoothing` is the share of a training target that all words have alike; likelihoods know nothing of it.
+    A `network` of another make is read as a Transformer of these sizes is."""
 
     likelihood = "exact"
     samplers = ("autoregressive",)
@@ -48,13 +49,16 @@ class Autoregressive(LanguageModel):
         encoder_layers: int = 0,
         source_vocabulary: int = 0,
         label_smoothing: float = 0.0,
+        network: Transformer | None = None,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, hidden)
         nn.init.normal_(self.embedding.weight, std=0.02)
         sizes = hidden, vocabulary, hidden, layers, heads, dropout
         self.network: Transformer
-        if source_longest:
+        if network is not None:
+            self.network = network
+        elif source_longest:
             self.network = EncoderDecoder(
                 *sizes,
                 source_vocabulary=source_vocabulary or vocabulary,
