@@ -299,6 +299,23 @@ def test_it_searches_and_shares_no_batch_with_other_prompts(tuned):
     assert str(found[0]) == str(found[1]) and len(found[0].tokens) == 5
 
 
+def test_candidates_are_chosen_by_how_much_a_prompt_tells_of_them(tuned):
+    """log p(text) − log p(text | prompt), each by one pass over both; a candidate costs what any text does."""
+    lm = TextDiffusion.from_pretrained(tuned)
+    controls = [Label("food", "French"), Length(3)]
+    plan = lm.plan_controls(controls, method="fine-tuning")
+    rows = lm.tokenizer.encode_batch(["The old pub", "French food."])
+    for row, found in zip(rows, plan.classifier_nats(rows), strict=True):
+        costs = []
+        for prompt in ("food = French", "length 3", ""):
+            told = [*lm.tokenizer.encode(prompt), START]
+            steps = (-behind(lm.model, told, tuple(row[:k]))[word] for k, word in enumerate((*row, END)))
+            costs.append(float(sum(steps)))
+        assert found == pytest.approx(costs[0] + costs[1] - 2 * costs[2], abs=1e-4)
+    (text,) = lm.generate(1, controls=controls, method="fine-tuning", candidates=2)
+    assert text.denoiser_calls == 2 * 3 * 4
+
+
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a slower product, of a processor without bfloat16
 def test_it_decodes_in_bfloat16(tuned):
     lm = TextDiffusion.from_pretrained(tuned, dtype=torch.bfloat16)

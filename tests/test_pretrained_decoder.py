@@ -120,6 +120,9 @@ def test_it_is_fine_tuned_and_its_run_needs_no_directory(tmp_path):
 def test_what_is_no_left_to_right_model_is_refused(tmp_path):
     with pytest.raises(UsageError, match="of a language model there"):
         METHODS["autoregressive"](pretrained=str(tmp_path))
+    folder = make_decoder(tmp_path / "short", "llama")
+    with pytest.raises(UsageError, match="reads 128 words at most; texts and prompts may have 161"):
+        METHODS["autoregressive"](pretrained=str(folder)).build(TextSpec(9, 64, 96))
     make_encoder(tmp_path, "bert", masked_lm=True)
     with pytest.raises(UsageError, match="bert does not write from left to right"):
         METHODS["autoregressive"](pretrained=str(tmp_path))

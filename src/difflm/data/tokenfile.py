@@ -121,7 +121,7 @@ class TokenFile(TokenColumn):
     def texts(self) -> Ints | None:
         """The number of the text that each example is of, where prompts make several of one: the first, behind nothing,
         has the shortest prompt. None: each is a text of its own."""
-        if self.sources is None or self.meta["source"].get("task") != "prompts":
+        if self.sources is None or self.meta.get("source", {}).get("task") != "prompts":
             return None
         return np.cumsum(self.sources.lengths == 1, dtype=np.int64) - 1
 

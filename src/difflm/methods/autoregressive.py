@@ -44,7 +44,8 @@ class AutoregressiveTwin(Method):
         if self.decoder:
             from difflm.networks.hf_decoder import PretrainedDecoder
 
-            network = PretrainedDecoder(self.decoder, texts.vocabulary, self.dropout)
+            width = 1 + texts.longest + texts.source_longest
+            network = PretrainedDecoder(self.decoder, texts.vocabulary, width, self.dropout)
         return Autoregressive(*sizes, Sampling("autoregressive", steps=max(1, texts.longest)), network=network)
 
     def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:

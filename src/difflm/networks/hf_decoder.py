@@ -37,9 +37,11 @@ class PretrainedDecoder(nn.Module):
 
     capturable = False
 
-    def __init__(self, decoder: dict[str, Any], vocabulary: int, dropout: float) -> None:
+    def __init__(self, decoder: dict[str, Any], vocabulary: int, width: int, dropout: float) -> None:
         super().__init__()
         config = library_config(decoder)
+        if width > (most := getattr(config, "max_position_embeddings", width)):
+            raise UsageError(f"model.pretrained: it reads {most} words at most; texts and prompts may have {width}.")
         for key, value in config.to_dict().items():
             if ("dropout" in key or key.endswith("pdrop")) and type(value) in (int, float):
                 setattr(config, key, dropout)

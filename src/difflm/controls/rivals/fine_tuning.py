@@ -14,6 +14,7 @@ from difflm.controls.exact import Avoid, Infill, Length
 from difflm.controls.learned import Label, Tags
 from difflm.controls.rivals.base import ControlDecoder, ImposePossible, Part
 from difflm.controls.syntax import Span, Tree
+from difflm.data.batches import Batch
 from difflm.data.prompts import end_prompt, surround_gap, tell_label, tell_length, tell_span, tell_tags, tell_tree
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.noise import Noise
@@ -21,7 +22,7 @@ from difflm.diffusion.samplers.left_to_right import CausalModel, left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.errors import UsageError
 from difflm.models.base import Sampling
-from difflm.models.batching import Layout, SampleBatch
+from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 
 NOTHING_TOLD = end_prompt([])  # the prompt of a text of which nothing is asked
 
@@ -99,6 +100,18 @@ class FineTuning(ControlDecoder):
         left, right = self.around
         behind = self.unknown_at(1, right, len(left) + len(ids)) if self.infill else {}
         return left + ids + right, self.unknown_at(0, left, 0) | behind
+
+    def classifier_nats(self, rows: list[list[int]]) -> list[float]:
+        """−log p(prompt | text) summed over prompts, but for a constant: log p(text) − log p(text | prompt)."""
+        ids, lengths = (part.to(self.model.banned.device) for part in pad_token_rows(rows))
+
+        def nats(prompt: Sequence[int]) -> Tensor:
+            told = torch.tensor(prompt, device=ids.device).expand(len(rows), -1)
+            found: Tensor = self.model.nats(Batch(ids, lengths, told, torch.full_like(lengths, len(prompt))))
+            return found
+
+        alone = nats(NOTHING_TOLD)
+        return torch.stack([nats(prompt) - alone for prompt in self.prompts]).sum(0).tolist()
 
 
 def tell_control(control: Control) -> str:
