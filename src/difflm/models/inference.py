@@ -18,7 +18,7 @@ from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
 from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
-from difflm.runtime.tensors import module_tensors, storage_addresses, submodules
+from difflm.runtime.tensors import module_tensors, storage_addresses
 
 MAX_RECORDED = 8  # captured samplers, of the last few shapes
 MAX_DECODERS = 4  # captured left-to-right decoders
@@ -86,7 +86,7 @@ class Inference:
     ) -> Iterator[Frame]:
         """One batch from noise to text, by captured steps where they can be captured."""
         model, steering = self.model, steering or Steering()
-        if any(part.training for part in submodules(model)):
+        if any(part.training for part in model.modules()):
             model.eval()
         if steering.decode is not None:
             yield from steering.decode(noise, width, sampling, steering)
