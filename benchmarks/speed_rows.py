@@ -125,9 +125,14 @@ def captured_parts(lm: TextDiffusion, steps: int, seconds: float) -> Row:
     if not lm.inference._recorded.idle:
         return {}
     _, sampler = lm.inference._recorded.idle[-1]  # the last batch, which is all of a request of few texts
-    replay = lambda: [sampler.begin(), *(sampler.step() for _ in range(steps))]  # noqa: E731
+
+    def replay() -> None:
+        sampler.begin()
+        for _ in range(steps):
+            sampler.step()
+
     with torch.no_grad():
-        begin, whole = (time_work(lm.device, work).seconds for work in (sampler.begin, replay))
+        begin, whole = time_work(lm.device, sampler.begin).seconds, time_work(lm.device, replay).seconds
     parts = {"begin_ms": begin, "steps_ms": whole - begin, "outside_ms": seconds - whole}
     return {name: rounded(1e3 * value) for name, value in parts.items()}
 

@@ -138,4 +138,5 @@ def test_a_text_of_one_step_compiles(tiny_runs, monkeypatch):
     lm.model.eval()
     walk = walk_of(lm, 1, steps=1)
     (plain,), (traced,) = walk.frames(), RecordedSampler(walk, compiled=True).frames(walk)
+    assert plain.state is not None and traced.state is not None
     assert torch.equal(plain.tokens, traced.tokens) and torch.equal(plain.state, traced.state)
