@@ -130,13 +130,13 @@ def test_a_step_compiled_as_one_writes_the_same_words(tiny_runs, guide, how, bac
     print(f"  {metrics.generated_kernel_count} kernels beside matrix products")
 
 
-@torch.no_grad()
 def test_a_text_of_one_step_compiles(tiny_runs, monkeypatch):
     """A step is run before it is traced, and there is no level behind the last."""
     monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32)
     lm.model.eval()
-    walk = walk_of(lm, 1, steps=1)
-    (plain,), (traced,) = walk.frames(), RecordedSampler(walk, compiled=True).frames(walk)
+    with torch.no_grad():
+        walk = walk_of(lm, 1, steps=1)
+        (plain,), (traced,) = walk.frames(), RecordedSampler(walk, compiled=True).frames(walk)
     assert plain.state is not None and traced.state is not None
     assert torch.equal(plain.tokens, traced.tokens) and torch.equal(plain.state, traced.state)
