@@ -51,6 +51,8 @@ def row(recipe: str, *changes: str, layers: int = 4, batch_size: int = 512) -> R
 ROWS = {
     "difflm": row("multi30k"),
     "mdlm": row("multi30k", "method=mdlm"),
+    "diff-glat": row("multi30k-diff-glat", layers=6),
+    "diffusion-nat": row("multi30k-diffusion-nat"),
     "block-diffusion": row("multi30k", "method=block-diffusion"),
     "encoder-decoder": row("multi30k-encoder-decoder", "model.encoder_layers=4"),
     "difformer": row("multi30k-difformer", layers=6),
@@ -198,7 +200,8 @@ def settings_to_try(lm: "TextDiffusion") -> Iterator[list[dict[str, Any]]]:
         yield [{"temperature": 0.0}, *({"beams": 5, "length_penalty": penalty} for penalty in (0.0, 0.6, 1.0))]
         return
     blocks = method == "block-diffusion"
-    begin: dict[str, Any] = {"steps": 3 if blocks else CALLS}  # of a block
+    most = CALLS * CALLS // model.calls(own.change({"steps": CALLS}), CALLS)  # steps: some methods call thrice in each
+    begin: dict[str, Any] = {"steps": 3 if blocks else most}  # three of a block
     if "confidence" in model.samplers:
         begin |= {"sampler": "confidence"}
     beam = {"length_beam": 1} if model.has_length_beam else {}
@@ -207,9 +210,10 @@ def settings_to_try(lm: "TextDiffusion") -> Iterator[list[dict[str, Any]]]:
     if blocks:
         yield [{}, {"steps": 2}, {"steps": 2, "sampler": own.sampler}, {"sampler": own.sampler}]
     else:
-        few = [{"steps": CALLS // n, "mbr": n} for n in (2, 5)]
+        few = [{"steps": most // n, "mbr": n} for n in (2, 5)]
         beams = [{**one, "length_beam": one["mbr"]} for one in few if beam]
-        yield [{}, {"steps": 10}, {"steps": 5}, *few, *beams]
+        fewer = [{"steps": steps} for steps in (10, 5, own.steps) if steps < most]
+        yield [{}, *fewer, *few, *beams]
 
 
 def write(lm: "TextDiffusion", pairs: "PairSet", how: Mapping[str, Any], each: int = 1) -> "Outputs":

@@ -12,10 +12,12 @@ from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.cdcd import Cdcd
 from difflm.methods.classifier import GuidingClassifier
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
+from difflm.methods.diff_glat import DiffGlat
 from difflm.methods.difflm import DiffLM
 from difflm.methods.difformer import Difformer
 from difflm.methods.diffuseq import DiffuSeq, DiffuSeqV2
 from difflm.methods.diffusion_lm import DiffusionLM
+from difflm.methods.diffusion_nat import DiffusionNat
 from difflm.methods.diffusionbert import DiffusionBert
 from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
@@ -45,6 +47,8 @@ LISTED: tuple[type[Method], ...] = (
     D3pmNearest,
     DiffusionBert,
     BertMouth,
+    DiffGlat,
+    DiffusionNat,
     Mdlm,
     Sedd,
     Udlm,
