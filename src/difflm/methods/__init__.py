@@ -23,6 +23,7 @@ from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
 from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
+from difflm.methods.levt import LevT
 from difflm.methods.mdlm import Mdlm
 from difflm.methods.sed import Sed
 from difflm.methods.sedd import Sedd
@@ -56,6 +57,7 @@ LISTED: tuple[type[Method], ...] = (
     BlockDiffusionMethod,
     AutoregressiveTwin,
     EncoderDecoderTwin,
+    LevT,
     GuidingClassifier,
 )
 METHODS: Registry[Method] = Registry("difflm.methods", Method, {method.name: method for method in LISTED})
