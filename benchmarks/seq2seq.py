@@ -55,6 +55,7 @@ ROWS = {
     "diffusion-nat": row("multi30k-diffusion-nat"),
     "block-diffusion": row("multi30k", "method=block-diffusion"),
     "encoder-decoder": row("multi30k-encoder-decoder", "model.encoder_layers=4"),
+    "levt": row("multi30k-levt"),
     "difformer": row("multi30k-difformer", layers=6),
     "dinoiser": row("multi30k-dinoiser", layers=6),
     "cdcd": row("multi30k-cdcd"),

@@ -91,7 +91,8 @@ def build(**changes) -> LevenshteinModel:
     return model
 
 
-def reversals(count: int, seed: int, longest: int = LENGTH) -> Batch:
+def reversals(count: int, seed: int, longest: int) -> Batch:
+    """Sequences of 1, 2 … `longest` words, and from the beginning again; every seed has others."""
     source = torch.randint(4, WORDS, (count, longest), generator=torch.Generator().manual_seed(seed))
     lengths = 1 + torch.arange(count) % longest
     there = torch.arange(longest) < lengths.unsqueeze(1)
@@ -108,7 +109,7 @@ def test_texts_stand_between_start_and_end():
 def test_every_head_learns_from_a_batch():
     model = build().train()
     model.network.head.weight.data.normal_(std=0.1)
-    losses = model(reversals(24, 0))
+    losses = model(reversals(24, 0, LENGTH))
     losses.total.backward()
     assert {*losses.terms} == {"insertion", "words", "deletion"} and torch.isfinite(losses.total)
     assert int(losses.count) == sum(1 + k % LENGTH for k in range(24))
@@ -127,7 +128,7 @@ def generate(model: LevenshteinModel, batch: Batch, **changes):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_are_words_and_fit(temperature):
     """Whatever an untrained model says: no text is empty, too long, or holds anything but words."""
-    model, batch = build(), reversals(24, 0)
+    model, batch = build(), reversals(24, 0, LENGTH)
     for layer in (model.deletion, model.insertion, model.network.head):
         layer.weight.data.normal_()
     frames = generate(model, batch, temperature=temperature)
@@ -142,7 +143,7 @@ def test_texts_are_words_and_fit(temperature):
 
 def test_a_text_that_a_round_does_not_change_is_finished():
     """It costs no more calls, and further rounds leave it as it is, whatever those beside it do."""
-    model, batch = build(), reversals(24, 0)
+    model, batch = build(), reversals(24, 0, LENGTH)
     for layer in (model.deletion, model.insertion, model.network.head):
         layer.weight.data.normal_()
     frames = generate(model, batch, steps=12)
