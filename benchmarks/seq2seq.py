@@ -201,13 +201,13 @@ def settings_to_try(lm: "TextDiffusion") -> Iterator[list[dict[str, Any]]]:
         yield [{"temperature": 0.0}, *({"beams": 5, "length_penalty": penalty} for penalty in (0.0, 0.6, 1.0))]
         return
     blocks = method == "block-diffusion"
-    most = CALLS * CALLS // model.calls(own.change({"steps": CALLS}), CALLS)  # steps: some methods call thrice in each
+    most = CALLS * CALLS // model.calls(own.change({"steps": CALLS}), CALLS)  # steps, of which each may take several
     begin: dict[str, Any] = {"steps": 3 if blocks else most}  # three of a block
     if "confidence" in model.samplers:
         begin |= {"sampler": "confidence"}
     beam = {"length_beam": 1} if model.has_length_beam else {}
     knob = "temperature" if model.predicts_words else "noise_temperature"
-    yield [{**begin, **beam, knob: value} for value in (0.2, 0.5, 0.8, 1.0)]
+    yield [{**begin, **beam, knob: value} for value in (*[0.0] * model.greedy, 0.2, 0.5, 0.8, 1.0)]
     if blocks:
         yield [{}, {"steps": 2}, {"steps": 2, "sampler": own.sampler}, {"sampler": own.sampler}]
     else:
