@@ -3,7 +3,7 @@
 Words are written in parallel, in as many steps as the decoder has stages: a text costs one pass over its layers. What a
 stage is shown in training follows its own errors, as in GLAT (Qian et al., 2021), so that no schedule of noise is
 needed, and there is no bound. No code was released: how many layers make a stage is our choice, and so is the order of
-words, the surest first. Lengths are predicted of the source.
+words, the surest first, which are drawn at half the temperature, where GLAT takes the likeliest. Lengths are predicted of the source.
 """
 
 from pydantic import Field
@@ -52,6 +52,6 @@ class DiffGlat(TokenMethod):
             objective=Objective({"ce": 1.0}),
             times=LowDiscrepancy(limits=CONTINUOUS),
             lengths=build_lengths(texts, hidden, self.lengths),
-            sampling=Sampling("confidence", steps=len(network.stages)),
+            sampling=Sampling("confidence", steps=len(network.stages), temperature=0.5),
             conditioning=CrossAttention(texts.source_longest),
         )
