@@ -1,9 +1,10 @@
 """Diff-GLAT: Diffusion Glancing Transformer for Parallel Sequence to Sequence Learning (Qian et al., 2024).
 
 Words are written in parallel, in as many steps as the decoder has stages: a text costs one pass over its layers. What a
-stage is shown in training follows its own errors, as in GLAT (Qian et al., 2021), so that no schedule of noise is
-needed, and there is no bound. No code was released: how many layers make a stage is our choice, and so is the order of
-words, the surest first, which are drawn at half the temperature, where GLAT takes the likeliest. Lengths are predicted of the source.
+stage is shown in training follows the errors of the one before, as in GLAT (Qian et al., 2021), so that no schedule of
+noise is needed, and there is no bound. No code was released: how many layers make a stage is our choice, and so is the
+order of words, the surest first. They are drawn at temperature ½, where GLAT takes the likeliest. Lengths are predicted
+of the source.
 """
 
 from pydantic import Field
