@@ -81,9 +81,10 @@ class GlancingModel(DiffusionModel):
             masked = x == self.process.mask_id
             with torch.autocast(ids.device.type, enabled=False):
                 ce, count = ce + (cross_entropy(belief.logits, ids) * masked).sum(), count + masked.sum()
-                fresh = self.process.draw_noise(noise, stage, ids.shape[1:], stream=GLANCE)
-                guess = draw_states(belief.logits.detach().softmax(-1), fresh)
-            x = glance(x, ids, guess, masked, self.share, fresh[..., 0])
+                if stage + 1 < len(self.denoiser.network.stages):
+                    fresh = self.process.draw_noise(noise, stage, ids.shape[1:], stream=GLANCE)
+                    guess = draw_states(belief.logits.detach().softmax(-1), fresh)
+                    x = glance(x, ids, guess, masked, self.share, fresh[..., 0])
         with torch.autocast(ids.device.type, enabled=False):
             terms, total = {"ce": ce}, ce
             if (length_ce := self.lengths.fit_loss(batch.lengths, condition)) is not None:
