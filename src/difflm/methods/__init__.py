@@ -11,6 +11,7 @@ from difflm.methods.bert_mouth import BertMouth
 from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.cdcd import Cdcd
 from difflm.methods.classifier import GuidingClassifier
+from difflm.methods.cmlm import Cmlm
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.diff_glat import DiffGlat
 from difflm.methods.difflm import DiffLM
@@ -50,6 +51,7 @@ LISTED: tuple[type[Method], ...] = (
     BertMouth,
     DiffGlat,
     DiffusionNat,
+    Cmlm,
     Mdlm,
     Sedd,
     Udlm,

@@ -3,8 +3,8 @@
 Words are written in parallel, in as many steps as the decoder has stages: a text costs one pass over its layers. What a
 stage is shown in training follows the errors of the one before, as in GLAT (Qian et al., 2021), so that no schedule of
 noise is needed, and there is no bound. No code was released: how many layers make a stage is our choice, and so is the
-order of words, the surest first. They are drawn at temperature ½, where GLAT takes the likeliest. Lengths are predicted
-of the source.
+order of words, the surest first. They are drawn at temperature 0.2, where GLAT takes the likeliest. Lengths are
+predicted of the source.
 """
 
 from pydantic import Field
@@ -53,6 +53,6 @@ class DiffGlat(TokenMethod):
             objective=Objective({"ce": 1.0}),
             times=LowDiscrepancy(limits=CONTINUOUS),
             lengths=build_lengths(texts, hidden, self.lengths),
-            sampling=Sampling("confidence", steps=len(network.stages), temperature=0.5),
+            sampling=Sampling("confidence", steps=len(network.stages), temperature=0.2),
             conditioning=CrossAttention(texts.source_longest),
         )
