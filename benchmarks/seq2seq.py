@@ -57,7 +57,7 @@ ROWS = {
     TWIN: row("multi30k-encoder-decoder", "model.encoder_layers=4"),
     "difflm": row("multi30k"),
     "mdlm": row("multi30k", "method=mdlm"),
-    "diff-glat": row("multi30k-diff-glat", layers=6),
+    "diff-glat": row("multi30k-diff-glat", "model.settled_at=4000", layers=6),
     "diffusion-nat": row("multi30k-diffusion-nat"),
     "block-diffusion": row("multi30k", "method=block-diffusion"),
     "cmlm": row("multi30k", "method=cmlm"),
