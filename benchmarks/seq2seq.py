@@ -57,8 +57,11 @@ ROWS = {
     TWIN: row("multi30k-encoder-decoder", "model.encoder_layers=4"),
     "difflm": row("multi30k"),
     "mdlm": row("multi30k", "method=mdlm"),
+    "diff-glat": row("multi30k-diff-glat", "model.settled_at=4000", layers=6),
+    "diffusion-nat": row("multi30k-diffusion-nat"),
     "block-diffusion": row("multi30k", "method=block-diffusion"),
     "cmlm": row("multi30k", "method=cmlm"),
+    "levt": row("multi30k-levt"),
     "difformer": row("multi30k-difformer", layers=6),
     "dinoiser": row("multi30k-dinoiser", layers=6),
     "cdcd": row("multi30k-cdcd"),
@@ -235,28 +238,23 @@ def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str
         yield [{"temperature": 0.0}, *({"beams": 5, "length_penalty": penalty} for penalty in (0.0, 0.6, 1.0))]
         return
     blocks = method == "block-diffusion"
-    begin: dict[str, Any] = {"steps": 3 if blocks else CALLS}  # of a block
+    most = CALLS * CALLS // model.calls(own.change({"steps": CALLS}), CALLS)  # steps, of which each may take several
+    begin: dict[str, Any] = {"steps": 3 if blocks else most}  # three of a block
     if "confidence" in model.samplers:
         begin |= {"sampler": "confidence"}
     beam = {"length_beam": 1} if model.has_length_beam else {}
     knob = "temperature" if model.predicts_words else "noise_temperature"
-    yield [{**begin, **beam, knob: value} for value in (0.2, 0.5, 0.8, 1.0)]
+    yield [{**begin, **beam, knob: value} for value in (*[0.0] * model.greedy, 0.2, 0.5, 0.8, 1.0)]
     if blocks:
         yield [{}, {"steps": 2}, {"steps": 2, "sampler": own.sampler}, {"sampler": own.sampler}]
     else:
-        few = [{"steps": CALLS // n, "mbr": n} for n in (2, 5)]
+        few = [{"steps": most // n, "mbr": n} for n in (2, 5)]
         beams = [{**one, "length_beam": one["mbr"]} for one in few if beam]
-        yield [{}, {"steps": 10}, {"steps": 5}, *few, *beams]
+        fewer = [{"steps": steps} for steps in (10, 5, own.steps) if steps < most]
+        yield [{}, *fewer, *few, *beams]
     if ranked:
-        sizes = [
-            (9, 2, 2),
-            (5, 3, 3),
-            (4, 4, 4),
-            (4, 4, 2),
-            (3, 5, 5),
-            (3, 5, 3),
-            (2, 6, 6),
-        ]  # steps, candidates, lengths
+        # Steps, candidates, lengths.
+        sizes = [(9, 2, 2), (5, 3, 3), (4, 4, 4), (4, 4, 2), (3, 5, 5), (3, 5, 3), (2, 6, 6)]
         yield [{}, *({"steps": s, "mbr": n, "length_beam": k, "rank": True} for s, n, k in sizes)]
 
 

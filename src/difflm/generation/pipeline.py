@@ -247,6 +247,8 @@ class TextDiffusion:
         model, most, first = self.model, self.model.longest, 0
         if isinstance(model, DiffusionModel):
             most, first = model.lengths.max_words, model.lengths.first
+        elif decoder is None and "left-to-right" not in model.families:
+            raise UsageError(f"controls are for diffusion models; this one is {kind}, which takes none.")
         elif decoder is None:
             known = " or ".join(name for name in DECODERS if isinstance(model, DECODERS[name].decodes))
             raise UsageError(f"controls are for diffusion models; this one is {kind}: give --method {known}.")

@@ -1,6 +1,6 @@
 """What the methods of the discrete family have in common: sizes, a Transformer over tokens, and a drawn length."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from difflm.methods.base import DiscreteProcess, Lengths, Method, TextSpec, build_lengths, build_network
 
@@ -18,7 +18,7 @@ CONTINUOUS = (1e-4, 1 - 1e-4)  # times of training: the integrand is not finite 
 
 
 class TokenMethod(Method):
-    task = "either"
+    task: ClassVar[Literal["seq2seq", "either"]] = "either"
 
     hidden: int = 384
     layers: int = 8
