@@ -28,6 +28,7 @@ from difflm.runtime.threads import IsStopped, run_parallel
 MOST_TEXTS = 1_000_000
 FOREIGN = {  # why a model that is not of a family refuses its settings
     "vectors": "--{} is for models that diffuse vectors, which this one does not.",
+    "simplex": "--{} is for models that diffuse on a simplex, which this one does not.",
     "masks": "a {} needs a model of masks over whole texts, such as mdlm, or one that learned to drop its condition.",
 }
 
@@ -84,6 +85,8 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         raise UsageError("a temperature needs a model that predicts words; use --noise-temperature here.")
     if sampling.length_beam and not model.has_length_beam:
         raise UsageError("a length beam needs a model that chooses lengths beforehand; this one writes its own end.")
+    if sampling.projection == "multi-hot" and sampling.projection_top_p == 1:
+        raise UsageError("--projection multi-hot takes the likeliest words: give --projection-top-p below 1.")
     for name, setting in SETTINGS.items():
         family = FAMILIES[name]
         if family in FOREIGN and family not in model.families and getattr(sampling, name) != setting.default:

@@ -47,6 +47,8 @@ class Request(BaseModel):
     stop_at: float | None = setting("stop_at")
     told_time: float | None = setting("told_time")
     length_beam: int | None = setting("length_beam")
+    projection: str | None = setting("projection")
+    projection_top_p: float | None = setting("projection_top_p")
     contrast: float | None = setting("contrast")
     top_k: int | None = setting("top_k")
     top_p: float | None = setting("top_p")

@@ -25,6 +25,7 @@ from difflm.methods.mdlm import Mdlm
 from difflm.methods.sed import Sed
 from difflm.methods.sedd import Sedd
 from difflm.methods.seqdiffuseq import SeqDiffuSeq
+from difflm.methods.ssd_lm import SsdLm
 from difflm.methods.udlm import Udlm
 from difflm.runtime.registry import Registry
 
@@ -40,6 +41,7 @@ LISTED: tuple[type[Method], ...] = (
     Sed,
     Difformer,
     Dinoiser,
+    SsdLm,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,

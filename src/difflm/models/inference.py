@@ -96,8 +96,8 @@ class Inference:
             inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
             record = lengths.is_cuda if self.record is None else self.record
             frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
-            tokens = model.denoiser.codec.holds_tokens
-            yield from model.follow_frames(frames, lengths, sampling, steering) if tokens else frames
+            follow = model.follows_frames
+            yield from model.follow_frames(frames, lengths, sampling, steering) if follow else frames
         else:
             yield from model.stream(noise, lengths, width, sampling, steering)
 

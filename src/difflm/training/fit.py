@@ -175,7 +175,9 @@ def prepare_model(setup: Setup) -> Prepared:
         "held_out_seen": overlap,
         **count_left_out(recipe, selection),
     }
-    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if "vectors" in model.families else "masked_nats"
+    unlikely: Figure = (
+        "pair_nats" if origin else "noisy_nats" if {"vectors", "simplex"} & {*model.families} else "masked_nats"
+    )
     return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
 
 

@@ -3,6 +3,7 @@
 from difflm.diffusion.base import Codec
 from difflm.diffusion.codecs.embedding import CentredEmbedding, Embedding, FixedEmbedding, LearnedEmbedding
 from difflm.diffusion.codecs.readout import ReadoutEmbedding
+from difflm.diffusion.codecs.simplex import Simplex
 from difflm.diffusion.codecs.tokens import Tokens
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "FixedEmbedding",
     "LearnedEmbedding",
     "ReadoutEmbedding",
+    "Simplex",
     "Tokens",
 ]
