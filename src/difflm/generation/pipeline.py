@@ -13,6 +13,7 @@ from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
 from difflm.controls.plan import ControlPlan, Edit, check_text
 from difflm.controls.rivals import DECODERS, ControlDecoder, choose_decoder
+from difflm.controls.sentence_classifier import SentenceClassifier
 from difflm.data.batches import Batch
 from difflm.data.corpora import describe_texts
 from difflm.data.labels import Labelling
@@ -67,7 +68,7 @@ class TextDiffusion:
         self.usual_guidance = TOKENS if tokens else STANDARD
         self.name = "this model"
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
-        self._classifiers: dict[Path, Classifier] = {}
+        self._classifiers: dict[Path, Classifier | SentenceClassifier] = {}
         self._heads: dict[Path, set[str] | None] = {}
 
     @classmethod
@@ -91,12 +92,13 @@ class TextDiffusion:
         return made
 
     def guided_by(self, folder: str | Path) -> "TextDiffusion":
-        """Add a classifier that `difflm train` made for this model; the same object, so that calls chain."""
+        """Add a classifier that `difflm train` made for this model, or a sentence classifier of the Hugging Face
+        library; the same object, so that calls chain."""
         self._load_classifier(Path(folder))
         self.guides.append(Path(folder))
         return self
 
-    def _load_classifier(self, folder: Path) -> Classifier:
+    def _load_classifier(self, folder: Path) -> Classifier | SentenceClassifier:
         if folder not in self._classifiers:
             guided: Any = self.model
             dtype = self.inference.dtype
@@ -107,7 +109,7 @@ class TextDiffusion:
             self._classifiers[folder] = made.guiding(dtype if self.device.type != "cpu" else None)
         return self._classifiers[folder]
 
-    def _find_classifiers(self, heads: set[str]) -> list[Classifier]:
+    def _find_classifiers(self, heads: set[str]) -> list[Classifier | SentenceClassifier]:
         """The classifiers that know these heads; all where a head is missing, so that the error can name the others."""
         for folder in self.guides if heads else ():
             if folder not in self._heads:

@@ -25,7 +25,10 @@ from difflm.app.commands.options import (
 from difflm.app.console import Bar, note, put_json
 from difflm.errors import UsageError
 
-SETTINGS = ("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp")
+SETTINGS = (
+    *("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp"),
+    *("projection", "projection_top_p"),
+)
 
 
 @dataclass(frozen=True)
