@@ -284,8 +284,8 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     guidance = Guidance(targets, lead.denoiser, batch.mask, lead.guidance) if targets else None
     if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient to climb: the belief is tilted
         rules, guidance = [GuidedBelief(guidance), *rules], None
-    if readers:
-        rules = [SentenceGuidance(readers, batch.mask, lead.guidance.size), *rules]
+    if readers:  # last: it makes nothing possible that a rule forbids, and reads what rules leave
+        rules = [*rules, SentenceGuidance(readers, batch.mask, lead.guidance.size)]
     told = batch.condition
     return Steering(batch.known, batch.begin, spans, rules, guidance, source=told.source, source_mask=told.source_mask)
 
