@@ -119,7 +119,7 @@ def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClas
     with explained(f"{folder} cannot be read"):
         pieces = library.AutoTokenizer.from_pretrained(folder, **where)
         body, found = library.AutoModelForSequenceClassification.from_pretrained(
-            folder, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **where
+            folder, use_safetensors=True, output_loading_info=True, **where
         )
     if found["missing_keys"]:
         raise UsageError(f"{folder} holds no trained sentence classifier: it lacks {min(found['missing_keys'])}.")
@@ -128,10 +128,14 @@ def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClas
         raise UsageError(f"{folder} does not tell texts apart by one label of several.")
     if None in ends or pieces("")["input_ids"] != ends:
         raise UsageError(f"{folder}: a text must stand between a mark of beginning and one of end there, as in BERT.")
-    room = min(pieces.model_max_length, config.max_position_embeddings - OFFSET) - len(ends)
+    places = getattr(config, "max_position_embeddings", None) or pieces.model_max_length
+    room = min(pieces.model_max_length, places - OFFSET) - len(ends)
     labels = [config.id2label[k] for k in range(config.num_labels)]
     name = folder.resolve().name
-    return SentenceClassifier(name, body.eval(), labels, spell_words(tokenizer, pieces), ends, room)
+    made = SentenceClassifier(name, body.float().eval(), labels, spell_words(tokenizer, pieces), ends, room)
+    with explained(f"{folder} does not read vectors of words"), torch.no_grad():
+        made(torch.zeros(1, 2, tokenizer.size), torch.ones(1, 2, dtype=torch.bool))
+    return made
 
 
 def spell_words(tokenizer: Tokenizer, pieces: Any) -> list[list[int]]:
