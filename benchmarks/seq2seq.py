@@ -52,6 +52,7 @@ ROWS = {
     "difflm": row("multi30k"),
     "mdlm": row("multi30k", "method=mdlm"),
     "block-diffusion": row("multi30k", "method=block-diffusion"),
+    "ssd-lm": row("multi30k", "method=ssd-lm"),
     "encoder-decoder": row("multi30k-encoder-decoder", "model.encoder_layers=4"),
     "difformer": row("multi30k-difformer", layers=6),
     "dinoiser": row("multi30k-dinoiser", layers=6),
@@ -63,6 +64,7 @@ ROWS = {
     "diffuseq-v2": row("multi30k-diffuseq-v2", layers=14),
     "sed": row("multi30k-diffuseq-v2", "method=sed", "model.embedding_dim=32", "lr=5e-4", layers=14),
 }
+BLOCK_STEPS = {"block-diffusion": 3, "ssd-lm": 6}  # of each block, with few of which a text has about `CALLS` calls
 # The most tokens of a text and of a source, and widths of batches: nearly all pairs fit.
 TASKS = {
     "multi30k": ["longest=40", "source_longest=40", "widths=[16,24,40]", "vocabulary=6000"],
@@ -197,14 +199,16 @@ def settings_to_try(lm: "TextDiffusion") -> Iterator[list[dict[str, Any]]]:
     if "left-to-right" in model.families:
         yield [{"temperature": 0.0}, *({"beams": 5, "length_penalty": penalty} for penalty in (0.0, 0.6, 1.0))]
         return
-    blocks = method == "block-diffusion"
-    begin: dict[str, Any] = {"steps": 3 if blocks else CALLS}  # of a block
+    blocks = method in BLOCK_STEPS
+    begin: dict[str, Any] = {"steps": BLOCK_STEPS.get(method, CALLS)}
     if "confidence" in model.samplers:
         begin |= {"sampler": "confidence"}
     beam = {"length_beam": 1} if model.has_length_beam else {}
     knob = "temperature" if model.predicts_words else "noise_temperature"
     yield [{**begin, **beam, knob: value} for value in (0.2, 0.5, 0.8, 1.0)]
-    if blocks:
+    if "simplex" in model.families:
+        yield [{}, {"steps": 3}, {"projection": "greedy"}, {"sampler": "ancestral", "projection": "mean"}]
+    elif blocks:
         yield [{}, {"steps": 2}, {"steps": 2, "sampler": own.sampler}, {"sampler": own.sampler}]
     else:
         few = [{"steps": CALLS // n, "mbr": n} for n in (2, 5)]

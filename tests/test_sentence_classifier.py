@@ -16,7 +16,9 @@ from difflm.controls.guidance import TOKENS, GuidanceTarget
 from difflm.controls.sentence_classifier import SentenceGuidance, load_sentence_classifier, spell_words
 from difflm.data.tokenizers import END, PAD, Bpe, Characters, Words
 from difflm.diffusion.base import Belief
+from difflm.diffusion.codecs import FixedEmbedding
 from difflm.diffusion.processes.discrete import certain_logits
+from difflm.diffusion.samplers.loop import Clamp
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 
@@ -194,6 +196,30 @@ def test_of_candidates_the_likeliest_is_kept(ssd):
     plan = ssd.plan_controls(asked["controls"])
     nats = plan.classifier_nats([ssd.tokenizer.encode(t.text) for t in ssd.generate(4, 0, **asked)])
     assert best.text == [t.text for t in ssd.generate(4, 0, **asked)][nats.index(min(nats))]
+
+
+def test_requests_with_labels_of_their_own_share_a_batch(tiny_runs, cuisine):
+    lm = TextDiffusion.from_pretrained(tiny_runs["ssd-lm"]).guided_by(cuisine)
+    wishes = [[Label("cuisine", name), Length(6)] for name in CUISINES[:2]]
+    jobs = [lm.make_job(1, 3, steps=3, controls=controls) for controls in wishes]
+    together = {owner: made[0].text for owner, made in lm.run_jobs(jobs)}
+    assert together == {k: lm.generate(1, 3, steps=3, controls=asked)[0].text for k, asked in enumerate(wishes)}
+
+
+def test_a_clamped_word_is_moved_with_its_belief(cuisine):
+    """Where another word becomes the likeliest, the clean state is that word's."""
+    words = Words.build(["French Italian"], 0)
+    codec, label = FixedEmbedding(torch.randn(words.size, 4)), torch.tensor([1 + CUISINES.index("Italian")])
+    made, mask = load_sentence_classifier(cuisine, words), torch.ones(1, 1, dtype=torch.bool)
+    french, italian = words.encode("French Italian")
+    logits = torch.full((1, 1, words.size), -9.0)
+    logits[..., [french, italian]] = torch.tensor([1.0, 0.9])
+    belief = Clamp(codec)(
+        Belief(logits, codec=codec, state=codec.encode(torch.tensor([[french]]))), logits, mask.float()
+    )
+    moved = SentenceGuidance([GuidanceTarget(made, "cuisine", label)], mask, 10.0)(belief, logits, torch.zeros(1))
+    assert belief.tokens.tolist() == [[french]] and moved.tokens.tolist() == [[italian]]
+    assert torch.equal(moved.clean, codec.encode(torch.tensor([[italian]])))
 
 
 def test_pieces_of_words_are_spelt_as_they_stand_in_a_text(mood):

@@ -18,6 +18,7 @@ from difflm.data.tokenizers import END, SPECIALS, Characters, Tokenizer, Words
 from difflm.data.words import join_words
 from difflm.diffusion.base import Belief
 from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.samplers.loop import impose_tokens
 from difflm.errors import UsageError
 from difflm.networks.hf_encoder import explained, transformers
 
@@ -92,7 +93,10 @@ class SentenceGuidance:
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         # There is nothing to read where nothing is written yet.
         there = self.mask & ((t if t.dim() == 2 else t.unsqueeze(1)) < 1)
-        return belief.with_logits(belief.logits + LAMBDA * self.size * self.slope(belief.logits, there))
+        moved = belief.with_logits(belief.logits + LAMBDA * self.size * self.slope(belief.logits, there))
+        if belief.state is None or belief.codec is None:
+            return moved
+        return impose_tokens(moved, belief.codec, moved.tokens != belief.tokens, moved.tokens)  # of a clamped belief
 
     @torch.enable_grad()
     def slope(self, logits: Tensor, there: Tensor) -> Tensor:
