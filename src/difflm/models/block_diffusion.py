@@ -187,6 +187,7 @@ class BlockDiffusion(DiffusionModel):
     ) -> None:
         super().__init__(codec, process, network, lengths=lengths, **parts)
         self.follows_frames = self.syncs_with_device = True
+        self.samplers = tuple(name for name in process.steps if name != "heun")  # which asks twice a step
         window = lengths.positions(lengths.longest)
         self.denoiser = BlockDenoiser(network, codec, process, lengths.size, window, parts.get("conditioning"))
 

@@ -264,7 +264,7 @@ def keep_top_p(logits: Tensor, share: float) -> Tensor:
     ranked, order = logits.sort(dim=-1, descending=True)
     p = ranked.softmax(-1)
     outside = p.cumsum(-1) - p >= share  # the mass before a word already suffices
-    return ranked.masked_fill(outside, IMPOSSIBLE).gather(-1, order.argsort(-1))
+    return torch.empty_like(logits).scatter(-1, order, ranked.masked_fill(outside, IMPOSSIBLE))
 
 
 def draw_by_inverse_cdf(p: Tensor, u: Tensor) -> Tensor:
