@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,7 @@ class TextDiffusion:
         return made
 
     def guided_by(self, folder: str | Path) -> "TextDiffusion":
-        """Add a classifier that `difflm train` made for this model, or a sentence classifier of the Hugging Face
-        library; the same object, so that calls chain."""
+        """Add a classifier that `difflm train` made for this model, or one of sentences; it returns itself to chain."""
         self._load_classifier(Path(folder))
         self.guides.append(Path(folder))
         return self
@@ -183,6 +183,8 @@ class TextDiffusion:
         plan = self.plan_controls(controls, edit, guidance, method)
         if isinstance(plan, ControlDecoder) and sampling.beams and not plan.searches:
             raise UsageError(f"{method} chooses words one by one: leave --beams out.")
+        if isinstance(plan, ControlDecoder) and plan.sampler:
+            sampling = replace(sampling, sampler=plan.sampler)
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources)
         if plan is not None and plan.unknown_words:
             job.warnings = self.warnings(plan)
@@ -246,8 +248,10 @@ class TextDiffusion:
         model, most, first = self.model, self.model.longest, 0
         if isinstance(model, DiffusionModel):
             most, first = model.lengths.max_words, model.lengths.first
+        elif decoder is None and "left-to-right" not in model.families:
+            raise UsageError(f"controls are for diffusion models; this one is {kind}, which takes none.")
         elif decoder is None:
-            known = " or ".join(DECODERS)
+            known = " or ".join(name for name in DECODERS if isinstance(model, DECODERS[name].decodes))
             raise UsageError(f"controls are for diffusion models; this one is {kind}: give --method {known}.")
         heads = {control.head for control in controls if control.head}
         classifiers = self._find_classifiers(heads) if decoder is None else [*map(self._load_classifier, self.guides)]
@@ -259,6 +263,7 @@ class TextDiffusion:
             {name: one.values for name, one in labellings.items()},
             {name: c.word_counts[k] for c in classifiers for name, k in c.numbers.items() if k in c.word_counts},
             {name: one.kind for name, one in labellings.items()},
+            [Labelling(**one) for one in self.config.get("labels", ())],
         )
         if decoder is not None:
             return decoder(model, info, controls, classifiers, guidance.size if guidance else None)

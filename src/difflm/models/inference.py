@@ -117,7 +117,7 @@ class Inference:
         # Beams compare sums of log-probabilities: they are as wide as the model itself, unless it says otherwise.
         decoder = self._sync_decoder(model, model.precision or (None if sampling.beams else self.dtype))
         memory = decoder.encode_source(steering.source, steering.source_mask)
-        if steering.prefix_rules:
+        if steering.prefix_rules or not getattr(decoder.network, "capturable", True):
             yield from left_to_right(decoder, noise, width, sampling, steering.prefix_rules, steering.known, memory)
             return
         settings = sampling.temperature, sampling.top_k, sampling.top_p, sampling.beams, sampling.length_penalty
@@ -139,7 +139,8 @@ class Inference:
 
     def _sync_decoder(self, model: Autoregressive, dtype: torch.dtype | None) -> Autoregressive:
         """The model itself where it decodes as it is; else a copy, cast and compiled, with its present weights."""
-        if dtype is None and not self.compiled:
+        # The library's own layers have tables that must not be cast.
+        if (dtype is None and not self.compiled) or not getattr(model.network, "capturable", True):
             return model
         with self._lock, torch.no_grad():
             key = dtype, self.compiled, model.banned.device
