@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from difflm.data.batches import Batch
 from difflm.data.text_metrics import (
     copied_among,
     copied_share,
@@ -35,7 +36,7 @@ from difflm.evaluation.reports import LANGUAGE, Report, Row
 from difflm.generation.jobs import check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
-from difflm.models.batching import draw_rows, make_batches
+from difflm.models.batching import draw_rows, make_batches, pad_token_rows
 from difflm.models.sampling import FAMILIES, understood_by
 
 Nats = NDArray[np.float64]
@@ -88,6 +89,10 @@ def evaluate_language(
     scored, note = choose_scored(reference, list(writers.values()), score_texts)
     for row in rows[1:]:
         add_likelihood(row, writers[row.name], scored, note, seed, draws, on_progress)
+        if writers[row.name].model.has_latents and scored:
+            ids = writers[row.name].tokenizer.encode_batch(scored)
+            row.figures["reconstructed"] = reconstructed_share(writers[row.name], ids)
+            row.texts["reconstructed"] = len(ids)
     repeated = round((rows[0].figures["copied"] or 0) * len(real))
     if repeated and corpus.split != "train":
         rows[0].notes["copied"] = f"{repeated:,} of {len(real):,} held-out texts also occur in training"
@@ -276,6 +281,18 @@ def add_likelihood(
         ids = lm.tokenizer.encode_batch(texts)
         nats = score(lm, ids, seed, draws, partial(on_progress, f"{row.name}: likelihood"))
         add_nats(row, "nats_per_token", nats, ids)
+
+
+def reconstructed_share(lm: TextDiffusion, rows: list[list[int]]) -> float:
+    """The share of tokens that come back at their place through the latents of a text."""
+    same = total = 0
+    for start in range(0, len(rows), CHUNK):
+        chosen = rows[start : start + CHUNK]
+        back = lm.model.reconstruct(Batch(*(part.to(lm.device) for part in pad_token_rows(chosen)))).tolist()
+        for ids, found in zip(chosen, map(lm.model.words, back), strict=True):
+            same += sum(a == b for a, b in zip(ids, found, strict=False))
+            total += max(len(ids), len(found))
+    return same / total
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from difflm.generation.jobs import (
     run_jobs,
 )
 from difflm.generation.ranking import Rank, make_ranking
-from difflm.models.base import LanguageModel, Sampling
+from difflm.models.base import LATENTS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
@@ -98,6 +98,8 @@ class TextDiffusion:
 
     def _load_classifier(self, folder: Path) -> Classifier:
         if folder not in self._classifiers:
+            if self.model.has_latents:
+                raise UsageError(LATENTS.format(self.config["method"]))
             guided: Any = self.model
             dtype = self.inference.dtype
             if isinstance(self.model, DiffusionModel):
@@ -239,6 +241,8 @@ class TextDiffusion:
         if not controls and edit is None and method is None:
             return None
         kind, decoder = self.config["method"], None
+        if self.model.has_latents:
+            raise UsageError(LATENTS.format(kind))
         if method is not None:
             decoder = choose_decoder(method, self.model, kind, controls, edit, guidance)
         model, most, first = self.model, self.model.longest, 0

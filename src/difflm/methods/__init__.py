@@ -21,6 +21,8 @@ from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
 from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
+from difflm.methods.gpvae import Gpvae
+from difflm.methods.ld4lg import Ld4lg
 from difflm.methods.mdlm import Mdlm
 from difflm.methods.sed import Sed
 from difflm.methods.sedd import Sedd
@@ -40,6 +42,7 @@ LISTED: tuple[type[Method], ...] = (
     Sed,
     Difformer,
     Dinoiser,
+    Ld4lg,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
@@ -52,6 +55,7 @@ LISTED: tuple[type[Method], ...] = (
     BlockDiffusionMethod,
     AutoregressiveTwin,
     EncoderDecoderTwin,
+    Gpvae,
     GuidingClassifier,
 )
 METHODS: Registry[Method] = Registry("difflm.methods", Method, {method.name: method for method in LISTED})

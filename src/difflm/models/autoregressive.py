@@ -49,8 +49,7 @@ class Autoregressive(LanguageModel):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, hidden)
-        nn.init.normal_(self.embedding.weight, std=0.02)
+        self._hold_words(vocabulary, longest, hidden, sampling)
         sizes = hidden, vocabulary, hidden, layers, heads, dropout
         self.network: Transformer
         if source_longest:
@@ -64,8 +63,13 @@ class Autoregressive(LanguageModel):
             )
         else:
             self.network = Transformer(*sizes, time="none", causal=True)
-        self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
         self.source_longest, self.label_smoothing = source_longest, label_smoothing
+
+    def _hold_words(self, vocabulary: int, longest: int, hidden: int, sampling: Sampling) -> None:
+        """What stands around a network of any kind."""
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
         self.view_dim = hidden
         self.precision: torch.dtype | None = None
         # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
@@ -88,6 +92,10 @@ class Autoregressive(LanguageModel):
             raise UsageError(NO_SOURCE)
         with autocast_to(source.device, self.precision):
             return self.network.split_memory(self.network.encode(source, mask), mask)
+
+    def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
+        """What texts are written from, for `read`: here their sources; latents may be drawn."""
+        return self.encode_source(steering.source, steering.source_mask)
 
     def vectors(self, words: Tensor) -> Tensor:
         """Vectors of words, which are ids [B, L], or probabilities [B, L, V], which gradients reach."""
@@ -153,7 +161,7 @@ class Autoregressive(LanguageModel):
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
         steering = steering or Steering()
-        memory = self.encode_source(steering.source, steering.source_mask)
+        memory = self.draw_memory(noise, steering)
         return left_to_right(self, noise, width, sampling, steering.prefix_rules, steering.known, memory)
 
     def words(self, row: list[int]) -> list[int]:

@@ -19,7 +19,7 @@ from difflm.data.tokenizers import PAD, Tokenizer
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import LanguageModel, Losses, Trainable, training_noise
+from difflm.models.base import LATENTS, LanguageModel, Losses, Trainable, training_noise
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import read_json
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
@@ -153,6 +153,8 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     """Load the model that is guided, read the labelled texts, and build the classifier."""
     recipe, method = setup.recipe, setup.recipe.model
     guided, tokenizer, _ = load_run(method["guides"])
+    if guided.has_latents:
+        raise UsageError(LATENTS.format(method["guides"]))
     if not isinstance(guided, DiffusionModel | Autoregressive):
         raise UsageError(f"{method['guides']} is no model of difflm's own: a classifier cannot see its texts.")
     view = guided.denoiser if isinstance(guided, DiffusionModel) else guided

@@ -175,7 +175,8 @@ def prepare_model(setup: Setup) -> Prepared:
         "held_out_seen": overlap,
         **count_left_out(recipe, selection),
     }
-    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if "vectors" in model.families else "masked_nats"
+    noisy = "vectors" in model.families or model.has_latents
+    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else "masked_nats"
     return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
 
 
