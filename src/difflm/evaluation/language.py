@@ -288,10 +288,11 @@ def reconstructed_share(lm: TextDiffusion, rows: list[list[int]]) -> float:
     same = total = 0
     for start in range(0, len(rows), CHUNK):
         chosen = rows[start : start + CHUNK]
-        back = lm.model.reconstruct(Batch(*(part.to(lm.device) for part in pad_token_rows(chosen)))).tolist()
-        for ids, found in zip(chosen, map(lm.model.words, back), strict=True):
-            same += sum(a == b for a, b in zip(ids, found, strict=False))
-            total += max(len(ids), len(found))
+        ids, lengths = pad_token_rows(chosen)
+        back = lm.model.reconstruct(Batch(ids.to(lm.device), lengths.to(lm.device))).tolist()
+        for row, found in zip(chosen, map(lm.model.words, back), strict=True):
+            same += sum(a == b for a, b in zip(row, found, strict=False))
+            total += max(len(row), len(found))
     return same / total
 
 

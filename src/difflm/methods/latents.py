@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
+from difflm.errors import UsageError
 from difflm.methods.base import Method, TextSpec
 
 if TYPE_CHECKING:
@@ -41,11 +42,13 @@ class LatentMethod(Method):
         from difflm.networks.autoencoder import LatentDecoder, TextEncoder
 
         own = self.hidden, self.autoencoder_layers, self.heads, self.dropout
+        if self.frozen and reads_source:
+            raise UsageError("a pretrained decoder reads latents alone, and no sources: leave model.pretrained out.")
         if self.frozen:
             from difflm.networks.hf_seq2seq import build_halves
 
             return build_halves(
-                self.frozen, texts.vocabulary, texts.longest, out_dim, self.latent_dim, self.latents, *own
+                self.frozen, texts.vocabulary, texts.longest, out_dim, self.latent_dim, self.latents, own
             )
         source = (texts.source_vocabulary or texts.vocabulary, texts.source_longest) if reads_source else ()
         encoder = TextEncoder(texts.vocabulary, out_dim, self.latents, *own, texts.longest)

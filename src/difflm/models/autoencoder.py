@@ -31,8 +31,8 @@ class Autoencoder(Autoregressive):
     ) -> None:
         LanguageModel.__init__(self)  # the network is another one than that of `Autoregressive`
         self._hold_words(vocabulary, longest, hidden, sampling)
-        self.encoder, self.latents, self.dim = encoder, latents, dim
         self.network = network  # type: ignore[assignment]
+        self.encoder, self.latents, self.dim = encoder, latents, dim
         self.source_longest, self.label_smoothing = 0, 0.0
 
     def answer(self, ids: Tensor, lengths: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.errors import UsageError
-from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies
+from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies
 from difflm.models.batching import words_before_end
 from difflm.networks import EncoderDecoder, Transformer
 
@@ -28,7 +28,7 @@ class Autoregressive(LanguageModel):
     With a `source_longest` every text has a source, which the network encodes once a generation. `label_smoothing` is
     the share of a training target that all words have alike; likelihoods know nothing of it."""
 
-    likelihood = "exact"
+    likelihood: Likelihood | None = "exact"
     samplers = ("autoregressive",)
     greedy = True
     start, end, pad = START, END, PAD

@@ -13,7 +13,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Memory, Steering
 from difflm.errors import UsageError
 from difflm.models.autoencoder import Autoencoder, source_of
-from difflm.models.base import Likelihood, Losses, training_noise
+from difflm.models.base import Losses, training_noise
 
 LATENTS = 27  # the stream of random numbers that latents are drawn from
 
@@ -25,7 +25,7 @@ class GaussianVae(Autoencoder):
     `free_nats` of KL are not charged for in training, for each number of z: else a decoder that could do without z
     learns to, and z says nothing (Kingma et al., 2016)."""
 
-    likelihood: Likelihood | None = "bound"
+    likelihood = "bound"
 
     def __init__(self, *parts: Any, free_nats: float, source_longest: int = 0) -> None:
         super().__init__(*parts)

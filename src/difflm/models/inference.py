@@ -139,11 +139,11 @@ class Inference:
         """Frames of `most` texts at a time: a text has as many rows as beams, and only their words are kept."""
         for start in range(0, len(noise.samples), most):
             part = slice(start, start + most)
-            tensors = {name: getattr(steering, name) for name in ("known", "source", "source_mask", "latents")}
-            own = {name: None if tensor is None else tensor[part] for name, tensor in tensors.items()}
+            tensors = steering.known, steering.source, steering.source_mask, steering.latents
+            known, source, mask, latents = (None if tensor is None else tensor[part] for tensor in tensors)
+            own = replace(steering, known=known, source=source, source_mask=mask, latents=latents)
             seed = noise.seed if isinstance(noise.seed, int) else noise.seed[part]
-            few = Noise(seed, noise.samples[part])
-            yield from self._decode(model, few, width, sampling, replace(steering, **own))
+            yield from self._decode(model, Noise(seed, noise.samples[part]), width, sampling, own)
 
     def _sync_decoder(self, model: Autoregressive, dtype: torch.dtype | None) -> Autoregressive:
         """The model itself where it decodes as it is; else a copy, cast and compiled, with its present weights."""

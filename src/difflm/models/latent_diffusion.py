@@ -19,6 +19,7 @@ from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.autoencoder import Autoencoder, scale_to_sphere, source_of
 from difflm.models.base import LanguageModel, Losses, Sampling, training_noise
 from difflm.models.diffusion import COIN, DROP, TEXT_NOISE
+from difflm.models.sampling import Family
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,15 @@ class LatentDiffusion(LanguageModel):
         drop: float = 0.0,
     ) -> None:
         super().__init__()
-        self.autoencoder = autoencoder
         codec = Latents(autoencoder.latents, autoencoder.dim)
         self.denoiser = Denoiser(network, codec, process, conditioning, SelfConditioning("coin"))
+        self.autoencoder = autoencoder
         self.objective, self.times, self.sampling = Objective({"mse": 1.0}), times, sampling
         self.longest, self.vocabulary = autoencoder.longest, autoencoder.vocabulary
         self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
         self.drop = ConditionDrop(drop if self.source_longest else 0.0)
-        self.families = ("any", "diffusion", "left-to-right", *(["masks"] if self.drop.share else []))
+        guided: tuple[Family, ...] = ("masks",) if self.drop.share else ()
+        self.families = ("any", "diffusion", "left-to-right", *guided)
 
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         self.denoiser.precision = dtype

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from difflm.networks.encoder_decoder import EncoderDecoder
 from difflm.networks.transformer import Memory, Transformer
@@ -11,7 +12,10 @@ from difflm.networks.transformer import Memory, Transformer
 
 class Resampler(nn.Module):
     """States of any number of words [B, L, in_dim] → `latents` vectors [B, latents, out_dim]: learned queries stand
-    before the states, and a Transformer's answers at them are kept."""
+    before the states, and a Transformer's answers at them are kept.
+
+    Each query begins with the sum of a span of states, all spans together covering the longest text: else less
+    than 1 % of the first latents' variance comes from the text, and a decoder learns to do without them."""
 
     def __init__(
         self,
@@ -25,17 +29,19 @@ class Resampler(nn.Module):
         longest: int,
     ) -> None:
         super().__init__()
-        self.queries = nn.Parameter(torch.randn(latents, in_dim))
+        self.queries, self.span = nn.Parameter(torch.randn(latents, in_dim)), -(-longest // latents)
         self.body = Transformer(
             in_dim, out_dim, hidden, layers, heads, dropout, time="none", positions=latents + longest
         )
         self.body.head.reset_parameters()  # latents of zeros have no direction
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        queries = self.queries.to(states.dtype).expand(len(states), -1, -1)
-        whole, seen = torch.cat([queries, states], 1), torch.ones_like(mask[:, :1]).expand(-1, len(self.queries))
-        answer: Tensor = self.body(whole, None, torch.cat([seen, mask], 1))
-        return answer[:, : len(self.queries)]
+        latents = len(self.queries)
+        room = F.pad(states * mask.unsqueeze(-1), (0, 0, 0, latents * self.span - states.shape[1]))
+        queries = self.queries + room.unflatten(1, (latents, self.span)).sum(2)
+        seen = torch.ones_like(mask[:, :1]).expand(-1, latents)
+        answer: Tensor = self.body(torch.cat([queries, states], 1), None, torch.cat([seen, mask], 1))
+        return answer[:, :latents]
 
 
 class TextEncoder(nn.Module):
@@ -75,6 +81,7 @@ class LatentDecoder(EncoderDecoder):
             causal=True,
         )
         self.embed_latents = nn.Linear(dim, hidden)
+        nn.init.normal_(self.embed_latents.weight, std=dim**-0.5)  # as large as the places that are added
         if not source_longest:
             del self.embed_source
 

@@ -1,5 +1,7 @@
 """Latents of a whole text, as an autoencoder makes them: the state of latent diffusion."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,11 @@ class Latents(Codec):
     def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
         assert isinstance(level, GaussianLevels)
         return Belief(torch.zeros_like(x[..., :1]), codec=self, state=self.prediction.clean(answer, x, level))
+
+    def _refuse_words(self, *args: Any, **named: Any) -> Any:
+        raise TypeError("among latents of a whole text no word has a vector of its own")
+
+    encode = table = expectation = view = nearest = _refuse_words
 
     def frozen_tensors(self) -> list[Tensor]:
         return [self.bias]
