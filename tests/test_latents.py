@@ -14,6 +14,7 @@ from difflm.data.tokenizers import END
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import BoundDenoiser, Steering
+from difflm.errors import UsageError
 from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import evaluate_language
 from difflm.generation.pipeline import TextDiffusion
@@ -174,7 +175,7 @@ def test_the_bound_of_a_vae_is_its_integral_and_lies_above_the_likelihood():
 
     mean, log_variance = (part.flatten() for part in model.posterior(batch))
     prior, step = torch.distributions.Normal(0.0, 1.0).log_prob(z), math.log(12 / 240)
-    found, error = model.nats_and_error(batch, noise_of(3), draws=400)
+    found, error = model.nats_and_error(batch, noise_of(3), draws=100)
     for row in range(3):
         nats = nats_at(row)
         q = torch.distributions.Normal(mean[row], (log_variance[row] / 2).exp()).log_prob(z).exp() * 12 / 240
@@ -201,6 +202,7 @@ def test_bfloat16_writes_words(runs):
     for method in BOTH:
         lm = TextDiffusion.from_pretrained(runs[method], dtype=torch.bfloat16)
         assert len(lm.generate(2, **({"steps": 2} if method == "ld4lg" else {}))) == 2
+        assert torch._C._get_mkldnn_enabled()  # the arithmetic of others stays as it was
 
 
 @pytest.mark.parametrize("method", BOTH)
@@ -328,3 +330,98 @@ def test_a_class_is_a_source_of_one_word_and_is_obeyed():
     ]
     obeyed = [len(row) == 2 and all((word - 5) // 4 == wanted for word in row) for row, wanted in words]
     assert sum(obeyed) / len(obeyed) > 0.9 and len({tuple(row) for row, _ in words}) > 8
+
+
+# -- a frozen encoder-decoder of the Hugging Face library -------------------------------------------------------------
+
+KINDS = {
+    "bart": {
+        "d_model": 16,
+        **{f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")},
+        **{f"{side}_ffn_dim": 32 for side in ("encoder", "decoder")},
+    },
+    "t5": {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 2, "num_heads": 2},
+}
+
+
+def make_seq2seq(folder, kind: str):
+    """A tiny encoder-decoder and its tokenizer, saved as the library saves them."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<pad>", "<s>", "</s>", "<unk>", "food", "rest", "##aurant", "."]
+    inner = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder)
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = transformers.AutoConfig.for_model(kind, vocab_size=len(words), **ids, **KINDS[kind])
+    torch.manual_seed(5)
+    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+class Names:
+    """A vocabulary of six words."""
+
+    names = ("START", "END", "UNK", "PAD", "food", "restaurant", ".")
+    size = len(names)
+
+    def tokens(self, ids):
+        return [self.names[i] for i in ids]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_frozen_body_stays_as_it_is_between_texts_and_latents(kind, tmp_path):
+    """Words begin as the mean of their pieces; what is read word by word is what is read at once; a step of training
+    changes all but the body."""
+    folder = make_seq2seq(tmp_path, kind)
+    method = METHODS["ld4lg"](**sizes_of("ld4lg"), pretrained=str(folder))
+    model = method.build(TextSpec(Names.size, LONGEST))
+    method.start(model, Names())
+    own = model.autoencoder
+    import transformers
+
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    vectors = theirs.get_input_embeddings().weight
+    for table in (own.embedding.weight, own.encoder.embed.weight):
+        assert torch.allclose(table[4], vectors[4]) and torch.allclose(table[5], (vectors[5] + vectors[6]) / 2)
+    bodies = [(own.encoder.body, theirs.get_encoder()), (own.network.body, theirs.get_decoder())]
+    for body, other in bodies:
+        expected = {name: weight for name, weight in other.state_dict().items() if "embed_tokens" not in name}
+        assert expected and all(torch.equal(body.state_dict()[name], weight) for name, weight in expected.items())
+    batch = Batch(torch.randint(4, 7, (3, 5)), torch.tensor([5, 4, 2]))
+    memory, caches, found = own.encode_latents(own.encode(batch.ids, batch.lengths)), [], []
+    for word in batch.ids.split(1, 1):
+        logits, caches = own.read(word, caches, memory)
+        found.append(logits)
+    assert torch.allclose(torch.cat(found, 1), own.read(batch.ids, memory=memory)[0], atol=1e-5)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.train()(batch).total.backward()
+    optimiser.step()
+    same = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
+    frozen = {name for name in before if ".body." in name and "resampler" not in name}
+    learned = {f"autoencoder.{name}.weight" for name in ("embedding", "encoder.embed", "network.head")}
+    assert frozen and frozen <= same and learned <= before.keys() - same
+
+
+def test_a_run_with_a_frozen_body_needs_its_directory_no_more(tmp_path):
+    folder = make_seq2seq(tmp_path / "bart", "bart")
+    sizes = {**sizes_of("ld4lg"), "pretrained": str(folder)}
+    run = tiny_run(tmp_path, "ld4lg", model=sizes, steps=2, batch_size=4)
+    folder.rename(tmp_path / "gone")
+    lm = TextDiffusion.from_pretrained(run)
+    assert [len(lm.generate(2, steps=2, beams=beams)) for beams in (0, 2)] == [2, 2]
+
+
+def test_other_directories_are_refused_in_one_line(tmp_path, complaint):
+    def refuse(*changes: str) -> str:
+        return complaint(2, "train", "e2e-ld4lg-laptop", *changes, "--dry-run")
+
+    assert "encoder-decoder" in refuse(f"model.pretrained={tmp_path}")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert "no encoder-decoder" in refuse(f"model.pretrained={tmp_path}")
+    folder = make_seq2seq(tmp_path / "bart", "bart")
+    with pytest.raises(UsageError, match="no sources"):
+        METHODS["gpvae"](**sizes_of("gpvae"), pretrained=str(folder)).build(TextSpec(9, 8, 8))

@@ -52,7 +52,8 @@ class Autoencoder(Autoregressive):
 
     def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
         assert steering.latents is not None, "an autoencoder writes from latents"
-        with autocast_to(steering.latents.device, self.precision):
+        own = self.embedding.weight.dtype  # of a copy that was cast: see `OneDnn`
+        with autocast_to(steering.latents.device, self.precision or (None if own is torch.float32 else own)):
             return self.encode_latents(steering.latents, steering.source, steering.source_mask)
 
     @torch.no_grad()
