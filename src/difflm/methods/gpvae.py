@@ -18,6 +18,7 @@ class Gpvae(LatentMethod):
     latents: int = 8
     latent_dim: int = 32
     hidden: int = 384
+    layers: int = 3
     heads: int = 6
     free_nats: float = Field(default=0.1, ge=0)  # of KL for each number of the latents, not charged for in training
 
@@ -25,7 +26,8 @@ class Gpvae(LatentMethod):
         from difflm.models.base import Sampling
         from difflm.models.gaussian_vae import GaussianVae
 
-        encoder, decoder, width = self.build_halves(texts, 2 * self.latent_dim, reads_source=bool(texts.source_longest))
+        reads, answer = bool(texts.source_longest), 2 * self.latent_dim  # a mean and a log-variance
+        encoder, decoder, width = self.build_halves(texts, answer, self.layers, reads)
         sampling = Sampling("autoregressive", steps=max(1, texts.longest))
         parts = encoder, decoder, texts.vocabulary, texts.longest, width, sampling, self.latents, self.latent_dim
         return GaussianVae(*parts, free_nats=self.free_nats, source_longest=texts.source_longest)

@@ -22,7 +22,6 @@ class LatentMethod(Method):
     hidden: int = 768
     heads: int = 12
     dropout: float = 0.1
-    autoencoder_layers: int = 3  # of its encoder, of what reads the latents, and of the decoder
     pretrained: str = ""
     "The directory of a Hugging Face encoder-decoder, which stays frozen between the texts and the latents."
     frozen: dict[str, Any] = Field(default_factory=dict)
@@ -37,11 +36,14 @@ class LatentMethod(Method):
             values = {**values, "frozen": read_seq2seq(str(values["pretrained"]))}
         return values
 
-    def build_halves(self, texts: TextSpec, out_dim: int, reads_source: bool) -> "tuple[nn.Module, nn.Module, int]":
-        """The encoder, whose answers have `out_dim` numbers, the decoder, and the width of its words' vectors."""
+    def build_halves(
+        self, texts: TextSpec, out_dim: int, layers: int, reads_source: bool
+    ) -> "tuple[nn.Module, nn.Module, int]":
+        """The encoder, whose answers have `out_dim` numbers, the decoder, and the width of its words' vectors; of so
+        many layers each, and of what reads the latents before the decoder."""
         from difflm.networks.autoencoder import LatentDecoder, TextEncoder
 
-        own = self.hidden, self.autoencoder_layers, self.heads, self.dropout
+        own = self.hidden, layers, self.heads, self.dropout
         if self.frozen and reads_source:
             raise UsageError("a pretrained decoder reads latents alone, and no sources: leave model.pretrained out.")
         if self.frozen:

@@ -20,6 +20,7 @@ class Ld4lg(LatentMethod):
 
     layers: int = 12
     encoder_layers: int = 6  # of a source's encoder, where texts have sources
+    autoencoder_layers: int = 3
     drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their source
 
     def build(self, texts: TextSpec) -> LanguageModel:
@@ -32,7 +33,7 @@ class Ld4lg(LatentMethod):
         dim, longest = self.latent_dim, texts.longest
         guided = bool(texts.source_longest and self.drop)
         sampling = Sampling("ancestral", steps=250, temperature=0.0, contrast=1.0 if guided else 0.0)
-        encoder, decoder, width = self.build_halves(texts, dim, reads_source=False)
+        encoder, decoder, width = self.build_halves(texts, dim, self.autoencoder_layers, reads_source=False)
         sizes = (2 * dim, dim, self.hidden, self.layers, self.heads, self.dropout)
         network, reads = build_network(texts, sizes, self.encoder_layers, positions=self.latents)
         return LatentDiffusion(
