@@ -258,13 +258,13 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(method, tmp_p
 
 # -- the smallest proof ---------------------------------------------------------------------------------------------
 
-SKEWED = 0.5 ** torch.arange(8) / (0.5 ** torch.arange(8)).sum()
+FIRST = torch.tensor([0.85, 0.05, 0.05, 0.05])  # how often each word is the first
 
 
 def draw_pairs(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Two words, and the same again: the first mostly one of few, the second any of eight."""
-    first = torch.multinomial(SKEWED, count, True, generator=generator)
-    words = 5 + torch.stack([first, torch.randint(0, 8, (count,), generator=generator)], 1)
+    """Two words, and the same again: the first is mostly the same, the second any of four."""
+    first = torch.multinomial(FIRST, count, True, generator=generator)
+    words = 5 + torch.stack([first, torch.randint(0, 4, (count,), generator=generator)], 1)
     return torch.cat([words, words], 1)
 
 
@@ -288,26 +288,27 @@ def judge_pairs(tokens: torch.Tensor, model) -> tuple[float, float]:
     """The share of texts that the grammar allows, and how far their first words are from its own (total variation)."""
     rows = [model.words(row) for row in tokens.tolist()]
     good = [row for row in rows if len(row) == 4 and row[:2] == row[2:]]
-    seen = torch.bincount(torch.tensor([row[0] - 5 for row in good]), minlength=8) / len(good)
-    return len(good) / len(rows), float((seen - SKEWED).abs().sum() / 2)
+    seen = torch.bincount(torch.tensor([row[0] - 5 for row in good]), minlength=4) / len(good)
+    return len(good) / len(rows), float((seen - FIRST).abs().sum() / 2)
 
 
 @pytest.mark.long
-def test_diffused_latents_write_the_grammars_texts_and_random_ones_do_not():
-    """Reconstruction first; then texts from diffused latents, against a decoder that is fed with random ones, which
-    mends the grammar by itself but knows nothing of how often a word occurs."""
+def test_diffused_latents_write_the_grammars_texts_more_than_random_ones_do():
+    """Reconstruction first; then texts from diffused latents, against a decoder that is fed with random ones: it mends
+    much of the grammar by itself, but knows less of how often a word occurs."""
     torch.manual_seed(0)
-    sizes = {**SMALL, "hidden": 32, "layers": 2, "latents": 2, "latent_dim": 8}
-    model = METHODS["ld4lg"](**sizes).build(TextSpec(WORDS, 5))
-    train(model, lambda generator: Batch(draw_pairs(32, generator), torch.full((32,), 4)), 400)
+    sizes = {**SMALL, "hidden": 32, "layers": 2, "latents": 4, "latent_dim": 4}
+    model = METHODS["ld4lg"](**sizes).build(TextSpec(9, 5))
+    train(model, lambda generator: Batch(draw_pairs(64, generator), torch.full((64,), 4)), 300)
     ids = draw_pairs(256, torch.Generator().manual_seed(1))
     assert (model.reconstruct(Batch(ids, torch.full((256,), 4)))[:, :4] == ids).float().mean() > 0.99
     lengths, sampling = torch.full((256,), 5), replace(model.sampling, steps=20)
     *_, diffused = model.stream(noise_of(256), lengths, 5, sampling)
-    latents = scale_to_sphere(torch.randn(256, 2, 8))
+    latents = scale_to_sphere(torch.randn(256, 4, 4))
     *_, random = model.autoencoder.stream(noise_of(256), lengths, 5, sampling, Steering(latents=latents))
-    (allowed, off), (_, random_off) = judge_pairs(diffused.tokens, model), judge_pairs(random.tokens, model)
-    assert allowed > 0.95 and off < 0.2 < random_off  # 256 draws alone are off by 0.04
+    found, by_chance = judge_pairs(diffused.tokens, model), judge_pairs(random.tokens, model)
+    assert found[0] > 0.95 > by_chance[0], (found, by_chance)
+    assert found[1] < 0.15 < by_chance[1], (found, by_chance)  # 256 draws alone are off by 0.03
 
 
 @pytest.mark.long

@@ -13,8 +13,10 @@ from difflm.models.base import LanguageModel, Sampling
 
 
 class Autoencoder(Autoregressive):
-    """`encoder(ids, mask)` answers with `latents` vectors of `dim` numbers; each is scaled to length √dim, so that its
-    numbers have unit variance. The decoder attends to them and decides itself where the text ends."""
+    """`encoder(ids, mask)` answers with `latents` vectors of `dim` numbers. Each number is normalised over the batch,
+    since answers may else say ever less of the text, and a decoder learns to do without them (Zhu et al., 2020, for
+    VAEs); then each vector is scaled to length √dim. The decoder attends to them and decides itself where the text
+    ends."""
 
     has_latents = True
 
@@ -34,6 +36,7 @@ class Autoencoder(Autoregressive):
         self.network = network  # type: ignore[assignment]
         self.encoder, self.latents, self.dim = encoder, latents, dim
         self.source_longest, self.label_smoothing = 0, 0.0
+        self.norm = nn.BatchNorm1d(latents * dim, affine=False, momentum=0.05)
 
     def answer(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """What the encoder makes of texts [B, L]."""
@@ -43,7 +46,9 @@ class Autoencoder(Autoregressive):
 
     def encode(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Latents of texts, [B, latents, dim]."""
-        return scale_to_sphere(self.answer(ids, lengths))
+        answer = self.answer(ids, lengths)
+        with torch.autocast(answer.device.type, enabled=False):
+            return scale_to_sphere(self.norm(answer.flatten(1)).view_as(answer))
 
     def encode_latents(self, latents: Tensor, source: Tensor | None = None, mask: Tensor | None = None) -> Memory:
         """Keys and values of latents in every layer, for `read`; of a decoder that reads sources, of these too."""

@@ -29,6 +29,7 @@ class GaussianVae(Autoencoder):
 
     def __init__(self, *parts: Any, free_nats: float, source_longest: int = 0) -> None:
         super().__init__(*parts)
+        del self.norm  # the posterior has a scale of its own
         self.free_nats, self.source_longest = free_nats, source_longest
 
     def posterior(self, batch: Batch) -> tuple[Tensor, Tensor]:
