@@ -296,7 +296,7 @@ def test_diffused_latents_write_the_grammars_texts_more_than_random_ones_do():
     """Reconstruction first; then texts from diffused latents, against a decoder that is fed with random ones, which
     mends much of the grammar by itself."""
     torch.manual_seed(0)
-    sizes = {**SMALL, "hidden": 32, "layers": 2, "latents": 4, "latent_dim": 4}
+    sizes = {**SMALL, "hidden": 32, "latents": 4, "latent_dim": 4}
     model = METHODS["ld4lg"](**sizes).build(TextSpec(9, 5))
     train(model, lambda generator: Batch(draw_pairs(64, generator), torch.full((64,), 4)), 300)
     ids = draw_pairs(256, torch.Generator().manual_seed(1))
