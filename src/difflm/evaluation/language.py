@@ -45,6 +45,7 @@ Counted = Callable[[int, int], None]
 
 CHUNK = 256  # texts scored between two calls of on_progress
 JUDGED = "judge_nats_per_token"
+RECONSTRUCTED = "reconstructed"  # a figure of models with latents alone
 
 
 def evaluate_language(
@@ -91,8 +92,8 @@ def evaluate_language(
         add_likelihood(row, writers[row.name], scored, note, seed, draws, on_progress)
         if writers[row.name].model.has_latents and scored:
             ids = writers[row.name].tokenizer.encode_batch(scored)
-            row.figures["reconstructed"] = reconstructed_share(writers[row.name], ids)
-            row.texts["reconstructed"] = len(ids)
+            row.figures[RECONSTRUCTED] = reconstructed_share(writers[row.name], ids)
+            row.texts[RECONSTRUCTED] = len(ids)
     repeated = round((rows[0].figures["copied"] or 0) * len(real))
     if repeated and corpus.split != "train":
         rows[0].notes["copied"] = f"{repeated:,} of {len(real):,} held-out texts also occur in training"
@@ -310,7 +311,7 @@ class Measure:
         words = [split_words(text) for text in made.texts]
         first, count = words[: self.smallest], len(words)
         lengths = [len(w) for w in words]
-        figures: dict[str, float | None] = dict.fromkeys(LANGUAGE)
+        figures: dict[str, float | None] = dict.fromkeys(name for name in LANGUAGE if name != RECONSTRUCTED)
         figures |= {f"distinct_{n}": distinct_n(first, n) for n in range(1, 5)}
         figures |= {
             "self_bleu": self_bleu(first, seed=self.seed) if self.smallest > 1 else None,

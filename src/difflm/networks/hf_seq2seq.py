@@ -120,14 +120,8 @@ def build_halves(
     # Kinds differ in what they accept, and in how long a text may be: one that fails should fail before training.
     with explained(f"model.pretrained: {kind} does not work on texts of {longest} words here"), torch.no_grad():
         encoder(torch.zeros(1, longest, dtype=torch.int64), torch.ones(1, longest, dtype=torch.bool))
-        decoder.run(
-            torch.zeros(1, longest + 1, width),
-            None,
-            None,
-            None,
-            0,
-            decoder.encode_latents(torch.zeros(1, latents, dim), None, None),
-        )
+        memory = decoder.encode_latents(torch.zeros(1, latents, dim), None, None)
+        decoder.run(torch.zeros(1, longest + 1, width), None, None, None, 0, memory)
     return encoder, decoder, width
 
 
