@@ -198,6 +198,14 @@ def test_texts_depend_on_their_number_alone_and_frames_end_in_them(method, runs)
     assert method == "gpvae" or len(drafts) == 3
 
 
+def test_the_noise_of_latents_can_be_drawn(runs):
+    pytest.importorskip("matplotlib")
+    from difflm.app.plots.schedules import learned_curve
+
+    curve = learned_curve("ld4lg", TextDiffusion.from_pretrained(runs["ld4lg"]))
+    assert curve.alpha[0] > 0.99 and curve.alpha[-1] < 0.01
+
+
 def test_bfloat16_writes_words(runs):
     for method in BOTH:
         lm = TextDiffusion.from_pretrained(runs[method], dtype=torch.bfloat16)
