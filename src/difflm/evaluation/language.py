@@ -37,6 +37,7 @@ from difflm.generation.jobs import check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
 from difflm.models.batching import draw_rows, make_batches, pad_token_rows
+from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.sampling import FAMILIES, understood_by
 
 Nats = NDArray[np.float64]
@@ -78,6 +79,8 @@ def evaluate_language(
     for name, lm in writers.items():
         changes = {} if name in rivals else settings or {}
         sets[name] = write_samples(lm, changes, samples, seed, partial(on_progress, f"{name}: writing"))
+        if isinstance(lm.model, LatentDiffusion):
+            sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
     on_progress("looking for copies", 0, 1)
     measure = Measure(
         reader,
@@ -88,12 +91,11 @@ def evaluate_language(
     )
     rows = [measure.row(name, made, on_progress) for name, made in sets.items()]
     scored, note = choose_scored(reference, list(writers.values()), score_texts)
-    for row in rows[1:]:
-        add_likelihood(row, writers[row.name], scored, note, seed, draws, on_progress)
-        if writers[row.name].model.has_latents and scored:
-            ids = writers[row.name].tokenizer.encode_batch(scored)
-            row.figures[RECONSTRUCTED] = reconstructed_share(writers[row.name], ids)
-            row.texts[RECONSTRUCTED] = len(ids)
+    for row, lm in ((row, writers[row.name]) for row in rows if row.name in writers):
+        add_likelihood(row, lm, scored, note, seed, draws, on_progress)
+        if lm.model.has_latents and scored:
+            row.figures[RECONSTRUCTED] = reconstructed_share(lm, lm.tokenizer.encode_batch(scored))
+            row.texts[RECONSTRUCTED] = len(scored)
     repeated = round((rows[0].figures["copied"] or 0) * len(real))
     if repeated and corpus.split != "train":
         rows[0].notes["copied"] = f"{repeated:,} of {len(real):,} held-out texts also occur in training"
@@ -158,6 +160,13 @@ def write_samples(lm: TextDiffusion, changes: Mapping[str, Any], n: int, seed: i
         {"denoiser_calls": calls / n, "seconds": seconds},
         {"seconds": f"seconds: on {device_name(lm.device)}", "sampling": describe_sampling(job.sampling)},
     )
+
+
+def write_random(lm: TextDiffusion, model: LatentDiffusion, n: int, seed: int) -> Texts:
+    """What the decoder of a model writes from random latents: a fluent decoder makes texts without any diffusion."""
+    samples = torch.arange(n, device=lm.device).split(CHUNK)
+    ids = [model.words(row) for some in samples for row in model.write_random(Noise(seed, some)).tolist()]
+    return Texts([lm.tokenizer.decode(row) for row in ids], ids, lm.tokenizer, lm.config["method"])
 
 
 def describe_sampling(sampling: Sampling) -> str:

@@ -112,6 +112,13 @@ class LatentDiffusion(LanguageModel):
     def reconstruct(self, batch: Batch) -> Tensor:
         return self.autoencoder.reconstruct(batch)
 
+    @torch.no_grad()
+    def write_random(self, noise: Noise) -> Tensor:
+        """What the decoder writes from random latents, [B, L]: how much of a text is its own doing."""
+        latents = scale_to_sphere(noise.normal(0, self.autoencoder.latents, self.autoencoder.dim))
+        *_, last = self._write(noise, self.longest, self.sampling, Steering(latents=latents))
+        return last.tokens
+
     # -- generation ---------------------------------------------------------------------------------------------
 
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
