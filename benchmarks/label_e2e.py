@@ -1,8 +1,10 @@
 """Label E2E for guidance classifiers: the eight fields of each meaning representation and a part of speech for every
-word, or the phrases of the bundled parser and the position of each word in them.
+word, or the phrases of the bundled parser and the position of each word in them. For prompts, all that can be
+asked for: fields, parts of speech and phrases.
 
     python benchmarks/label_e2e.py words --data DIR --split train --out words.jsonl
     python benchmarks/label_e2e.py trees --data DIR --split train --out trees.jsonl
+    python benchmarks/label_e2e.py prompts --data DIR --split train --out prompts.jsonl
 """
 
 import argparse
@@ -21,14 +23,16 @@ from difflm.runtime.files import write_atomic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("words", "trees"))
+    parser.add_argument("what", choices=("words", "trees", "prompts"))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--split", choices=("train", "valid"), default="train")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     pairs = list(read_e2e(e2e_path(asked.data, asked.split)))
     words = [split_words(pair.text) for pair in pairs]
-    labels = label_words(pairs, words) if asked.what == "words" else label_trees(words)
+    labels = label_words(pairs, words) if asked.what != "trees" else label_trees(words)
+    if asked.what == "prompts":
+        labels = [{**own, "tree": one["tree"]} for own, one in zip(labels, label_trees(words), strict=True)]
     rows = [{"text": pair.text, **label} for pair, label in zip(pairs, labels, strict=True)]
     write_atomic(asked.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 

@@ -74,6 +74,8 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/diffusion-lm": "e2e-diffusion-lm",
     "runs/longer": "e2e-diffusion-lm",
     "runs/twin": "e2e-autoregressive",
+    "runs/fine-tuned": "e2e-fine-tuning data=prompts.jsonl",
+    "runs/mouth": "e2e-mdlm method=bert-mouth",
     "runs/twin-guide": "e2e-guide data=words.jsonl model.guides=runs/twin",
     "runs/roc": "roc",
     "runs/roc-twin": "roc-twin",
@@ -214,7 +216,7 @@ def write_labels(folder: Path, home: Path) -> None:
         {"text": p.text, **p.fields, "pos": own, "tree": [list(span) for span in phrases(tree)], "shape": shapes(tree)}
         for p, own, tree in zip(pairs, tags, trees, strict=True)
     ]
-    for name in ("words.jsonl", "trees.jsonl"):
+    for name in ("words.jsonl", "trees.jsonl", "prompts.jsonl"):
         (home / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 

@@ -91,7 +91,7 @@ def test_both_sides_of_parallel_files_are_plain_texts(tmp_path):
     [
         (["method=diffusion-lm"], "diffusion-lm reads no sources, which span-denoising needs"),
         (["data=a.en,a.de", "column=x"], "a.en,a.de have a text a line: leave column and chunk out"),
-        (["task=spans"], "task: input should be 'auto', 'seq2seq' or 'span-denoising'"),
+        (["task=spans"], "task: input should be 'auto', 'seq2seq', 'span-denoising' or 'prompts'"),
     ],
 )
 def test_wrong_tasks_get_one_line(changes, said, tmp_path, monkeypatch, capsys):

@@ -59,7 +59,7 @@ def run(tmp_path_factory) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["mdlm", "block-diffusion"])
+@pytest.mark.parametrize("method", ["mdlm", "block-diffusion", "diff-glat"])
 def test_models_of_tokens_read_a_source_too(method, tmp_path):
     sizes = {key: value for key, value in SMALL.items() if key != "embedding_dim"}
     lm = TextDiffusion.from_pretrained(train(tmp_path, method=method, model=sizes, steps=200))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from difflm.data.labels import Kind
+from difflm.data.labels import Kind, Labelling
 from difflm.data.tokenizers import Tokenizer, Words
 from difflm.errors import UsageError
 
@@ -36,6 +36,7 @@ class ModelInfo:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what its classifiers tell apart
     word_labels: "Mapping[str, Tensor]" = field(default_factory=dict)  # how often a word bears a tag, [V, labels]
     kinds: "Mapping[str, Kind]" = field(default_factory=dict)  # whether a label is of texts, words or spans
+    told: Sequence[Labelling] = ()  # labels that it has learned to read in a prompt
 
     @property
     def whole_words(self) -> bool:

@@ -74,9 +74,11 @@ def held_out(n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most:
     return np.sort(Permutation(n, seed)(np.arange(n - count, n)))
 
 
-def split(kept: Ints, n: int, seed: int) -> tuple[Ints, Ints]:
-    """Split the texts that are kept, of n, into texts to train on and held-out ones (`held_out`): indices, rising."""
-    few = np.intersect1d(kept, held_out(n, seed))
+def split(kept: Ints, n: int, seed: int, texts: Ints | None = None) -> tuple[Ints, Ints]:
+    """Split the texts that are kept, of n, into texts to train on and held-out ones (`held_out`): indices, rising. Of
+    several examples of one text, whose numbers `texts` [n] are, all are held out or none."""
+    held = held_out(n if texts is None else int(texts[-1]) + 1, seed)
+    few = np.intersect1d(kept, held if texts is None else np.flatnonzero(np.isin(texts, held)))
     if len(few) == len(kept):
         raise UsageError(f"{len(kept)} text that fits is too few: it is held out. Give more texts or raise longest.")
     return np.setdiff1d(kept, few), few
@@ -180,7 +182,10 @@ class Batches:
         texts = self._stream(group * size, size)
         keys: list[NDArray[Any]] = [self.tokens.lengths[texts]]
         if self.tokens.sources is not None:  # by the texts' width, and by the sources' lengths among equal ones
-            keys = [self.tokens.sources.lengths[texts], np.searchsorted(self.widths, keys[0])]
+            told: NDArray[Any] = self.tokens.sources.lengths[texts]
+            if self.tokens.texts is not None:  # prompts of one length tell the same control: a batch has several
+                told = np.searchsorted(self.source_widths, told)
+            keys = [told, np.searchsorted(self.widths, keys[0])]
         texts = texts[np.lexsort(keys)]
         shuffle = Permutation(self._group_size, derive_seed(derive_seed(self.seed, -2), group))
         return texts.reshape(self._group_size, self.batch_size)[shuffle(np.arange(self._group_size))]

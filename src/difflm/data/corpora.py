@@ -6,6 +6,7 @@ from pathlib import Path
 
 from difflm.data.e2e import Split, e2e_path, read_e2e
 from difflm.data.pair_corpora import PAIRS
+from difflm.data.prompts import read_prompted
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
 from difflm.data.texts import (
     FORMATS,
@@ -128,6 +129,13 @@ def cut_examples(
     """Yield the texts of a split, each to be written in part from the rest of it."""
     texts = plain_texts(name_or_path, root, split, column, chunk)
     return (Example(text, cut=number) for number, text in enumerate(texts))
+
+
+def prompted_examples(
+    name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
+) -> Iterator[Example]:
+    """Yield the labelled texts of a file behind prompts that tell their labels."""
+    return read_prompted(corpus_path(name_or_path, root, split), column)
 
 
 def counted_texts(

@@ -23,11 +23,13 @@ Row = tuple[int, tuple[str, ...]]  # a line's number, and its texts of the colum
 @dataclass(frozen=True)
 class Example:
     """A text to learn, and the source that it is written from, where there is one. `cut` is the number of a text that
-    is its own source: a span of it is cut out and learned (`data/spans.py`)."""
+    is its own source: a span of it is cut out and learned (`data/spans.py`). `prompted`: the source is a prompt, on one
+    canvas with the text (`data/prompts.py`)."""
 
     target: str
     source: str | None = None
     cut: int | None = None
+    prompted: bool = False
 
 
 def read_texts(path: Path, column: str | None = None) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from difflm.data.prompts import cut_gap, end_prompt
 from difflm.data.spans import HIDDEN, cut_span
 from difflm.data.texts import MOST_TOKENS, Example
 from difflm.data.tokenizers import PAD, Tokenizer
@@ -116,6 +117,14 @@ class TokenFile(TokenColumn):
         """Whether all texts are there: earlier versions left out those that were too long or repeated."""
         return not self.meta.get("too_long") and not self.meta.get("repeated")
 
+    @cached_property
+    def texts(self) -> Ints | None:
+        """The number of the text that each example is of, where prompts make several of one: the first, behind nothing,
+        has the shortest prompt. None: each is a text of its own."""
+        if self.sources is None or self.meta.get("source", {}).get("task") != "prompts":
+            return None
+        return np.cumsum(self.sources.lengths == 1, dtype=np.int64) - 1
+
     def key(self, index: int) -> bytes:
         """The tokens of an example as bytes: equal examples have equal keys, and no others; of a text that was cut, the
         tokens of the whole text."""
@@ -188,7 +197,11 @@ def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterat
         columns = [[one.target for one in some], [one.source for one in some if one.source is not None]]
         sides = zip((tokenizer, tokenizer.for_sources), columns, strict=True)
         encoded = [side.encode_batch(texts) for side, texts in sides if texts]
-        if some[0].cut is not None:
+        if some[0].prompted:
+            rows = zip(some, *encoded, strict=True)
+            pairs = [(end_prompt(told), ids) if one.cut is None else cut_gap(ids, one.cut) for one, ids, told in rows]
+            encoded = [[ids for _, ids in pairs], [prompt for prompt, _ in pairs]]
+        elif some[0].cut is not None:
             pairs = [cut_span(ids, one.cut or 0) for ids, one in zip(encoded[0], some, strict=True)]
             encoded = [[span for _, span in pairs], [source for source, _ in pairs]]
         yield encoded

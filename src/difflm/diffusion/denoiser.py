@@ -216,6 +216,8 @@ class Denoiser(nn.Module):
     `precision` is the width of the network's own arithmetic; what stands around it stays in float32.
     """
 
+    passes = 1  # of the network for one answer, while it writes
+
     def __init__(
         self,
         network: nn.Module,

@@ -294,7 +294,7 @@ def run_batch(
     read = None if watched else {n - 1 for n in steps.values()}
     lead = parts[0][0]  # texts of a decoder share no batch with others
     steering = lead.steer(batch, parts) if isinstance(lead, ControlDecoder) else steering_for(batch, parts, spans)
-    steering = replace(steering, watched_steps=read)
+    steering = replace(steering, watched_steps=read, spans=spans)
     noise, sampling = Noise(batch.seeds, batch.samples), next(iter(own.values())).sampling
     for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
         if stopped() or not any(job.wanted() for job in own.values()):

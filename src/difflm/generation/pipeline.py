@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,6 @@ class TextDiffusion:
 
     def _load_classifier(self, folder: Path) -> Classifier:
         if folder not in self._classifiers:
-            if self.model.has_latents:
-                raise UsageError(LATENTS.format(self.config["method"]))
             guided: Any = self.model
             dtype = self.inference.dtype
             if isinstance(self.model, DiffusionModel):
@@ -183,6 +182,8 @@ class TextDiffusion:
         plan = self.plan_controls(controls, edit, guidance, method)
         if isinstance(plan, ControlDecoder) and sampling.beams and not plan.searches:
             raise UsageError(f"{method} chooses words one by one: leave --beams out.")
+        if isinstance(plan, ControlDecoder) and plan.sampler:
+            sampling = replace(sampling, sampler=plan.sampler)
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources)
         if plan is not None and plan.unknown_words:
             job.warnings = self.warnings(plan)
@@ -248,8 +249,10 @@ class TextDiffusion:
         model, most, first = self.model, self.model.longest, 0
         if isinstance(model, DiffusionModel):
             most, first = model.lengths.max_words, model.lengths.first
+        elif decoder is None and "left-to-right" not in model.families:
+            raise UsageError(f"controls are for diffusion models; this one is {kind}, which takes none.")
         elif decoder is None:
-            known = " or ".join(DECODERS)
+            known = " or ".join(name for name in DECODERS if isinstance(model, DECODERS[name].decodes))
             raise UsageError(f"controls are for diffusion models; this one is {kind}: give --method {known}.")
         heads = {control.head for control in controls if control.head}
         classifiers = self._find_classifiers(heads) if decoder is None else [*map(self._load_classifier, self.guides)]
@@ -261,6 +264,7 @@ class TextDiffusion:
             {name: one.values for name, one in labellings.items()},
             {name: c.word_counts[k] for c in classifiers for name, k in c.numbers.items() if k in c.word_counts},
             {name: one.kind for name, one in labellings.items()},
+            [Labelling(**one) for one in self.config.get("labels", ())],
         )
         if decoder is not None:
             return decoder(model, info, controls, classifiers, guidance.size if guidance else None)
@@ -284,8 +288,7 @@ class TextDiffusion:
         more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
         them = "it" if len(unknown) == 1 else "them"
         data = self.config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
-        about = f" of {describe_texts(data)}" if data else ""
-        knows = f"{self.name} knows {size:,} words{about}"
+        knows = f"{self.name} knows {size:,} words" + (f" of {describe_texts(data)}" if data else "")
         return [f"{knows}; it does not know {named}{more}, and cannot take {them} into account."]
 
     def _finish(

@@ -64,7 +64,10 @@ class Request(BaseModel):
     span: list[str] = key("A phrase, such as 7,10,VP.", [])
     control: list[str] = key("A control of another package, as NAME=VALUE.", [])
     infill: str | None = key("A text with gaps: ___ of any length, ___:4 of four words.")
-    method: str | None = key("How a left-to-right model is made to obey: fudge, pplm, delorean, cold or left-only.")
+    method: str | None = key(
+        "How a left-to-right model is made to obey: fudge, pplm, delorean, cold, left-only or fine-tuning; of masked "
+        "models, masked-lm-gibbs."
+    )
     edit: str | None = key("A text to write anew, lightly.")
     keep: list[str] = key("With edit: words that stay.", [])
     strength: float | None = key("With edit: how much noise, above 0 to 1. [0.5]")

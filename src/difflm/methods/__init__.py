@@ -11,11 +11,14 @@ from difflm.methods.bert_mouth import BertMouth
 from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.cdcd import Cdcd
 from difflm.methods.classifier import GuidingClassifier
+from difflm.methods.cmlm import Cmlm
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
+from difflm.methods.diff_glat import DiffGlat
 from difflm.methods.difflm import DiffLM
 from difflm.methods.difformer import Difformer
 from difflm.methods.diffuseq import DiffuSeq, DiffuSeqV2
 from difflm.methods.diffusion_lm import DiffusionLM
+from difflm.methods.diffusion_nat import DiffusionNat
 from difflm.methods.diffusionbert import DiffusionBert
 from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
@@ -23,6 +26,7 @@ from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
 from difflm.methods.gpvae import Gpvae
 from difflm.methods.ld4lg import Ld4lg
+from difflm.methods.levt import LevT
 from difflm.methods.mdlm import Mdlm
 from difflm.methods.sed import Sed
 from difflm.methods.sedd import Sedd
@@ -48,6 +52,9 @@ LISTED: tuple[type[Method], ...] = (
     D3pmNearest,
     DiffusionBert,
     BertMouth,
+    DiffGlat,
+    DiffusionNat,
+    Cmlm,
     Mdlm,
     Sedd,
     Udlm,
@@ -56,6 +63,7 @@ LISTED: tuple[type[Method], ...] = (
     AutoregressiveTwin,
     EncoderDecoderTwin,
     Gpvae,
+    LevT,
     GuidingClassifier,
 )
 METHODS: Registry[Method] = Registry("difflm.methods", Method, {method.name: method for method in LISTED})

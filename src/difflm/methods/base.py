@@ -72,6 +72,7 @@ class Method(BaseModel):
     # seq2seq: every text is written from a source; either: as the recipe says
     task: ClassVar[Literal["text", "seq2seq", "either"]] = "text"
     one_canvas: ClassVar[bool] = False  # whether source and text stand on one canvas, and share its embedding
+    reads_prompts: ClassVar[bool] = False  # whether texts can be learned behind prompts
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
 
     def has_bound(self) -> bool:

@@ -1,6 +1,6 @@
 """What the methods of the discrete family have in common: sizes, a Transformer over tokens, and a drawn length."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from difflm.methods.base import DiscreteProcess, Lengths, Method, TextSpec, build_lengths, build_network
 
@@ -18,7 +18,7 @@ CONTINUOUS = (1e-4, 1 - 1e-4)  # times of training: the integrand is not finite 
 
 
 class TokenMethod(Method):
-    task = "either"
+    task: ClassVar[Literal["seq2seq", "either"]] = "either"
 
     hidden: int = 384
     layers: int = 8
@@ -46,6 +46,7 @@ class TokenMethod(Method):
         times: "TimeSampler | None" = None,
         time: "TimeInput" = "adaptive",
         bounded: bool = True,
+        label_smoothing: float = 0.0,
     ) -> "DiffusionModel":
         """Compose the parts that a paper chooses, on the body that all share; by default 50 ancestral steps. Without
         `bounded` the model has no bound."""
@@ -61,7 +62,7 @@ class TokenMethod(Method):
             codec=Tokens(process.words, self.word_width, process.states),
             process=process,
             network=network,
-            objective=Objective(objective),
+            objective=Objective(objective, label_smoothing),
             times=times or LowDiscrepancy(limits=CONTINUOUS),
             lengths=build_lengths(texts, self.hidden, self.lengths),
             sampling=sampling or Sampling(steps=50),

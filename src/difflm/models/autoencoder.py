@@ -1,5 +1,7 @@
 """An autoencoder of texts: words → a few latent vectors → words, from left to right."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,7 +11,7 @@ from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Memory, Steering
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import LanguageModel, Sampling
+from difflm.models.base import Sampling
 
 
 class Autoencoder(Autoregressive):
@@ -23,7 +25,7 @@ class Autoencoder(Autoregressive):
     def __init__(
         self,
         encoder: nn.Module,
-        network: nn.Module,
+        network: Any,
         vocabulary: int,
         longest: int,
         hidden: int,
@@ -31,11 +33,8 @@ class Autoencoder(Autoregressive):
         latents: int,
         dim: int,
     ) -> None:
-        LanguageModel.__init__(self)  # the network is another one than that of `Autoregressive`
-        self._hold_words(vocabulary, longest, hidden, sampling)
-        self.network = network  # type: ignore[assignment]
+        super().__init__(vocabulary, longest, hidden, 0, 0, 0.0, sampling, network=network)
         self.encoder, self.latents, self.dim = encoder, latents, dim
-        self.source_longest, self.label_smoothing = 0, 0.0
         self.norm = nn.BatchNorm1d(latents * dim, affine=False, momentum=0.05)
 
     def answer(self, ids: Tensor, lengths: Tensor) -> Tensor:

@@ -25,8 +25,10 @@ BANNED = (START, UNK, PAD)  # tokens that no text contains
 class Autoregressive(LanguageModel):
     """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood. Words to begin with may be given.
 
-    With a `source_longest` every text has a source, which the network encodes once a generation. `label_smoothing` is
-    the share of a training target that all words have alike; likelihoods know nothing of it."""
+    With a `source_longest` every text has a source, which the network encodes once a generation. Without one, sources
+    of a batch are prompts that end with START: they stand before the texts, and are read but not learned.
+    `label_smoothing` is the share of a training target that all words have alike; likelihoods know nothing of it.
+    A `network` of another make is read as a Transformer of these sizes is."""
 
     likelihood: Likelihood | None = "exact"
     samplers = ("autoregressive",)
@@ -47,12 +49,16 @@ class Autoregressive(LanguageModel):
         encoder_layers: int = 0,
         source_vocabulary: int = 0,
         label_smoothing: float = 0.0,
+        network: Transformer | None = None,
     ) -> None:
         super().__init__()
-        self._hold_words(vocabulary, longest, hidden, sampling)
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        nn.init.normal_(self.embedding.weight, std=0.02)
         sizes = hidden, vocabulary, hidden, layers, heads, dropout
         self.network: Transformer
-        if source_longest:
+        if network is not None:
+            self.network = network
+        elif source_longest:
             self.network = EncoderDecoder(
                 *sizes,
                 source_vocabulary=source_vocabulary or vocabulary,
@@ -63,13 +69,8 @@ class Autoregressive(LanguageModel):
             )
         else:
             self.network = Transformer(*sizes, time="none", causal=True)
-        self.source_longest, self.label_smoothing = source_longest, label_smoothing
-
-    def _hold_words(self, vocabulary: int, longest: int, hidden: int, sampling: Sampling) -> None:
-        """What stands around a network of any kind."""
-        self.embedding = nn.Embedding(vocabulary, hidden)
-        nn.init.normal_(self.embedding.weight, std=0.02)
         self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
+        self.source_longest, self.label_smoothing = source_longest, label_smoothing
         self.view_dim = hidden
         self.precision: torch.dtype | None = None
         # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
@@ -125,20 +126,30 @@ class Autoregressive(LanguageModel):
         self, ids: Tensor, lengths: Tensor, memory: Memory | None = None, smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor]:
         """−log p of every word and of END, [B, L + 1], and the mask of those that are there."""
-        position = torch.arange(ids.shape[1] + 1, device=ids.device)
         inputs = torch.cat([torch.full_like(ids[:, :1], START), ids], dim=1)
-        targets = torch.cat([ids, torch.full_like(ids[:, :1], PAD)], dim=1)
-        targets = targets.masked_fill(position == lengths.unsqueeze(1), END)
+        return self.following_nats(inputs, lengths + 1, memory, smoothing)
+
+    def following_nats(
+        self, inputs: Tensor, lengths: Tensor, memory: Memory | None = None, smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """−log p of what follows each of the inputs [B, L], END at last, and the mask of those that are there."""
+        position, last = torch.arange(inputs.shape[1], device=inputs.device), lengths.unsqueeze(1) - 1
+        targets = F.pad(inputs[:, 1:], (0, 1), value=PAD).masked_fill(position == last, END)
         logits, _ = self.read(inputs, memory=memory)  # causal: padding on the right is never seen
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing)
-        return nats.view(targets.shape), position <= lengths.unsqueeze(1)
+        return nats.view(targets.shape), position <= last
 
     def batch_nats(self, batch: Batch, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """`token_nats` of a batch, given its sources."""
-        mask = None
-        if batch.source is not None and batch.source_lengths is not None:
+        """`token_nats` of a batch, given its sources: an encoder reads them, or they are prompts before the texts."""
+        if batch.source is None or batch.source_lengths is None:
+            return self.token_nats(batch.ids, batch.lengths, self.encode_source(None, None), smoothing)
+        if isinstance(self.network, EncoderDecoder):
             mask = torch.arange(batch.source.shape[1], device=batch.ids.device) < batch.source_lengths.unsqueeze(1)
-        return self.token_nats(batch.ids, batch.lengths, self.encode_source(batch.source, mask), smoothing)
+            return self.token_nats(batch.ids, batch.lengths, self.encode_source(batch.source, mask), smoothing)
+        inputs = join_rows(batch.source, batch.source_lengths, batch.ids)
+        nats, mask = self.following_nats(inputs, batch.source_lengths + batch.lengths, smoothing=smoothing)
+        position = torch.arange(inputs.shape[1], device=inputs.device)
+        return nats, mask & (position >= batch.source_lengths.unsqueeze(1) - 1)  # behind START, which ends a prompt
 
     def forward(self, batch: Batch) -> Losses:
         nats, mask = self.batch_nats(batch, self.label_smoothing)
@@ -166,3 +177,10 @@ class Autoregressive(LanguageModel):
 
     def words(self, row: list[int]) -> list[int]:
         return words_before_end(row)
+
+
+def join_rows(first: Tensor, lengths: Tensor, second: Tensor) -> Tensor:
+    """Rows [B, S] of these lengths, each with its row [B, L] right behind it, [B, S + L]."""
+    place = torch.arange(first.shape[1] + second.shape[1], device=first.device) - lengths.unsqueeze(1)  # in the second
+    behind = second.gather(1, place.clamp(0, second.shape[1] - 1))
+    return torch.where(place < 0, F.pad(first, (0, second.shape[1])), behind)

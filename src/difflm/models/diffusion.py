@@ -297,7 +297,8 @@ class DiffusionModel(LanguageModel):
 
     def calls(self, sampling: Sampling, words: int) -> int:
         steps = min(words, sampling.steps) if sampling.sampler == "first-hitting" else sampling.steps
-        return steps * (2 if sampling.sampler == "heun" else 1) * (2 if sampling.contrast and self.drop.share else 1)
+        twice = [sampling.sampler == "heun", bool(sampling.contrast and self.drop.share)]
+        return steps * 2 ** sum(twice) * self.denoiser.passes
 
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
@@ -376,7 +377,7 @@ class DiffusionModel(LanguageModel):
         """The frames of a model of tokens, with network calls counted text by text; they end with the last mask."""
         ordered = sampling.sampler in ORDERED
         calls = torch.zeros_like(lengths)
-        cost = 2 if sampling.contrast and steering.known is not None else 1
+        cost = self.denoiser.passes * (2 if sampling.contrast and steering.known is not None else 1)
         waiting, all_written = torch.ones_like(lengths, dtype=torch.bool), DelayedFlag()
         for frame in frames:
             calls = calls + cost * waiting

@@ -147,7 +147,8 @@ class Inference:
 
     def _sync_decoder(self, model: Autoregressive, dtype: torch.dtype | None) -> Autoregressive:
         """The model itself where it decodes as it is; else a copy, cast and compiled, with its present weights."""
-        if dtype is None and not self.compiled:
+        # The library's own layers have tables that must not be cast.
+        if (dtype is None and not self.compiled) or not getattr(model.network, "capturable", True):
             return model
         with self._lock, torch.no_grad():
             key = dtype, self.compiled, model.banned.device

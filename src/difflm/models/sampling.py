@@ -32,7 +32,7 @@ class Sampling:
         str, setting("diffusion", "ancestral, ddim, dpm-solver …; masked models: confidence, remask …")
     ] = "ancestral"
     steps: Annotated[int, setting("diffusion", "Denoising steps.", 1, 10_000)] = 50
-    # Of left-to-right models alone: 0 is the likeliest word.
+    # 0, the likeliest word, is for models that say so (`greedy`).
     temperature: Annotated[
         float, setting("any", "Below 1: the likelier words more often.", 0, 10, above=True, zero="greedy")
     ] = 1.0

@@ -1,8 +1,8 @@
 """Bodies that turn noisy positions into answers: our Transformer, and the layout of the first paper."""
 
 from difflm.networks.bert import BertLayout
-from difflm.networks.encoder_decoder import EncoderDecoder
+from difflm.networks.encoder_decoder import EncoderDecoder, StagedDecoder
 from difflm.networks.time_attention import TimeAttentionDecoder
 from difflm.networks.transformer import Transformer
 
-__all__ = ["BertLayout", "EncoderDecoder", "TimeAttentionDecoder", "Transformer"]
+__all__ = ["BertLayout", "EncoderDecoder", "StagedDecoder", "TimeAttentionDecoder", "Transformer"]

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.networks.transformer import Memory, Transformer
+from difflm.networks.transformer import Memory, Transformer, additive, has_kernel, rotary
 
 
 class EncoderDecoder(Transformer):
@@ -63,3 +63,42 @@ class EncoderDecoder(Transformer):
     ) -> Tensor:
         assert memory is not None and source_mask is not None, "an encoder-decoder reads a source"
         return super().forward(inputs, t, mask, self.split_memory(memory, source_mask))
+
+
+class StagedDecoder(EncoderDecoder):
+    """A decoder in stages of `stage_layers` blocks each. A stage reads the text anew beside the states that the stage
+    before it left, and the words of any stage can be asked for; the last may have fewer blocks."""
+
+    def __init__(self, *sizes: Any, stage_layers: int, **settings: Any) -> None:
+        super().__init__(*sizes, **settings)
+        self.stages = [slice(first, first + stage_layers) for first in range(0, len(self.blocks), stage_layers)]
+
+    def run_stage(
+        self, stage: int, states: Tensor | None, inputs: Tensor, mask: Tensor | None, memory: list[Memory]
+    ) -> Tensor:
+        """The states that a stage leaves, of which `answer` reads the words."""
+        x, part = self.embed(inputs, mask), self.stages[stage]
+        # States grow from block to block: without a norm they would drown the words.
+        x = x if states is None else x + F.layer_norm(states, states.shape[-1:])
+        turn, keeps = rotary(x.shape[1], self.head_dim, x.device), not has_kernel(x.device)
+        if mask is not None and (mask.is_cuda or not self.training):
+            mask = additive(mask, self.head.weight.dtype)
+        for block, source in zip(self.blocks[part], memory[part], strict=True):
+            x, _ = block(x, None, mask, turn, keeps=keeps, memory=source)
+        return x
+
+    def forward(  # type: ignore[override]
+        self,
+        inputs: Tensor,
+        t: Tensor | None,
+        mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        source_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The words of the last stage, where all of them read the same text."""
+        assert memory is not None and source_mask is not None, "an encoder-decoder reads a source"
+        states, layers = None, self.split_memory(memory, source_mask)
+        for stage in range(len(self.stages)):
+            states = self.run_stage(stage, states, inputs, mask, layers)
+        assert states is not None
+        return self.answer(states)

@@ -269,18 +269,22 @@ class Transformer(nn.Module):
         mask: Tensor | None = None,
         memory: Sequence[Memory] | None = None,
     ) -> Tensor:
+        x, _ = self.run(self.embed(inputs, mask), t, mask, None, start=0, memory=memory)
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+    def embed(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
         """With `places`, each position is told its distance from the start and from the text's end: rotation tells
         distances between positions alone, and a small network spends its attention on finding where it is
         (docs/log.md)."""
-        x = self.input(inputs)
-        if self.places is not None:
-            place, most = torch.arange(x.shape[1], device=x.device), self.places.shape[1] - 1
-            last = x.shape[1] - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
-            # A canvas may be wider than the longest text; what stands there is masked, and its place does not matter.
-            from_end = F.embedding((last - place).clamp(0, most), self.places[1])  # its gradient beats an index's
-            x = x + (self.places[0, place.clamp(max=most)] + from_end)
-        x, _ = self.run(x, t, mask, None, start=0, memory=memory)
-        return self.answer(x)
+        x: Tensor = self.input(inputs)
+        if self.places is None:
+            return x
+        place, most = torch.arange(x.shape[1], device=x.device), self.places.shape[1] - 1
+        last = x.shape[1] - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
+        # A canvas may be wider than the longest text; what stands there is masked, and its place does not matter.
+        from_end = F.embedding((last - place).clamp(0, most), self.places[1])  # its gradient beats an index's
+        return x + (self.places[0, place.clamp(max=most)] + from_end)
 
     def run(
         self,

@@ -279,6 +279,8 @@ def heads_of(folder: Path) -> set[str] | None:
 
 def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier:
     """Load the classifier of a directory; one that was trained for another model is refused."""
+    if getattr(guided, "has_latents", False):
+        raise UsageError(LATENTS.format("this model"))
     if not (folder / "config.json").is_file():
         what = "holds no classifier" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {what}. Give the directory that `difflm train classifier` wrote.")

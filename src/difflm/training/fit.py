@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from difflm.data.batches import Batch, Batches, Permutation, split
+from difflm.data.batches import Batch, Batches, split
 from difflm.data.corpora import (
     NAMES,
     corpus_examples,
@@ -20,10 +20,12 @@ from difflm.data.corpora import (
     counted_texts,
     cut_examples,
     plain_texts,
+    prompted_examples,
     resolve_data,
 )
 from difflm.data.e2e import Split as SplitName
 from difflm.data.pairs import read_pairs
+from difflm.data.prompts import labels_told, prompt_words
 from difflm.data.texts import MOST_TOKENS
 from difflm.data.tokenfile import (
     HELD,
@@ -44,7 +46,8 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import locked, read_json, write_json
 from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import newest_checkpoint
-from difflm.training.recipe import Recipe, check, check_init
+from difflm.training.counts import count_neighbours, histograms, pair_lengths
+from difflm.training.recipe import TOKENIZERS, Recipe, check, check_init
 from difflm.training.run import FORMAT, bundled_runs, find_run, load_run
 from difflm.training.trainer import Figure, Outcome, Trainer, Watcher
 
@@ -174,6 +177,7 @@ def prepare_model(setup: Setup) -> Prepared:
         "held_out": len(held_out[1]),
         "held_out_seen": overlap,
         **count_left_out(recipe, selection),
+        **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
     }
     noisy = "vectors" in model.families or model.has_latents
     unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else "masked_nats"
@@ -328,7 +332,9 @@ def count_overlap(training: Split, held_out: Split) -> int:
 
 
 def build_tokenizer(setup: Setup) -> Tokenizer:
-    """Build a tokenizer from the training texts and their sources, or one from each."""
+    """Build a tokenizer from the training texts and their sources, or one from each; or take that of a run."""
+    if setup.recipe.tokenizer not in TOKENIZERS:
+        return Tokenizer.load(find_run(setup.recipe.tokenizer) / "tokenizer.json")
     if setup.recipe.source_words == "shared":
         return learn_words(setup, ("source", "target") if setup.recipe.has_sources else ())
     tokenizer = learn_words(setup, ("target",))
@@ -341,6 +347,8 @@ def learn_words(setup: Setup, sides: tuple[str, ...]) -> Tokenizer:
     recipe = setup.recipe
     if recipe.cuts_spans:
         found = plain_texts(recipe.data, setup.root, "train", recipe.column, recipe.chunk)
+    elif recipe.tells_labels:
+        found = prompt_words(corpus_path(recipe.data, setup.root), recipe.column)
     else:
         found = counted_texts(recipe.data, setup.root, recipe.column, recipe.chunk, sides)
     texts = report_reading(found, "learning words", setup.note)
@@ -359,7 +367,7 @@ def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection
     if setup.recipe.data in NAMES:
         valid = read_tokens(setup, tokenizer, "valid")
         return (tokens, selection.kept), (valid, select_texts(valid, selection.limits).kept)
-    kept, held = split(selection.kept, len(tokens), setup.recipe.seed)
+    kept, held = split(selection.kept, len(tokens), setup.recipe.seed, tokens.texts)
     return (tokens, kept), (tokens, held)
 
 
@@ -371,7 +379,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     origin = {**first, "column": recipe.column, **({"parallel": others} if others else {})}
     if recipe.chunk:
         origin["chunk"] = recipe.chunk
-    if recipe.cuts_spans:
+    if recipe.cuts_spans or recipe.tells_labels:
         origin["task"] = recipe.task
     if directory.exists():
         tokens = TokenFile.open(directory)
@@ -380,10 +388,9 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
             return tokens
         if newest_checkpoint(out) and not same:
             raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
-    if recipe.cuts_spans:
-        examples = cut_examples(recipe.data, setup.root, split, recipe.column, recipe.chunk)
-    else:
-        examples = corpus_examples(recipe.data, setup.root, split, recipe.column, recipe.chunk, recipe.has_sources)
+    made = {"span-denoising": cut_examples, "prompts": prompted_examples}.get(recipe.task)
+    where = recipe.data, setup.root, split, recipe.column, recipe.chunk
+    examples = made(*where) if made else corpus_examples(*where, recipe.has_sources)
     return TokenFile.build(directory, report_reading(examples, f"reading {split} texts", setup.note), tokenizer, origin)
 
 
@@ -392,37 +399,6 @@ def report_reading(items: Iterable[Item], what: str, note: Note) -> Iterator[Ite
         if number % 10_000 == 0:
             note(what, number)
         yield item
-
-
-def sample_rows(tokens: TokenFile, subset: Ints, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Some training texts, 100,000 at most."""
-    chosen = subset[Permutation(len(subset), 0)(np.arange(min(len(subset), 100_000)))]
-    return tokens.rows(chosen, longest)
-
-
-def pair_lengths(tokens: TokenFile, subset: Ints, longest: int, source_longest: int) -> torch.Tensor:
-    """How many pairs have each length of source and text, [source_longest + 1, longest + 1]."""
-    assert tokens.sources is not None
-    lengths = tokens.sources.lengths[subset] * (longest + 1) + tokens.lengths[subset]
-    counts = np.bincount(lengths, minlength=(source_longest + 1) * (longest + 1))
-    return torch.from_numpy(counts).view(source_longest + 1, longest + 1)
-
-
-def count_neighbours(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> torch.Tensor:
-    """How often each token precedes each other one, [V, V]."""
-    ids, lengths = sample_rows(tokens, subset, longest)
-    inside = np.arange(1, longest) < lengths[:, None]
-    before, after = ids[:, :-1][inside].astype(np.int64), ids[:, 1:][inside]
-    counts = np.bincount(before * vocabulary + after, minlength=vocabulary**2)
-    return torch.from_numpy(counts).view(vocabulary, vocabulary)
-
-
-def histograms(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many training texts have each length, and how often each token occurs."""
-    ids, lengths = sample_rows(tokens, subset, longest)
-    words = ids[np.arange(longest) < lengths[:, None]]
-    counts = np.bincount(lengths, minlength=longest + 1), np.bincount(words, minlength=vocabulary)
-    return torch.from_numpy(counts[0]), torch.from_numpy(counts[1])
 
 
 def make_batches(

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from difflm.data.corpora import split_paths
 from difflm.data.pair_corpora import PAIRS
 from difflm.data.texts import MOST_TOKENS
-from difflm.errors import UsageError, explain_faults, suggest
+from difflm.errors import DifflmError, UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 
+TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
 UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
 
 
@@ -34,7 +35,8 @@ class Recipe(BaseModel):
     "The column of a .csv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
     chunk: int = Field(default=0, ge=0, le=512)
     "Cut a .txt file into texts of so many characters, instead of taking each line as one."
-    tokenizer: Literal["words", "bpe", "characters"] = "bpe"
+    tokenizer: str = "bpe"
+    "words, bpe or characters, learned from the texts; or a run whose words this one shares."
     vocabulary: PositiveInt = 2000
     "Largest number of BPE pieces."
     more_than: int = Field(default=10, ge=0)
@@ -45,9 +47,10 @@ class Recipe(BaseModel):
     "Tokens of the longest source, where texts have one. 0: enough for 99 % of the sources."
     source_words: Literal["shared", "own"] = "shared"
     "`own`: sources have a vocabulary of their own, with the settings of the texts' one."
-    task: Literal["auto", "seq2seq", "span-denoising"] = "auto"
+    task: Literal["auto", "seq2seq", "span-denoising", "prompts"] = "auto"
     "`seq2seq`: texts are written from sources; `auto`: where the method or the data say so. `span-denoising`: of each \
-    plain text one span of 30 % is written from the rest; of two files, both are plain texts."
+    plain text one span of 30 % is written from the rest; of two files, both are plain texts. `prompts`: each text of \
+    a labelled file is written behind prompts that tell its labels, its length, or what stands around a gap of it."
     distinct: bool = False
     "Train on each text once, however often the file repeats it."
     licence: str = ""
@@ -101,6 +104,8 @@ class Recipe(BaseModel):
     @property
     def has_sources(self) -> bool:
         """Whether texts are written from a source."""
+        if self.tells_labels:
+            return True
         known = METHODS[self.method].task
         pairs = self.data in PAIRS or len(split_paths(self.data)) > 1
         asked = self.task != "auto" or self.source_longest > 0 or self.source_words == "own" or pairs
@@ -110,6 +115,11 @@ class Recipe(BaseModel):
     def cuts_spans(self) -> bool:
         """Whether sources are texts that a span was cut out of."""
         return self.task == "span-denoising"
+
+    @property
+    def tells_labels(self) -> bool:
+        """Whether sources are prompts, which stand on one canvas with the text."""
+        return self.task == "prompts"
 
 
 def known_recipes() -> dict[str, Path]:
@@ -139,6 +149,8 @@ def load_recipe(
     recipe = check(values)
     if recipe.init is not None:
         check_init(recipe)
+    elif recipe.tokenizer not in TOKENIZERS:
+        check_tokenizer(recipe)
     for message in dropped:  # last, so that an error is one line
         note(message)
     return recipe
@@ -189,6 +201,19 @@ def check_init(recipe: Recipe) -> None:
         if key not in UNWEIGHTED and ours["model"][key] != value:
             given = ours["model"][key]
             raise UsageError(f"init={recipe.init} has model.{key}={value}, not {given}: leave model.{key} out.")
+
+
+def check_tokenizer(recipe: Recipe) -> None:
+    """Refuse a tokenizer that is neither learned nor that of a run with the same kind of sources."""
+    from difflm.training.run import initial_run
+
+    try:
+        theirs = initial_run(recipe.tokenizer)
+    except DifflmError as error:
+        known = ", ".join(TOKENIZERS)
+        raise UsageError(f"tokenizer={recipe.tokenizer} is none of {known}, nor a run: {error}") from None
+    if recipe.has_sources and theirs["source_words"] != recipe.source_words:
+        raise UsageError(f"tokenizer={recipe.tokenizer} goes with source_words={theirs['source_words']}.")
 
 
 def check(values: Mapping[str, Any]) -> Recipe:
@@ -265,6 +290,10 @@ def _check_sizes(method: Method) -> None:
 
 
 def _check_sources(recipe: Recipe) -> None:
+    if recipe.tells_labels and not METHODS[recipe.method].reads_prompts:
+        raise UsageError(f"recipe: task: {recipe.method} reads no prompts; autoregressive does.")
+    if recipe.tells_labels and recipe.tokenizer in TOKENIZERS and recipe.tokenizer != "words":
+        raise UsageError("recipe: task: prompts tell what is asked of words: give tokenizer=words.")
     if recipe.cuts_spans and not recipe.has_sources:
         raise UsageError(f"recipe: task: {recipe.method} reads no sources, which span-denoising needs.")
     if recipe.has_sources and recipe.chunk and not recipe.cuts_spans:

@@ -12,14 +12,16 @@ from difflm.controls.plan import Edit
 from difflm.controls.rivals.base import ControlDecoder
 from difflm.controls.rivals.cold import Cold
 from difflm.controls.rivals.delorean import Delorean
+from difflm.controls.rivals.fine_tuning import FineTuning
 from difflm.controls.rivals.fudge import Fudge
 from difflm.controls.rivals.left_only import LeftOnly
+from difflm.controls.rivals.masked_lm_gibbs import MaskedLmGibbs
 from difflm.controls.rivals.pplm import Pplm
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.runtime.registry import Registry
 
-OWN: Sequence[type[ControlDecoder]] = (Fudge, Pplm, Delorean, Cold, LeftOnly)
+OWN: Sequence[type[ControlDecoder]] = (Fudge, Pplm, Delorean, Cold, LeftOnly, FineTuning, MaskedLmGibbs)
 DECODERS: Registry[ControlDecoder] = Registry("difflm.decoders", ControlDecoder, {one.name: one for one in OWN})
 register = DECODERS.register
 
@@ -41,7 +43,7 @@ def choose_decoder(
     if not isinstance(model, found.decodes):
         raise UsageError(f"{name} decodes {found.family}; this one is {method}.")
     if edit is not None:
-        raise UsageError(f"{name} cannot edit: a left-to-right model begins with nothing but the words before a gap.")
+        raise UsageError(f"{name} cannot edit: it begins with nothing but the words around a gap.")
     if guidance is not None and guidance.climb == "sign":
         raise UsageError(f"the original's guidance moves vectors, which {name} does not: give a number.")
     if not controls:

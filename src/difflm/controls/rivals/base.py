@@ -42,6 +42,7 @@ class ControlDecoder(ABC):
     decodes: ClassVar[type[LanguageModel]] = Autoregressive
     family: ClassVar[str] = "left-to-right models"  # what these are called
     searches: ClassVar[bool] = False  # whether a beam search makes sense with it
+    sampler: ClassVar[str | None] = None  # the model's step rule; None: its own
     usual_strength: ClassVar[float] = 1.0
     appends: ClassVar[bool] = False  # whether words behind a gap are taken
 

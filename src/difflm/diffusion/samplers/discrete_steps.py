@@ -5,6 +5,7 @@ from the model too; orders by confidence are decoding heuristics, which change t
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from difflm.diffusion.samplers.steps import Step, StepState
 
 REMASK = 0.02  # share of the words that is masked again in a step, at most
 SURE = 0.9  # from this probability on, words are written together
+FEW = 15  # words that a truncated step draws from
 BURNT_IN, LIKELY = 0.5, 100  # the time from which Gibbs draws only among so many likeliest words of a place
 SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and the temperature
 
@@ -21,6 +23,12 @@ SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and 
 def ancestral(now: StepState) -> Tensor:
     """Draw x_s ~ p(x_s | x_t), over as many levels of the chain as lie between (Austin et al., 2021)."""
     return draw_transition(now.process.reverse(now.x, now.belief, now.t, now.s), now.x, now.noise())
+
+
+def truncated(now: StepState) -> Tensor:
+    """An ancestral step among the fifteen likeliest words of each place (Zhou et al., 2024)."""
+    belief = now.belief.with_logits(keep_likeliest(now.belief.logits, FEW))
+    return ancestral(replace(now, belief=belief))
 
 
 def remask(now: StepState, most: float = REMASK) -> Tensor:
@@ -148,4 +156,5 @@ DISCRETE_STEPS: Mapping[str, Step] = {
     "remask": remask,
     "self-correct": self_correct,
     "threshold": threshold,
+    "truncated": truncated,
 }

@@ -1,0 +1,156 @@
+"""Fine-tuning, the skyline: a left-to-right model that has learned to read a control before it writes (Li et al., 2022,
+section 5), and the product of several such experts (Hinton, 2002; Liu et al., 2021)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difflm.annotators.trees import phrases
+from difflm.controls.base import Control, ModelInfo
+from difflm.controls.exact import Avoid, Infill, Length
+from difflm.controls.learned import Label, Tags
+from difflm.controls.rivals.base import ControlDecoder, ImposePossible, Part
+from difflm.controls.syntax import Span, Tree
+from difflm.data.batches import Batch
+from difflm.data.prompts import end_prompt, surround_gap, tell_label, tell_length, tell_span, tell_tags, tell_tree
+from difflm.data.tokenizers import PAD
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.left_to_right import CausalModel, left_to_right
+from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
+from difflm.errors import UsageError
+from difflm.models.base import Sampling
+from difflm.models.batching import Layout, SampleBatch, pad_token_rows
+
+NOTHING_TOLD = end_prompt([])  # the prompt of a text of which nothing is asked
+
+
+class FineTuning(ControlDecoder):
+    """`Experts`, one for each control; the strength is the weight of each. A gap is filled behind what stands around
+    it; its length, that of a text and words to avoid are imposed."""
+
+    name, paper = "fine-tuning", "Li et al. 2022"
+    takes = (Label, Tags, Tree, Span, Length, Avoid, Infill)
+    reason = "no prompt tells it."
+    searches = True
+    appends = True
+
+    def __init__(
+        self,
+        model: Any,
+        info: ModelInfo,
+        controls: Sequence[Control],
+        classifiers: Sequence[Any] = (),
+        strength: float | None = None,
+    ) -> None:
+        if not info.told:
+            raise UsageError("fine-tuning needs a model that has learned prompts: difflm train e2e-fine-tuning.")
+        labels, kinds = ({one.name: getattr(one, key) for one in info.told} for key in ("values", "kind"))
+        super().__init__(model, replace(info, labels=labels, kinds=kinds), controls, classifiers, strength)
+        told = [control for control in self.controls if not isinstance(control, Avoid | Infill)]
+        if self.infill:
+            if others := [one for one in told if not isinstance(one, Length)]:
+                raise UsageError(f"fine-tuning cannot take {others[0].name} beside a gap: no prompt tells both.")
+            self.prompts = [surround_gap(self.left, self.right)]
+        else:
+            texts = [tell_control(control) for control in told]
+            self.prompts = [end_prompt(ids) for ids in info.tokenizer.encode_batch(texts)] or [NOTHING_TOLD]
+            self.unknown_words += [word for text in texts for word in info.tokenizer.unknown(text)]
+        given = len(self.left) + len(self.right)  # by the prompt: words of the gap alone are written
+        self.words, self.least = None if self.words is None else self.words - given, max(1, self.least - given)
+        self.room -= len(self.left)
+        self.around, self.left, self.right = (self.left, self.right), [], []
+
+    def prepare(self, control: Control) -> None:
+        if control.head and control.head not in self.info.labels:
+            known = ", ".join(self.info.labels)
+            raise UsageError(f"no prompt of this model tells {control.head!r} (known: {known}).")
+        super().prepare(control)
+
+    @property
+    def guidance(self) -> tuple[Any, ...]:
+        """Texts of one batch have all prompts in common."""
+        return self.name, self.strength, *self.controls
+
+    def layouts(self, samples: Tensor, *_: Any) -> tuple[list[Layout], list[dict[int, str]]]:
+        return [Layout(self.room)] * len(samples), [{}] * len(samples)
+
+    @property
+    def experts(self) -> "Experts":
+        weights = [self.strength] * len(self.prompts)
+        if rest := 1 - sum(weights):
+            return Experts(self.model, [*self.prompts, NOTHING_TOLD], [*weights, rest])
+        return Experts(self.model, self.prompts, weights)
+
+    @classmethod
+    def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
+        lead = parts[0][0]
+
+        def decode(noise: Noise, width: int, sampling: Sampling, steering: Steering) -> Iterator[Frame]:
+            experts, rule = lead.experts, ImposePossible([(lead, slice(None))])
+            for frame in left_to_right(experts, noise, width, sampling, [rule]):
+                calls = (frame.tokens != PAD).sum(1) if frame.calls is None else frame.calls
+                yield replace(frame, calls=calls * len(experts.prompts))
+
+        return Steering(decode=decode)
+
+    def finish(self, ids: list[int]) -> tuple[list[int], dict[int, str]]:
+        left, right = self.around
+        behind = self.unknown_at(1, right, len(left) + len(ids)) if self.infill else {}
+        return left + ids + right, self.unknown_at(0, left, 0) | behind
+
+    def classifier_nats(self, rows: list[list[int]]) -> list[float]:
+        """−log p(prompt | text) summed over prompts, but for a constant: log p(text) − log p(text | prompt)."""
+        ids, lengths = (part.to(self.model.banned.device) for part in pad_token_rows(rows))
+
+        def nats(prompt: Sequence[int]) -> Tensor:
+            told = torch.tensor(prompt, device=ids.device).expand(len(rows), -1)
+            found: Tensor = self.model.nats(Batch(ids, lengths, told, torch.full_like(lengths, len(prompt))))
+            return found
+
+        alone = nats(NOTHING_TOLD)
+        return torch.stack([nats(prompt) - alone for prompt in self.prompts]).sum(0).tolist()
+
+
+def tell_control(control: Control) -> str:
+    """The prompt that a text which obeys was learned behind."""
+    match control:
+        case Label():
+            return tell_label(control.label, control.value)
+        case Tags():
+            return tell_tags(control.head, control.tags)
+        case Tree():
+            return tell_tree(control.head, phrases(control.tree), len(control.tree.words()))
+        case Span():
+            return tell_span(control.head, control.first, control.last, control.label)
+        case Length():
+            return tell_length(control.words)
+    raise TypeError(control.name)
+
+
+class Experts:
+    """A left-to-right model behind several prompts at once: log p(x_i) = Σ_k w_k log p(x_i | x_<i, prompt k) + const.
+    Weights of 1 and a weight of 1 − K on the prompt of nothing make p(x | a) p(x | b) … / p(x)^(K − 1), word by word:
+    what K controls that are independent given the text come to. Caches are those of all experts, one after the other.
+    """
+
+    def __init__(self, model: CausalModel, prompts: Sequence[Sequence[int]], weights: Sequence[float]) -> None:
+        self.model, self.prompts, self.weights = model, prompts, weights  # each prompt ends with START
+        self.longest, self.banned = model.longest, model.banned
+        self.start, self.end, self.pad = model.start, model.end, model.pad
+
+    def read(self, words: Tensor, caches: Caches | None = None, memory: Memory | None = None) -> tuple[Tensor, Caches]:
+        """As the model's own, of the last word alone; the START of a text that begins stands for the prompts."""
+        layers = len(caches or ()) // len(self.prompts)
+        total: Tensor | float = 0.0
+        grown: Caches = []
+        for k, (prompt, weight) in enumerate(zip(self.prompts, self.weights, strict=True)):
+            own = (caches or [])[k * layers : (k + 1) * layers]
+            read = words if own else torch.tensor(prompt, device=words.device).expand(len(words), -1)
+            logits, own = self.model.read(read, own)
+            total = total + weight * logits[:, -1:].log_softmax(-1)
+            grown += own
+        assert isinstance(total, Tensor)
+        return total, grown

@@ -1,0 +1,52 @@
+"""A floor for infilling that sees both sides: a masked language model, asked again and again (Wang & Cho, 2019)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from difflm.controls.base import Control, ModelInfo
+from difflm.controls.exact import Infill, Length
+from difflm.controls.plan import ControlPlan, steering_for
+from difflm.controls.rivals.base import ControlDecoder, Part
+from difflm.diffusion.samplers.loop import Steering
+from difflm.errors import UsageError
+from difflm.models.batching import Layout, SampleBatch
+from difflm.models.diffusion import DiffusionModel
+
+
+class MaskedLmGibbs(ControlDecoder):
+    """The words of the gap are written one by one, then each is masked and written anew (`gibbs`), for as many steps as
+    are asked. The length of a gap of any length is drawn beforehand, as with diffusion."""
+
+    name, paper = "masked-lm-gibbs", "Wang & Cho 2019"
+    takes: ClassVar[tuple[type[Control], ...]] = (Infill, Length)
+    reason = "it fills a gap by what stands around it."
+    decodes = DiffusionModel
+    family = "masked language models, such as bert-mouth"
+    appends = True
+    sampler = "gibbs"
+
+    def __init__(
+        self,
+        model: Any,
+        info: ModelInfo,
+        controls: Sequence[Control],
+        classifiers: Sequence[Any] = (),
+        strength: float | None = None,
+    ) -> None:
+        if self.sampler not in model.samplers:
+            raise UsageError(f"{self.name} decodes {self.family}; this one has no masks.")
+        super().__init__(model, info, controls, classifiers, strength)
+        self.plan = ControlPlan(model, model.denoiser, info, controls)
+
+    def layouts(self, samples: Tensor, *more: Any) -> tuple[list[Layout], list[dict[int, str]]]:
+        return self.plan.layouts(samples, *more)
+
+    @classmethod
+    def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
+        return steering_for(batch, [(one.plan, part) for one, part in parts], ())
+
+    def finish(self, ids: list[int]) -> tuple[list[int], dict[int, str]]:
+        behind = self.unknown_at(1, self.right, len(ids) - len(self.right)) if self.infill else {}
+        return ids, self.unknown_at(0, self.left, 0) | behind

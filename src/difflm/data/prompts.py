@@ -1,0 +1,112 @@
+"""Prompts: what a left-to-right model is told before it writes, a control each.
+
+A labelled text is learned behind each of its labels, behind its length, behind what stands around a gap of it (prefix,
+suffix, middle; Donahue et al., 2020), and behind nothing. A prompt ends with START; so does that of nothing.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from difflm.data.labels import NONE, Labelling, read_labels
+from difflm.data.texts import Example, file_kind, read_texts
+from difflm.data.tokenizers import START
+from difflm.data.words import split_words
+from difflm.errors import UsageError
+
+SPANS = 2  # prompts of single spans that a text is learned behind
+LINK = "::"  # joins the labels of phrases over the same words, outermost first
+
+Span = tuple[int, int, str]
+
+
+def tell_label(name: str, value: str) -> str:
+    return f"{name} = {value}"
+
+
+def tell_tags(name: str, tags: Sequence[str]) -> str:
+    return " ".join([name, *tags])
+
+
+def tell_span(name: str, first: int, last: int, label: str) -> str:
+    return f"{name} {first} {last} {label}"
+
+
+def tell_tree(name: str, spans: Sequence[Span], words: int) -> str:
+    """All spans of a text: a label opens one, * is a word, and a bracket closes the last one that was opened."""
+    told = [name]
+    for place in range(words):
+        opened = sorted((span for span in spans if span[0] == place), key=lambda span: -span[1])
+        told += [link for *_, label in opened for link in label.split(LINK)]
+        closed = sum(len(label.split(LINK)) for _, last, label in spans if last == place)
+        told += ["*", *")" * closed]
+    return " ".join(told)
+
+
+def tell_length(words: int) -> str:
+    return f"length {words}"
+
+
+def end_prompt(ids: Sequence[int]) -> list[int]:
+    return [*ids, START]
+
+
+def surround_gap(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    """The prompt of a gap: START stands where the gap is."""
+    return end_prompt([*left, START, *right])
+
+
+def cut_gap(ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
+    """Cut a gap of any size out of the text with this number: its prompt, and the words of the gap."""
+    draw = random.Random(number)
+    first, last = sorted((draw.randrange(len(ids)), draw.randrange(len(ids))))
+    return surround_gap(ids[:first], ids[last + 1 :]), list(ids[first : last + 1])
+
+
+def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
+    """Yield every text of a labelled file behind nothing first, then behind each of its prompts: as many for all."""
+    if file_kind(path) != ".jsonl":
+        raise UsageError(f"prompts tell labels, and {path} is no .jsonl file with labels beside its texts.")
+    labels = read_labels(path, column or "text")
+    for number, text in enumerate(read_texts(path, column)):
+        words, draw = len(split_words(text)), random.Random(number)
+        yield Example(text, "", prompted=True)
+        yield Example(text, "", cut=number, prompted=True)
+        yield Example(text, tell_length(words), prompted=True)
+        for one in labels:
+            check_places(one.labelling, one.rows[number], words, f"text {number + 1} of {path}")
+            told = tell_all(one.labelling, one.rows[number], words, draw)
+            yield from (Example(text, prompt, prompted=True) for prompt in told)
+
+
+def tell_all(labelling: Labelling, row: Any, words: int, draw: random.Random) -> list[str]:
+    """The prompts of one labelling of a text, whose labels are ids."""
+    name, values = labelling.name, labelling.values
+    if labelling.kind == "text":
+        return [tell_label(name, values[row])]
+    if labelling.kind == "tags":
+        return [tell_tags(name, [values[tag] for tag in row] or [NONE])]
+    spans = [(first, last, values[label]) for first, last, label in row]
+    chosen = draw.choices(spans, k=SPANS) if spans else []
+    single = [tell_span(name, first, last, draw.choice(label.split(LINK))) for first, last, label in chosen]
+    return [tell_tree(name, spans, words), *(single or [tell_tags(name, [NONE])] * SPANS)]
+
+
+def check_places(labelling: Labelling, row: Any, words: int, where: str) -> None:
+    """Refuse tags that are not one a word, and spans beyond the text."""
+    said = f"{where} has {words} words; under {labelling.name!r}"
+    if labelling.kind == "tags" and row and len(row) != words:
+        raise UsageError(f"{said} there are {len(row)} labels. Give one a word.")
+    if labelling.kind == "spans" and any(last >= words for _, last, _ in row):
+        raise UsageError(f"{said} a span ends behind them. Places count from 0, ends included.")
+
+
+def prompt_words(path: Path, column: str | None) -> Iterator[str]:
+    """Yield each text and each prompt once: what a vocabulary is made of."""
+    return (one.source or one.target for one in read_prompted(path, column) if one.cut is None)
+
+
+def labels_told(path: Path, column: str | None) -> list[dict[str, Any]]:
+    """The labels that prompts tell, for the config of a run."""
+    return [one.labelling.to_json() for one in read_labels(path, column or "text")]

@@ -1,0 +1,50 @@
+"""The fewest edits from one text to another, whole batches at once: which words are deleted, and where others come in.
+
+Texts are ids [B, N] with the mask of what is there; nothing depends on what stands behind a text.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def align(text: Tensor, mask: Tensor, target: Tensor, target_mask: Tensor) -> Tensor:
+    """The position in the target [B, M] of every word of a longest common subsequence, and −1 for the other words of
+    the text, [B, N]: deleting these and inserting what is missing are the fewest edits. Of several such subsequences it
+    is the one whose first word comes earliest in the text, then its second, and so on."""
+    same = (text.unsqueeze(2) == target.unsqueeze(1)) & mask.unsqueeze(2) & target_mask.unsqueeze(1)
+    # The length of the longest common subsequence of text[i:] and target[j:], a row of all j for each i.
+    rows = [torch.zeros(len(text), target.shape[1] + 1, dtype=torch.int64, device=text.device)]
+    for i in reversed(range(text.shape[1])):
+        best = torch.maximum(rows[-1][:, :-1], rows[-1][:, 1:] + same[:, i])
+        rows.append(F.pad(best.flip(1).cummax(1).values.flip(1), (0, 1)))
+    rows.reverse()
+    place, free = torch.arange(target.shape[1], device=text.device), torch.zeros_like(text[:, :1])
+    found = []
+    for i in range(text.shape[1]):
+        open_ = same[:, i] & (place >= free)
+        at = open_.int().argmax(1, keepdim=True)
+        keeps = open_.any(1, keepdim=True) & (rows[i + 1].gather(1, at + 1) + 1 >= rows[i].gather(1, free))
+        found.append(torch.where(keeps, at, -1))
+        free = torch.where(keeps, at + 1, free)
+    return torch.cat(found, 1)
+
+
+def keep_words(text: Tensor, kept: Tensor, pad: int) -> Tensor:
+    """The text without the words that are not `kept` [B, N]; `pad` behind it."""
+    return spread(text, kept, kept.cumsum(1) - 1, torch.full_like(text, pad))
+
+
+def insert_holes(text: Tensor, mask: Tensor, counts: Tensor, hole: int, pad: int) -> Tensor:
+    """The text with so many holes behind each of its words, [B, N]. Holes for which the canvas has no room are left
+    out, the last ones first."""
+    place, size = torch.arange(text.shape[1], device=text.device), mask.sum(1, keepdim=True)
+    total = torch.where(mask, counts, 0).cumsum(1).minimum(text.shape[1] - size)
+    canvas = torch.where(place < size + total[:, -1:], hole, pad)
+    return spread(text, mask, place + F.pad(total, (1, 0))[:, :-1], canvas)
+
+
+def spread(text: Tensor, here: Tensor, to: Tensor, canvas: Tensor) -> Tensor:
+    """The canvas [B, N] with the words that are `here` at the positions `to`."""
+    # What is not there goes to the column behind the last, which is cut off.
+    return F.pad(canvas, (0, 1)).scatter(1, torch.where(here, to, canvas.shape[1]), text)[:, :-1]

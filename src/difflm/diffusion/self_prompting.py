@@ -1,0 +1,56 @@
+"""A denoiser that reads its own last guess of the text before the source (Zhou et al., 2024)."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from difflm.diffusion.base import Belief, Times
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import NO_SOURCE, Denoiser
+from difflm.errors import UsageError
+
+
+def join_texts(first: Tensor, lengths: Tensor, second: Tensor, second_lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Two texts of these lengths [B] behind each other, without a gap, on a canvas that holds both, and its mask: where
+    the second begins does not depend on the padding of the first."""
+    place, ends = torch.arange(first.shape[1] + second.shape[1], device=first.device), lengths.unsqueeze(1)
+    behind = second.gather(1, (place - ends).clamp(0, second.shape[1] - 1))
+    joined = torch.where(place < ends, F.pad(first, (0, second.shape[1])), behind)
+    return joined, place < ends + second_lengths.unsqueeze(1)
+
+
+class SelfPrompting(Denoiser):
+    """The encoder reads a guess of the text, then the source, and the decoder answers anew. When it writes, it does so
+    twice. In training every second text has a prompt, the others have none; a guess is no part of the gradient."""
+
+    passes = 3
+
+    def forward(
+        self,
+        x: Tensor,
+        t: Times,
+        mask: Tensor | None = None,
+        condition: Condition = UNCONDITIONAL,
+        previous: Tensor | None = None,
+    ) -> Belief:
+        lengths = torch.full_like(x[:, 0], x.shape[1]) if mask is None else mask.sum(-1)
+        if self.training:
+            level, guess, shown = self.process.at(t), torch.zeros_like(x), torch.zeros_like(lengths)
+            with torch.no_grad():
+                half = mask if mask is None else mask[::2]
+                guess[::2] = super().forward(x[::2], level[::2], half, condition[::2]).tokens
+            shown[::2] = lengths[::2]
+            return super().forward(x, level, mask, self.prompt(condition, guess, shown))
+        belief = super().forward(x, t, mask, condition)
+        for _ in range(self.passes - 1):
+            belief = super().forward(x, t, mask, self.prompt(condition, belief.tokens, lengths))
+        return belief
+
+    def prompt(self, condition: Condition, guess: Tensor, lengths: Tensor) -> Condition:
+        """The condition whose source begins with a guess [B, L] of the text, of which so many tokens [B] are there."""
+        if condition.source is None or condition.source_mask is None:
+            raise UsageError(NO_SOURCE)
+        source, mask = join_texts(guess, lengths, condition.source, condition.source_mask.sum(-1))
+        return self.conditioning.prepare(self, replace(condition, source=source, source_mask=mask))

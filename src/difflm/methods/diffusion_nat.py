@@ -1,0 +1,42 @@
+"""Diffusion-NAT: Self-Prompting Discrete Diffusion for Non-Autoregressive Text Generation (Zhou et al., 2024).
+
+Masked diffusion by an encoder and a decoder, trained by plain cross-entropy, without a bound. At each step the network
+answers three times: of the source, and twice more with its last answer before the source. The released noise makes one
+word in a million another word, and the network must copy words that stand; here noise is masks alone, and what stands
+is copied by construction. The network begins without BART's weights, so that lengths, which BART ends by padding, are
+predicted of the source. The released code draws words by float32 noise that loses rare ones; here no word is lost.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from difflm.methods.base import LanguageModel, TextSpec
+from difflm.methods.tokens import TokenMethod
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from difflm.diffusion.denoiser import CrossAttention
+    from difflm.networks.transformer import TimeInput
+
+
+class DiffusionNat(TokenMethod):
+    name, paper, family, task, bound = "diffusion-nat", "Zhou et al. 2024", "masked", "seq2seq", False
+    one_canvas = True  # the encoder reads guesses of the text
+
+    def body(self, texts: TextSpec, time: "TimeInput") -> "tuple[nn.Module, CrossAttention | None]":
+        from difflm.diffusion.denoiser import CrossAttention
+
+        network, _ = super().body(replace(texts, source_longest=texts.longest + texts.source_longest), time)
+        return network, CrossAttention(texts.source_longest)
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.diffusion.processes import Absorbing
+        from difflm.diffusion.self_prompting import SelfPrompting
+        from difflm.models.base import Sampling
+
+        process, sampling = Absorbing(texts.vocabulary), Sampling("truncated", steps=20)
+        model = self.compose(process, texts, {"ce": 1.0}, sampling, time="none", bounded=False)
+        own = model.denoiser
+        model.denoiser = SelfPrompting(own.network, own.codec, own.process, own.conditioning)
+        return model

@@ -1,0 +1,36 @@
+"""Levenshtein Transformer (Gu et al., 2019): words are deleted and inserted in parallel until nothing changes.
+
+One decoder serves all three questions, as in the released code. Texts to learn insertions from are references of which
+words are deleted at random, texts to learn deletions from are filled by the model, with its likeliest words; the edits
+to imitate are the fewest. There is no distillation from a left-to-right model. A gap may take as many words as the
+longest text has.
+"""
+
+from difflm.methods.base import LanguageModel, Method, TextSpec
+
+
+class LevT(Method):
+    name, paper, family, task, bound = "levt", "Gu et al. 2019", "edits", "seq2seq", False
+    kind = "baseline"
+
+    hidden: int = 384
+    layers: int = 6
+    encoder_layers: int = 6
+    heads: int = 6
+    dropout: float = 0.1
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.models.base import Sampling
+        from difflm.models.levenshtein import LevenshteinModel
+        from difflm.networks import EncoderDecoder
+
+        network = EncoderDecoder(
+            *(self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout),
+            source_vocabulary=texts.source_vocabulary or texts.vocabulary,
+            source_longest=texts.source_longest,
+            encoder_layers=self.encoder_layers,
+            time="none",
+            positions=texts.longest + 2,
+        )
+        sampling = Sampling("edits", steps=10, temperature=0.0)
+        return LevenshteinModel(network, texts.vocabulary, texts.longest, texts.source_longest, sampling)

@@ -1,0 +1,117 @@
+"""Stages of a decoder as the steps of masked diffusion, trained by glancing (Qian et al., 2021, 2024).
+
+A pass over the decoder writes a text: each stage writes the words that it is surest of, and the next one reads them. In
+training a stage is shown words of the reference instead, the more of them the more the stage before it got wrong. Its
+words are drawn for that, and not the likeliest: of two translations the likelier one would else never be shown.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difflm.data.batches import Batch
+from difflm.diffusion.base import Belief, Levels
+from difflm.diffusion.condition import Condition
+from difflm.diffusion.denoiser import NO_SOURCE, Denoiser, autocast_to
+from difflm.diffusion.objectives import cross_entropy
+from difflm.diffusion.processes.discrete import draw_states
+from difflm.diffusion.samplers.loop import Denoise, Steering
+from difflm.errors import UsageError
+from difflm.models.base import Losses, Sampling, training_noise
+from difflm.models.diffusion import DiffusionModel
+from difflm.networks import StagedDecoder
+
+GLANCE = 31  # the stream of random numbers that decides which words are shown
+
+
+def glance(x: Tensor, ids: Tensor, guess: Tensor, masked: Tensor, share: Tensor | float, u: Tensor) -> Tensor:
+    """The state with some of its `masked` words [B, L] shown: as many in the mean as `share` times those of them that
+    the guess has wrong, anywhere among them, by uniform numbers u [B, L]."""
+    wrong = (masked & (guess != ids)).sum(-1) / masked.sum(-1).clamp(min=1)
+    return torch.where(masked & (u < share * wrong.unsqueeze(-1)), ids, x)
+
+
+class StagedDenoiser(Denoiser):
+    network: StagedDecoder
+
+    def run_stage(
+        self, stage: int, states: Tensor | None, x: Tensor, mask: Tensor, condition: Condition
+    ) -> tuple[Tensor, Belief]:
+        """The states that a stage leaves, and what it believes of the text."""
+        if condition.memory is None or condition.source_mask is None:
+            raise UsageError(NO_SOURCE)
+        level = Levels(torch.ones(len(x), device=x.device))  # nobody is told the time
+        with autocast_to(x.device, self.precision):
+            memory = self.network.split_memory(condition.memory, condition.source_mask)
+            (inputs,) = self.codec.inputs(x, level, None)
+            states = self.network.run_stage(stage, states, inputs, mask, memory)
+            logits = self.network.answer(states).float()
+        return states, self.codec.belief(logits, x, level, None, self.process)
+
+
+class GlancingModel(DiffusionModel):
+    """`shares` are how many of the wrong words are shown in training, at first and after `settled_at` updates."""
+
+    denoiser: StagedDenoiser
+    allows_mixed_steps = False
+    can_hide_known = False  # what a stage leaves was computed with the known words
+    share: Tensor
+
+    def __init__(self, shares: tuple[float, float], settled_at: int, **parts: Any) -> None:
+        super().__init__(**parts)
+        own = self.denoiser
+        self.denoiser = StagedDenoiser(own.network, own.codec, own.process, own.conditioning)
+        self.shares, self.settled_at = shares, settled_at
+        self.register_buffer("share", torch.tensor(shares[0]), persistent=False)
+
+    def begin_update(self, update: int) -> None:
+        (first, last), passed = self.shares, min(1.0, update / self.settled_at)
+        self.share.fill_(first + (last - first) * passed)
+
+    def forward(self, batch: Batch) -> Losses:
+        """The cross-entropy of the words that each stage has to write, all stages together."""
+        noise = training_noise(batch)
+        ids, mask = self.lengths.training_canvas(batch.ids, batch.lengths, noise)
+        condition = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
+        x, states = torch.where(mask, self.process.mask_id, ids), None
+        ce, count = torch.zeros((), device=ids.device), torch.zeros((), dtype=torch.int64, device=ids.device)
+        for stage in range(len(self.denoiser.network.stages)):
+            states, belief = self.denoiser.run_stage(stage, states, x, mask, condition)
+            masked = x == self.process.mask_id
+            with torch.autocast(ids.device.type, enabled=False):
+                ce, count = ce + (cross_entropy(belief.logits, ids) * masked).sum(), count + masked.sum()
+                if stage + 1 < len(self.denoiser.network.stages):
+                    fresh = self.process.draw_noise(noise, stage, ids.shape[1:], stream=GLANCE)
+                    guess = draw_states(belief.logits.detach().softmax(-1), fresh)
+                    x = glance(x, ids, guess, masked, self.share, fresh[..., 0])
+        with torch.autocast(ids.device.type, enabled=False):
+            terms, total = {"ce": ce}, ce
+            if (length_ce := self.lengths.fit_loss(batch.lengths, condition)) is not None:
+                terms["length_ce"] = length_ce * count
+                total = total + self.lengths.weight * terms["length_ce"]
+            return Losses(total, terms, count.clamp(min=1))
+
+    def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
+        assert isinstance(denoiser, StagedDenoiser)
+        condition = denoiser.conditioning.prepare(denoiser, Condition(steering.source, steering.source_mask))
+        return StageByStage(denoiser, mask, condition, steering.spans[0].steps if steering.spans else sampling.steps)
+
+
+class StageByStage:
+    """The denoiser of one batch, whose stages are spread over so many steps: of more steps than stages several ask the
+    same stage, in fewer a step runs several stages."""
+
+    def __init__(self, denoiser: StagedDenoiser, mask: Tensor, condition: Condition, steps: int) -> None:
+        self.denoiser, self.mask, self.condition, self.steps = denoiser, mask, condition, steps
+        self.calls = 0
+        self.states: list[Tensor | None] = [None]  # before each stage that was run, and after the last of them
+
+    def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
+        stages = len(self.denoiser.network.stages)
+        self.calls += 1
+        last = min(-(-self.calls * stages // self.steps), stages)
+        for stage in range(min(len(self.states), last) - 1, last):
+            states, belief = self.denoiser.run_stage(stage, self.states[stage], x, self.mask, self.condition)
+            self.states[stage + 1 :] = [states]
+        return belief

@@ -1,0 +1,202 @@
+"""A text is edited until nothing changes: words are deleted, holes inserted, and holes filled (Gu et al., 2019)."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.data.batches import Batch
+from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.diffusion.alignment import align, insert_holes, keep_words
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import cross_entropy
+from difflm.diffusion.processes.discrete import NUMBERS, draw_states
+from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.errors import UsageError
+from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies, training_noise
+from difflm.networks import EncoderDecoder
+from difflm.networks.transformer import Memory
+from difflm.runtime.cuda_graphs import DelayedFlag
+
+BANNED = (START, END, UNK, PAD)  # tokens that no hole is filled with
+DELETE = 32  # the stream of random numbers that deletes words in training
+
+
+class LevenshteinModel(LanguageModel):
+    """START words END on a canvas. One decoder answers three questions about a text, for which it is read three times
+    in each round of editing.
+
+    Training imitates the fewest edits (`align`). Insertions are learned from texts of which a random share of the words
+    is deleted, deletions from what the model itself fills into them."""
+
+    samplers = ("edits",)
+    families = ("any", "diffusion")
+    greedy = True
+    banned: Tensor
+
+    def __init__(
+        self, network: EncoderDecoder, vocabulary: int, longest: int, source_longest: int, sampling: Sampling
+    ) -> None:
+        super().__init__()
+        hidden = network.input.in_features
+        self.network, self.hole = network, vocabulary
+        self.embedding = nn.Embedding(vocabulary + 1, hidden)
+        self.deletion, self.insertion = nn.Linear(hidden, 1), nn.Linear(2 * hidden, longest + 1)
+        self.vocabulary, self.longest, self.source_longest, self.sampling = (
+            vocabulary,
+            longest,
+            source_longest,
+            sampling,
+        )
+        self.precision: torch.dtype | None = None
+        # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
+        self.register_buffer("banned", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
+        self.banned[list(BANNED)] = True
+
+    def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
+        self.precision = dtype
+
+    def observe(self, lengths: Tensor, tokens: Tensor) -> None:
+        start_from_frequencies(self.network.head.bias, tokens)
+
+    def encode_source(self, source: Tensor | None, mask: Tensor | None) -> list[Memory]:
+        if source is None or mask is None:
+            raise UsageError(NO_SOURCE)
+        with autocast_to(source.device, self.precision):
+            return self.network.split_memory(self.network.encode(source, mask), mask)
+
+    def answer(self, head: nn.Linear, text: Tensor, memory: list[Memory]) -> Tensor:
+        """What a head says of every position of texts [B, N], START and END included; of insertions, of every position
+        and the next one."""
+        network, mask = self.network, text != PAD
+        with autocast_to(text.device, self.precision):
+            states, _ = network.run(network.embed(self.embedding(text), mask), None, mask, None, 0, memory=memory)
+            states = network.norm(states)
+            if head is self.insertion:
+                states = torch.cat([states[:, :-1], states[:, 1:]], -1)
+            answer: Tensor = head(states).float()
+        return answer
+
+    def forbid(self, words: Tensor) -> Tensor:
+        """Logits of words without those of tokens that no text has."""
+        return words.masked_fill(self.banned, float("-inf"))
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch) -> Losses:
+        target, memory = between_ends(batch), self.encode_source(batch.source, source_mask(batch))
+        there, inner = target != PAD, (target != PAD) & (target != START) & (target != END)
+        u = training_noise(batch).uniform(0, target.shape[1] + 1, stream=DELETE)
+        text = keep_words(target, there & (~inner | (u[:, 1:] >= u[:, :1])), PAD)
+        found = align(text, text != PAD, target, there)
+        missing = (found[:, 1:] - found[:, :-1] - 1).clamp(min=0)
+        with_holes = insert_holes(text, text != PAD, F.pad(missing, (0, 1)), self.hole, PAD)
+        insertion = self.answer(self.insertion, text, memory)
+        words = self.answer(self.network.head, with_holes, memory)
+        filled = torch.where(with_holes == self.hole, self.forbid(words).argmax(-1), with_holes)
+        wrong = align(filled, there, target, there) < 0
+        deletion = self.answer(self.deletion, filled, memory).squeeze(-1)
+        with torch.autocast(target.device.type, enabled=False):
+            terms = {
+                "insertion": masked_mean(cross_entropy(insertion, missing), (text != PAD)[:, 1:]),
+                "words": masked_mean(cross_entropy(words, target), with_holes == self.hole),
+                "deletion": masked_mean(
+                    F.binary_cross_entropy_with_logits(deletion, wrong.float(), reduction="none"), inner
+                ),
+            }
+            count = inner.sum().clamp(min=1)
+            terms = {name: value * count for name, value in terms.items()}
+            return Losses(torch.stack([*terms.values()]).sum(), terms, count)
+
+    @torch.no_grad()
+    def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
+        """Of a text that is written in one round. A text can be written in many ways: this is no likelihood of it, and
+        tells a trainer whether training helps."""
+        target, memory = between_ends(batch), self.encode_source(batch.source, source_mask(batch))
+        empty = torch.full_like(target[:, :2], START)
+        empty[:, 1] = END
+        counts = self.answer(self.insertion, empty, memory)
+        insertion = cross_entropy(counts, batch.lengths.unsqueeze(1)).squeeze(1)
+        inner = (target != PAD) & (target != START) & (target != END)
+        words = self.answer(self.network.head, torch.where(inner, self.hole, target), memory)
+        return insertion + torch.where(inner, cross_entropy(words, target), 0.0).sum(-1)
+
+    # -- generation ---------------------------------------------------------------------------------------------
+
+    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return torch.full_like(noise.samples, self.longest)
+
+    def calls(self, sampling: Sampling, words: int) -> int:
+        """At most: nothing can be deleted in the first round."""
+        return 3 * sampling.steps - 1
+
+    def stream(
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+    ) -> Iterator[Frame]:
+        """A frame for every round, from an empty text. A text that a round does not change is finished."""
+        steering = steering or Steering()
+        memory = self.encode_source(steering.source, steering.source_mask)
+        text = F.pad(torch.tensor([START, END], device=lengths.device), (0, self.longest), value=PAD)
+        text = text.expand(len(lengths), -1)
+        calls, waiting, all_done = torch.zeros_like(lengths), torch.ones_like(lengths, dtype=torch.bool), DelayedFlag()
+        for step in range(sampling.steps):
+            edited, sure = self.edit(text, memory, noise, step, sampling.temperature)
+            calls = calls + torch.where(waiting, 3 if step else 2, 0)
+            edited = torch.where(waiting.unsqueeze(1), edited, text)
+            changed, text = edited != text, edited
+            waiting = changed.any(-1)
+            tokens = fit_width(text.masked_fill(text == END, PAD), width, PAD)
+            shown = fit_width(sure, width), tokens != PAD, fit_width(changed, width)
+            t = torch.full((len(lengths),), 1 - (step + 1) / sampling.steps)
+            yield Frame(step, t, tokens, *shown, calls=calls)
+            if all_done(~waiting.any()):
+                return
+
+    def edit(
+        self, text: Tensor, memory: list[Memory], noise: Noise, step: int, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """One round: the text after it, and the probability of each word that was written in it, 1 of others."""
+        if step:
+            stays = self.answer(self.deletion, text, memory).squeeze(-1) <= 0
+            text = keep_words(text, (text != PAD) & (stays | (text == START) | (text == END)), PAD)
+        counts, bare = self.answer(self.insertion, text, memory), (text != PAD).sum(-1) == 2
+        counts[:, 0, 0] = counts[:, 0, 0].masked_fill(bare, float("-inf"))  # no text is empty
+        counts = torch.where(text[:, 1:] != PAD, counts.argmax(-1), 0)
+        text = insert_holes(text, text != PAD, F.pad(counts, (0, 1)), self.hole, PAD)
+        here, logits = text == self.hole, self.forbid(self.answer(self.network.head, text, memory))
+        words = logits.argmax(-1)
+        if temperature:
+            fresh = noise.uniform(step, text.shape[1], NUMBERS)
+            words = draw_states((logits / temperature).softmax(-1), fresh)
+        sure = logits.softmax(-1).gather(-1, words.unsqueeze(-1)).squeeze(-1)
+        return torch.where(here, words, text), torch.where(here, sure, 1.0)
+
+    def words(self, row: list[int]) -> list[int]:
+        return [token for token in row if token != PAD]
+
+
+def between_ends(batch: Batch) -> Tensor:
+    """START words END PAD …, [B, L + 2]."""
+    place = torch.arange(batch.ids.shape[1] + 2, device=batch.ids.device) - 1
+    inside, last = F.pad(batch.ids, (1, 1), value=PAD), batch.lengths.unsqueeze(1)
+    text = torch.where(place < last, inside, torch.where(place == last, END, PAD))
+    return torch.where(place < 0, START, text)
+
+
+def source_mask(batch: Batch) -> Tensor | None:
+    if batch.source is None or batch.source_lengths is None:
+        return None
+    return torch.arange(batch.source.shape[1], device=batch.ids.device) < batch.source_lengths.unsqueeze(1)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Of what counts, 0 where nothing does."""
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def fit_width(values: Tensor, width: int, empty: int = 0) -> Tensor:
+    """What stands behind START, on a canvas of `width` positions."""
+    return F.pad(values[:, 1:], (0, max(0, width + 1 - values.shape[1])), value=empty)[:, :width]

@@ -1,0 +1,94 @@
+"""A left-to-right model of the Hugging Face kind as a body: any that `AutoModelForCausalLM` knows.
+
+Words keep the run's own vocabulary, so that figures compare and words can be counted: a word's vector is the mean of
+its pieces' vectors, and so is what the answer is compared with.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from difflm.errors import UsageError
+from difflm.networks.hf_encoder import explained, library_config, transformers
+from difflm.networks.transformer import Cache
+from difflm.runtime.files import read_json
+
+
+def read_decoder(folder: str) -> dict[str, Any]:
+    """The config of a local directory."""
+    path = Path(folder) / "config.json"
+    decoder = read_json(path) if path.is_file() else None
+    if not isinstance(decoder, dict) or "model_type" not in decoder:
+        raise UsageError(f"{folder}: no config.json of a language model there. Give the directory of one.")
+    with explained(f"{folder}: config.json does not describe a language model"):
+        config, library = library_config(decoder), transformers()
+        sees_all = type(config) in library.MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder
+    if sees_all or type(config) not in library.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UsageError(f"{folder}: {decoder['model_type']} does not write from left to right.")
+    return decoder
+
+
+class PretrainedDecoder(nn.Module):
+    """Vectors of words through the library's layers; `head` gives logits of our words. It answers to the calls of
+    `Transformer` that reading takes. `blocks` is empty: the library's layers are neither compiled nor captured."""
+
+    capturable = False
+
+    def __init__(self, decoder: dict[str, Any], vocabulary: int, width: int, dropout: float) -> None:
+        super().__init__()
+        config = library_config(decoder)
+        if width > (most := getattr(config, "max_position_embeddings", width)):
+            raise UsageError(f"model.pretrained: it reads {most} words at most; texts and prompts may have {width}.")
+        for key, value in config.to_dict().items():
+            if ("dropout" in key or key.endswith("pdrop")) and type(value) in (int, float):
+                setattr(config, key, dropout)
+        with explained(f"model.pretrained: no {decoder['model_type']} can be made of its config.json"):
+            self.body = transformers().AutoModel.from_config(config)
+        self.body.set_input_embeddings(nn.Embedding(1, config.hidden_size))  # never asked: words come as vectors
+        self.input, self.blocks = nn.Identity(), nn.ModuleList()
+        self.head = nn.Linear(config.hidden_size, vocabulary)
+        nn.init.normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+
+    def run(
+        self, x: Tensor, t: None, mask: Tensor | None, caches: Sequence[Cache | None] | None, start: int, **_: Any
+    ) -> tuple[Tensor, list[Cache | None]]:
+        """Hidden states of words that follow those of the caches; None: nobody wants to know them later."""
+        if caches is None:
+            return self.body(inputs_embeds=x, use_cache=False).last_hidden_state, []
+        kept = transformers().DynamicCache()
+        for layer, cache in enumerate(caches):
+            assert cache is not None
+            kept.update(*cache, layer)
+        out = self.body(inputs_embeds=x, past_key_values=kept, use_cache=True)
+        return out.last_hidden_state, [(one[0], one[1]) for one in out.past_key_values]
+
+    def answer(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x)
+        return out
+
+
+@torch.no_grad()
+def take_weights(network: PretrainedDecoder, table: Tensor, folder: str, words: Sequence[str]) -> None:
+    """Weights of a directory, in place; `table` [words, hidden] gets the vectors of words. The first two words are
+    START and END, which begin as the library's own."""
+    library = transformers()
+    with explained(f"pretrained={folder} cannot be read"):
+        source = library.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        pieces = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    end = pieces.eos_token_id
+    if end is None:
+        raise UsageError(f"pretrained={folder}: its tokenizer lacks a mark of the end.")
+    vectors, output = (part.weight.float() for part in (source.get_input_embeddings(), source.get_output_embeddings()))
+    own = network.body.state_dict()
+    theirs = source.base_model.state_dict()
+    network.body.load_state_dict({k: v for k, v in theirs.items() if own[k].shape == v.shape}, strict=False)
+    # A word inside a text is spelt with the space before it.
+    spelt = [pieces(f" {word.strip()}", add_special_tokens=False)["input_ids"] or [end] for word in words]
+    spelt[:2] = [[end if pieces.bos_token_id is None else pieces.bos_token_id], [end]]
+    for into, rows in ((table, vectors), (network.head.weight, output)):
+        into.copy_(torch.stack([rows[ids].mean(0) for ids in spelt]))
+    network.head.bias.zero_()  # its answers know how frequent words are

@@ -1,0 +1,38 @@
+"""What is counted in training texts before training begins."""
+
+import numpy as np
+import torch
+
+from difflm.data.batches import Permutation
+from difflm.data.tokenfile import Ints, TokenFile
+
+
+def sample_rows(tokens: TokenFile, subset: Ints, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Some training texts, 100,000 at most."""
+    chosen = subset[Permutation(len(subset), 0)(np.arange(min(len(subset), 100_000)))]
+    return tokens.rows(chosen, longest)
+
+
+def pair_lengths(tokens: TokenFile, subset: Ints, longest: int, source_longest: int) -> torch.Tensor:
+    """How many pairs have each length of source and text, [source_longest + 1, longest + 1]."""
+    assert tokens.sources is not None
+    lengths = tokens.sources.lengths[subset] * (longest + 1) + tokens.lengths[subset]
+    counts = np.bincount(lengths, minlength=(source_longest + 1) * (longest + 1))
+    return torch.from_numpy(counts).view(source_longest + 1, longest + 1)
+
+
+def count_neighbours(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> torch.Tensor:
+    """How often each token precedes each other one, [V, V]."""
+    ids, lengths = sample_rows(tokens, subset, longest)
+    inside = np.arange(1, longest) < lengths[:, None]
+    before, after = ids[:, :-1][inside].astype(np.int64), ids[:, 1:][inside]
+    counts = np.bincount(before * vocabulary + after, minlength=vocabulary**2)
+    return torch.from_numpy(counts).view(vocabulary, vocabulary)
+
+
+def histograms(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many training texts have each length, and how often each token occurs."""
+    ids, lengths = sample_rows(tokens, subset, longest)
+    words = ids[np.arange(longest) < lengths[:, None]]
+    counts = np.bincount(lengths, minlength=longest + 1), np.bincount(words, minlength=vocabulary)
+    return torch.from_numpy(counts[0]), torch.from_numpy(counts[1])
