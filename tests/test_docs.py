@@ -89,6 +89,8 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/mdlm/guide": "e2e-guide data=words.jsonl model.guides=runs/mdlm",
     "runs/blocks": "e2e-block-diffusion",
     "runs/ssd": "e2e-ssd-lm",
+    "runs/ld4lg": "e2e-ld4lg",
+    "runs/gpvae": "e2e-gpvae",
     "runs/told": "e2e-mdlm data=told.txt",
     "runs/discrete/gidd": "e2e-mdlm method=gidd",
     "runs/dlm-guide": "classifier data=words.jsonl model.guides=runs/diffusion-lm",

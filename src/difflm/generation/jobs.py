@@ -27,7 +27,7 @@ from difflm.runtime.threads import IsStopped, run_parallel
 
 MOST_TEXTS = 1_000_000
 FOREIGN = {  # why a model that is not of a family refuses its settings
-    "vectors": "--{} is for models that diffuse vectors, which this one does not.",
+    "vectors": "--{} is for models that diffuse word vectors, which this one does not.",
     "simplex": "--{} is for models that diffuse on a simplex, which this one does not.",
     "masks": "a {} needs a model of masks over whole texts, such as mdlm, or one that learned to drop its condition.",
 }

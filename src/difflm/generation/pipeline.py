@@ -43,7 +43,7 @@ from difflm.generation.jobs import (
     run_jobs,
 )
 from difflm.generation.ranking import Rank, make_ranking
-from difflm.models.base import LanguageModel, Sampling
+from difflm.models.base import LATENTS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
@@ -243,6 +243,8 @@ class TextDiffusion:
         if not controls and edit is None and method is None:
             return None
         kind, decoder = self.config["method"], None
+        if self.model.has_latents:
+            raise UsageError(LATENTS.format(kind))
         if method is not None:
             decoder = choose_decoder(method, self.model, kind, controls, edit, guidance)
         model, most, first = self.model, self.model.longest, 0
@@ -287,8 +289,7 @@ class TextDiffusion:
         more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
         them = "it" if len(unknown) == 1 else "them"
         data = self.config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
-        about = f" of {describe_texts(data)}" if data else ""
-        knows = f"{self.name} knows {size:,} words{about}"
+        knows = f"{self.name} knows {size:,} words" + (f" of {describe_texts(data)}" if data else "")
         return [f"{knows}; it does not know {named}{more}, and cannot take {them} into account."]
 
     def _finish(

@@ -24,6 +24,8 @@ from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
 from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
+from difflm.methods.gpvae import Gpvae
+from difflm.methods.ld4lg import Ld4lg
 from difflm.methods.levt import LevT
 from difflm.methods.mdlm import Mdlm
 from difflm.methods.sed import Sed
@@ -46,6 +48,7 @@ LISTED: tuple[type[Method], ...] = (
     Difformer,
     Dinoiser,
     SsdLm,
+    Ld4lg,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
@@ -61,6 +64,7 @@ LISTED: tuple[type[Method], ...] = (
     BlockDiffusionMethod,
     AutoregressiveTwin,
     EncoderDecoderTwin,
+    Gpvae,
     LevT,
     GuidingClassifier,
 )

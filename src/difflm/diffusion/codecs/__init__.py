@@ -2,6 +2,7 @@
 
 from difflm.diffusion.base import Codec
 from difflm.diffusion.codecs.embedding import CentredEmbedding, Embedding, FixedEmbedding, LearnedEmbedding
+from difflm.diffusion.codecs.latents import Latents
 from difflm.diffusion.codecs.readout import ReadoutEmbedding
 from difflm.diffusion.codecs.simplex import Simplex
 from difflm.diffusion.codecs.tokens import Tokens
@@ -11,6 +12,7 @@ __all__ = [
     "Codec",
     "Embedding",
     "FixedEmbedding",
+    "Latents",
     "LearnedEmbedding",
     "ReadoutEmbedding",
     "Simplex",
