@@ -259,7 +259,7 @@ def finished_rows(model: LanguageModel, progress: BatchProgress, jobs: Sequence[
         cost = model.calls(job.sampling, len(ids)) if calls is None else calls[k]
         asked = 0
         if isinstance(job.plan, ControlDecoder):
-            asked = job.plan.classifier_calls(len(ids) + 1)
+            asked = job.plan.classifier_calls(min(len(ids) + 1, model.longest))
             ids, job.unknown[row.sample] = job.plan.finish(ids)
         elif job.plan is not None:
             steps = job.sampling.steps - ("vectors" in model.families)  # which are not moved after the last step
