@@ -9,7 +9,7 @@ from test_evaluation_control import write_corpus
 from difflm.controls.rivals import DECODERS
 
 rivals = pytest.importorskip("benchmarks.rivals", reason="run from the repository's root")
-from benchmarks.rival_runs import RUNS, Plan, draw_both  # noqa: E402
+from benchmarks.rival_runs import Plan, draw_both  # noqa: E402
 from benchmarks.timed import run_side_by_side  # noqa: E402
 
 
@@ -47,11 +47,13 @@ def test_what_is_written_is_not_done_again(tmp_path):
     for part in rivals.PARTS[1:]:
         rivals.put(plan, {"row": "fudge", "part": part, "refused": "it cannot."})
     assert rivals.left("control-fudge", plan) == ["length"] and "control-fudge" in rivals.items(plan)
-    rivals.put(plan, {"row": "fudge", "part": "length", "figures": {"length_exact": 1.0}, "intervals": {}})
+    line = {"row": "fudge", "part": "length", "how": "fudge=2", "figures": {"length_exact": 0.5, "denoiser_calls": 9}}
+    rivals.put(plan, {**line, "intervals": {"length_exact": [0.25, 0.75]}})
     assert "control-fudge" not in rivals.items(plan) and "words-fudge" in rivals.items(plan)
-    text = "\n".join(rivals.table(plan))
-    assert "| fudge | it cannot. |" in text.replace("| –", "").replace("  ", " ")
-    assert set(RUNS) >= set(plan.runs)
+    rivals.put(plan, {"row": "cold", "part": "length", "refused": "it cannot."})
+    shown = list(rivals.table(plan))[-3:]
+    assert shown[0].startswith("| row | length_exact | calls | how |\n")
+    assert shown[1:] == ["| fudge | 0.5 [0.25–0.75] | 9 | fudge=2 |", "| cold | – | – | it cannot. |"]
 
 
 @pytest.mark.long
@@ -66,6 +68,7 @@ def test_processes_wait_for_what_they_need(tmp_path, monkeypatch):
     """The first one listed needs the second; both are done, each by a process of its own."""
     module = tmp_path / "benchmarks"
     module.mkdir()
+    (module / "__init__.py").touch()
     (module / "steps.py").write_text(
         "import sys, pathlib\n"
         "name = sys.argv[sys.argv.index('--one') + 1]\n"
