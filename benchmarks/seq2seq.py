@@ -2,6 +2,7 @@
 
   python -m benchmarks.seq2seq multi30k --data DIR --out runs/en-de --minutes 4 --jobs 7 --seconds 560
   python -m benchmarks.seq2seq table --out runs/en-de
+  python -m benchmarks.seq2seq speed --out runs/en-de --only encoder-decoder,cmlm-distilled
 
 All runs have about the same parameters and train on the same pairs, which lack 1,000: on those, settings of sampling
 are chosen. What the validation set says is written to OUT/results.jsonl, once for each run. A run that is not finished
@@ -12,6 +13,7 @@ import argparse
 import json
 import random
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,28 +29,33 @@ if TYPE_CHECKING:
 HELD_BACK = 1000  # training pairs on which settings are chosen
 MOST_SOURCES = 1000  # of the validation set
 MOST_PAIRS = 120_000  # of training, in a seeded order: short runs see no more
+MOST_DISTILLED = 30_000  # sources that the twin answers for those that learn from it
+TWIN = "encoder-decoder"
 CALLS = 20  # of the network for a text, all candidates counted
 
 
 @dataclass(frozen=True)
 class Row:
-    """A run of the table: its recipe and what is changed in it."""
+    """A run of the table: its recipe and what is changed in it. One that is `distilled` trains on what the twin's beam
+    search answers to the sources (Kim & Rush, 2016), and may have its candidates ranked by the twin."""
 
     recipe: str
     changes: Sequence[str] = ()
+    distilled: bool = False
 
 
-def row(recipe: str, *changes: str, layers: int = 4, batch_size: int = 512) -> Row:
+def row(recipe: str, *changes: str, layers: int = 4, batch_size: int = 256, distilled: bool = False) -> Row:
     """A recipe in the size of the table, for batches of equal size."""
     sizes = ["model.hidden=256", "model.heads=4", f"model.layers={layers}", f"batch_size={batch_size}"]
-    return Row(recipe, [*changes, *sizes])
+    return Row(recipe, [*changes, *sizes], distilled)
 
 
 ROWS = {
+    TWIN: row("multi30k-encoder-decoder", "model.encoder_layers=4"),
     "difflm": row("multi30k"),
     "mdlm": row("multi30k", "method=mdlm"),
     "block-diffusion": row("multi30k", "method=block-diffusion"),
-    "encoder-decoder": row("multi30k-encoder-decoder", "model.encoder_layers=4"),
+    "cmlm": row("multi30k", "method=cmlm"),
     "difformer": row("multi30k-difformer", layers=6),
     "dinoiser": row("multi30k-dinoiser", layers=6),
     "cdcd": row("multi30k-cdcd"),
@@ -58,6 +65,7 @@ ROWS = {
     "diffuseq": row("multi30k-diffuseq-v2", "method=diffuseq", layers=14),
     "diffuseq-v2": row("multi30k-diffuseq-v2", layers=14),
     "sed": row("multi30k-diffuseq-v2", "method=sed", "model.embedding_dim=32", "lr=5e-4", layers=14),
+    "cmlm-distilled": row("multi30k", "method=cmlm", distilled=True),
 }
 # The most tokens of a text and of a source, and widths of batches: nearly all pairs fit.
 TASKS = {
@@ -125,6 +133,33 @@ def write_pairs(asked: Asked) -> None:
     write_atomic(asked.out / "report.jsonl", lines(valid.sample(count, 0, 0)))
 
 
+def distil(seed: str, asked: Asked) -> Path:
+    """What the twin's beam search answers to the training sources, once the twin is there."""
+    from difflm.app.commands.options import load_model
+    from difflm.runtime.files import write_atomic
+
+    path = asked.out / f"distilled-{seed}.jsonl"
+    twin = wait_for_twin(seed, asked)
+    if not path.exists():
+        sources = sorted({json.loads(line)["src"] for line in (asked.out / "train.jsonl").open()})
+        random.Random(0).shuffle(sources)
+        lm = load_model(str(twin), asked.device)
+        sources = [s for s, fit in zip(sources, fits(lm, sources), strict=True) if fit][:MOST_DISTILLED]
+        texts = lm.generate(1, source=sources, beams=5, length_penalty=1.0)
+        pairs = ({"src": s, "trg": t.text} for s, t in zip(sources, texts, strict=True) if t.text.strip())
+        write_atomic(path, "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs))
+    return path
+
+
+def wait_for_twin(seed: str, asked: Asked) -> Path:
+    twin = asked.out / f"{TWIN}-{seed}"
+    while not (twin / "done").exists():
+        if asked.until and time.time() > asked.until - 60:
+            raise SystemExit(f"{TWIN}-{seed} is not there yet.")
+        time.sleep(1)
+    return twin
+
+
 # -- one run, in a process of its own ---------------------------------------------------------------------------------
 
 
@@ -132,14 +167,19 @@ def train(run: str, asked: Asked) -> bool:
     """Train a run for its minutes, or continue it; False where time was up before."""
     from difflm.training.recipe import load_recipe
 
-    name, seed = run.rsplit("-", 1)
-    fixed = [f"data={asked.out / 'train.jsonl'}", "task=auto", f"seed={seed}", *TASKS[asked.task], *UNTIMED]
-    recipe = load_recipe(ROWS[name].recipe, ["compile=false", *ROWS[name].changes, *fixed, *asked.more])
-    return train_for_minutes(recipe, asked.out / run, asked.minutes, asked.until, asked.device, asked.data)
+    (name, seed), out = run.rsplit("-", 1), asked.out / run
+    if (out / "done").exists():
+        return True
+    fixed = [f"data={asked.out / 'train.jsonl'}", "task=auto", f"seed={seed}", *TASKS[asked.task]]
+    if ROWS[name].distilled:
+        fixed += [f"data={distil(seed, asked)}", f"tokenizer={asked.out / f'{TWIN}-{seed}'}"]
+    recipe = load_recipe(ROWS[name].recipe, ["compile=false", *ROWS[name].changes, *fixed, *UNTIMED, *asked.more])
+    return train_for_minutes(recipe, out, asked.minutes, asked.until, asked.device, asked.data)
 
 
-def settings_to_try(lm: "TextDiffusion") -> Iterator[list[dict[str, Any]]]:
-    """Rounds of settings; the best of each round is the base of the next. `mbr` is the number of candidates."""
+def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str, Any]]]:
+    """Rounds of settings; the best of each round is the base of the next. `mbr` is the number of candidates, of which
+    the most central one is chosen, or by `rank` the one that the twin finds likeliest."""
     model, own, method = lm.model, lm.model.sampling, lm.config["method"]
     if "left-to-right" in model.families:
         yield [{"temperature": 0.0}, *({"beams": 5, "length_penalty": penalty} for penalty in (0.0, 0.6, 1.0))]
@@ -157,18 +197,39 @@ def settings_to_try(lm: "TextDiffusion") -> Iterator[list[dict[str, Any]]]:
         few = [{"steps": CALLS // n, "mbr": n} for n in (2, 5)]
         beams = [{**one, "length_beam": one["mbr"]} for one in few if beam]
         yield [{}, {"steps": 10}, {"steps": 5}, *few, *beams]
+    if ranked:
+        sizes = [
+            (9, 2, 2),
+            (5, 3, 3),
+            (4, 4, 4),
+            (4, 4, 2),
+            (3, 5, 5),
+            (3, 5, 3),
+            (2, 6, 6),
+        ]  # steps, candidates, lengths
+        yield [{}, *({"steps": s, "mbr": n, "length_beam": k, "rank": True} for s, n, k in sizes)]
 
 
-def write(lm: "TextDiffusion", pairs: "PairSet", how: Mapping[str, Any], each: int = 1) -> "Outputs":
+def write(
+    lm: "TextDiffusion", pairs: "PairSet", how: Mapping[str, Any], each: int = 1, twin: "TextDiffusion | None" = None
+) -> "Outputs":
     """What the model writes for all sources with these settings."""
     from difflm.data.text_metrics import most_central
     from difflm.evaluation.seq2seq import Outputs, write_candidates
+    from difflm.generation.ranking import make_ranking
 
-    settings = {key: value for key, value in how.items() if key != "mbr"}
-    count = max(each, how.get("mbr", 1))
-    _, made, calls, seconds = write_candidates("", lm, pairs.sources, count, 0, settings, lambda *_: None)
+    settings = {key: value for key, value in how.items() if key not in ("mbr", "rank")}
+    count, sources, chosen = max(each, how.get("mbr", 1)), pairs.sources, None
+    ids, made, calls, seconds = write_candidates("", lm, sources, count, 0, settings, lambda *_: None)
     texts = [[text.text for text in group] for group in made]
-    chosen = [most_central([text.tokens for text in group]) for group in made] if how.get("mbr", 1) > 1 else None
+    if how.get("rank"):
+        assert twin is not None
+        begun = time.perf_counter()
+        best = make_ranking(lm, twin, count, sources, len(sources), 0)(range(len(ids)), ids, made)
+        chosen, seconds = [one.index for one in best], seconds + time.perf_counter() - begun
+        calls += sum(one.calls for one in best) / len(best)
+    elif how.get("mbr", 1) > 1:
+        chosen = [most_central([text.tokens for text in group]) for group in made]
     words = ", ".join(f"{key}={value}" for key, value in how.items())
     return Outputs(texts, calls, seconds, "first", how=words, chosen=chosen)
 
@@ -181,21 +242,27 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
 
     lm = load_model(str(asked.out / run), asked.device)
     choose, report = (read_pair_set(str(asked.out / f"{k}.jsonl"), None, None, "valid") for k in ("choose", "report"))
-    choose, report = choose.keep(fits(lm, choose)), report.keep(fits(lm, report))
+    choose, report = choose.keep(fits(lm, choose.sources)), report.keep(fits(lm, report.sources))
+    name, seed = run.rsplit("-", 1)
+    twin = load_model(str(wait_for_twin(seed, asked)), asked.device) if ROWS[name].distilled else None
     best: tuple[float, dict[str, Any]] = (-1.0, {})
     tried = []
-    for settings in settings_to_try(lm):
+    for settings in settings_to_try(lm, twin is not None):
         base = best[1]
         for some in settings:
             how = {**base, **some}
-            figures = measure_outputs(choose.sources, choose.references, {"": write(lm, choose, how)}).rows[0].figures
+            if how in (one for one, _, _ in tried):
+                continue
+            made = write(lm, choose, how, twin=twin)
+            figures = measure_outputs(choose.sources, choose.references, {"": made}).rows[0].figures
             bleu, calls = figures["bleu_sacre"], figures["calls"]
             assert bleu is not None and calls is not None
             tried.append((how, bleu, calls))
             if bleu > best[0] and (calls <= CALLS or "left-to-right" in lm.model.families):
                 best = (bleu, how)
-    ways = {"chosen": write(lm, report, best[1])}
-    sample = {k: v for k, v in best[1].items() if k not in ("mbr", "length_beam", "beams", "length_penalty")}
+    ways = {"chosen": write(lm, report, best[1], twin=twin)}
+    candidates = ("mbr", "rank", "length_beam", "beams", "length_penalty")
+    sample = {k: v for k, v in best[1].items() if k not in candidates}
     drawn = {"temperature": max(0.5, sample.get("temperature", 1.0))} if lm.model.predicts_words else {}
     ways["three samples"] = write(lm, report, {**sample, **drawn}, 3)
     if "left-to-right" not in lm.model.families:
@@ -205,13 +272,14 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     parameters = sum(p.numel() for p in lm.model.parameters())
     trained = json.loads((asked.out / run / "done").read_text())
     found = {row.name: {"how": row.about["how"], **row.figures} for row in rows}
-    return {"run": run, "parameters": parameters, **trained, "rows": found, "tried": tried}
+    settings = {"settings": best[1], "rows": found, "tried": tried}
+    return {"run": run, "parameters": parameters, **trained, **settings}
 
 
-def fits(lm: "TextDiffusion", pairs: "PairSet") -> Iterable[bool]:
+def fits(lm: "TextDiffusion", sources: Sequence[str]) -> Iterable[bool]:
     from difflm.evaluation.seq2seq import reads
 
-    return reads(lm, pairs.sources)
+    return reads(lm, sources)
 
 
 def make(run: str, asked: Asked) -> None:
@@ -243,9 +311,39 @@ def put_table(asked: Asked) -> None:
         print(f"| {record['run']} | {record['parameters'] / 1e6:.1f}M | {record['steps']:,} | {' | '.join(cells)} |")
 
 
+def put_speed(asked: Asked) -> None:
+    """Milliseconds from a request to its texts, with the settings that were chosen, one source and 64 at a time."""
+    from difflm.app.commands.options import load_model
+    from difflm.data.references import read_pair_set
+
+    for record in read_results(asked.results):
+        name, seed = record["run"].rsplit("-", 1)
+        if name not in (asked.only or ROWS) or int(seed) not in asked.seeds:
+            continue
+        how, given = dict(record["settings"]), dict[str, Any]()
+        lm = load_model(str(asked.out / record["run"]), asked.device)
+        count, ranked = how.pop("mbr", 1), how.pop("rank", False)
+        if ranked:
+            twin = load_model(str(asked.out / f"{TWIN}-{seed}"), asked.device)
+            given = {"candidates": count, "rank": twin}
+        elif count > 1:
+            given = {"mbr": count}
+        pairs = read_pair_set(str(asked.out / "report.jsonl"), None, None, "valid")
+        sources = [s for s, fit in zip(pairs.sources, fits(lm, pairs.sources), strict=True) if fit]
+        for size, times in ((1, 24), (64, 6)):
+            took = []
+            for k in range(times + 2):
+                some = [sources[i % len(sources)] for i in range(k * size, (k + 1) * size)]
+                begun = time.perf_counter()
+                lm.generate(1, source=some, **given, **how)
+                took.append(1000 * (time.perf_counter() - begun))
+            middle = sorted(took[2:])[times // 2]  # the first ones record their steps
+            print(f"{record['run']}: {size} at a time, {middle:.1f} ms ({record['settings']})", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=[*TASKS, "table"])
+    parser.add_argument("task", choices=[*TASKS, "table", "speed"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=4.0, help="of training, for each run")
     parser.add_argument("--seconds", type=float, default=560.0, help="of the whole command")
@@ -262,6 +360,8 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.task == "table":
         put_table(asked)
+    elif asked.task == "speed":
+        put_speed(asked)
     elif asked.one:
         make(asked.one, asked)
     else:

@@ -96,6 +96,7 @@ class Speed:
         def row(texts: int, steps: int) -> Row:
             settings = {"steps": steps, "temperature": self.asked.temperature}
             found = bench.sampling_speed(self.name, self.lm, texts, **settings)
+            found |= rows_of.captured_parts(self.lm, found["steps"], found["seconds"])
             if steps not in judged:  # texts made in one way are judged once
                 made = self.lm.generate(JUDGED[self.device.type], **settings) if self.judge else []
                 judged[steps] = rows_of.judge_texts(self.judge, [g.text for g in made])

@@ -119,6 +119,24 @@ def judge_texts(judge: TextDiffusion | None, texts: Sequence[str]) -> Row:
     return {"judge_nats_per_token": round(nats, 3), "judge_error": rounded(error or 0.0), "judged_texts": len(rows)}
 
 
+def captured_parts(lm: TextDiffusion, steps: int, seconds: float) -> Row:
+    """Where the seconds of a request go, in milliseconds: the captured beginning of its batch, all captured steps, and
+    what is outside of both, such as preparing the batch and reading its words. Nothing where no steps are captured."""
+    if not lm.inference._recorded.idle:
+        return {}
+    _, sampler = lm.inference._recorded.idle[-1]  # the last batch, which is all of a request of few texts
+
+    def replay() -> None:
+        sampler.begin()
+        for _ in range(steps):
+            sampler.step()
+
+    with torch.no_grad():
+        begin, whole = time_work(lm.device, sampler.begin).seconds, time_work(lm.device, replay).seconds
+    parts = {"begin_ms": begin, "steps_ms": whole - begin, "outside_ms": seconds - whole}
+    return {name: rounded(1e3 * value) for name, value in parts.items()}
+
+
 def control_row(
     lm: TextDiffusion, targets: Sequence[Target], texts: int, judge: TextDiffusion | None, **settings: Any
 ) -> Row:
@@ -133,10 +151,11 @@ def control_row(
         made[:] = [lm.tokenizer.decode(ids) for ids in ended]
 
     lm.inference.clear_recorded()
-    timing = time_work(lm.device, make, repeats=3, max_seconds=5.0)
+    timing = time_work(lm.device, make, bench.repeats_on(lm.device), max_seconds=5.0)
     about = {"control": asked[0].control, "texts": len(made), "targets": len(asked), "compiled": lm.inference.compiled}
     rate = {"steps": lm.sampling(**settings).steps, "texts_per_second": rounded(len(made) / timing.seconds)}
-    return {**about, **timing.figures(), **rate, **judge_texts(judge, made)}
+    parts = captured_parts(lm, rate["steps"], timing.seconds)
+    return {**about, **timing.figures(), **rate, **parts, **judge_texts(judge, made)}
 
 
 def twin_row(name: str, twin: TextDiffusion, texts: int, judge: TextDiffusion | None, compiled: bool) -> Row:

@@ -17,7 +17,7 @@ from difflm.diffusion.objectives import TERMS, Corrupted, Objective
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, Sqrt
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform, text_mean
-from difflm.methods import DiffLM, DiffusionLM, TextSpec
+from difflm.methods import Cmlm, DiffLM, DiffusionLM, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.batching import DrawnLength, PadTokens
 from difflm.models.diffusion import DiffusionModel
@@ -256,3 +256,20 @@ class Noted(Objective):
     def __call__(self, batch: Corrupted) -> dict[str, Tensor]:
         self.seen.append(batch)
         return super().__call__(batch)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_masked_words_count_alike_where_the_bound_weighs_them_by_their_time(smoothing):
+    """With α = 1 − t the bound's weight is 1/t; label smoothing mixes in the mean over all words."""
+    model = Cmlm(hidden=16, layers=1, heads=2, dropout=0.0, label_smoothing=smoothing).build(TextSpec(WORDS, 3))
+    ids, t = torch.tensor([[4, 5, 6], [6, 4, 4]]), torch.tensor([0.3, 0.8])
+    noise = Noise(3, torch.arange(2))
+    made = model.corrupt_batch(ids, torch.ones_like(ids, dtype=torch.bool), t, noise, Condition())
+    masked = made.x_t == model.process.mask_id
+    assert masked.any() and not masked.all()
+    found = model.objective(made)["masked_ce"]
+    plain = t.unsqueeze(1) * TERMS["elbo"](made)
+    uniform = -made.belief.logits.masked_fill(~masked.unsqueeze(-1), 0).log_softmax(-1).mean(-1) * masked
+    torch.testing.assert_close(found, (1 - smoothing) * plain + smoothing * uniform)
+    found.sum().backward()
+    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)

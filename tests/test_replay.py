@@ -128,3 +128,15 @@ def test_a_step_compiled_as_one_writes_the_same_words(tiny_runs, guide, how, bac
             assert torch.allclose(a.confidence, b.confidence, atol=1e-4)
             assert a.state is not None and b.state is not None and torch.allclose(a.state, b.state, atol=1e-3)
     print(f"  {metrics.generated_kernel_count} kernels beside matrix products")
+
+
+def test_a_text_of_one_step_compiles(tiny_runs, monkeypatch):
+    """A step is run before it is traced, and there is no level behind the last."""
+    monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32)
+    lm.model.eval()
+    with torch.no_grad():
+        walk = walk_of(lm, 1, steps=1)
+        (plain,), (traced,) = walk.frames(), RecordedSampler(walk, compiled=True).frames(walk)
+    assert plain.state is not None and traced.state is not None
+    assert torch.equal(plain.tokens, traced.tokens) and torch.equal(plain.state, traced.state)

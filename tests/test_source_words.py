@@ -156,6 +156,25 @@ def test_characters_are_learned_from_each_side(tmp_path):
     assert tokenizer.pieces == sorted({*GREEK, " "}) and tokenizer.for_sources.pieces == sorted({*LATIN, " "})
 
 
+def test_words_of_another_run_are_shared_whatever_the_texts(tmp_path, capsys):
+    """So that the other run can rank what this one writes, though it learned from other texts."""
+    first = train(tmp_path / "first", data=str(write_pairs(tmp_path / "pairs.jsonl", 40)), **ONE_STEP)
+    others = tmp_path / "others.jsonl"
+    others.write_text('{"src": "a b", "trg": "α β"}\n' * 8)
+    changes = [f"data={others}", "source_words=own", "steps=1", "batch_size=2", "longest=8", "licence=none"]
+    changes += [f"model.{key}={value}" for key, value in SMALL.items()]
+    assert main(["train", "multi30k", f"tokenizer={first}", *changes, "--out", str(tmp_path / "second")]) == 0
+    assert load_run(tmp_path / "second")[1].fingerprint() == load_run(first)[1].fingerprint()
+    capsys.readouterr()
+    for wrong, said in [
+        ([f"tokenizer={first}", "source_words=shared"], "goes with source_words=own"),
+        (["tokenizer=bpee"], "tokenizer=bpee is none of words, bpe, characters, nor a run: bpee is neither"),
+    ]:
+        assert main(["train", "multi30k", *changes, *wrong, "--out", str(tmp_path / "third")]) == 2
+        err = capsys.readouterr().err
+        assert said in err and len(err.splitlines()) == 1 and not (tmp_path / "third").exists()
+
+
 def test_byte_pairs_are_learned_from_each_side(tmp_path):
     """A letter and the space before it are one piece on the side that has them, and two or three on the other."""
     data = str(write_pairs(tmp_path / "pairs.jsonl", 40))

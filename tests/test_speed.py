@@ -154,6 +154,15 @@ def test_texts_of_controls_are_those_of_generate(tiny_runs, monkeypatch):  # noq
     assert sorted(read) == sorted(text.text for one in expected for text in one.texts)
 
 
+def test_the_parts_of_a_captured_request_add_up(tiny_runs, one_second):  # noqa: F811
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    lm.generate(1, steps=2)
+    assert speed_rows.captured_parts(lm, 2, 3.0) == {}  # a CPU captures nothing
+    lm.inference.record = True
+    lm.generate(1, steps=2)
+    assert speed_rows.captured_parts(lm, 2, 3.0) == {"begin_ms": 1000, "steps_ms": 0, "outside_ms": 2000}
+
+
 def test_gpt2_writes_as_many_tokens_as_asked(one_second, monkeypatch):
     transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")
     small = partial(

@@ -265,8 +265,9 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     if lead is None:
         told = batch.condition
         return Steering(batch.known, batch.begin, spans, source=told.source, source_mask=told.source_mask)
-    settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(batch.mask)
-    canvas = Canvas(batch.mask, lead.info.first, settled)
+    mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
+    settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(mask)
+    canvas = Canvas(mask, lead.info.first, settled)
     if len(parts) == 1:
         rules, targets = lead.rules(canvas), lead.targets(canvas)
     else:
@@ -274,7 +275,7 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
         rules = merge_rules([(part, plan.rules(own) if plan else []) for plan, part, own in rows], canvas)
         sizes = [len(own.mask) for *_, own in rows]
         targets = merge_targets([plan.targets(own) if plan else [] for plan, _, own in rows], sizes)
-    guidance = Guidance(targets, lead.denoiser, batch.mask, lead.guidance) if targets else None
+    guidance = Guidance(targets, lead.denoiser, mask, lead.guidance) if targets else None
     if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient to climb: the belief is tilted
         rules, guidance = [GuidedBelief(guidance), *rules], None
     told = batch.condition

@@ -25,11 +25,6 @@ class Levels:
         """The levels of some steps, rows or positions."""
         return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
-    def at_step(self, step: Tensor) -> Self:
-        """The levels of one step of a grid, whose number [1] is on the device."""
-        chosen = {f.name: getattr(self, f.name).index_select(0, step).squeeze(0) for f in fields(self)}
-        return replace(self, **chosen)
-
 
 Times = Tensor | Levels  # a process takes either; levels save it the work
 

@@ -33,7 +33,7 @@ class Corrupted:
     process: Process
     chain: int | None = None  # levels of a discrete chain; None: continuous time
     first: Belief | None = None  # the answer without self-conditioning, where both answers are trained
-    label_smoothing: float = 0.0  # share of the target of `anchor_ce` that all words have alike
+    label_smoothing: float = 0.0  # share of the target of `anchor_ce` and `masked_ce` that all words have alike
 
     @property
     def earlier(self) -> Tensor:
@@ -109,6 +109,13 @@ def elbo(batch: Corrupted) -> Tensor:
     return batch.discrete.rate_nats(batch.ids, batch.x_t, batch.belief, batch.level.t)
 
 
+def masked_ce(batch: Corrupted) -> Tensor:
+    """Masks: the cross-entropy of the words that they hide, each of the same weight (Ghazvininejad et al., 2019)."""
+    masked = batch.x_t == batch.interpolating.mask_id
+    logits = batch.belief.logits.masked_fill(~masked.unsqueeze(-1), 0.0)  # those of words that stand are infinite
+    return masked * cross_entropy(logits, batch.ids, batch.label_smoothing)
+
+
 def chain_kl(batch: Corrupted) -> Tensor:
     """Tokens: KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)) of one step of a chain, times the number of steps, so that its
     weight beside `ce` does not depend on how fine the chain is."""
@@ -135,6 +142,7 @@ TERMS: Mapping[str, Term] = {
     "rounding_ce": rounding_ce,
     "terminal_norm": terminal_norm,
     "elbo": elbo,
+    "masked_ce": masked_ce,
     "chain_kl": chain_kl,
     "score_entropy": score_entropy,
     "calmed_elbo": calmed_elbo,
@@ -143,7 +151,8 @@ TERMS: Mapping[str, Term] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """Weights by term name, such as {"mse": 1, "rounding_ce": 1}; the label smoothing is that of `anchor_ce`."""
+    """Weights by term name, such as {"mse": 1, "rounding_ce": 1}; `label_smoothing` is that of `anchor_ce` and
+    `masked_ce`."""
 
     weights: Mapping[str, float]
     label_smoothing: float = 0.0

@@ -11,6 +11,7 @@ from difflm.methods.bert_mouth import BertMouth
 from difflm.methods.block_diffusion import BlockDiffusionMethod
 from difflm.methods.cdcd import Cdcd
 from difflm.methods.classifier import GuidingClassifier
+from difflm.methods.cmlm import Cmlm
 from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.difflm import DiffLM
 from difflm.methods.difformer import Difformer
@@ -45,6 +46,7 @@ LISTED: tuple[type[Method], ...] = (
     D3pmNearest,
     DiffusionBert,
     BertMouth,
+    Cmlm,
     Mdlm,
     Sedd,
     Udlm,

@@ -46,6 +46,7 @@ class TokenMethod(Method):
         times: "TimeSampler | None" = None,
         time: "TimeInput" = "adaptive",
         bounded: bool = True,
+        label_smoothing: float = 0.0,
     ) -> "DiffusionModel":
         """Compose the parts that a paper chooses, on the body that all share; by default 50 ancestral steps. Without
         `bounded` the model has no bound."""
@@ -61,7 +62,7 @@ class TokenMethod(Method):
             codec=Tokens(process.words, self.word_width, process.states),
             process=process,
             network=network,
-            objective=Objective(objective),
+            objective=Objective(objective, label_smoothing),
             times=times or LowDiscrepancy(limits=CONTINUOUS),
             lengths=build_lengths(texts, self.hidden, self.lengths),
             sampling=sampling or Sampling(steps=50),

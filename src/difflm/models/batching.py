@@ -218,7 +218,6 @@ class SampleBatch:
     seeds: Tensor  # [B]
     samples: Tensor  # [B] sample numbers
     lengths: Tensor  # [B] positions
-    mask: Tensor  # [B, W] positions that exist
     width: int
     rows: Sequence[Row]
     owners: Sequence[tuple[int, slice]]  # the slice of rows of each owner; padding belongs to the last of them
@@ -328,7 +327,6 @@ def pad_batch(rows: Sequence[Row], width: int, device: torch.device, device_type
     numbers = [[row.seed for row in chosen], [row.sample for row in chosen], [layout.positions for layout in layouts]]
     # Not waited for: the device may still be busy with another batch.
     seeds, samples, lengths = torch.tensor(numbers).to(device, non_blocking=True).unbind()
-    mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
     found = [(owner, len(list(run))) for owner, run in groupby(row.owner for row in rows)]
     ends = [*accumulate(count for _, count in found[:-1]), size]
     owners = [(owner, slice(a, b)) for (owner, _), a, b in zip(found, [0, *ends], ends, strict=False)]
@@ -341,7 +339,6 @@ def pad_batch(rows: Sequence[Row], width: int, device: torch.device, device_type
         seeds,
         samples,
         lengths,
-        mask,
         width,
         rows,
         owners,

@@ -88,28 +88,25 @@ class RecordedSampler:
     compiled as one if so asked."""
 
     def __init__(self, inputs: SamplerInputs, compiled: bool = False) -> None:
-        self.given: SamplerInputs = clone_tensors(inputs, {})
-        self.inputs = replace(self.given, grid=inputs.levels.t.contiguous().clone(), warp=None)
-        self.levels: Levels = clone_tensors(inputs.levels, {})
-        self.inputs.__dict__["levels"] = self.levels  # a cached property: from here on rewritten in place
-        self.x = self.inputs.start(self.inputs.draw_noise(0))
+        self.inputs: SamplerInputs = clone_tensors(inputs, {})
+        self.levels, self.kind = stack_levels(inputs.levels), type(inputs.levels)
+        self.x = inputs.start(inputs.draw_noise(0))
         # No first answer is one of zeros, and a past of no length is none: the first step is like the others.
-        self.clean, self.last_level = zeros_like(self.x), clone_tensors(self.levels[0], {})
+        self.clean, self.last_level = zeros_like(self.x), self.levels[0].clone()
         self.tokens, self.sure = zeros_like(self.inputs.mask).long(), zeros_like(self.x[..., 0])
-        self.predrawn = self._predraw() if self.x.numel() * len(self.levels.t) <= MAX_PREDRAWN else None
+        self.predrawn = self._predraw() if self.x.numel() * len(self.levels) <= MAX_PREDRAWN else None
         kept = () if self.predrawn is None else (self.predrawn,)
-        counter = self.inputs.step_counter
-        begun = (self.x, self.clean, *tensors_in(self.last_level), counter, *tensors_in(self.levels), *kept)
-        state = (self.x, self.clean, *tensors_in(self.last_level), counter, self.tokens, self.sure)
+        both = (self.x, self.clean, self.last_level, self.inputs.step_counter)
         begin, step = self._begin, self._step
         if compiled:
-            begin, step = compile_whole(begin, begun), compile_whole(step, state)
+            begin = compile_whole(begin, (*both, self.levels, *kept))
+            step = compile_whole(step, (*both, self.tokens, self.sure))
         self.step = CapturedFunction(step, self.x.device)
         self.begin = CapturedFunction(begin, self.x.device, warmup=1, share_pool_with=self.step)
 
     def _predraw(self) -> Tensor:
         """The noise of the beginning and of all steps: drawn together, many small operations are those of one step."""
-        return self.inputs.draw_noise(torch.arange(len(self.levels.t), device=self.x.device).unsqueeze(1))
+        return self.inputs.draw_noise(torch.arange(len(self.levels), device=self.x.device).unsqueeze(1))
 
     def _noise(self) -> Tensor:
         now = self.inputs.step_counter + 1
@@ -118,27 +115,26 @@ class RecordedSampler:
     @torch.no_grad()
     def _begin(self) -> None:
         """All that follows from what is given, before the first step."""
-        inputs = self.inputs
-        # Of a copy, which has computed none yet; one by one, since the compiler fails on a copy of the list.
-        for level, value in zip(tensors_in(self.levels), tensors_in(replace(self.given).levels), strict=True):
-            level.copy_(value)
+        inputs = replace(self.inputs)  # a copy, which has computed no levels yet
+        self.levels.copy_(stack_levels(inputs.levels))
         if self.predrawn is not None:
             self.predrawn.copy_(self._predraw())
         self.x.copy_(inputs.start(inputs.draw_noise(0) if self.predrawn is None else self.predrawn[0]))
         self.clean.zero_()
-        copy_into(self.levels[0], self.last_level)
+        self.last_level.copy_(self.levels[0])
         inputs.step_counter.zero_()
 
     def _step(self) -> None:
         inputs, counter = self.inputs, self.inputs.step_counter
-        level, next_level = self.levels.at_step(counter), self.levels.at_step(counter + 1)
-        last, guided = (self.clean, self.last_level), counter + 1 < len(self.levels.t) - 1
+        here, there = (self.levels.index_select(0, at).squeeze(0) for at in (counter, counter + 1))
+        level, next_level, last_level = (self.kind(*row.unbind()) for row in (here, there, self.last_level))
+        last, guided = (self.clean, last_level), counter + 1 < len(self.levels) - 1
         x, belief = inputs.take_step(self.x, level, next_level, self.clean, last, self._noise, guided)
         self.tokens.copy_(inputs.process.display_tokens(x, belief.tokens, next_level))
         self.sure.copy_(belief.confidence_in(self.tokens))
         self.x.copy_(x)
         self.clean.copy_(belief.clean)
-        copy_into(level, self.last_level)
+        self.last_level.copy_(here)
         counter.add_(1)
 
     def close(self) -> None:
@@ -147,9 +143,9 @@ class RecordedSampler:
 
     def frames(self, inputs: SamplerInputs, watched_steps: Container[int] | None = None) -> Iterator[Frame]:
         """Of other inputs with the same capture key. A frame that nobody reads is not copied, but for the last."""
-        copy_into(inputs, self.given)
+        copy_into(inputs, self.inputs)
         self.begin()
-        times, before = self.levels.t.clone(), None
+        times, before = self.levels[:, 0].clone(), None
         last = len(times) - 2
         for i in range(last + 1):
             self.step()
@@ -162,8 +158,9 @@ class RecordedSampler:
             before = tokens if watched else None
 
 
-def tensors_in(levels: Levels) -> list[Tensor]:
-    return [getattr(levels, f.name) for f in fields(levels)]
+def stack_levels(levels: Levels) -> Tensor:
+    """The levels of a grid as one tensor, [N + 1, K, …], times first: a step looks them up at once."""
+    return torch.stack([getattr(levels, f.name) for f in fields(levels)], 1)
 
 
 class RecordedDecoder:

@@ -90,9 +90,9 @@ def compile_whole(function: Callable[[], None], state: Sequence[Tensor]) -> Call
 
     before = [tensor.clone() for tensor in state]
     function()
+    torch._foreach_copy_([*state], before)  # a second step after the only one would read behind the levels
     traced = make_fx(lambda: function())()
-    for tensor, value in zip(state, before, strict=True):
-        tensor.copy_(value)
+    torch._foreach_copy_([*state], before)
     compiled: Callable[[], None] = torch.compile(traced, dynamic=False, fullgraph=True)
     return compiled
 

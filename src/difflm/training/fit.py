@@ -44,7 +44,7 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import locked, read_json, write_json
 from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import newest_checkpoint
-from difflm.training.recipe import Recipe, check, check_init
+from difflm.training.recipe import TOKENIZERS, Recipe, check, check_init
 from difflm.training.run import FORMAT, bundled_runs, find_run, load_run
 from difflm.training.trainer import Figure, Outcome, Trainer, Watcher
 
@@ -327,7 +327,9 @@ def count_overlap(training: Split, held_out: Split) -> int:
 
 
 def build_tokenizer(setup: Setup) -> Tokenizer:
-    """Build a tokenizer from the training texts and their sources, or one from each."""
+    """Build a tokenizer from the training texts and their sources, or one from each; or take that of a run."""
+    if setup.recipe.tokenizer not in TOKENIZERS:
+        return Tokenizer.load(find_run(setup.recipe.tokenizer) / "tokenizer.json")
     if setup.recipe.source_words == "shared":
         return learn_words(setup, ("source", "target") if setup.recipe.has_sources else ())
     tokenizer = learn_words(setup, ("target",))

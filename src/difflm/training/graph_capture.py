@@ -18,11 +18,16 @@ class CapturedGradients:
 
     Random numbers come from the default generator, whose seed a graph reads again at every replay. Gradients are
     written to the graph's own memory, which every replay overwrites; given `sums` of the weights' shapes, they are
-    added to these instead.
+    added to these instead. All else shares the memory of `other`, a graph that never runs at the same time.
     """
 
     def __init__(
-        self, gradients: Gradients, weights: Sequence[Parameter], batch: Batch, sums: Sequence[Tensor] | None = None
+        self,
+        gradients: Gradients,
+        weights: Sequence[Parameter],
+        batch: Batch,
+        sums: Sequence[Tensor] | None = None,
+        other: "CapturedGradients | None" = None,
     ) -> None:
         self.batch, self.weights = batch.map(lambda tensor: tensor.clone()), weights
         has_grad = [False] * len(weights)  # a weight that the loss does not depend on has no gradient, not one of zero
@@ -35,10 +40,12 @@ class CapturedGradients:
                 has_grad = [weight.grad is not None for weight in weights]
                 self._clear()
         torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.empty_cache()  # what belongs to the side stream, nobody else can use
         for weight, total, has in zip(weights, sums or (), has_grad, strict=bool(sums)):
             weight.grad = total if has else None
         self.graph = torch.cuda.CUDAGraph()
-        with exclusive_capture(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        pool = other.graph.pool() if other else None
+        with exclusive_capture(), torch.cuda.graph(self.graph, pool, capture_error_mode="thread_local"):
             losses = gradients(self.batch)
         self.losses = Losses(
             losses.total.detach(), {name: value.detach() for name, value in losses.terms.items()}, losses.count

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from difflm.data.corpora import split_paths
 from difflm.data.pair_corpora import PAIRS
 from difflm.data.texts import MOST_TOKENS
-from difflm.errors import UsageError, explain_faults, suggest
+from difflm.errors import DifflmError, UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 
+TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
 UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
 
 
@@ -34,7 +35,8 @@ class Recipe(BaseModel):
     "The column of a .csv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
     chunk: int = Field(default=0, ge=0, le=512)
     "Cut a .txt file into texts of so many characters, instead of taking each line as one."
-    tokenizer: Literal["words", "bpe", "characters"] = "bpe"
+    tokenizer: str = "bpe"
+    "words, bpe or characters, learned from the texts; or a run whose words this one shares."
     vocabulary: PositiveInt = 2000
     "Largest number of BPE pieces."
     more_than: int = Field(default=10, ge=0)
@@ -139,6 +141,8 @@ def load_recipe(
     recipe = check(values)
     if recipe.init is not None:
         check_init(recipe)
+    elif recipe.tokenizer not in TOKENIZERS:
+        check_tokenizer(recipe)
     for message in dropped:  # last, so that an error is one line
         note(message)
     return recipe
@@ -189,6 +193,19 @@ def check_init(recipe: Recipe) -> None:
         if key not in UNWEIGHTED and ours["model"][key] != value:
             given = ours["model"][key]
             raise UsageError(f"init={recipe.init} has model.{key}={value}, not {given}: leave model.{key} out.")
+
+
+def check_tokenizer(recipe: Recipe) -> None:
+    """Refuse a tokenizer that is neither learned nor that of a run with the same kind of sources."""
+    from difflm.training.run import initial_run
+
+    try:
+        theirs = initial_run(recipe.tokenizer)
+    except DifflmError as error:
+        known = ", ".join(TOKENIZERS)
+        raise UsageError(f"tokenizer={recipe.tokenizer} is none of {known}, nor a run: {error}") from None
+    if recipe.has_sources and theirs["source_words"] != recipe.source_words:
+        raise UsageError(f"tokenizer={recipe.tokenizer} goes with source_words={theirs['source_words']}.")
 
 
 def check(values: Mapping[str, Any]) -> Recipe:

@@ -205,7 +205,8 @@ class Trainer:
         if self.recipe.accumulate > 1 and not self._sums:
             self._sums = [torch.zeros_like(weight) for weight in weights]
         if batch.key not in self._graphs:
-            self._graphs[batch.key] = CapturedGradients(self.gradients, weights, batch, self._sums or None)
+            other = next(iter(self._graphs.values()), None)
+            self._graphs[batch.key] = CapturedGradients(self.gradients, weights, batch, self._sums or None, other)
         return self._graphs[batch.key]
 
     def validate(self, batches: list[Batch]) -> tuple[float, float | None]:
