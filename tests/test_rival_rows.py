@@ -11,12 +11,8 @@ from tiny import MODEL, write_stories
 from difflm.app.cli import main
 from difflm.app.commands.options import parse_methods
 from difflm.app.measuring import guide_models
-from difflm.controls import Field, Span, Tags, Tree
-from difflm.controls.base import ModelInfo
 from difflm.controls.rivals import DECODERS
-from difflm.data.tokenizers import Words
 from difflm.data.words import split_words
-from difflm.errors import UsageError
 from difflm.evaluation.checkers import Checkers
 from difflm.evaluation.control import Made, Measure, outcomes
 from difflm.evaluation.reports import SENTENCES
@@ -119,18 +115,6 @@ def test_words_that_must_appear_are_targets():
     ]
     row = Measure(None, Checkers.load(None)).model_row("m", "contains", [Made(target, texts)], None)
     assert row.figures["contains_found"] == 0.75 and row.about["checkers"][0].startswith("difflm words")
-
-
-@pytest.mark.parametrize(
-    "control", [Field("food", "French"), Tags(("NOUN",)), Tree("(NP * *)"), Span(0, 1, "NP")], ids=lambda c: c.name
-)
-def test_a_decoder_may_need_no_classifier(control):
-    words = Words(["START", "END", "UNK", "PAD", "a", "b"])
-    with pytest.raises(UsageError, match="no classifier of this model"):
-        control.prepare(ModelInfo(words, 8, 0))
-    control.prepare(ModelInfo(words, 8, 0, needs_labels=False))
-    with pytest.raises(UsageError):  # what the model itself cannot do is refused all the same
-        Tags(("NOUN",) * 9).prepare(ModelInfo(words, 8, 0, needs_labels=False))
 
 
 @pytest.fixture(scope="module")

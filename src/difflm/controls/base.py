@@ -36,7 +36,6 @@ class ModelInfo:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what its classifiers tell apart
     word_labels: "Mapping[str, Tensor]" = field(default_factory=dict)  # how often a word bears a tag, [V, labels]
     kinds: "Mapping[str, Kind]" = field(default_factory=dict)  # whether a label is of texts, words or spans
-    needs_labels: bool = True  # whether a control that has labels needs a classifier that knows them
 
     @property
     def whole_words(self) -> bool:

@@ -39,8 +39,6 @@ class Label(Control):
         return f"{self.label}={self.value}"
 
     def prepare(self, info: ModelInfo) -> None:
-        if not info.needs_labels:
-            return
         known = check_label_known(self.label, self.kind, info)
         if self.value not in known:
             raise UsageError(f"{self.label}: unknown value {self.value!r}. {list_names(self.value, known)}")
@@ -100,8 +98,6 @@ class Tags(Control):
             raise UsageError("pos: this model writes pieces of words; tags need whole words.")
         if len(self.tags) > info.max_words:
             raise UsageError(f"pos: {len(self.tags)} tags are more words than this model holds ({info.max_words}).")
-        if not info.needs_labels:
-            return
         known = check_label_known(POS, self.kind, info)
         if unseen := [tag for tag in self.tags if tag not in known]:
             raise UsageError(f"pos: this model's classifier never saw {unseen[0]}. Known: {', '.join(known)}.")

@@ -42,8 +42,6 @@ class Tree(Control):
         if given := [word for word in words if word != trees.ANY]:
             raise UsageError(f"tree: write * for every word, not {given[0]!r}; --contains asks for words.")
         check_room(len(words), info, self.name)
-        if not info.needs_labels:
-            return
         known = check_label_known(PHRASES, self.kind, info)
         for span in phrases(self.tree):
             if span.label not in known:
@@ -100,8 +98,6 @@ class Span(Control):
         if not 0 <= self.first <= self.last:
             raise UsageError(f"span {self.target}: places count from 0, and the first does not come after the last.")
         check_room(self.last + 1, info, self.name)
-        if not info.needs_labels:
-            return
         known = check_label_known(PHRASES, self.kind, info)
         if not self.alternatives(info):
             raise UsageError(f"span: this model's classifier never saw {self.label}. {list_names(self.label, known)}")

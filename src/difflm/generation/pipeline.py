@@ -257,7 +257,6 @@ class TextDiffusion:
             {name: one.values for name, one in labellings.items()},
             {name: c.word_counts[k] for c in classifiers for name, k in c.numbers.items() if k in c.word_counts},
             {name: one.kind for name, one in labellings.items()},
-            decoder is None or decoder.needs_labels,
         )
         if decoder is not None:
             return decoder(model, info, controls, classifiers, guidance.size if guidance else None)

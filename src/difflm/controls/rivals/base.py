@@ -44,7 +44,6 @@ class ControlDecoder(ABC):
     searches: ClassVar[bool] = False  # whether a beam search makes sense with it
     usual_strength: ClassVar[float] = 1.0
     appends: ClassVar[bool] = False  # whether words behind a gap are taken
-    needs_labels: ClassVar[bool] = True  # whether a classifier must know what is asked
 
     edit = None  # of `ControlPlan`: no decoder edits
     guided = False
