@@ -31,7 +31,7 @@ class Trained:
     guides: str = ""
 
 
-ROC = ["model.embedding_dim=64", "ema=0.9995"]
+SENTENCES = ["data=OUT/sentences.jsonl", "column=text", "widths=[]"]
 RUNS = {
     "e2e-difflm": Trained("e2e"),
     "e2e-diffusion-lm": Trained("e2e-diffusion-lm", ["ema=0.9995"]),
@@ -47,20 +47,10 @@ RUNS = {
     "roc-infill-twin": Trained("roc-infill-twin", BEST),
     "roc-mouth": Trained("roc", ["method=bert-mouth"]),
     "roc-judge": Trained("roc-twin", [*BEST, *SMALL]),
-    "sentences-difflm": Trained("roc", ["data=OUT/sentences.jsonl", "column=text", "longest=32", "widths=[]"]),
-    "sentences-diffusion-lm": Trained(
-        "roc",
-        [
-            "method=diffusion-lm",
-            *("data=OUT/sentences.jsonl", "column=text", "longest=34", "widths=[]", "lr=3e-4", "clip=0"),
-        ],
-    ),
-    "sentences-twin": Trained(
-        "roc-twin", ["data=OUT/sentences.jsonl", "column=text", "longest=32", "widths=[]", *BEST]
-    ),
-    "sentences-judge": Trained(
-        "roc-twin", ["data=OUT/sentences.jsonl", "column=text", "longest=32", "widths=[]", *BEST, *SMALL]
-    ),
+    "sentences-difflm": Trained("roc", [*SENTENCES, "longest=32"]),
+    "sentences-diffusion-lm": Trained("roc", ["method=diffusion-lm", *SENTENCES, "longest=34", "lr=3e-4", "clip=0"]),
+    "sentences-twin": Trained("roc-twin", [*SENTENCES, "longest=32", *BEST]),
+    "sentences-judge": Trained("roc-twin", [*SENTENCES, "longest=40", *BEST, *SMALL]),
     "guide-sentences-twin": Trained("e2e-guide", ["data=OUT/sentences.jsonl", *BEST], "sentences-twin"),
 }
 
