@@ -4,18 +4,23 @@ import gzip
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.timed import UNTIMED, train_for_minutes
 
 if TYPE_CHECKING:
+    from difflm.annotators.trees import Tree
     from difflm.data.e2e import E2EPair
     from difflm.evaluation.targets import Target
     from difflm.generation.pipeline import TextDiffusion
 
+CHUNK = 500  # texts that a process parses at once
 PARTS = ("length", "field", "pos", "tree", "span", "field+pos", "field+tree")  # of E2E
 # The best weights on validation, for those who know 42,000 short texts by heart within minutes.
 BEST = ["patience=1000000", "validate_every=200"]
@@ -173,15 +178,26 @@ def tag_e2e(plan: Plan) -> list[str]:
     return [" ".join(tags) for tags in checking_tagger().tags(e2e_words(plan)[1])]
 
 
-def label_e2e(plan: Plan) -> list[dict[str, Any]]:
-    """Fields, tags, phrases and shapes of the training texts."""
-    from difflm.annotators.e2e_fields import FIELDS
+def parse_chunk(words: list[list[str]]) -> "list[Tree]":
+    import torch
+
     from difflm.annotators.parser import own_parser, parse_texts
+
+    torch.set_num_threads(2)
+    return parse_texts(own_parser(), words)
+
+
+def label_e2e(plan: Plan) -> list[dict[str, Any]]:
+    """Fields, tags, phrases and shapes of the training texts, parsed by as many processes as there are jobs."""
+    from difflm.annotators.e2e_fields import FIELDS
     from difflm.annotators.trees import phrases, shapes
 
     pairs, words = e2e_words(plan)
     tagged = json.loads((plan.out / "tags.json").read_text())
-    found = zip(pairs, map(str.split, tagged), parse_texts(own_parser(), words), strict=True)
+    chunks = [words[k : k + CHUNK] for k in range(0, len(words), CHUNK)]
+    with ProcessPoolExecutor(plan.jobs, get_context("spawn")) as pool:
+        trees = chain.from_iterable(pool.map(parse_chunk, chunks))
+        found = list(zip(pairs, map(str.split, tagged), trees, strict=True))
     return [
         {
             "text": pair.text,

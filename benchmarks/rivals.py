@@ -13,6 +13,7 @@ controls of E2E, gaps of stories (`anlg`, `roc`), words of CommonGen (`contains`
 after `--seconds` is continued by the next command: repeat it until nothing is left. `seconds` measures 50 texts of each
 row, one process at a time. `check` measures the texts in OUT/texts anew with the checkers of this machine.
 `--given e2e-twin=RUN` takes a run instead of training it; `--only` names runs and rows, such as `control-fudge`.
+`--jobs` processes share the GPU: minutes are equal only at equal jobs.
 """
 
 import argparse
