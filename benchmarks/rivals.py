@@ -187,7 +187,8 @@ def measure_controls(task: str, system: System, plan: Plan) -> None:
             put(plan, {"row": system.name, "part": part, "refused": reason})
             continue
         tried = []
-        for strength, settings in system.tries() if len(system.tries()) > 1 else ():
+        pulled = system.method or any(control.head for control in reported[part][0].asked.controls())
+        for strength, settings in system.tries() if pulled and len(system.tries()) > 1 else ():
             protocol = replace(begun, each=min(2, begun.each), guidance=strength, settings=settings, seed=1)
             row, _ = write_part(lm, protocol, system, part, others[part], measure)
             tried.append((success(row), row.figures.get("judge_nats_per_token"), strength, settings))
@@ -199,7 +200,8 @@ def measure_controls(task: str, system: System, plan: Plan) -> None:
         if task == "words":
             line["figures"] |= overlap(plan, lm, made)
         search = [[*describe(strength, settings), found, nats] for found, nats, strength, settings in tried]
-        put(plan, {**line, "how": protocol.describe(lm), "tried": search, "sentences": real(measure, part, reported)})
+        line |= {"how": protocol.describe(lm), "chosen": describe(*best), "tried": search}
+        put(plan, {**line, "sentences": real(measure, part, reported)})
 
 
 def write_part(

@@ -95,7 +95,8 @@ class Protocol:
         if self.method is not None:
             strength = self.guidance.size if self.guidance else DECODERS[self.method].usual_strength
             return f"{sampling} {self.method}={strength:g} candidates={self.candidates}"
-        rule = "original" if self.guidance == ORIGINAL else f"{lm.guidance_settings(self.guidance).size:g}"
+        settings = lm.guidance_settings(self.guidance)
+        rule = "original" if settings == ORIGINAL else f"{'original, ' * (settings.climb == 'sign')}{settings.size:g}"
         return f"{sampling} guidance={rule} candidates={self.candidates}"
 
 
