@@ -32,6 +32,7 @@ from benchmarks.timed import read_results, run_side_by_side
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
     from difflm.evaluation.control import Measure
+    from difflm.evaluation.infill import Floats
     from difflm.evaluation.reports import Row
     from difflm.evaluation.targets import Target
     from difflm.generation.pipeline import TextDiffusion
@@ -153,8 +154,10 @@ def put(plan: Plan, line: dict[str, Any]) -> None:
 
 
 def figures_of(row: "Row") -> dict[str, Any]:
-    shown = {key: value for key, value in row.figures.items() if value is not None}
-    return {"targets": row.count, "figures": shown, "intervals": row.intervals, "errors": row.errors}
+    """Figures of a row, but for how far it lies behind others: it is measured alone."""
+    shown = {key: value for key, value in row.figures.items() if value is not None and not key.endswith("_ahead")}
+    intervals = {key: ends for key, ends in row.intervals.items() if key in shown}
+    return {"targets": row.count, "figures": shown, "intervals": intervals, "errors": row.errors}
 
 
 def make_measure(task: str, plan: Plan) -> "Measure":
@@ -178,6 +181,7 @@ def measure_controls(task: str, system: System, plan: Plan) -> None:
     """Choose the strength of a system for each part, and measure it."""
     from difflm.evaluation.control import Protocol, by_control
     from difflm.evaluation.control import System as Asking
+    from difflm.evaluation.infill import interval
 
     lm, measure = plan.load(system.run), make_measure(task, plan)
     reported, others = (by_control(load_targets(task, lm, plan, choose)) for choose in (False, True))
@@ -198,7 +202,8 @@ def measure_controls(task: str, system: System, plan: Plan) -> None:
         keep_texts(plan, task, system.name, part, made)
         line = {"row": system.name, "part": part, "method": lm.config["method"], **figures_of(row)}
         if task == "words":
-            line["figures"] |= overlap(plan, lm, made)
+            for figure, values in overlap(plan, lm, made).items():
+                line["figures"][figure], line["intervals"][figure] = float(values[0]), interval(values)
         search = [[*describe(strength, settings), found, nats] for found, nats, strength, settings in tried]
         line |= {"how": protocol.describe(lm), "chosen": describe(*best), "tried": search}
         put(plan, {**line, "sentences": real(measure, part, reported)})
@@ -237,16 +242,15 @@ def keep_texts(plan: Plan, task: str, name: str, part: str, made: "Sequence[Any]
     write_texts(plan.out / "texts" / f"{task}-{name}-{part}.jsonl", made)
 
 
-def overlap(plan: Plan, lm: "TextDiffusion", made: "Sequence[Any]") -> dict[str, float]:
-    """BLEU-4, ROUGE-L and CIDEr of the first text of each target with CommonGen's references."""
+def overlap(plan: Plan, lm: "TextDiffusion", made: "Sequence[Any]") -> "dict[str, Floats]":
+    """BLEU-4, ROUGE-L and CIDEr of the first text of each target with CommonGen's references, and bootstrap draws."""
     from difflm.data.stories import Gap
     from difflm.data.words import split_words
     from difflm.evaluation.infill import GapMetrics, Lengths, Set
 
     references = concept_targets(plan, lm, choose=False)[1]
     gaps = Set("contains", [Gap("", "", tuple(scenes)) for scenes in references], Lengths.of([["a"] * 5], True))
-    found = GapMetrics(gaps, 0, []).overlap([split_words(one.texts[0].text) for one in made])
-    return {figure: float(values[0]) for figure, values in found.items()}
+    return GapMetrics(gaps, 0, []).overlap([split_words(one.texts[0].text) for one in made])
 
 
 def check_texts(plan: Plan) -> None:
@@ -269,7 +273,7 @@ def check_texts(plan: Plan) -> None:
                     found = read_texts(texts[part], targets[part], system.each or plan.each)
                     row = measure.model_row(name, part, [found[id(target)] for target in targets[part]], None)
                     anew = figures_of(row)
-                    line.update(anew | {"figures": line["figures"] | anew["figures"]})
+                    line.update({key: line[key] | anew[key] for key in ("figures", "intervals", "errors")})
                     line["sentences"] = real(measure, part, targets)
     write_atomic(plan.results, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
