@@ -232,7 +232,7 @@ def describe(strength: "GuidanceSettings | None", settings: dict[str, Any]) -> l
 
 def real(measure: "Measure", part: str, targets: "dict[str, list[Target]]") -> dict[str, Any]:
     """Figures of the sentences that the targets come from."""
-    return figures_of(measure.sentence_row(part, targets[part]))["figures"]  # type: ignore[no-any-return]
+    return figures_of(measure.sentence_row(part, targets[part]))["figures"]
 
 
 def keep_texts(plan: Plan, task: str, name: str, part: str, made: "Sequence[Any]") -> None:
