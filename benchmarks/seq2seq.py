@@ -11,23 +11,20 @@ after `--seconds` is continued by the next command. `--jobs` runs train at a tim
 
 import argparse
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.timed import UNTIMED, read_results, run_side_by_side, train_for_minutes
+
 if TYPE_CHECKING:
     from difflm.data.references import PairSet
     from difflm.evaluation.seq2seq import Outputs
     from difflm.generation.pipeline import TextDiffusion
-    from difflm.training.recipe import Recipe
 
 HELD_BACK = 1000  # training pairs on which settings are chosen
 MOST_SOURCES = 1000  # of the validation set
@@ -109,10 +106,6 @@ class Asked:
         return [run for seed in self.seeds for name in asked if (run := f"{name}-{seed}") not in done]
 
 
-def read_results(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 # -- pairs ------------------------------------------------------------------------------------------------------------
 
 
@@ -175,61 +168,18 @@ def wait_for_twin(seed: str, asked: Asked) -> Path:
 # -- one run, in a process of its own ---------------------------------------------------------------------------------
 
 
-def timed(recipe: "Recipe", minutes: float) -> "Recipe":
-    """The recipe with a learning rate that falls to zero within so many minutes of training, however many steps those
-    are. The trainer sets the clock when it begins."""
-    from difflm.training.recipe import Recipe
-
-    class Timed(Recipe):
-        def rate(self, step: int) -> float:
-            share = min(1.0, (time.perf_counter() - clock["begin"]) / (60 * minutes))
-            return self.lr * min(1.0, (step + 1) / max(1, self.warmup), max(0.0, 1.0 - share) / 0.7)
-
-    clock = {"begin": time.perf_counter()}
-    made = Timed(**recipe.model_dump())
-    Timed.clock = clock  # type: ignore[attr-defined]
-    return made
-
-
 def train(run: str, asked: Asked) -> bool:
     """Train a run for its minutes, or continue it; False where time was up before."""
-    from difflm.app.console import TrainingView
-    from difflm.generation.jobs import check_device
-    from difflm.training import fit
     from difflm.training.recipe import load_recipe
-    from difflm.training.trainer import Outcome, Trainer
 
-    out, (name, seed) = asked.out / run, run.rsplit("-", 1)
+    (name, seed), out = run.rsplit("-", 1), asked.out / run
     if (out / "done").exists():
         return True
-    asked_row = ROWS[name]
     fixed = [f"data={asked.out / 'train.jsonl'}", "task=auto", f"seed={seed}", *TASKS[asked.task]]
-    if asked_row.distilled:
+    if ROWS[name].distilled:
         fixed += [f"data={distil(seed, asked)}", f"tokenizer={asked.out / f'{TWIN}-{seed}'}"]
-    fixed += ["steps=1000000", "save_every=1000000", "validate_every=1000000", "patience=0", "log_every=50"]
-    recipe = load_recipe(asked_row.recipe, ["compile=false", *asked_row.changes, *fixed, *asked.more])
-
-    class ForMinutes(Trainer):
-        def fit(self, *given: Any) -> Outcome:
-            clock = type(self.recipe).clock  # type: ignore[attr-defined]
-            clock["begin"] = time.perf_counter() - self.seconds
-            left = [60 * asked.minutes - self.seconds, *([asked.until - time.time() - 40] if asked.until else [])]
-            timer = threading.Timer(max(1.0, min(left)), os.kill, (os.getpid(), signal.SIGTERM))
-            timer.daemon = True
-            timer.start()
-            return super().fit(*given)
-
-    fit.Trainer = ForMinutes  # type: ignore[misc]
-    check = fit.check_same_recipe
-    fit.check_same_recipe = lambda recipe, out: timed(check(recipe, out), asked.minutes)
-    resume = (out / "recipe.json").exists()
-    with TrainingView(out, as_json=False) as view:
-        given = recipe if resume else timed(recipe, asked.minutes)
-        outcome = fit.train_run(given, out, check_device(asked.device), view, view.reading, asked.data, resume=resume)
-    if outcome.seconds < 60 * asked.minutes - 2:
-        return False
-    (out / "done").write_text(json.dumps({"minutes": outcome.seconds / 60, "steps": outcome.step}))
-    return True
+    recipe = load_recipe(ROWS[name].recipe, ["compile=false", *ROWS[name].changes, *fixed, *UNTIMED, *asked.more])
+    return train_for_minutes(recipe, out, asked.minutes, asked.until, asked.device, asked.data)
 
 
 def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str, Any]]]:
@@ -344,28 +294,6 @@ def make(run: str, asked: Asked) -> None:
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 
-def make_all(asked: Asked, words: Sequence[str]) -> None:
-    """Processes for what is missing, so many at a time, until time is up."""
-    until = time.time() + asked.seconds
-    waiting, working = asked.names(), dict[str, subprocess.Popen[bytes]]()
-    while waiting or working:
-        while waiting and len(working) < asked.jobs and time.time() < until - 60:
-            run = waiting.pop(0)
-            command = [sys.executable, sys.argv[0], *words, "--one", run, "--until", str(until)]
-            with (asked.out / f"{run}.log").open("w") as log:
-                working[run] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        time.sleep(0.5)
-        for run in [run for run, process in working.items() if process.poll() is not None]:
-            if working.pop(run).returncode:
-                said = (asked.out / f"{run}.log").read_text().strip().splitlines()[-6:]
-                print(f"{run}: FAILED\n  " + "\n  ".join(said), flush=True)
-        if time.time() > until - 60:
-            waiting = []
-        if time.time() > until:
-            for process in working.values():
-                process.kill()
-
-
 COLUMNS = {
     "bleu_sacre": "sacreBLEU",
     "bleu_sentence_nltk4": "BLEU",
@@ -440,7 +368,7 @@ def main() -> None:
         make(asked.one, asked)
     else:
         write_pairs(asked)
-        make_all(asked, sys.argv[1:])
+        run_side_by_side(asked.names(), asked.out, asked.jobs, asked.seconds, words=sys.argv[1:])
         put_table(asked)
 
 

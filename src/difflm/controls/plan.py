@@ -77,6 +77,9 @@ class ControlPlan:
         if edit is not None:
             self.check_edit(edit)
         self.guided = any(control.head for control in self.controls)  # whether a classifier guides
+        # Of two that know a head, the first; each is asked once, however many heads it has.
+        able = {control.head: [c for c in classifiers if control.head in c.labellings] for control in self.controls}
+        self.asked_classifiers = list({id(some[0]): some[0] for some in able.values() if some}.values())
         self.words, self.least = agree_on_length(self.controls, info, edit)
         # Whether nothing settles the length, and the model writes its own end.
         own_end = END not in model.lengths.forbidden

@@ -135,10 +135,7 @@ class Texts:
 
 def write_samples(lm: TextDiffusion, changes: Mapping[str, Any], n: int, seed: int, on_progress: Counted) -> Texts:
     """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
-    method = lm.config["method"]
-    # One set of changes serves diffusion models and the twin, which ignores settings of denoising.
-    known = understood_by(lm.model.families) if "left-to-right" in lm.model.families else FAMILIES
-    job = lm.make_job(n, seed, **{key: value for key, value in changes.items() if key in known})
+    method, job = lm.config["method"], lm.make_job(n, seed, **settings_for(lm, changes))
     # The first call is slower than the next ones: two steps of one batch are not counted.
     for batch in make_batches(lm.model, draw_rows(lm.model, 1, seed), lm.device):
         noise = Noise(batch.seeds, batch.samples)
@@ -167,6 +164,12 @@ def write_random(lm: TextDiffusion, model: LatentDiffusion, n: int, seed: int) -
     samples = torch.arange(n, device=lm.device).split(CHUNK)
     ids = [model.words(row) for some in samples for row in model.write_random(Noise(seed, some)).tolist()]
     return Texts([lm.tokenizer.decode(row) for row in ids], ids, lm.tokenizer, lm.config["method"])
+
+
+def settings_for(lm: TextDiffusion, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """One set of changes serves diffusion models and left-to-right ones, which ignore settings of denoising."""
+    known = understood_by(lm.model.families) if "left-to-right" in lm.model.families else FAMILIES
+    return {key: value for key, value in changes.items() if key in known}
 
 
 def describe_sampling(sampling: Sampling) -> str:

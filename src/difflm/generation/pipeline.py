@@ -323,7 +323,8 @@ class TextDiffusion:
             text = join_words(words)
         # Of candidates the chosen one alone is checked.
         checks = check_text(job.plan.controls, text, job.plan.unknown_words) if job.plan and not job.choose else []
-        return Generation(text, words, job.sampling.steps, row.calls, seconds, job.seed, checks, job.warnings)
+        about = seconds, job.seed, checks, job.warnings, row.classifier_calls
+        return Generation(text, words, job.sampling.steps, row.calls, *about)
 
     def stream(self, n: int = 1, seed: int = 0, **asked: Any) -> Iterator[list[Draft]]:
         """Every text at every step: one list of drafts a step, batch after batch."""

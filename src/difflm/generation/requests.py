@@ -154,4 +154,5 @@ def generation_to_json(g: "Generation") -> dict[str, Any]:
     """One line of `generate --json`."""
     keys = ("text", "tokens", "controls", "steps", "denoiser_calls", "seconds", "seed")
     found = {key: round(g.seconds, 4) if key == "seconds" else getattr(g, key) for key in keys}
-    return {**found, "warnings": g.warnings} if g.warnings else found
+    more = {"classifier_calls": g.classifier_calls, "warnings": g.warnings}
+    return found | {key: value for key, value in more.items() if value}
