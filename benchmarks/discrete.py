@@ -51,6 +51,7 @@ E2E = {
     "d3pm-uniform": tokens("d3pm-uniform"),
     "d3pm-nearest": tokens("d3pm-nearest"),
     "block-diffusion": Rival("e2e-block-diffusion"),
+    "ssd-lm": Rival("e2e-ssd-lm", ["batch_size=512"]),
     "sedd": tokens("sedd", *ADAPTIVE),
     "udlm": tokens("udlm", *ADAPTIVE),
     "gidd": tokens("gidd", *ADAPTIVE),

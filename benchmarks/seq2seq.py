@@ -11,23 +11,20 @@ after `--seconds` is continued by the next command. `--jobs` runs train at a tim
 
 import argparse
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.timed import UNTIMED, read_results, run_side_by_side, train_for_minutes
+
 if TYPE_CHECKING:
     from difflm.data.references import PairSet
     from difflm.evaluation.seq2seq import Outputs
     from difflm.generation.pipeline import TextDiffusion
-    from difflm.training.recipe import Recipe
 
 HELD_BACK = 1000  # training pairs on which settings are chosen
 MOST_SOURCES = 1000  # of the validation set
@@ -60,6 +57,7 @@ ROWS = {
     "diff-glat": row("multi30k-diff-glat", "model.settled_at=4000", layers=6),
     "diffusion-nat": row("multi30k-diffusion-nat"),
     "block-diffusion": row("multi30k", "method=block-diffusion"),
+    "ssd-lm": row("multi30k", "method=ssd-lm"),
     "cmlm": row("multi30k", "method=cmlm"),
     "levt": row("multi30k-levt"),
     "difformer": row("multi30k-difformer", layers=6),
@@ -73,6 +71,7 @@ ROWS = {
     "sed": row("multi30k-diffuseq-v2", "method=sed", "model.embedding_dim=32", "lr=5e-4", layers=14),
     "cmlm-distilled": row("multi30k", "method=cmlm", distilled=True),
 }
+BLOCK_STEPS = {"block-diffusion": 3, "ssd-lm": 6}  # of each block, with few of which a text has about `CALLS` calls
 # The most tokens of a text and of a source, and widths of batches: nearly all pairs fit.
 TASKS = {
     "multi30k": ["longest=40", "source_longest=40", "widths=[16,24,40]", "vocabulary=6000"],
@@ -105,10 +104,6 @@ class Asked:
         done = {record["run"] for record in read_results(self.results)}
         asked = [name for name in self.only or ROWS]
         return [run for seed in self.seeds for name in asked if (run := f"{name}-{seed}") not in done]
-
-
-def read_results(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 # -- pairs ------------------------------------------------------------------------------------------------------------
@@ -173,61 +168,18 @@ def wait_for_twin(seed: str, asked: Asked) -> Path:
 # -- one run, in a process of its own ---------------------------------------------------------------------------------
 
 
-def timed(recipe: "Recipe", minutes: float) -> "Recipe":
-    """The recipe with a learning rate that falls to zero within so many minutes of training, however many steps those
-    are. The trainer sets the clock when it begins."""
-    from difflm.training.recipe import Recipe
-
-    class Timed(Recipe):
-        def rate(self, step: int) -> float:
-            share = min(1.0, (time.perf_counter() - clock["begin"]) / (60 * minutes))
-            return self.lr * min(1.0, (step + 1) / max(1, self.warmup), max(0.0, 1.0 - share) / 0.7)
-
-    clock = {"begin": time.perf_counter()}
-    made = Timed(**recipe.model_dump())
-    Timed.clock = clock  # type: ignore[attr-defined]
-    return made
-
-
 def train(run: str, asked: Asked) -> bool:
     """Train a run for its minutes, or continue it; False where time was up before."""
-    from difflm.app.console import TrainingView
-    from difflm.generation.jobs import check_device
-    from difflm.training import fit
     from difflm.training.recipe import load_recipe
-    from difflm.training.trainer import Outcome, Trainer
 
-    out, (name, seed) = asked.out / run, run.rsplit("-", 1)
+    (name, seed), out = run.rsplit("-", 1), asked.out / run
     if (out / "done").exists():
         return True
-    asked_row = ROWS[name]
     fixed = [f"data={asked.out / 'train.jsonl'}", "task=auto", f"seed={seed}", *TASKS[asked.task]]
-    if asked_row.distilled:
+    if ROWS[name].distilled:
         fixed += [f"data={distil(seed, asked)}", f"tokenizer={asked.out / f'{TWIN}-{seed}'}"]
-    fixed += ["steps=1000000", "save_every=1000000", "validate_every=1000000", "patience=0", "log_every=50"]
-    recipe = load_recipe(asked_row.recipe, ["compile=false", *asked_row.changes, *fixed, *asked.more])
-
-    class ForMinutes(Trainer):
-        def fit(self, *given: Any) -> Outcome:
-            clock = type(self.recipe).clock  # type: ignore[attr-defined]
-            clock["begin"] = time.perf_counter() - self.seconds
-            left = [60 * asked.minutes - self.seconds, *([asked.until - time.time() - 40] if asked.until else [])]
-            timer = threading.Timer(max(1.0, min(left)), os.kill, (os.getpid(), signal.SIGTERM))
-            timer.daemon = True
-            timer.start()
-            return super().fit(*given)
-
-    fit.Trainer = ForMinutes  # type: ignore[misc]
-    check = fit.check_same_recipe
-    fit.check_same_recipe = lambda recipe, out: timed(check(recipe, out), asked.minutes)
-    resume = (out / "recipe.json").exists()
-    with TrainingView(out, as_json=False) as view:
-        given = recipe if resume else timed(recipe, asked.minutes)
-        outcome = fit.train_run(given, out, check_device(asked.device), view, view.reading, asked.data, resume=resume)
-    if outcome.seconds < 60 * asked.minutes - 2:
-        return False
-    (out / "done").write_text(json.dumps({"minutes": outcome.seconds / 60, "steps": outcome.step}))
-    return True
+    recipe = load_recipe(ROWS[name].recipe, ["compile=false", *ROWS[name].changes, *fixed, *UNTIMED, *asked.more])
+    return train_for_minutes(recipe, out, asked.minutes, asked.until, asked.device, asked.data)
 
 
 def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str, Any]]]:
@@ -237,15 +189,17 @@ def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str
     if "left-to-right" in model.families:
         yield [{"temperature": 0.0}, *({"beams": 5, "length_penalty": penalty} for penalty in (0.0, 0.6, 1.0))]
         return
-    blocks = method == "block-diffusion"
+    blocks = method in BLOCK_STEPS
     most = CALLS * CALLS // model.calls(own.change({"steps": CALLS}), CALLS)  # steps, of which each may take several
-    begin: dict[str, Any] = {"steps": 3 if blocks else most}  # three of a block
+    begin: dict[str, Any] = {"steps": BLOCK_STEPS.get(method, most)}
     if "confidence" in model.samplers:
         begin |= {"sampler": "confidence"}
     beam = {"length_beam": 1} if model.has_length_beam else {}
     knob = "temperature" if model.predicts_words else "noise_temperature"
     yield [{**begin, **beam, knob: value} for value in (*[0.0] * model.greedy, 0.2, 0.5, 0.8, 1.0)]
-    if blocks:
+    if "simplex" in model.families:
+        yield [{}, {"steps": 3}, {"projection": "greedy"}, {"sampler": "ancestral", "projection": "mean"}]
+    elif blocks:
         yield [{}, {"steps": 2}, {"steps": 2, "sampler": own.sampler}, {"sampler": own.sampler}]
     else:
         few = [{"steps": most // n, "mbr": n} for n in (2, 5)]
@@ -340,28 +294,6 @@ def make(run: str, asked: Asked) -> None:
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 
-def make_all(asked: Asked, words: Sequence[str]) -> None:
-    """Processes for what is missing, so many at a time, until time is up."""
-    until = time.time() + asked.seconds
-    waiting, working = asked.names(), dict[str, subprocess.Popen[bytes]]()
-    while waiting or working:
-        while waiting and len(working) < asked.jobs and time.time() < until - 60:
-            run = waiting.pop(0)
-            command = [sys.executable, sys.argv[0], *words, "--one", run, "--until", str(until)]
-            with (asked.out / f"{run}.log").open("w") as log:
-                working[run] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        time.sleep(0.5)
-        for run in [run for run, process in working.items() if process.poll() is not None]:
-            if working.pop(run).returncode:
-                said = (asked.out / f"{run}.log").read_text().strip().splitlines()[-6:]
-                print(f"{run}: FAILED\n  " + "\n  ".join(said), flush=True)
-        if time.time() > until - 60:
-            waiting = []
-        if time.time() > until:
-            for process in working.values():
-                process.kill()
-
-
 COLUMNS = {
     "bleu_sacre": "sacreBLEU",
     "bleu_sentence_nltk4": "BLEU",
@@ -436,7 +368,7 @@ def main() -> None:
         make(asked.one, asked)
     else:
         write_pairs(asked)
-        make_all(asked, sys.argv[1:])
+        run_side_by_side(asked.names(), asked.out, asked.jobs, asked.seconds, words=sys.argv[1:])
         put_table(asked)
 
 

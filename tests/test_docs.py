@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import typer
+from test_sentence_classifier import make_classifier
 from tiny import write_grammar, write_stories
 
 from difflm.annotators.parser import own_parser, parse_texts
@@ -87,6 +88,9 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/mdlm": "e2e-mdlm",
     "runs/mdlm/guide": "e2e-guide data=words.jsonl model.guides=runs/mdlm",
     "runs/blocks": "e2e-block-diffusion",
+    "runs/ssd": "e2e-ssd-lm",
+    "runs/ld4lg": "e2e-ld4lg",
+    "runs/gpvae": "e2e-gpvae",
     "runs/told": "e2e-mdlm data=told.txt",
     "runs/discrete/gidd": "e2e-mdlm method=gidd",
     "runs/dlm-guide": "classifier data=words.jsonl model.guides=runs/diffusion-lm",
@@ -168,7 +172,7 @@ def why_parsed(command: Shown) -> str | None:
     for start, reason in PARSED_ONLY.items():
         if argv[: len(start.split())] == start.split():
             return reason
-    extra = EXTRAS.get(argv[1])
+    extra = "transformers" if "tone" in argv else EXTRAS.get(argv[1])
     return f"{extra} is not installed" if extra and importlib.util.find_spec(extra) is None else None
 
 
@@ -229,6 +233,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_e2e(home / "DIR" / "e2e")
     write_labels(home / "DIR" / "e2e", home)
     shutil.copytree(Path(str(resources.files("difflm"))) / "pretrained" / "parser", home / "PTB")
+    if importlib.util.find_spec("transformers"):
+        make_classifier(home / "tone")
     write_stories(home / "DIR", 24, 8)
     shutil.copytree(home / "DIR", home / "data")
     with pytest.MonkeyPatch.context() as patch:

@@ -7,25 +7,44 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from difflm.app.commands.evaluate import ControlOptions, InfillOptions, MeasureOptions, ReferenceOptions, Seq2SeqOptions
-from difflm.app.commands.options import load_model, load_rank, parse_guidance
+from difflm.app.commands.evaluate import (
+    ControlOptions,
+    DecoderOptions,
+    InfillOptions,
+    MeasureOptions,
+    ReferenceOptions,
+    Seq2SeqOptions,
+)
+from difflm.app.commands.options import load_model, load_rank, parse_guidance, parse_methods
 from difflm.app.console import Bar, note, put_json, put_table
+from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.learned import checking_tagger
+from difflm.controls.rivals import DECODERS
 from difflm.data.corpora import NAMES, corpus, resolve_data
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
 from difflm.data.references import read_pair_set
 from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
-from difflm.evaluation.control import Protocol, evaluate_control
+from difflm.evaluation.control import Protocol, System, evaluate_control
 from difflm.evaluation.corpora import corpus_for, pairs_for
 from difflm.evaluation.infill import Asked, Lengths, Set, evaluate_infill
 from difflm.evaluation.language import check_numbers, evaluate_language
 from difflm.evaluation.reports import Report
 from difflm.evaluation.seq2seq import Ways, evaluate_seq2seq
-from difflm.evaluation.targets import CONTROLS, check_known, choose, draw_targets, fit_for, read_targets, write_targets
+from difflm.evaluation.targets import (
+    CONTROLS,
+    check_known,
+    choose,
+    draw_targets,
+    fit_for,
+    keep_fitting,
+    read_targets,
+    write_targets,
+)
 from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion
+from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import append_line, write_atomic
 from difflm.training.model_card import write_card
 from difflm.training.run import bundled_runs, find_run, read_config
@@ -51,10 +70,16 @@ def measure_language(runs: list[str], options: MeasureOptions, settings: dict[st
     publish(runs, report, options)
 
 
-def measure_control(run: str, options: MeasureOptions, settings: dict[str, Any], control: ControlOptions) -> None:
-    """Measure a run on targets that are drawn from E2E or read from a file."""
+def measure_control(
+    runs: list[str],
+    options: MeasureOptions,
+    settings: dict[str, Any],
+    control: ControlOptions,
+    decoder: DecoderOptions,
+) -> None:
+    """Measure runs on targets that are drawn from E2E or read from a file."""
     names, count = control.names(), TARGETS if options.samples is None else options.samples
-    guidance = parse_guidance(control.guidance)
+    guidance, methods = parse_guidance(control.guidance), parse_methods(decoder.method)
     protocol = Protocol(control.each, options.seed, control.candidates, guidance, settings)
     protocol.check()
     check_known(names or ())
@@ -63,25 +88,68 @@ def measure_control(run: str, options: MeasureOptions, settings: dict[str, Any],
     path = control.targets
     given = choose(read_targets(path), names, count, path) if path and path.exists() else None
     pairs = load_e2e(options, required=given is None)
-    lm = load_model(run, options.device)
+    models = dict(zip(run_names(runs), (load_model(run, options.device) for run in runs), strict=True))
     for folder in control.guide or ():
-        lm.guided_by(folder)
-    tagger = checking_tagger()
+        guide_models(list(models.values()), folder)
+    check_decoded(models, methods)
+    systems = find_systems(models, protocol, methods)
+    tagger, lm, notes = checking_tagger(), systems[0].lm, list[str]()
     if given is not None:
-        targets, notes = fit_for(given, lm, tagger)
+        targets = given
+        for one in models.values():
+            targets, changed = fit_for(targets, one, tagger)
+            notes += changed
         about = {"corpus": Path(str(path)).name, "split": "targets of a file"}
     else:
-        targets, notes = draw_targets(names or CONTROLS, pairs, lm, tagger, count, options.seed), []
+        fitting = pairs
+        for one in models.values():
+            fitting = keep_fitting(fitting, one)
+        targets = draw_targets(names or CONTROLS, fitting or pairs, lm, tagger, count, options.seed)
         about = {"corpus": "e2e", "split": options.split}
         if path:
             write_targets(path, targets)
             note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")
-    judge, name = load_judge(options.judge, [lm], options.device), run_names([run])[0]
+    judge, first = load_judge(options.judge, models.values(), options.device), systems[0]
+    keep = control.texts, control.second_parser, systems[1:]
     with Bar("measuring") as bar:
         report = evaluate_control(
-            lm, name, targets, judge, protocol, pairs, about, notes, bar.update, control.texts, control.second_parser
+            lm, first.name, targets, judge, first.protocol, pairs, about, notes, bar.update, *keep
         )
-    publish([run], report, options)
+    publish(runs, report, options)
+
+
+def guide_models(models: Sequence[TextDiffusion], folder: Path) -> None:
+    """Give a classifier to the models that it was made for."""
+    refused = []
+    for lm in models:
+        try:
+            lm.guided_by(folder)
+        except UsageError as error:
+            refused.append(error)
+    if len(refused) == len(models):
+        raise refused[0]
+
+
+def check_decoded(models: dict[str, TextDiffusion], methods: Iterable[str]) -> None:
+    """Refuse a decoder that decodes none of the models."""
+    for method in methods:
+        if not any(isinstance(lm.model, DECODERS[method].decodes) for lm in models.values()):
+            kinds = ", ".join(dict.fromkeys(lm.config["method"] for lm in models.values()))
+            raise UsageError(f"{method} decodes {DECODERS[method].family}; there are none among these runs ({kinds}).")
+
+
+def find_systems(
+    models: dict[str, TextDiffusion], protocol: Protocol, methods: dict[str, GuidanceSettings | None]
+) -> list[System]:
+    """Return the rows of a control: each run by itself, unless it needs a decoder, and with each that decodes it."""
+    found = []
+    for name, lm in models.items():
+        decoders = [method for method in methods if isinstance(lm.model, DECODERS[method].decodes)]
+        if isinstance(lm.model, DiffusionModel) or not decoders:
+            found.append(System(name, lm, protocol))
+        for method in decoders:
+            found.append(System(name, lm, replace(protocol, guidance=methods[method], method=method)))
+    return found
 
 
 def load_e2e(options: MeasureOptions, required: bool) -> list[E2EPair]:
@@ -95,11 +163,17 @@ def load_e2e(options: MeasureOptions, required: bool) -> list[E2EPair]:
 
 
 def measure_infill(
-    run: str, options: MeasureOptions, settings: dict[str, Any], infill: InfillOptions, reference: ReferenceOptions
+    runs: list[str],
+    options: MeasureOptions,
+    settings: dict[str, Any],
+    infill: InfillOptions,
+    reference: ReferenceOptions,
+    decoder: DecoderOptions,
 ) -> None:
     """Measure a run and its rivals on the same gaps; also keep some of their texts for people to read."""
     names, count = infill.names(), SAMPLES if options.samples is None else options.samples
-    how = Asked(options.seed, reference.mbr, reference.beams, options.draws, settings)
+    methods = parse_methods(decoder.method)
+    how = Asked(options.seed, reference.mbr, reference.beams, options.draws, settings, methods)
     how.check()
     if count < 2:
         raise UsageError(f"the number of samples, which are gaps here, must be at least 2, not {count}.")
@@ -110,17 +184,22 @@ def measure_infill(
     if reference.skip < 0:
         raise UsageError(f"--skip must be 0 or more gaps, not {reference.skip}.")
     sets = [load_gaps(name, stories, count, options, reference.skip) for name in names]
-    runs = [run, *(reference.rival or ())]
     models = dict(zip(run_names(runs), (load_model(one, options.device) for one in runs), strict=True))
+    check_decoded(models, methods)
+    judge = load_model(options.judge, options.device) if options.judge else None
     training = [sentence for story in stories for sentence in story]
     with Bar("measuring") as bar:
-        report, middles = evaluate_infill(models, sets, how, training, similarity, on_progress=bar.update)
+        report, middles = evaluate_infill(models, sets, how, training, similarity, bar.update, judge)
     publish(runs, report, options)
-    keep_middles(run, middles, options.out)
+    keep_middles(runs[0], middles, options.out)
 
 
 def measure_seq2seq(
-    run: str, options: MeasureOptions, settings: dict[str, Any], reference: ReferenceOptions, seq2seq: Seq2SeqOptions
+    runs: list[str],
+    options: MeasureOptions,
+    settings: dict[str, Any],
+    reference: ReferenceOptions,
+    seq2seq: Seq2SeqOptions,
 ) -> None:
     """Measure a run and its rivals on the same sources: those of a file, or those that the run's training held out."""
     ways = Ways(options.seed, reference.mbr, reference.beams, seq2seq.oracle, settings)
@@ -138,7 +217,6 @@ def measure_seq2seq(
         raise UsageError(f"--skip must be 0 or more sources, not {reference.skip}.")
     similarity = BertScore(reference.encoder, check_device(options.device)) if reference.encoder else None
     given = read_pair_set(seq2seq.pairs, seq2seq.column, options.data, options.split) if seq2seq.pairs else None
-    runs = [run, *(reference.rival or ())]
     models = dict(zip(run_names(runs), (load_model(one, options.device) for one in runs), strict=True))
     for lm in models.values():
         lm.source_room()
@@ -235,7 +313,8 @@ def publish(runs: list[str], report: Report, options: MeasureOptions) -> None:
         for row_object in report.objects():
             put_json(row_object)
     else:
-        put_table(report.table())
+        for table in report.tables():
+            put_table(table)
     names = run_names(runs)
     rows = list(dict.fromkeys(row.name for row in report.rows))
     if options.out:

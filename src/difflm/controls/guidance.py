@@ -8,7 +8,7 @@ tilted before the step, by Bayes' rule at every open place: p(w | x_t, c) ∝ p(
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -241,7 +241,7 @@ ORIGINAL = GuidanceSettings(
 class GuidanceTarget:
     """Labels that the texts of a batch should bear under one head, each text its own."""
 
-    classifier: Classifier
+    classifier: Any  # a `Classifier`, or one that reads sentences
     head: str
     labels: Tensor  # on the canvas, NOTHING where nothing is asked: [B], [B, W] or [B, M, 3]
     whole: bool = False  # of spans: there shall be no others

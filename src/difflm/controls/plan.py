@@ -22,6 +22,7 @@ from difflm.controls.guidance import (
 )
 from difflm.controls.phrases import choose_phrases
 from difflm.controls.rules import ForbidSpecials
+from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
 from difflm.data.labels import NOTHING
 from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
 from difflm.data.words import split_words
@@ -29,6 +30,7 @@ from difflm.diffusion.base import Belief
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes.discrete import certain_logits
 from difflm.diffusion.samplers.loop import Steering, Transform
 from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
@@ -58,7 +60,7 @@ class ControlPlan:
         info: ModelInfo,
         controls: Sequence[Control],
         edit: Edit | None = None,
-        classifiers: Sequence[Classifier] = (),
+        classifiers: Sequence[Classifier | SentenceClassifier] = (),
         guidance: GuidanceSettings = STANDARD,
     ) -> None:
         if isinstance(info.tokenizer, Characters):
@@ -75,6 +77,9 @@ class ControlPlan:
         if edit is not None:
             self.check_edit(edit)
         self.guided = any(control.head for control in self.controls)  # whether a classifier guides
+        # Of two that know a head, the first; each is asked once, however many heads it has.
+        able = {control.head: [c for c in classifiers if control.head in c.labellings] for control in self.controls}
+        self.asked_classifiers = list({id(some[0]): some[0] for some in able.values() if some}.values())
         self.words, self.least = agree_on_length(self.controls, info, edit)
         # Whether nothing settles the length, and the model writes its own end.
         own_end = END not in model.lengths.forbidden
@@ -189,10 +194,16 @@ class ControlPlan:
         device = self.model.denoiser.codec.bias.device
         ids, lengths = pad_token_rows(rows)
         canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
-        targets = self.targets(Canvas(mask, self.info.first, torch.zeros_like(mask)))
-        guide = Guidance(targets, self.model.denoiser, mask, self.guidance)
-        t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
-        return guide.nats(self.model.denoiser.codec.encode(canvas), t).tolist()
+        found = self.targets(Canvas(mask, self.info.first, torch.zeros_like(mask)))
+        readers = [target for target in found if isinstance(target.classifier, SentenceClassifier)]
+        targets = [target for target in found if not isinstance(target.classifier, SentenceClassifier)]
+        certain = certain_logits(canvas, self.model.vocabulary)
+        nats = SentenceGuidance(readers, mask, self.guidance.size).nats(certain, mask)
+        if targets:
+            guide = Guidance(targets, self.model.denoiser, mask, self.guidance)
+            t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
+            nats = nats + guide.nats(self.model.denoiser.codec.encode(canvas), t)
+        return nats.tolist()
 
 
 def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -272,9 +283,13 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
         rules = merge_rules([(part, plan.rules(own) if plan else []) for plan, part, own in rows], canvas)
         sizes = [len(own.mask) for *_, own in rows]
         targets = merge_targets([plan.targets(own) if plan else [] for plan, _, own in rows], sizes)
+    readers = [target for target in targets if isinstance(target.classifier, SentenceClassifier)]
+    targets = [target for target in targets if not isinstance(target.classifier, SentenceClassifier)]
     guidance = Guidance(targets, lead.denoiser, mask, lead.guidance) if targets else None
     if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient to climb: the belief is tilted
         rules, guidance = [GuidedBelief(guidance), *rules], None
+    if readers:  # last: it makes nothing possible that a rule forbids, and reads what rules leave
+        rules = [*rules, SentenceGuidance(readers, mask, lead.guidance.size)]
     told = batch.condition
     return Steering(batch.known, batch.begin, spans, rules, guidance, source=told.source, source_mask=told.source_mask)
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from difflm.diffusion.base import Belief, Levels, Process, expand_levels
 from difflm.diffusion.codecs import Codec, Embedding
-from difflm.diffusion.codecs.embedding import X0
+from difflm.diffusion.codecs.embedding import X0, Prediction
 from difflm.diffusion.processes import DiscreteProcess, Gaussian, GaussianLevels, Interpolating
 
 
@@ -45,6 +45,12 @@ class Corrupted:
     def embedding(self) -> Embedding:
         assert isinstance(self.codec, Embedding), "this term is for word vectors"
         return self.codec
+
+    @property
+    def prediction(self) -> Prediction:
+        prediction = getattr(self.codec, "prediction", None)
+        assert isinstance(prediction, Prediction), "this term is for vectors"
+        return prediction
 
     @property
     def discrete(self) -> DiscreteProcess:
@@ -93,7 +99,7 @@ def mse(batch: Corrupted) -> Tensor:
     At the first level of a chain the target is the word's own vector instead of its noised copy
     (Li et al., 2022, equation 1; `training_losses_e2e` in the released code).
     """
-    level, prediction, clean = batch.level, batch.embedding.prediction, batch.x0
+    level, prediction, clean = batch.level, batch.prediction, batch.x0
     assert isinstance(level, GaussianLevels) and isinstance(batch.process, Gaussian)
     if batch.chain is not None:
         clean = torch.where(expand_levels(level.t <= 1 / batch.chain, clean), batch.clean, clean)

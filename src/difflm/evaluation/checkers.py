@@ -45,8 +45,8 @@ class Checkers:
         tree += [f"second: difflm parser {self.second_parser.name}"] if self.second_parser else []
         tags += [f"second: {self.second_tagger.name}"] if self.second_tagger else []
         words, rules = [f"difflm words {__version__}"], [f"difflm field rules {__version__}"]
-        names = {"length": words, "infill": words, "field": rules, "tree": tree, "span": tree, POS: tags}
-        return [checker for part in control.split("+") for checker in names[part]]
+        names = {"field": rules, "tree": tree, "span": tree, POS: tags}
+        return [checker for part in control.split("+") for checker in names.get(part, words)]
 
     def agreements(self, control: str, texts: Sequence[Words]) -> dict[str, float]:
         """Measure how far first and second checker agree on the same texts."""

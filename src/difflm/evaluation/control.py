@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from difflm.annotators.e2e_fields import verbatim
-from difflm.controls import Field, Infill, Length
+from difflm.controls import Contains, Field, Infill, Length
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.learned import POS
 from difflm.controls.plan import check_text
+from difflm.controls.rivals import DECODERS
 from difflm.data.e2e import E2EPair
 from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines
@@ -41,6 +42,7 @@ from difflm.evaluation.language import (
     device_name,
     model_name,
     score,
+    settings_for,
 )
 from difflm.evaluation.reports import CONTROL, SENTENCES, Report, Row
 from difflm.evaluation.targets import Target, write_lines
@@ -60,8 +62,9 @@ class Protocol:
     each: int = 5  # samples a target
     seed: int = 0
     candidates: int = 1
-    guidance: GuidanceSettings | None = None  # None: the model's own
+    guidance: GuidanceSettings | None = None  # None: the model's own, or the decoder's
     settings: Mapping[str, Any] = field(default_factory=dict)  # of `Sampling`
+    method: str | None = None  # the decoder of a left-to-right model
 
     def check(self) -> None:
         """Check the numbers before anything is loaded."""
@@ -78,7 +81,8 @@ class Protocol:
             candidates=self.candidates if any(control.head for control in controls) else 1,  # a classifier chooses
             controls=controls,
             guidance=self.guidance,
-            **self.settings,
+            method=self.method,
+            **settings_for(lm, self.settings),
         )
 
     def warm_up(self, lm: TextDiffusion, target: Target) -> None:
@@ -87,9 +91,36 @@ class Protocol:
         list(lm.run_jobs([quick.make_job(lm, target, 0)]))
 
     def describe(self, lm: TextDiffusion) -> str:
-        sampling = describe_sampling(lm.sampling(**self.settings))
-        rule = "original" if self.guidance == ORIGINAL else f"{lm.guidance_settings(self.guidance).size:g}"
+        sampling = describe_sampling(lm.sampling(**settings_for(lm, self.settings)))
+        if self.method is not None:
+            strength = self.guidance.size if self.guidance else DECODERS[self.method].usual_strength
+            return f"{sampling} {self.method}={strength:g} candidates={self.candidates}"
+        settings = lm.guidance_settings(self.guidance)
+        rule = "original" if settings == ORIGINAL else f"{'original, ' * (settings.climb == 'sign')}{settings.size:g}"
         return f"{sampling} guidance={rule} candidates={self.candidates}"
+
+
+@dataclass(frozen=True)
+class System:
+    """A run and how it is asked: a row of every control."""
+
+    name: str
+    lm: TextDiffusion
+    protocol: Protocol
+
+    @property
+    def how(self) -> str:
+        """The decoder, or the method of a run that needs none."""
+        return self.protocol.method or str(self.lm.config["method"])
+
+    def refusal(self, targets: Sequence[Target]) -> str:
+        """Return why it cannot take a target; empty if it can take all."""
+        try:
+            for target in targets:
+                self.lm.plan_controls(target.asked.controls(), None, self.protocol.guidance, self.protocol.method)
+        except UsageError as error:
+            return str(error)
+        return ""
 
 
 @dataclass(frozen=True)
@@ -116,35 +147,42 @@ def evaluate_control(
     on_progress: OnProgress = lambda what, done, total: None,
     texts: Path | None = None,
     second_parser: Path | None = None,
+    rivals: Sequence[System] = (),
 ) -> Report:
     """Generate texts for every target and measure them. Sentences of one meaning among `pairs` are compared with the
     samples of one target; `about` says where the targets come from. The texts are kept in the file `texts`; if it
-    exists, its texts are measured instead."""
-    protocol.check()
-    sampling = protocol.describe(lm)
+    exists, its texts are measured instead. `rivals` have rows of their own, for the same targets; what one of several
+    cannot take is a row without figures and its reason."""
+    systems = [System(name, lm, protocol), *rivals]
+    for system in systems:
+        system.protocol.check()
+    sampling = dict.fromkeys(system.protocol.describe(system.lm) for system in systems)
     if judge:
         check_judge(judge)
-    if lm.tokenizer.kind != "words" and any(target.asked.length is not None for target in targets):
+    if texts and rivals:
+        raise UsageError("--texts keeps the texts of one run: leave the others out.")
+    counted = any(target.asked.length is not None for target in targets)
+    if counted and any(system.lm.tokenizer.kind != "words" for system in systems):
         raise UsageError("lengths of targets are counted in words: measure them with a model of whole words.")
     checkers = Checkers.load(second_parser)
     kept = read_texts(texts, targets, protocol.each) if texts and texts.exists() else None
-    for target in targets if kept is None else ():  # report every error before the first text is generated
-        lm.plan_controls(target.asked.controls(), guidance=protocol.guidance)
+    refused = find_refusals(systems, targets) if kept is None else {}
     measure = Measure(judge, checkers, human_self_bleu(pairs, min(protocol.each, COMPARED), protocol.seed))
     rows: list[Row] = []
     every: list[Made] = []
     for control, asked in by_control(targets).items():
-        if kept is None:
-            protocol.warm_up(lm, asked[0])
-            start = time.perf_counter()
-            made = written(lm, asked, protocol, partial(on_progress, f"{control}: writing"))
-            seconds = time.perf_counter() - start
-        else:
-            made, seconds = [kept[id(target)] for target in asked], None
-        every += made
-        on_progress(f"{control}: measuring", 0, 1)
-        rows += [measure.model_row(name, control, made, seconds), measure.sentence_row(control, asked)]
-        rows[-2].about.update(method=lm.config["method"], each=protocol.each, sampling=sampling)
+        for number, system in enumerate(systems):
+            if reason := refused.get((number, control)):
+                row = Row(system.name, {}, {"checkers": [], "refused": reason}, control, len(asked))
+            elif kept is None:
+                row, made = write_row(system, control, asked, measure, on_progress)
+                every += made
+            else:
+                row = measure.model_row(name, control, [kept[id(target)] for target in asked], None)
+            about_row = {"method": system.lm.config["method"], "how": system.how, "each": system.protocol.each}
+            row.about.update(about_row, sampling=system.protocol.describe(system.lm))
+            rows.append(row)
+        rows.append(measure.sentence_row(control, asked))
     if texts and kept is None:
         write_texts(texts, every)
     about = {
@@ -157,11 +195,41 @@ def evaluate_control(
     counts = dict.fromkeys(f"{select(row.count for row in rows):,}" for select in (min, max))
     amount = f"{' to '.join(counts)} targets a control, {protocol.each} samples each, seed {protocol.seed}"
     used = dict.fromkeys(checker for row in rows for checker in row.about["checkers"])
-    legend = ["in brackets: 95 %, over targets", f"checked by: {', '.join(used)}", sampling]
+    legend = ["in brackets: 95 %, over targets", f"checked by: {', '.join(used)}", *sampling]
     legend += [f"judge: {about['judge']}"] if judge else []
     source = [f"the texts are those of {texts.name}, made before"] if texts and kept is not None else []
     notes = [*notes, *source, f"seconds: on {device_name(lm.device)}", *measure.make_notes(rows)]
-    return Report("control", f"{name} on {about['corpus']} ({about['split']}): {amount}", rows, about, legend, notes)
+    names = ", ".join(dict.fromkeys(system.name for system in systems))
+    return Report("control", f"{names} on {about['corpus']} ({about['split']}): {amount}", rows, about, legend, notes)
+
+
+def find_refusals(systems: Sequence[System], targets: Sequence[Target]) -> dict[tuple[int, str], str]:
+    """Find what systems, by number, cannot take, before the first text is generated. It is an error if a run without a
+    decoder is alone, or if nothing is left."""
+    groups = by_control(targets)
+    found = {
+        (number, control): reason
+        for number, system in enumerate(systems)
+        for control, asked in groups.items()
+        if (reason := system.refusal(asked))
+    }
+    alone = len(systems) == 1 and systems[0].protocol.method is None
+    if found and (alone or len(found) == len(systems) * len(groups)):
+        raise UsageError(next(iter(found.values())))
+    return found
+
+
+def write_row(
+    system: System, control: str, targets: Sequence[Target], measure: "Measure", on_progress: OnProgress
+) -> tuple[Row, list["Made"]]:
+    """Generate the texts of one control and measure them."""
+    lm, protocol = system.lm, system.protocol
+    protocol.warm_up(lm, targets[0])
+    start = time.perf_counter()
+    made = written(lm, targets, protocol, partial(on_progress, f"{control}, {system.name}, {system.how}: writing"))
+    seconds = time.perf_counter() - start
+    on_progress(f"{control}: measuring", 0, 1)
+    return measure.model_row(system.name, control, made, seconds), made
 
 
 def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:
@@ -184,7 +252,8 @@ def written(
 def write_texts(path: Path, made: Sequence[Made]) -> None:
     lines = []
     for target, text in ((one.target, text) for one in made for text in one.texts):
-        about = {"text": text.text, "steps": text.steps, "denoiser_calls": text.denoiser_calls}
+        keys = ("text", "steps", "denoiser_calls", "classifier_calls")
+        about = {key: getattr(text, key) for key in keys}
         lines.append({"control": target.control, "asked": target.to_json()["asked"], **about})
     write_lines(path, lines)
 
@@ -198,7 +267,8 @@ def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Ma
             one = json.loads(line)
             target = Target(one["control"], Request.model_validate(one["asked"]))
             calls = (int(one.get("steps", 0)), int(one.get("denoiser_calls", 0)))
-            text = Generation(str(one["text"]), split_words(str(one["text"])), *calls, 0.0, 0)
+            asked = int(one.get("classifier_calls", 0))
+            text = Generation(str(one["text"]), split_words(str(one["text"])), *calls, 0.0, 0, classifier_calls=asked)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # pydantic's error is a ValueError
             raise UsageError(f'{path}, line {number} is no text such as {{"control", "asked", "text"}}.') from None
         texts.setdefault((target.control, target.key), []).append(text)
@@ -231,6 +301,8 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
             found["length_within_2"] = float(abs(len(words) - control.words) <= 2)
         if isinstance(control, Field):
             found["field_verbatim"] = float(verbatim(words, control.label, control.value))
+    if asked := [float(c.stands_in(words)) for c in target.asked.controls() if isinstance(c, Contains)]:
+        found["contains_found"] = sum(asked) / len(asked)
     if len(text.controls) > 1:
         found["all_at_once"] = float(all(check["satisfied"] for check in text.controls))
     return found
@@ -277,7 +349,11 @@ class Measure:
         some = [one.words[:COMPARED] for one in made]
         row.figures["self_bleu"] = float(np.mean([self_bleu(words) for words in some])) if len(some[0]) > 1 else None
         row.texts["self_bleu"] = sum(map(len, some))
-        row.figures["denoiser_calls"] = float(np.mean([text.denoiser_calls for one in made for text in one.texts]))
+        texts = [text for one in made for text in one.texts]
+        row.figures["denoiser_calls"] = float(np.mean([text.denoiser_calls for text in texts]))
+        if any(text.classifier_calls for text in texts):
+            row.figures["classifier_calls"] = float(np.mean([text.classifier_calls for text in texts]))
+        row.figures["seconds_50"] = None if seconds is None else 50 * seconds / len(texts)
         row.figures["seconds"] = seconds
         return row
 
@@ -310,11 +386,13 @@ class Measure:
 
     def make_notes(self, rows: Sequence[Row]) -> list[str]:
         """Return what a reader of the table must know."""
-        notes = [] if self.judge else ["no judge: no judge figures"]
-        for row in rows if self.judge else ():
+        notes = [f"{row.group}, {row.name}, {row.about['how']}: {why}" for row in rows if (why := refusal_of(row))]
+        notes += [] if self.judge else ["no judge: no judge figures"]
+        for row in (row for row in rows if self.judge and not refusal_of(row)):
             short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts[JUDGED]
             if short:
-                notes.append(f"{row.group}: {short} texts are empty or too long for the judge, and not judged")
+                name = f"{row.group}, {row.name}, {row.about['how']}"
+                notes.append(f"{name}: {short} texts are empty or too long for the judge, and not judged")
         if self.people is None:
             notes.append("no sentences of one meaning to compare self-BLEU with")
         if self.checkers.second_tagger is None and any(POS in row.group.split("+") for row in rows):
@@ -322,6 +400,10 @@ class Measure:
         if not all(row.texts[JUDGED] for row in rows if row.name == SENTENCES):
             notes.append("some targets come without a sentence")
         return notes
+
+
+def refusal_of(row: Row) -> str:
+    return str(row.about.get("refused", ""))
 
 
 def human_self_bleu(pairs: Sequence[E2EPair], count: int, seed: int) -> tuple[float, int] | None:

@@ -13,13 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difflm.data.stories import Gap, asked
-from difflm.data.text_metrics import bleu_counts, cider, copied_share, corpus_bleu, rouge_l
+from difflm.data.text_metrics import bleu_counts, cider, copied_share, corpus_bleu, distinct_n, rouge_l
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.corpora import fits
-from difflm.evaluation.infill_writers import Asked, Lengths, Set, Words, Written, writer_for
-from difflm.evaluation.language import OnProgress, describe_tokenizer, device_name
+from difflm.evaluation.infill_writers import Asked, Lengths, Set, Words, Written, writers_for
+from difflm.evaluation.language import (
+    JUDGED,
+    OnProgress,
+    add_nats,
+    check_judge,
+    describe_tokenizer,
+    device_name,
+    model_name,
+    score,
+)
 from difflm.evaluation.reports import PEOPLE, Report, Row
 from difflm.generation.pipeline import TextDiffusion
 
@@ -38,9 +47,12 @@ def evaluate_infill(
     training_sentences: Sequence[str],
     similarity: BertScore | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
+    judge: TextDiffusion | None = None,
 ) -> tuple[Report, dict[str, str]]:
     """Measure all models on all sets; also return some gaps of each set with their middles, for people to read."""
     how.check()
+    if judge is not None:
+        check_judge(judge)
     rows: list[Row] = []
     notes = [f"seconds: on {device_name(next(iter(models.values())).device)}"]
     if similarity is not None:
@@ -52,17 +64,24 @@ def evaluate_infill(
             notes.append(f"{gaps.name}: {left_out} gaps are left out, their text is longer than a model holds")
         if not fitting.gaps:
             raise UsageError(f"{gaps.name}: no gap fits into all of these models.")
-        metrics = GapMetrics(fitting, how.seed, training_sentences, similarity)
-        written = {name: list(writer_for(lm, fitting, how).write(name, on_progress)) for name, lm in models.items()}
+        metrics = GapMetrics(fitting, how.seed, training_sentences, similarity, judge)
+        written = {
+            name: [way for writer in writers_for(lm, fitting, how) for way in writer.write(name, on_progress)]
+            for name, lm in models.items()
+        }
         on_progress(f"{gaps.name}: measuring", 0, 1)
-        first = next(iter(written.values()))
+        given_up = [(name, way) for name, ways in written.items() for way in ways if way.refused]
+        notes += [f"{gaps.name}, {name}, {way.how}: {way.refused}" for name, way in given_up]
+        first = [way for ways in written.values() for way in ways if not way.refused]
+        if not first:
+            raise UsageError(given_up[0][1].refused)
         best = metrics.overlap(first[1 if how.mbr > 1 else 0].middles)
         rows += metrics.people()
         for name, ways in written.items():
             rows += [metrics.row(name, models[name], way, best) for way in ways]
         read[gaps.name] = format_middles(fitting.gaps, written)
     legend = ["±: half of the 95 % interval, over gaps. Overlap is of words in lower case"]
-    about = {"seed": how.seed, "mbr": how.mbr}
+    about = {"seed": how.seed, "mbr": how.mbr, "judge": model_name(judge) if judge else None}
     return Report("infill", f"{count_gaps(rows)}; seed {how.seed}", rows, about, legend, notes), read
 
 
@@ -93,9 +112,14 @@ class GapMetrics:
     """What the middles of a set are compared with."""
 
     def __init__(
-        self, gaps: Set, seed: int, training_sentences: Sequence[str], similarity: BertScore | None = None
+        self,
+        gaps: Set,
+        seed: int,
+        training_sentences: Sequence[str],
+        similarity: BertScore | None = None,
+        judge: TextDiffusion | None = None,
     ) -> None:
-        self.set, self.training, self.similarity = gaps, training_sentences, similarity
+        self.set, self.training, self.similarity, self.judge = gaps, training_sentences, similarity, judge
         self.references = [[lower_words(text) for text in gap.references] for gap in gaps.gaps]
         count = len(gaps.gaps)
         drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=BOOTSTRAPS)
@@ -120,12 +144,23 @@ class GapMetrics:
         return found | {figure: 100 * weights @ np.array(values) / len(own) for figure, values in each.items()}
 
     def row(self, name: str, lm: TextDiffusion, way: Written, best: Mapping[str, Floats]) -> Row:
+        about = {"method": lm.config["method"], "tokenizer": describe_tokenizer(lm.tokenizer)}
+        if way.refused:
+            about |= {"how": way.how, "refused": way.refused, "corpus": self.set.name, "split": self.set.split}
+            return Row(name, {}, about, self.set.name, len(self.set.gaps))
         drawn = self.overlap(way.middles)
         drawn |= {f"{figure}_ahead": best[figure] - drawn[figure] for figure in ("bleu_4", "rouge_l")}
-        about = {"method": lm.config["method"], "tokenizer": describe_tokenizer(lm.tokenizer)}
         row = self.make_row(name, way.how, way.middles, drawn, {**about, "sampling": f"{way.how}: {way.sampling}"})
         copied = copied_share([join_words(middle) for middle in way.middles], self.training)
         row.figures.update({"copied": copied, "kept": way.kept, "calls": way.calls, "seconds": way.seconds})
+        row.figures["seconds_50"] = 50 * way.seconds / len(way.middles)
+        row.figures["distinct_4"] = distinct_n(way.middles, 4)
+        if self.judge is not None:
+            gaps = zip(self.set.gaps, way.middles, strict=True)
+            texts = [f"{gap.left} {join_words(middle)} {gap.right}" for gap, middle in gaps]
+            ids = self.judge.tokenizer.encode_batch(list(compress(texts, fits(self.judge, texts))))
+            if ids:
+                add_nats(row, JUDGED, score(self.judge, ids, 0, 1, lambda done, total: None), ids)
         return row
 
     def people(self) -> list[Row]:
@@ -154,6 +189,9 @@ def format_middles(gaps: Sequence[Gap], written: Mapping[str, Sequence[Written]]
         lines += [f"{number + 1}. {gap.left} [ … ] {gap.right}"]
         lines += [f"     {PEOPLE}: {text}" for text in gap.references]
         lines += [
-            f"     {name}, {w.how}: {join_words(w.middles[number])}" for name, ways in written.items() for w in ways
+            f"     {name}, {w.how}: {join_words(w.middles[number])}"
+            for name, ways in written.items()
+            for w in ways
+            if not w.refused
         ]
     return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
 """Ways of filling a gap: a diffusion model gets both sides as known words and a gap of a given length; a left-to-right
 model of rearranged stories gets both sides, then answers; any other one continues the left side up to the end of a
-sentence."""
+sentence, or is decoded by a method that takes gaps."""
 
 import time
 import zlib
@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from difflm.controls import Infill
+from difflm.controls.guidance import GuidanceSettings
+from difflm.controls.rivals import DECODERS
 from difflm.data.corpora import REARRANGED
 from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, sentences
 from difflm.data.text_metrics import most_central
@@ -23,8 +25,8 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.timesteps import GOLDEN_RATIO
 from difflm.errors import UsageError
-from difflm.evaluation.language import Counted, OnProgress, describe_sampling, score
-from difflm.generation.jobs import check_request
+from difflm.evaluation.language import Counted, OnProgress, describe_sampling, score, settings_for
+from difflm.generation.jobs import Generation, GenerationJob, check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
 
@@ -82,6 +84,7 @@ class Written:
     calls: float  # a gap
     kept: float | None = None
     sampling: str = ""
+    refused: str = ""  # why there are none
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Asked:
     beams: int = 5
     draws: int = 8
     settings: Mapping[str, Any] = field(default_factory=dict)
+    methods: Mapping[str, GuidanceSettings | None] = field(default_factory=dict)  # decoders and their strengths
 
     def check(self) -> None:
         check_request(1, self.seed, self.mbr)
@@ -106,6 +110,7 @@ class Writer:
 
     kept: float | None = None  # share of texts whose sides are as given
     counted: list[list[int]] | None = None  # network calls of each candidate, where they were counted
+    label: str = ""  # of its rows, before how a candidate was chosen
 
     def __init__(self, lm: TextDiffusion, gaps: Set, asked: Asked) -> None:
         self.lm, self.set, self.asked = lm, gaps, asked
@@ -149,7 +154,7 @@ class Writer:
         """Describe middles chosen among the first `each` candidates, all of which count in the cost."""
         counted = self.counted or [[self.lm.model.calls(self.sampling, len(m)) for m in many] for many in made]
         calls = sum(sum(many[:each]) for many in counted) / len(made)
-        return Written(how, middles, seconds, calls, self.kept, describe_sampling(self.sampling))
+        return Written(self.label + how, middles, seconds, calls, self.kept, describe_sampling(self.sampling))
 
     def scored(self, texts: list[list[str]], on_progress: Counted) -> list[list[float]]:
         """Return the nats of all candidates' texts; candidates of one gap share noise."""
@@ -166,28 +171,59 @@ class BothSides(Writer):
     """Diffusion: both sides are known words, and each candidate has its own gap length."""
 
     def candidates(self, on_progress: Counted) -> list[list[Words]]:
-        requests = [(gap, *request) for gap in self.set.gaps for request in self.requests(gap)]
-        jobs = [self.lm.make_job(1, seed, controls=[infill], **self.settings) for _, seed, infill in requests]
-        texts, calls = ["" for _ in jobs], [0 for _ in jobs]
-        for done, (number, finished) in enumerate(self.lm.run_jobs(jobs), start=1):
-            texts[number], calls[number] = finished[0].text, finished[0].denoiser_calls
-            on_progress(done, len(jobs))
-        printed = [(gap, text) for (gap, *_), text in zip(requests, texts, strict=True)]
+        jobs = [(gap, job) for gap in self.set.gaps for job in self.jobs(gap)]
+        made: list[dict[int, Generation]] = [{} for _ in jobs]
+        for number, finished in self.lm.run_jobs([job for _, job in jobs]):
+            made[number] |= finished
+            on_progress(sum(map(len, made)), len(self.set.gaps) * self.asked.mbr)
+        texts = [(gap, own[k]) for (gap, _), own in zip(jobs, made, strict=True) for k in sorted(own)]
         # A new control, without the length: a job's check does not judge words that the model does not know.
-        kept = [Infill(f"{gap.left} ___ {gap.right}").check(split_words(text)).satisfied for gap, text in printed]
-        self.kept, self.counted = sum(map(bool, kept)) / len(jobs), self.grouped(calls)
-        return self.grouped([between(gap, text) for gap, text in printed])
+        kept = [Infill(f"{gap.left} ___ {gap.right}").check(split_words(g.text)).satisfied for gap, g in texts]
+        self.kept = sum(map(bool, kept)) / len(texts)
+        self.counted = self.grouped([text.denoiser_calls for _, text in texts])
+        return self.grouped([between(gap, text.text) for gap, text in texts])
 
-    def requests(self, gap: Gap) -> Iterator[tuple[int, Infill]]:
-        """Yield a seed and a control for each candidate."""
-        key = zlib.crc32(f"{self.asked.seed} {gap.left} {gap.right}".encode())
+    def jobs(self, gap: Gap) -> Iterator[GenerationJob]:
+        """Yield a job for each candidate."""
+        key = self.seed(gap)
         room = self.lm.model.max_words - len(split_words(gap.left)) - len(split_words(gap.right))
         for k, words in enumerate(self.set.lengths.spread(gap, self.asked.mbr, key / 2**32, room)):
-            yield (key + k) % 2**31, Infill(f"{gap.left} ___:{words} {gap.right}")
+            infill = Infill(f"{gap.left} ___:{words} {gap.right}")
+            yield self.lm.make_job(1, (key + k) % 2**31, controls=[infill], **self.settings)
+
+    def seed(self, gap: Gap) -> int:
+        return zlib.crc32(f"{self.asked.seed} {gap.left} {gap.right}".encode())
 
     def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
         gaps = zip(self.set.gaps, made, strict=True)
         return [[f"{gap.left} {join_words(middle)} {gap.right}" for middle in found] for gap, found in gaps]
+
+
+class Decoded(BothSides):
+    """A model under a decoder that takes gaps, which settles their lengths by itself."""
+
+    def __init__(self, lm: TextDiffusion, gaps: Set, asked: Asked, method: str) -> None:
+        super().__init__(lm, gaps, asked)
+        self.method, self.label = method, f"{method}: "
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return settings_for(self.lm, self.asked.settings)
+
+    def jobs(self, gap: Gap) -> Iterator[GenerationJob]:
+        """Yield one job for all candidates, which may share a search."""
+        how = {"guidance": self.asked.methods[self.method], "method": self.method, **self.settings}
+        infill = Infill(f"{gap.left} ___ {gap.right}")
+        yield self.lm.make_job(self.asked.mbr, self.seed(gap) % 2**31, controls=[infill], **how)
+
+    def write(self, name: str, on_progress: OnProgress) -> Iterator[Written]:
+        try:
+            for gap in self.set.gaps:
+                list(self.jobs(gap))
+        except UsageError as error:
+            yield Written(self.method, [], 0.0, 0.0, refused=str(error))
+        else:
+            yield from super().write(name, on_progress)
 
 
 def between(gap: Gap, text: str) -> Words:
@@ -269,6 +305,13 @@ class LeftOnly(Answering):
 
     def middle(self, text: str) -> Words:
         return split_words(sentences(text)[0])
+
+
+def writers_for(lm: TextDiffusion, gaps: Set, asked: Asked) -> list[Writer]:
+    """The model's own way, and those of decoders, which replace that of a model that sees the left side alone."""
+    own = writer_for(lm, gaps, asked)
+    decoded = [Decoded(lm, gaps, asked, m) for m in asked.methods if isinstance(lm.model, DECODERS[m].decodes)]
+    return [*([] if decoded and isinstance(own, LeftOnly) else [own]), *decoded]
 
 
 def writer_for(lm: TextDiffusion, gaps: Set, asked: Asked) -> Writer:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from difflm.data.batches import Batch
 from difflm.data.text_metrics import (
     copied_among,
     copied_share,
@@ -35,7 +36,8 @@ from difflm.evaluation.reports import LANGUAGE, Report, Row
 from difflm.generation.jobs import check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
-from difflm.models.batching import draw_rows, make_batches
+from difflm.models.batching import draw_rows, make_batches, pad_token_rows
+from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.sampling import FAMILIES, understood_by
 
 Nats = NDArray[np.float64]
@@ -44,6 +46,7 @@ Counted = Callable[[int, int], None]
 
 CHUNK = 256  # texts scored between two calls of on_progress
 JUDGED = "judge_nats_per_token"
+RECONSTRUCTED = "reconstructed"  # a figure of models with latents alone
 
 
 def evaluate_language(
@@ -76,6 +79,8 @@ def evaluate_language(
     for name, lm in writers.items():
         changes = {} if name in rivals else settings or {}
         sets[name] = write_samples(lm, changes, samples, seed, partial(on_progress, f"{name}: writing"))
+        if isinstance(lm.model, LatentDiffusion):
+            sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
     on_progress("looking for copies", 0, 1)
     measure = Measure(
         reader,
@@ -86,8 +91,11 @@ def evaluate_language(
     )
     rows = [measure.row(name, made, on_progress) for name, made in sets.items()]
     scored, note = choose_scored(reference, list(writers.values()), score_texts)
-    for row in rows[1:]:
-        add_likelihood(row, writers[row.name], scored, note, seed, draws, on_progress)
+    for row, lm in ((row, writers[row.name]) for row in rows if row.name in writers):
+        add_likelihood(row, lm, scored, note, seed, draws, on_progress)
+        if lm.model.has_latents and scored:
+            row.figures[RECONSTRUCTED] = reconstructed_share(lm, lm.tokenizer.encode_batch(scored))
+            row.texts[RECONSTRUCTED] = len(scored)
     repeated = round((rows[0].figures["copied"] or 0) * len(real))
     if repeated and corpus.split != "train":
         rows[0].notes["copied"] = f"{repeated:,} of {len(real):,} held-out texts also occur in training"
@@ -127,10 +135,7 @@ class Texts:
 
 def write_samples(lm: TextDiffusion, changes: Mapping[str, Any], n: int, seed: int, on_progress: Counted) -> Texts:
     """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
-    method = lm.config["method"]
-    # One set of changes serves diffusion models and the twin, which ignores settings of denoising.
-    known = understood_by(lm.model.families) if "left-to-right" in lm.model.families else FAMILIES
-    job = lm.make_job(n, seed, **{key: value for key, value in changes.items() if key in known})
+    method, job = lm.config["method"], lm.make_job(n, seed, **settings_for(lm, changes))
     # The first call is slower than the next ones: two steps of one batch are not counted.
     for batch in make_batches(lm.model, draw_rows(lm.model, 1, seed), lm.device):
         noise = Noise(batch.seeds, batch.samples)
@@ -152,6 +157,19 @@ def write_samples(lm: TextDiffusion, changes: Mapping[str, Any], n: int, seed: i
         {"denoiser_calls": calls / n, "seconds": seconds},
         {"seconds": f"seconds: on {device_name(lm.device)}", "sampling": describe_sampling(job.sampling)},
     )
+
+
+def write_random(lm: TextDiffusion, model: LatentDiffusion, n: int, seed: int) -> Texts:
+    """What the decoder of a model writes from random latents: a fluent decoder makes texts without any diffusion."""
+    samples = torch.arange(n, device=lm.device).split(CHUNK)
+    ids = [model.words(row) for some in samples for row in model.write_random(Noise(seed, some)).tolist()]
+    return Texts([lm.tokenizer.decode(row) for row in ids], ids, lm.tokenizer, lm.config["method"])
+
+
+def settings_for(lm: TextDiffusion, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """One set of changes serves diffusion models and left-to-right ones, which ignore settings of denoising."""
+    known = understood_by(lm.model.families) if "left-to-right" in lm.model.families else FAMILIES
+    return {key: value for key, value in changes.items() if key in known}
 
 
 def describe_sampling(sampling: Sampling) -> str:
@@ -278,6 +296,19 @@ def add_likelihood(
         add_nats(row, "nats_per_token", nats, ids)
 
 
+def reconstructed_share(lm: TextDiffusion, rows: list[list[int]]) -> float:
+    """The share of tokens that come back at their place through the latents of a text."""
+    same = total = 0
+    for start in range(0, len(rows), CHUNK):
+        chosen = rows[start : start + CHUNK]
+        ids, lengths = pad_token_rows(chosen)
+        back = lm.model.reconstruct(Batch(ids.to(lm.device), lengths.to(lm.device))).tolist()
+        for row, found in zip(chosen, map(lm.model.words, back), strict=True):
+            same += sum(a == b for a, b in zip(row, found, strict=False))
+            total += max(len(row), len(found))
+    return same / total
+
+
 @dataclass(frozen=True)
 class Measure:
     """What the texts of a row are compared with."""
@@ -292,7 +323,7 @@ class Measure:
         words = [split_words(text) for text in made.texts]
         first, count = words[: self.smallest], len(words)
         lengths = [len(w) for w in words]
-        figures: dict[str, float | None] = dict.fromkeys(LANGUAGE)
+        figures: dict[str, float | None] = dict.fromkeys(name for name in LANGUAGE if name != RECONSTRUCTED)
         figures |= {f"distinct_{n}": distinct_n(first, n) for n in range(1, 5)}
         figures |= {
             "self_bleu": self_bleu(first, seed=self.seed) if self.smallest > 1 else None,

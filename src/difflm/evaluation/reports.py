@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,17 @@ class Report:
             named = {key: value for key, value in ((group, row.group), ("name", row.name), (count, row.count)) if key}
             yield {**named, **row.figures, **measured, **row.about, **self.about, "notes": self.notes or row.notes}
 
+    def tables(self) -> list[Table]:
+        """Return one table; of several systems' controls one for each, with a column per system."""
+        groups = list(dict.fromkeys(row.group for row in self.rows))
+        parts = [[row for row in self.rows if row.group == group] for group in groups]
+        if self.task != "control" or all(len(rows) == 2 for rows in parts):
+            return [self.table()]
+        found = [replace(self, title=g, rows=rows, legend=[], notes=[]) for g, rows in zip(groups, parts, strict=True)]
+        found[0] = replace(found[0], title=f"{self.title}\n{groups[0]}")
+        found[-1] = replace(found[-1], legend=self.legend, notes=self.notes)
+        return [part.table() for part in found]
+
     def table(self) -> Table:
         table = Table(title=Text(self.title), caption=Text("\n".join([*self.legend, *self.notes])))
         table.title_justify = table.caption_justify = "left"
@@ -146,6 +157,8 @@ class Report:
                 cells = [self.cell(row, name) for row in rows]
                 if any(cell != MISSING for cell in cells):
                     lines.append([label, *cells])
+        if self.task == "control" and len({row.group for row in made}) < len(made):
+            return 1, ["", *(f"{row.name}, {row.about['how']}" for row in made)], lines
         return 1, ["", *(row.group or row.name for row in made)], lines
 
     def cell(self, row: Row, figure: str) -> str:

@@ -29,6 +29,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request, explain_errors
 from difflm.runtime.files import write_atomic
 
+WORDS = "contains"  # words that must appear: such targets are read from files alone
 CONTROLS = ("length", "field", "pos", "tree", "span", "infill", "field+length", "field+pos", "field+tree")
 T = TypeVar("T")
 RELEASED_MARKS = ("START", "END", "\n")  # around a sentence in the files of Diffusion-LM
@@ -229,7 +230,7 @@ def parse_released(value: dict[str, Any]) -> Target:
 
 def check_known(names: Sequence[Any], key: str = "--controls") -> None:
     for name in names:
-        if name not in CONTROLS:
+        if name not in (*CONTROLS, WORDS):
             raise UsageError(f"{key}: unknown control {name!r}. Known: {', '.join(CONTROLS)}.")
 
 

@@ -27,7 +27,8 @@ from difflm.runtime.threads import IsStopped, run_parallel
 
 MOST_TEXTS = 1_000_000
 FOREIGN = {  # why a model that is not of a family refuses its settings
-    "vectors": "--{} is for models that diffuse vectors, which this one does not.",
+    "vectors": "--{} is for models that diffuse word vectors, which this one does not.",
+    "simplex": "--{} is for models that diffuse on a simplex, which this one does not.",
     "masks": "a {} needs a model of masks over whole texts, such as mdlm, or one that learned to drop its condition.",
 }
 
@@ -84,6 +85,8 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         raise UsageError("a temperature needs a model that predicts words; use --noise-temperature here.")
     if sampling.length_beam and not model.has_length_beam:
         raise UsageError("a length beam needs a model that chooses lengths beforehand; this one writes its own end.")
+    if sampling.projection == "multi-hot" and sampling.projection_top_p == 1:
+        raise UsageError("--projection multi-hot takes the likeliest words: give --projection-top-p below 1.")
     for name, setting in SETTINGS.items():
         family = FAMILIES[name]
         if family in FOREIGN and family not in model.families and getattr(sampling, name) != setting.default:
@@ -105,6 +108,7 @@ class Generation:
     seed: int
     controls: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # why the text may not be what was asked for
+    classifier_calls: int = 0  # beside those of the model
 
     def __str__(self) -> str:
         return self.text
@@ -133,6 +137,7 @@ class Chosen:
     index: int
     calls: int = 0  # of a network
     seconds: float = 0.0
+    classifier_calls: int = 0
 
 
 # Numbers of texts, and the candidates of each → the best ones.
@@ -190,21 +195,24 @@ class GenerationJob:
             checks = check_text(self.plan.controls, text.text, self.plan.unknown_words) if self.plan else []
             calls = sum(one.denoiser_calls for one in own) + chosen.calls
             seconds = self.cost.pop(k) + chosen.seconds
-            found[k] = replace(text, denoiser_calls=calls, seconds=seconds, controls=checks)
+            asked = sum(one.classifier_calls for one in own) + chosen.classifier_calls
+            found[k] = replace(text, denoiser_calls=calls, classifier_calls=asked, seconds=seconds, controls=checks)
         return found
 
 
 def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
     """Selection by the model's own classifiers: the checkers have no say in it."""
 
-    def best(_: Sequence[int], ids: list[list[Ids]], __: list[list[Generation]]) -> list[Chosen]:
+    def choose(_: Sequence[int], ids: list[list[Ids]], __: list[list[Generation]]) -> list[Chosen]:
         if not ids:
             return []
         nats = iter(plan.classifier_nats([one for group in ids for one in group]))
         costs = [[next(nats) for _ in group] for group in ids]
-        return [Chosen(min(range(len(group)), key=group.__getitem__)) for group in costs]
+        asked = len({id(classifier) for classifier in plan.asked_classifiers})
+        best = (min(range(len(group)), key=group.__getitem__) for group in costs)
+        return [Chosen(k, classifier_calls=asked * len(group)) for k, group in zip(best, costs, strict=True)]
 
-    return best
+    return choose
 
 
 # -- jobs of several clients in shared batches, above a plain batch generator -----------------------------------------
@@ -238,6 +246,7 @@ class FinishedRow:
     seed: int
     ids: list[int]
     calls: int  # of the network
+    classifier_calls: int = 0
 
 
 def finished_rows(model: LanguageModel, progress: BatchProgress, jobs: Sequence[GenerationJob]) -> list[FinishedRow]:
@@ -251,9 +260,14 @@ def finished_rows(model: LanguageModel, progress: BatchProgress, jobs: Sequence[
         ids = model.words(tokens[: row.layout.positions])
         job = jobs[row.owner]
         cost = model.calls(job.sampling, len(ids)) if calls is None else calls[k]
+        asked = 0
         if isinstance(job.plan, ControlDecoder):
+            asked = job.plan.classifier_calls(min(len(ids) + 1, model.longest))
             ids, job.unknown[row.sample] = job.plan.finish(ids)
-        found.append(FinishedRow(row.owner, row.sample, row.seed, ids, cost))
+        elif job.plan is not None:
+            steps = job.sampling.steps - ("vectors" in model.families)  # which are not moved after the last step
+            asked = len(job.plan.asked_classifiers) * job.plan.guidance.inner * steps
+        found.append(FinishedRow(row.owner, row.sample, row.seed, ids, cost, asked))
     return found
 
 

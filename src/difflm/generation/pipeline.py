@@ -14,6 +14,7 @@ from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
 from difflm.controls.plan import ControlPlan, Edit, check_text
 from difflm.controls.rivals import DECODERS, ControlDecoder, choose_decoder
+from difflm.controls.sentence_classifier import SentenceClassifier
 from difflm.data.batches import Batch
 from difflm.data.corpora import describe_texts
 from difflm.data.labels import Labelling
@@ -42,7 +43,7 @@ from difflm.generation.jobs import (
     run_jobs,
 )
 from difflm.generation.ranking import Rank, make_ranking
-from difflm.models.base import LanguageModel, Sampling
+from difflm.models.base import LATENTS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
@@ -68,7 +69,7 @@ class TextDiffusion:
         self.usual_guidance = TOKENS if tokens else STANDARD
         self.name = "this model"
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
-        self._classifiers: dict[Path, Classifier] = {}
+        self._classifiers: dict[Path, Classifier | SentenceClassifier] = {}
         self._heads: dict[Path, set[str] | None] = {}
 
     @classmethod
@@ -92,12 +93,12 @@ class TextDiffusion:
         return made
 
     def guided_by(self, folder: str | Path) -> "TextDiffusion":
-        """Add a classifier that `difflm train` made for this model; the same object, so that calls chain."""
+        """Add a classifier that `difflm train` made for this model, or one of sentences; it returns itself to chain."""
         self._load_classifier(Path(folder))
         self.guides.append(Path(folder))
         return self
 
-    def _load_classifier(self, folder: Path) -> Classifier:
+    def _load_classifier(self, folder: Path) -> Classifier | SentenceClassifier:
         if folder not in self._classifiers:
             guided: Any = self.model
             dtype = self.inference.dtype
@@ -108,7 +109,7 @@ class TextDiffusion:
             self._classifiers[folder] = made.guiding(dtype if self.device.type != "cpu" else None)
         return self._classifiers[folder]
 
-    def _find_classifiers(self, heads: set[str]) -> list[Classifier]:
+    def _find_classifiers(self, heads: set[str]) -> list[Classifier | SentenceClassifier]:
         """The classifiers that know these heads; all where a head is missing, so that the error can name the others."""
         for folder in self.guides if heads else ():
             if folder not in self._heads:
@@ -242,6 +243,8 @@ class TextDiffusion:
         if not controls and edit is None and method is None:
             return None
         kind, decoder = self.config["method"], None
+        if self.model.has_latents:
+            raise UsageError(LATENTS.format(kind))
         if method is not None:
             decoder = choose_decoder(method, self.model, kind, controls, edit, guidance)
         model, most, first = self.model, self.model.longest, 0
@@ -286,8 +289,7 @@ class TextDiffusion:
         more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
         them = "it" if len(unknown) == 1 else "them"
         data = self.config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
-        about = f" of {describe_texts(data)}" if data else ""
-        knows = f"{self.name} knows {size:,} words{about}"
+        knows = f"{self.name} knows {size:,} words" + (f" of {describe_texts(data)}" if data else "")
         return [f"{knows}; it does not know {named}{more}, and cannot take {them} into account."]
 
     def _finish(
@@ -321,7 +323,8 @@ class TextDiffusion:
             text = join_words(words)
         # Of candidates the chosen one alone is checked.
         checks = check_text(job.plan.controls, text, job.plan.unknown_words) if job.plan and not job.choose else []
-        return Generation(text, words, job.sampling.steps, row.calls, seconds, job.seed, checks, job.warnings)
+        about = seconds, job.seed, checks, job.warnings, row.classifier_calls
+        return Generation(text, words, job.sampling.steps, row.calls, *about)
 
     def stream(self, n: int = 1, seed: int = 0, **asked: Any) -> Iterator[list[Draft]]:
         """Every text at every step: one list of drafts a step, batch after batch."""

@@ -47,6 +47,8 @@ class Request(BaseModel):
     stop_at: float | None = setting("stop_at")
     told_time: float | None = setting("told_time")
     length_beam: int | None = setting("length_beam")
+    projection: str | None = setting("projection")
+    projection_top_p: float | None = setting("projection_top_p")
     contrast: float | None = setting("contrast")
     top_k: int | None = setting("top_k")
     top_p: float | None = setting("top_p")
@@ -152,4 +154,5 @@ def generation_to_json(g: "Generation") -> dict[str, Any]:
     """One line of `generate --json`."""
     keys = ("text", "tokens", "controls", "steps", "denoiser_calls", "seconds", "seed")
     found = {key: round(g.seconds, 4) if key == "seconds" else getattr(g, key) for key in keys}
-    return {**found, "warnings": g.warnings} if g.warnings else found
+    more = {"classifier_calls": g.classifier_calls, "warnings": g.warnings}
+    return found | {key: value for key, value in more.items() if value}

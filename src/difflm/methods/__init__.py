@@ -24,11 +24,14 @@ from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
 from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
+from difflm.methods.gpvae import Gpvae
+from difflm.methods.ld4lg import Ld4lg
 from difflm.methods.levt import LevT
 from difflm.methods.mdlm import Mdlm
 from difflm.methods.sed import Sed
 from difflm.methods.sedd import Sedd
 from difflm.methods.seqdiffuseq import SeqDiffuSeq
+from difflm.methods.ssd_lm import SsdLm
 from difflm.methods.udlm import Udlm
 from difflm.runtime.registry import Registry
 
@@ -44,6 +47,8 @@ LISTED: tuple[type[Method], ...] = (
     Sed,
     Difformer,
     Dinoiser,
+    SsdLm,
+    Ld4lg,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
@@ -59,6 +64,7 @@ LISTED: tuple[type[Method], ...] = (
     BlockDiffusionMethod,
     AutoregressiveTwin,
     EncoderDecoderTwin,
+    Gpvae,
     LevT,
     GuidingClassifier,
 )

@@ -18,6 +18,7 @@ class BlockDiffusionMethod(TokenMethod):
     block: Literal[1, 2, 4, 8, 16] = 4
 
     def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.diffusion.bounds import DiscreteBound
         from difflm.diffusion.codecs import Tokens
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes import Absorbing
@@ -37,4 +38,5 @@ class BlockDiffusionMethod(TokenMethod):
             times=BlockTimes(self.block, *CLIPS[self.block]),
             lengths=BlockLengths(texts.longest, self.block),
             sampling=Sampling("first-hitting", steps=self.block),
+            bound=DiscreteBound(),
         )

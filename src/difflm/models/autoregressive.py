@@ -15,7 +15,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.errors import UsageError
-from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies
+from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies
 from difflm.models.batching import words_before_end
 from difflm.networks import EncoderDecoder, Transformer
 
@@ -30,7 +30,7 @@ class Autoregressive(LanguageModel):
     `label_smoothing` is the share of a training target that all words have alike; likelihoods know nothing of it.
     A `network` of another make is read as a Transformer of these sizes is."""
 
-    likelihood = "exact"
+    likelihood: Likelihood | None = "exact"
     samplers = ("autoregressive",)
     greedy = True
     start, end, pad = START, END, PAD
@@ -93,6 +93,10 @@ class Autoregressive(LanguageModel):
             raise UsageError(NO_SOURCE)
         with autocast_to(source.device, self.precision):
             return self.network.split_memory(self.network.encode(source, mask), mask)
+
+    def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
+        """What texts are written from, for `read`: here their sources; latents may be drawn."""
+        return self.encode_source(steering.source, steering.source_mask)
 
     def vectors(self, words: Tensor) -> Tensor:
         """Vectors of words, which are ids [B, L], or probabilities [B, L, V], which gradients reach."""
@@ -168,7 +172,7 @@ class Autoregressive(LanguageModel):
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
         steering = steering or Steering()
-        memory = self.encode_source(steering.source, steering.source_mask)
+        memory = self.draw_memory(noise, steering)
         return left_to_right(self, noise, width, sampling, steering.prefix_rules, steering.known, memory)
 
     def words(self, row: list[int]) -> list[int]:

@@ -16,6 +16,7 @@ from difflm.diffusion.samplers.steps import STEPS
 from difflm.models.sampling import Family, Sampling
 
 Likelihood = Literal["exact", "bound"]
+LATENTS = "{} writes from latents of a whole text, which no control and no classifier reaches."  # a refusal
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class LanguageModel(Trainable):
     syncs_with_device = True  # whether sampling synchronises with the device
     source_longest = 0  # the most tokens of a source that it writes from; 0: it has no sources
     has_length_beam = False  # whether lengths are chosen before texts, so that candidates can spread over them
+    has_latents = False  # whether it writes from latents of a whole text
     allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
 
     @property
@@ -132,6 +134,10 @@ class LanguageModel(Trainable):
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         """Learn before training what needs none: how many texts have each length, and how often each token occurs."""
+
+    def reconstruct(self, batch: Batch) -> Tensor:
+        """What a model with latents writes from those of given texts, [B, L]; PAD behind each."""
+        raise TypeError("this model has no latents")
 
     def observe_pairs(self, counts: Tensor) -> None:
         """The same of pairs: how many have each length of source and text, [S + 1, L + 1]."""

@@ -1,4 +1,5 @@
-"""Block diffusion (Arriola et al., 2025): blocks from left to right, each denoised given the clean ones before it.
+"""Blocks from left to right, each denoised given the clean ones before it, by any process: masks (Arriola et al.,
+2025), points of a simplex (Han et al., 2023), word vectors.
 
 It is the same loop on a staircase of times: behind the current block t stays 0, before it 1. Keys and values of
 finished blocks are kept, and are exactly what a pass over the whole text would find.
@@ -13,15 +14,12 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.base import Belief, Levels, Times
-from difflm.diffusion.bounds import DiscreteBound
-from difflm.diffusion.codecs import Tokens
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import Conditioning, Denoiser, autocast_to
+from difflm.diffusion.base import Belief, Codec, Levels, Process, Times
+from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import Conditioning, Denoiser, autocast_to, clean_state
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.processes import Absorbing
-from difflm.diffusion.samplers.loop import Denoise, Frame, Steering
+from difflm.diffusion.samplers.loop import Denoise, Frame, Steering, impose_tokens
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.models.base import Sampling
 from difflm.models.batching import DrawnLength, LengthPolicy, observed_counts
@@ -85,8 +83,8 @@ class BlockDenoiser(Denoiser):
     def __init__(
         self,
         network: Transformer,
-        codec: Tokens,
-        process: Absorbing,
+        codec: Codec,
+        process: Process,
         size: int,
         window: int,
         conditioning: Conditioning | None = None,
@@ -94,12 +92,24 @@ class BlockDenoiser(Denoiser):
         super().__init__(network, codec, process, conditioning)
         self.size, self.window = size, window
         # Rotations tell distances between unlike things; to masks that see masks alone, every place looks the same.
-        self.places = nn.Parameter(0.5 * torch.randn(size, codec.dim))
+        self.places = nn.Parameter(0.5 * torch.randn(size, network.input.in_features))
 
-    def read_tokens(self, x: Tensor) -> Tensor:
-        """Vectors of tokens, and of their places within a block."""
-        (vectors,) = self.codec.inputs(x, Levels(x), None)
-        return self.network.input(vectors + self.places.repeat(x.shape[1] // self.size, 1))
+    def read_state(self, x: Tensor, level: Levels) -> Tensor:
+        """What the network reads of whole blocks, and of the places within them."""
+        with torch.autocast(x.device.type, enabled=False):
+            vectors = torch.cat(self.codec.inputs(x, level, self.codec.evidence(x, level)), -1)
+            vectors = vectors + self.places.repeat(x.shape[1] // self.size, 1)
+        hidden: Tensor = self.network.input(vectors)
+        return hidden
+
+    def read_words(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of clean words, and their times, which are 0."""
+        level = self.process.at(torch.zeros(ids.shape, device=ids.device))
+        return self.read_state(clean_state(self, ids), level), level.t
+
+    def words_of(self, x: Tensor) -> Tensor:
+        """The words of a finished state."""
+        return x if self.codec.holds_tokens else self.codec.nearest(x)
 
     def forward(
         self,
@@ -112,17 +122,19 @@ class BlockDenoiser(Denoiser):
         """All blocks are answered at once, as training and the bound need it."""
         clean = condition.given
         assert clean is not None, "blocks are denoised given the clean text before them"
-        length = x.shape[1]
+        length, level = x.shape[1], self.process.at(t)
+        level = level if level.t.dim() == 2 else self.process.at(level.t.unsqueeze(1).expand(x.shape[:2]))
         cos, sin = rotary(length, self.network.head_dim, x.device)
         turn = torch.cat([cos, cos]), torch.cat([sin, sin])
         with autocast_to(x.device, self.precision):
-            inputs = self.read_tokens(torch.cat([x, clean], dim=1))
+            words, zeros = self.read_words(clean)
+            inputs, times = torch.cat([self.read_state(x, level), words], 1), torch.cat([level.t, zeros], 1)
             nothing: list[Cache | None] = [None] * len(self.network.blocks)
             seen, memory = self.seen_by(length, x.device), self.memory_of(condition)
-            hidden, _ = self.network.run(inputs, None, seen, nothing, 0, turn, memory)
+            hidden, _ = self.network.run(inputs, times, seen, nothing, 0, turn, memory)
             logits = self.network.answer(hidden[:, :length]).float()
         with torch.autocast(x.device.type, enabled=False):
-            return self.codec.belief(logits, x, self.process.at(t), None, self.process)
+            return self.codec.belief(logits, x, level, self.codec.evidence(x, level), self.process)
 
     def memory_of(self, condition: Condition) -> list[Memory] | None:
         """Every layer's keys and values of the sources; None without sources."""
@@ -142,13 +154,15 @@ class BlockDenoiser(Denoiser):
     def block_logits(
         self,
         block: Tensor,
+        level: Levels | None,
         start: int,
         caches: list[Cache | None],
         back: Tensor | None = None,
         memory: list[Memory] | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:
-        """Logits of one block [B, size] that begins at `start`, given the kept blocks; and what is kept with it. `back`
-        [B]: how far each text looks, where that is less than the window."""
+        """Logits of one block [B, size, …] that begins at `start`, given the kept blocks; and what is kept with it.
+        Without a level the block is clean words. `back` [B]: how far each text looks, where that is less than the
+        window."""
         kept = max(0, -(-self.window // self.size) - 1) * self.size  # words before the block that it may see
         caches = [None if c is None else (c[0][:, :, -kept:], c[1][:, :, -kept:]) if kept else None for c in caches]
         near = None
@@ -156,7 +170,8 @@ class BlockDenoiser(Denoiser):
             words = min(start, kept)
             near = torch.arange(-words, block.shape[1], device=block.device) >= -back.unsqueeze(1)
         with autocast_to(block.device, self.precision):
-            hidden, grown = self.network.run(self.read_tokens(block), None, near, caches, start, memory=memory)
+            inputs, t = self.read_words(block) if level is None else (self.read_state(block, level), level.t)
+            hidden, grown = self.network.run(inputs, t, near, caches, start, memory=memory)
             return self.network.answer(hidden).float(), grown
 
 
@@ -168,9 +183,11 @@ class BlockDiffusion(DiffusionModel):
     can_hide_known = False  # what is kept of known words was kept with them
 
     def __init__(
-        self, codec: Tokens, process: Absorbing, network: Transformer, lengths: BlockLengths, **parts: Any
+        self, codec: Codec, process: Process, network: Transformer, lengths: BlockLengths, **parts: Any
     ) -> None:
-        super().__init__(codec, process, network, lengths=lengths, bound=DiscreteBound(), **parts)
+        super().__init__(codec, process, network, lengths=lengths, **parts)
+        self.follows_frames = self.syncs_with_device = True
+        self.samplers = tuple(name for name in process.steps if name != "heun")  # which asks twice a step
         window = lengths.positions(lengths.longest)
         self.denoiser = BlockDenoiser(network, codec, process, lengths.size, window, parts.get("conditioning"))
 
@@ -180,8 +197,8 @@ class BlockDiffusion(DiffusionModel):
 
     @torch.no_grad()
     def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
-        """Blocks of one word have nothing to draw: the likelihood itself."""
-        if self.denoiser.size > 1:
+        """Blocks of one masked word have nothing to draw: the likelihood itself."""
+        if not self.is_exact:
             return super().nats_and_error(batch, noise, draws)
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         hidden, t = torch.full_like(ids, self.process.mask_id), torch.ones(len(ids), device=ids.device)
@@ -190,8 +207,12 @@ class BlockDiffusion(DiffusionModel):
         nats = (cross_entropy(logits, ids) * mask).sum(-1)
         return nats, torch.zeros_like(nats)
 
+    @property
+    def is_exact(self) -> bool:
+        return self.denoiser.size == 1 and self.denoiser.codec.holds_tokens
+
     def nats_calls(self, draws: int) -> int:
-        return super().nats_calls(draws) if self.denoiser.size > 1 else 1
+        return 1 if self.is_exact else super().nats_calls(draws)
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         tokens = tokens.clone()
@@ -223,18 +244,25 @@ class BlockDiffusion(DiffusionModel):
         size, steps = self.denoiser.size, sampling.steps
         ended, calls = torch.zeros_like(lengths, dtype=torch.bool), torch.zeros_like(lengths)
         waiting = ~ended  # a text without masks is written, whatever its neighbours wait for
-        all_ended = DelayedFlag()
+        all_ended, tokens = DelayedFlag(), torch.zeros(0)
         for frame in frames:
             assert frame.state is not None
             calls = calls + (waiting & ~ended)
-            waiting = (frame.state == self.process.mask_id).any(-1)
+            if self.denoiser.codec.holds_tokens:
+                waiting = (frame.state == self.process.mask_id).any(-1)
             reached = frame.step // steps * size + size
+            # Rules may have other words for finished blocks than these hold.
+            tokens = (
+                torch.cat([tokens[:, : reached - size], frame.tokens[:, reached - size :]], 1)
+                if frame.step
+                else frame.tokens
+            )
             if (frame.step + 1) % steps == 0:  # a block is finished
-                ended = ended | (frame.state[:, :reached] == END).any(-1) | (lengths <= reached)
+                ended = ended | (tokens[:, :reached] == END).any(-1) | (lengths <= reached)
                 calls = calls + ~ended
             # Of a text without masks the rest is known words, which no block has to be reached for.
-            shown = torch.where(waiting, reached, frame.state.shape[1]).unsqueeze(1)
-            yield replace(frame, tokens=hide_unwritten(frame.tokens, shown), calls=calls)
+            shown = torch.where(waiting, reached, tokens.shape[1]).unsqueeze(1)
+            yield replace(frame, tokens=hide_unwritten(tokens, shown), calls=calls)
             if all_ended(ended.all()):
                 return
 
@@ -259,17 +287,26 @@ class BlockwiseDenoiser:
         self.denoiser, self.steps, self.back, self.memory = denoiser, steps, back, memory
         self.calls = self.done = 0
         self.caches: list[Cache | None] = [None] * len(denoiser.network.blocks)
+        self.written: list[Tensor] = []  # words of finished blocks
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
         """A belief about the whole canvas, on which rules may act; of blocks to come it knows how often words occur."""
-        size = self.denoiser.size
+        denoiser, size = self.denoiser, self.denoiser.size
+        codec, asked = denoiser.codec, (self.back, self.memory)
         now = min(self.calls // self.steps, x.shape[1] // size - 1)  # the staircase of times says so too, on the device
         self.calls += 1
         while self.done < now:
-            block = x[:, self.done * size : (self.done + 1) * size]
-            _, self.caches = self.denoiser.block_logits(block, self.done * size, self.caches, self.back, self.memory)
+            words = denoiser.words_of(x[:, self.done * size : (self.done + 1) * size])
+            _, self.caches = denoiser.block_logits(words, None, self.done * size, self.caches, *asked)
+            self.written.append(words)
             self.done += 1
         here = slice(now * size, (now + 1) * size)
-        logits = self.denoiser.network.head.bias.detach().float().expand(*x.shape, -1).clone()
-        logits[:, here], _ = self.denoiser.block_logits(x[:, here], now * size, self.caches, self.back, self.memory)
-        return self.denoiser.codec.belief(logits, x, level, None, self.denoiser.process)
+        frequent = denoiser.network.head.bias.detach().float()[: codec.vocabulary]  # a GPU's copy may be padded
+        logits = frequent.expand(*x.shape[:2], -1).clone()
+        logits[:, here], _ = denoiser.block_logits(x[:, here], level[:, here], now * size, self.caches, *asked)
+        belief = codec.belief(logits, x, level, codec.evidence(x, level), denoiser.process)
+        if not self.written or codec.holds_tokens:
+            return belief
+        rest = torch.full((len(x), x.shape[1] - now * size), FREE, device=x.device)
+        written = torch.cat([*self.written, rest], 1)
+        return impose_tokens(belief, codec, written >= 0, written.clamp(min=0))

@@ -11,7 +11,7 @@ from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.base import Belief, Levels, Process
 from difflm.diffusion.bounds import Bound, standard_error
-from difflm.diffusion.codecs import Codec, Embedding
+from difflm.diffusion.codecs import Codec, Embedding, Simplex
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import ConditionDrop, Conditioning, Denoiser, SelfConditioning
 from difflm.diffusion.given import GivenPositions
@@ -32,7 +32,8 @@ from difflm.diffusion.samplers.loop import (
     Temperature,
     Transform,
 )
-from difflm.diffusion.samplers.steps import STEPS
+from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
+from difflm.diffusion.samplers.steps import VECTOR_STEPS
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
 from difflm.models.batching import LengthPolicy
@@ -81,9 +82,11 @@ class DiffusionModel(LanguageModel):
         self.likelihood: Likelihood | None = "bound" if bound is not None and not reflow else None
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, codec.vocabulary
         self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
+        self.follows_frames = codec.holds_tokens
         self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
         kinds: list[Family] = ["any", "diffusion", "masks" if self.can_hide_known else "diffusion"]
-        self.families = kinds if codec.holds_tokens else [*kinds, "vectors"]
+        states: dict[type[Codec], Family] = {Embedding: "vectors", Simplex: "simplex"}
+        self.families = [*kinds, *(family for kind, family in states.items() if isinstance(codec, kind))]
 
     @property
     def max_words(self) -> int:
@@ -306,7 +309,7 @@ class DiffusionModel(LanguageModel):
         """Frames by this model's own denoiser."""
         steering = steering or Steering()
         frames = self.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering).frames()
-        return self.follow_frames(frames, lengths, sampling, steering) if self.denoiser.codec.holds_tokens else frames
+        return self.follow_frames(frames, lengths, sampling, steering) if self.follows_frames else frames
 
     def sampler_inputs(
         self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
@@ -332,11 +335,13 @@ class DiffusionModel(LanguageModel):
                 rounds = not codec.predicts_tokens and not steering.rules
                 transforms.append(Clamp(codec, sampling.clamp_below, banned, rounds))
         transforms += steering.rules
+        if isinstance(codec, Simplex):
+            transforms += self.projection(codec, sampling, StepNoise(noise, counter, width, stream=2))
         if steering.known is not None:
             transforms.append(ImposeTokens(codec, steering.known))
         if codec.holds_tokens:  # positions that do not exist are no masks to be written
             known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
-        rules = DISCRETE_STEPS if codec.holds_tokens else STEPS
+        rules = DISCRETE_STEPS if codec.holds_tokens else VECTOR_STEPS
         return SamplerInputs(
             self.bind_denoiser(denoiser, mask, sampling, steering),
             denoiser.process,
@@ -351,6 +356,17 @@ class DiffusionModel(LanguageModel):
             self.times,
             known,
         )
+
+    def projection(self, codec: Simplex, sampling: Sampling, uniform: StepNoise) -> list[Transform]:
+        """From a belief to the clean state that the next state is drawn from: its mean, or words."""
+        kinds: dict[str, list[Transform]] = {
+            "mean": [],
+            "greedy": [Greedy(codec)],
+            "sample": [Sample(codec, uniform)],
+            "multi-hot": [MultiHot(codec)],
+        }
+        top: list[Transform] = [TopP(sampling.projection_top_p)] if sampling.projection_top_p < 1 else []
+        return top + kinds[sampling.projection]
 
     def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
         """With a contrast w, log p is moved on by w (log p(· | known words) − log p(· | none of them)): classifier-free

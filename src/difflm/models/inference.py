@@ -16,6 +16,7 @@ from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
 from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
 from difflm.runtime.tensors import module_tensors, storage_addresses
@@ -50,7 +51,7 @@ class Inference:
     @property
     def denoiser(self) -> Denoiser:
         """The denoiser as it writes. Models of tokens write with their own."""
-        assert isinstance(self.model, DiffusionModel)
+        assert isinstance(self.model, DiffusionModel | LatentDiffusion)
         source = self.model.denoiser
         if source.codec.holds_tokens:
             return source
@@ -65,7 +66,7 @@ class Inference:
     def sync_weights(self) -> None:
         """Bring the copy up to the model's weights. On a CPU, texts that others are writing keep the copy that they
         began with; a GPU's is overwritten in place, after what was asked of it before."""
-        if not isinstance(self.model, DiffusionModel) or self.model.denoiser.codec.holds_tokens:
+        if not isinstance(self.model, DiffusionModel | LatentDiffusion) or self.model.denoiser.codec.holds_tokens:
             return
         source, _ = self.model.denoiser, self.denoiser
         with self._lock, torch.no_grad():
@@ -96,8 +97,15 @@ class Inference:
             inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
             record = lengths.is_cuda if self.record is None else self.record
             frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
-            tokens = model.denoiser.codec.holds_tokens
-            yield from model.follow_frames(frames, lengths, sampling, steering) if tokens else frames
+            follow = model.follows_frames
+            yield from model.follow_frames(frames, lengths, sampling, steering) if follow else frames
+        elif isinstance(model, LatentDiffusion):
+            inputs = model.sampler_inputs(self.denoiser, noise, sampling, steering)
+            record = lengths.is_cuda if self.record is None else self.record
+            frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
+            yield from model.write_frames(
+                frames, partial(self._decode, model.autoencoder), noise, width, sampling, steering
+            )
         else:
             yield from model.stream(noise, lengths, width, sampling, steering)
 
@@ -116,7 +124,7 @@ class Inference:
             return
         # Beams compare sums of log-probabilities: they are as wide as the model itself, unless it says otherwise.
         decoder = self._sync_decoder(model, model.precision or (None if sampling.beams else self.dtype))
-        memory = decoder.encode_source(steering.source, steering.source_mask)
+        memory = decoder.draw_memory(noise, steering)
         if steering.prefix_rules or not getattr(decoder.network, "capturable", True):
             yield from left_to_right(decoder, noise, width, sampling, steering.prefix_rules, steering.known, memory)
             return
@@ -131,11 +139,11 @@ class Inference:
         """Frames of `most` texts at a time: a text has as many rows as beams, and only their words are kept."""
         for start in range(0, len(noise.samples), most):
             part = slice(start, start + most)
-            tensors = steering.known, steering.source, steering.source_mask
-            known, source, mask = (None if tensor is None else tensor[part] for tensor in tensors)
-            own = replace(steering, known=known, source=source, source_mask=mask)
-            # A search draws nothing: whatever the seed is.
-            yield from self._decode(model, Noise(0, noise.samples[part]), width, sampling, own)
+            tensors = steering.known, steering.source, steering.source_mask, steering.latents
+            known, source, mask, latents = (None if tensor is None else tensor[part] for tensor in tensors)
+            own = replace(steering, known=known, source=source, source_mask=mask, latents=latents)
+            seed = noise.seed if isinstance(noise.seed, int) else noise.seed[part]
+            yield from self._decode(model, Noise(seed, noise.samples[part]), width, sampling, own)
 
     def _sync_decoder(self, model: Autoregressive, dtype: torch.dtype | None) -> Autoregressive:
         """The model itself where it decodes as it is; else a copy, cast and compiled, with its present weights."""

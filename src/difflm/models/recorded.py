@@ -149,12 +149,12 @@ class RecordedSampler:
         last = len(times) - 2
         for i in range(last + 1):
             self.step()
-            now = self.tokens, self.sure, self.x
+            now = self.tokens, self.sure, self.x, self.clean
             if watched := watched_steps is None or i in watched_steps or i == last:
-                now = self.tokens.clone(), self.sure.clone(), self.x.clone()
-            tokens, sure, x = now
+                now = self.tokens.clone(), self.sure.clone(), self.x.clone(), self.clean.clone()
+            tokens, sure, x, clean = now
             changed = None if before is None or not watched else tokens != before
-            yield Frame(i, times[i + 1], tokens, sure, inputs.mask, changed, x)
+            yield Frame(i, times[i + 1], tokens, sure, inputs.mask, changed, x, clean=clean)
             before = tokens if watched else None
 
 

@@ -5,14 +5,15 @@ so that the command's help need not."""
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from difflm.errors import UsageError
 
-Family = Literal["any", "diffusion", "vectors", "masks", "left-to-right"]
+Family = Literal["any", "diffusion", "vectors", "simplex", "masks", "left-to-right"]
+Projection = Literal["mean", "greedy", "sample", "multi-hot"]
 
 
 def setting(
@@ -52,6 +53,12 @@ class Sampling:
         int, setting("diffusion", "Spread candidates over so many of the likeliest lengths.", 0, 1000, zero="draw one")
     ] = 0
     draw: Annotated[bool, setting("vectors", "Draw a word from each belief instead of its mean.")] = False
+    projection: Annotated[
+        Projection, setting("simplex", "What a simplex is moved to: mean, greedy, sample or multi-hot.")
+    ] = "mean"
+    projection_top_p: Annotated[
+        float, setting("simplex", "Move it to the likeliest words of this share of probability.", 0, 1, above=True)
+    ] = 1.0
     contrast: Annotated[float, setting("masks", "How much more known words or a source count. [0]", 0, 100)] = 0.0
     top_k: Annotated[
         int, setting("left-to-right", "Autoregressive: draw from the k likeliest words.", 0, zero="all words")
@@ -96,7 +103,12 @@ def describe_range(name: str) -> str:
     about = SETTINGS[name].json_schema_extra
     low, high, zero = about["low"], about["high"], about["zero"]
     if low is None:
-        return f"must be of type {SETTINGS[name].annotation.__name__}"
+        choices = get_args(SETTINGS[name].annotation)
+        return (
+            f"must be one of {', '.join(choices)}"
+            if choices
+            else f"must be of type {SETTINGS[name].annotation.__name__}"
+        )
     if high is None:
         return f"must be at least 1 (0: {zero})"
     if about["above"]:

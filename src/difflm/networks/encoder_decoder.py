@@ -40,7 +40,11 @@ class EncoderDecoder(Transformer):
 
     def encode(self, source: Tensor, mask: Tensor) -> Tensor:
         """Keys and values of every layer, [B, 1 + S, 2 · layers · hidden], of sources [B, S]."""
-        memory: Tensor = self.encoder(self.embed_source(source), None, mask)
+        return self.encode_states(self.embed_source(source), mask)
+
+    def encode_states(self, states: Tensor, mask: Tensor) -> Tensor:
+        """The same of vectors [B, S, hidden]."""
+        memory: Tensor = self.encoder(states, None, mask)
         return F.pad(memory, (0, 0, 1, 0))
 
     def split_memory(self, memory: Tensor, mask: Tensor) -> list[Memory]:

@@ -173,6 +173,12 @@ def layers_of(body: nn.Module) -> nn.ModuleList:
     return max(lists, key=len)
 
 
+def mean_of_pieces(pieces: Any, words: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """What makes vectors of words of those of pieces, by the tokenizer `pieces`: the mean of each word's own."""
+    spelt = [pieces(word.strip(), add_special_tokens=False)["input_ids"] or [pieces.unk_token_id] for word in words]
+    return lambda rows: torch.stack([rows[ids].mean(0) for ids in spelt])
+
+
 @torch.no_grad()
 def take_weights(network: PretrainedEncoder, table: Tensor, folder: str, words: Sequence[str]) -> None:
     """Weights of a directory, in place; `table` [words + 1, their width] gets the vectors of words and of the mask."""
@@ -187,8 +193,7 @@ def take_weights(network: PretrainedEncoder, table: Tensor, folder: str, words: 
     own = network.body.state_dict()
     fitting = {k: v for k, v in source.state_dict().items() if k in own and own[k].shape == v.shape}
     network.body.load_state_dict(fitting, strict=False)
-    spelt = [pieces(word.strip(), add_special_tokens=False)["input_ids"] or [pieces.unk_token_id] for word in words]
-    mean: Callable[[Tensor], Tensor] = lambda rows: torch.stack([rows[ids].mean(0) for ids in spelt])  # noqa: E731
+    mean = mean_of_pieces(pieces, words)
     table[: len(words)] = mean(vectors)
     table[len(words)] = vectors[mask]
     network.head.weight.copy_(mean(output))

@@ -10,16 +10,18 @@ from torch.nn import functional as F
 
 from difflm.controls.guidance import Classifier, Guided, labels_on_canvas, matches_model, model_signature, span_chart
 from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, with_ends
+from difflm.controls.sentence_classifier import SentenceClassifier, load_sentence_classifier
 from difflm.data.batches import Batch, split
 from difflm.data.corpora import corpus_path, resolve_data
 from difflm.data.labels import NONE, NOTHING, Labelling, Labels, read_labels
 from difflm.data.texts import file_kind
 from difflm.data.tokenfile import Ints, Limits, TokenFile, select_texts
 from difflm.data.tokenizers import PAD, Tokenizer
+from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import LanguageModel, Losses, Trainable, training_noise
+from difflm.models.base import LATENTS, LanguageModel, Losses, Trainable, training_noise
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import read_json
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
@@ -153,6 +155,8 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     """Load the model that is guided, read the labelled texts, and build the classifier."""
     recipe, method = setup.recipe, setup.recipe.model
     guided, tokenizer, _ = load_run(method["guides"])
+    if guided.has_latents:
+        raise UsageError(LATENTS.format(method["guides"]))
     if not isinstance(guided, DiffusionModel | Autoregressive):
         raise UsageError(f"{method['guides']} is no model of difflm's own: a classifier cannot see its texts.")
     view = guided.denoiser if isinstance(guided, DiffusionModel) else guided
@@ -247,7 +251,7 @@ def build_classifier(labellings: list[Labelling], guided: Guided, longest: int, 
         return PrefixClassifier(labellings, guided.view_dim, longest, vocabulary=guided.vocabulary, **sizes)
     codec = guided.codec
     made = Classifier(labellings, codec.view_dim, longest, codec.vocabulary, **sizes)
-    if codec.holds_tokens:
+    if not isinstance(codec, Embedding):
         # A one-hot input selects a column of the weight. PyTorch's default scale makes it a thirtieth of a position's
         # vector, which is learned late: after 400 steps on E2E, 14.0 instead of 6.7 nats of labels per text.
         torch.nn.init.normal_(made.trunk.input.weight)
@@ -270,17 +274,27 @@ def count_words(classifier: Classifier, tokens: TokenFile, kept: Ints, found: li
 def heads_of(folder: Path) -> set[str] | None:
     """Names of the labels that the classifier of a directory knows; None where it cannot be read."""
     try:
-        return {one["name"] for one in read_json(folder / "config.json")["labels"]}
+        config = read_json(folder / "config.json")
+        return {folder.resolve().name} if "model_type" in config else {one["name"] for one in config["labels"]}
     except (DifflmError, KeyError, TypeError):
         return None
 
 
-def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier:
-    """Load the classifier of a directory; one that was trained for another model is refused."""
+def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier | SentenceClassifier:
+    """Load the classifier of a directory; one that was trained for another model is refused. A sentence classifier of
+    the Hugging Face library was trained for none."""
+    if getattr(guided, "has_latents", False):
+        raise UsageError(LATENTS.format("this model"))
     if not (folder / "config.json").is_file():
         what = "holds no classifier" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {what}. Give the directory that `difflm train classifier` wrote.")
     config = read_json(folder / "config.json")
+    if isinstance(config, dict) and "model_type" in config:
+        if isinstance(guided, Autoregressive) or not guided.codec.predicts_tokens:
+            raise UsageError(
+                f"{folder}: a sentence classifier guides diffusion models that predict words; not this one."
+            )
+        return load_sentence_classifier(folder, tokenizer).to(guided.codec.bias.device)
     if not isinstance(config, dict) or config.get("format") != FORMAT or config.get("method") != "classifier":
         raise DifflmError(f"{folder} does not hold a classifier that difflm wrote.")
     try:

@@ -179,7 +179,8 @@ def prepare_model(setup: Setup) -> Prepared:
         **count_left_out(recipe, selection),
         **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
     }
-    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if "vectors" in model.families else "masked_nats"
+    noisy = {"vectors", "simplex"} & {*model.families} or model.has_latents
+    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else "masked_nats"
     return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
 
 

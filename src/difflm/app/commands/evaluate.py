@@ -25,7 +25,10 @@ from difflm.app.commands.options import (
 from difflm.app.console import Bar, note, put_json
 from difflm.errors import UsageError
 
-SETTINGS = ("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp")
+SETTINGS = (
+    *("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp"),
+    *("projection", "projection_top_p"),
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,23 @@ class ControlOptions:
 
 
 @dataclass(frozen=True)
+class DecoderOptions:
+    """The options of the control and the infilling task that are about left-to-right models."""
+
+    method: Annotated[
+        list[str] | None,
+        option(
+            "Control, infill: a decoder of left-to-right runs, or `all`, each a row; repeatable.", "NAME[=STRENGTH]"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class RivalOptions:
+    rival: Annotated[list[str] | None, option("Not for language: a run to compare with; repeatable.", "RUN")] = None
+
+
+@dataclass(frozen=True)
 class InfillOptions:
     """The options of the infilling task."""
 
@@ -83,7 +103,6 @@ class ReferenceOptions:
         int,
         option("Infill, seq2seq: gaps or sources of the seed's order to leave out, to choose settings on."),
     ] = 0
-    rival: Annotated[list[str] | None, option("Infill, seq2seq: a run to compare with; repeatable.", "RUN")] = None
     mbr: Annotated[int, option("Infill, seq2seq: of so many candidates, the one most like the others.")] = 10
     beams: Annotated[int, option("Infill, seq2seq: beams of a left-to-right model; 0: no search.")] = 5
     encoder: Annotated[str | None, option("Infill, seq2seq: BERTScore by the encoder of this directory.", "DIR")] = None
@@ -108,67 +127,80 @@ def split_names(listed: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in listed.split(",")))
 
 
+Task = Annotated[Literal["language", "control", "infill", "seq2seq"], option("What to measure.")]
+GROUPS: dict[str, type] = {
+    "control": ControlOptions,
+    "decoder": DecoderOptions,
+    "infill": InfillOptions,
+    "reference": ReferenceOptions,
+    "seq2seq": Seq2SeqOptions,
+}
+# The tasks that each group of options belongs to.
+OWNERS = {
+    "control": ["control"],
+    "decoder": ["control", "infill"],
+    "infill": ["infill"],
+    "reference": ["infill", "seq2seq"],
+    "seq2seq": ["seq2seq"],
+    "rivals": ["infill", "seq2seq", "control"],
+}
+
+
 @report_errors
-@with_options(
-    options=MeasureOptions,
-    settings=SETTINGS,
-    control=ControlOptions,
-    infill=InfillOptions,
-    reference=ReferenceOptions,
-    seq2seq=Seq2SeqOptions,
-)
+@with_options(options=MeasureOptions, settings=SETTINGS, rivals=RivalOptions, **GROUPS)
 def evaluate(
     run: Run,
     options: MeasureOptions,
     settings: dict[str, Any],
-    control: ControlOptions,
-    infill: InfillOptions,
-    reference: ReferenceOptions,
-    seq2seq: Seq2SeqOptions,
-    task: Annotated[Literal["language", "control", "infill", "seq2seq"], option("What to measure.")] = "language",
+    rivals: RivalOptions,
+    task: Task = "language",
+    **groups: Any,
 ) -> None:
     """Measure a model beside real text; append the figures to its metrics.jsonl."""
-    owners = ((control, ["control"]), (infill, ["infill"]), (reference, ["infill", "seq2seq"]), (seq2seq, ["seq2seq"]))
-    for group, tasks in owners:
-        if task not in tasks:
-            refuse_given(group, [f.name for f in fields(group)], " or ".join(tasks))
-    foreign = {"control": ["draws"], "infill": ["judge"], "seq2seq": ["draws", "judge"]}
+    measure([run, *(rivals.rival or ())], task, options, settings, {**groups, "rivals": rivals})
+
+
+def measure(
+    runs: list[str], task: str, options: MeasureOptions, settings: dict[str, Any], groups: dict[str, Any]
+) -> None:
+    """Measure runs by a task; options of other tasks are refused."""
+    for name, group in groups.items():
+        if task not in OWNERS[name]:
+            refuse_given(group, [f.name for f in fields(group)], " or ".join(OWNERS[name]))
+    foreign = {"control": ["draws"], "infill": [], "seq2seq": ["draws", "judge"]}
     if task != "language":
         refuse_given(options, ["score_texts", "twin", *foreign[task]], "language")
     from difflm.app import measuring
 
+    decoder, reference = groups["decoder"], groups["reference"]
     if task == "language":
-        measuring.measure_language([run], options, settings)
+        measuring.measure_language(runs, options, settings)
     elif task == "control":
-        measuring.measure_control(run, options, settings, control)
+        measuring.measure_control(runs, options, settings, groups["control"], decoder)
     elif task == "infill":
-        measuring.measure_infill(run, options, settings, infill, reference)
+        measuring.measure_infill(runs, options, settings, groups["infill"], reference, decoder)
     else:
-        measuring.measure_seq2seq(run, options, settings, reference, seq2seq)
+        measuring.measure_seq2seq(runs, options, settings, reference, groups["seq2seq"])
 
 
-def refuse_given(
-    options: MeasureOptions | ControlOptions | InfillOptions | ReferenceOptions | Seq2SeqOptions,
-    names: list[str],
-    task: str,
-) -> None:
-    """Refuse options without effect."""
+def refuse_given(options: Any, names: list[str], task: str) -> None:
+    """Refuse options, a dataclass, without effect."""
     for f in fields(options):
         if f.name in names and getattr(options, f.name) not in (f.default, []):
             raise UsageError(f"--{f.name.replace('_', '-')} belongs to --task {task}.")
 
 
 @report_errors
-@with_options(options=MeasureOptions, settings=SETTINGS)
+@with_options(options=MeasureOptions, settings=SETTINGS, **GROUPS)
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN …", help="Runs that were trained on the same data.")],
     options: MeasureOptions,
     settings: dict[str, Any],
+    task: Task = "language",
+    **groups: Any,
 ) -> None:
     """Measure several models on the same data with the same judge: one table; each keeps its figures."""
-    from difflm.app.measuring import measure_language
-
-    measure_language(runs, options, settings)
+    measure(runs, task, options, settings, groups)
 
 
 @report_errors

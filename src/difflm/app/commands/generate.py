@@ -195,8 +195,8 @@ def in_order(batches: Iterator[dict[int, Any]], on_done: Callable[[int], None], 
 def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> None:
     """An option without effect would be taken for one that has some."""
     method = lm.config["method"]
-    twin = "left-to-right" in lm.model.families
     for key in request.settings():
-        if FAMILIES[key] != "any" and (FAMILIES[key] == "left-to-right") != twin:
-            kind = "diffusion" if twin else "autoregressive"
+        left_to_right = FAMILIES[key] == "left-to-right"
+        if FAMILIES[key] != "any" and ("left-to-right" if left_to_right else "diffusion") not in lm.model.families:
+            kind = "autoregressive" if left_to_right else "diffusion"
             raise UsageError(f"--{option_name(key)} is for {kind} models; {name} is {method}.")

@@ -62,7 +62,8 @@ def with_options(**groups: type | Sequence[str]) -> Callable[[Callable[..., int 
     `Request` as a dictionary of those that are given."""
 
     def decorate(command: Callable[..., int | None]) -> Callable[..., int | None]:
-        own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
+        parameters = inspect.signature(command).parameters.values()
+        own = [p for p in parameters if p.name not in groups and p.kind is not p.VAR_KEYWORD]
         shared = {name: options_of(group) for name, group in groups.items()}
 
         @functools.wraps(command)
@@ -102,6 +103,20 @@ def parse_guidance(given: str | None) -> "GuidanceSettings | None":
     if not 0 <= size <= 1000:
         raise UsageError(f"--guidance must lie between 0 and 1,000, not {given}.")
     return replace(STANDARD, size=size)
+
+
+def parse_methods(given: "Sequence[str] | None") -> "dict[str, GuidanceSettings | None]":
+    """Decoders by name, each with its strength; `all` are those of the registry. None: the decoder's usual strength."""
+    from difflm.controls.rivals import DECODERS, find_decoder
+
+    found: dict[str, GuidanceSettings | None] = {}
+    for one in given or ():
+        name, equals, strength = one.partition("=")
+        if (equals and name == "all") or strength == "original":
+            raise UsageError(f"--method {one}: give the strength of one decoder as a number, such as fudge=2.")
+        names = [*DECODERS] if name == "all" else [find_decoder(name).name]
+        found |= dict.fromkeys(names, parse_guidance(strength) if equals else None)
+    return found
 
 
 def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:

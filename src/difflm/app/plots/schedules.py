@@ -17,6 +17,7 @@ from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import DiffLM
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.latent_diffusion import LatentDiffusion
 
 POINTS = 501
 LOG_SNR_SHOWN = (-16.0, 12.0)  # curves that fall to −20 at their very end would flatten all others
@@ -53,13 +54,14 @@ def known_curves() -> list[Curve]:
 
 def learned_curve(name: str, lm: TextDiffusion) -> Curve:
     """A run's own curve; with a learned warp, along the evenly spaced u in which it trains and samples."""
-    if not isinstance(lm.model, DiffusionModel):
+    if not isinstance(lm.model, DiffusionModel | LatentDiffusion):
         raise UsageError(f"{name} ({lm.config['method']}) has no noise schedule. Give a diffusion model, or none.")
-    if not isinstance(lm.model.process, Gaussian):
+    process = lm.model.denoiser.process
+    if not isinstance(process, Gaussian):
         raise UsageError(f"{name} ({lm.config['method']}) diffuses tokens, which have no signal-to-noise ratio.")
     warped = isinstance(lm.model.times, LearnedWarp)
     label = f"{name}, learned warp (over u)" if warped else f"{name}, its own"
-    return sample_curve(label, lm.model.process, lm.model.times.time_of)
+    return sample_curve(label, process, lm.model.times.time_of)
 
 
 def draw_schedules(out: Path, curves: list[Curve], dark: bool = False) -> None:

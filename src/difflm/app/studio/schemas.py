@@ -123,6 +123,7 @@ class TextAnswer(BaseModel):
     denoiser_calls: int
     seconds: float = Field(description="Wall clock of the batch that made it.")
     seed: int
+    classifier_calls: int = Field(0, description="Beside those of the model; left out where there are none.")
     warnings: list[str] = Field(
         default_factory=list,
         description="Why it may not be what was asked for; left out where there is nothing to say.",

@@ -26,6 +26,15 @@ DECODERS: Registry[ControlDecoder] = Registry("difflm.decoders", ControlDecoder,
 register = DECODERS.register
 
 
+def find_decoder(name: str) -> type[ControlDecoder]:
+    """The decoder of a name."""
+    if name not in DECODERS:
+        near = difflib.get_close_matches(name, DECODERS, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(f"unknown decoder {name!r}. {hint}Known: {', '.join(DECODERS)}.")
+    return DECODERS[name]
+
+
 def choose_decoder(
     name: str,
     model: LanguageModel,
@@ -35,11 +44,7 @@ def choose_decoder(
     guidance: GuidanceSettings | None,
 ) -> type[ControlDecoder]:
     """The decoder of a name, where it suits the model, which was trained by a `method`, and what is asked of it."""
-    if name not in DECODERS:
-        near = difflib.get_close_matches(name, DECODERS, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise UsageError(f"unknown decoder {name!r}. {hint}Known: {', '.join(DECODERS)}.")
-    found = DECODERS[name]
+    found = find_decoder(name)
     if not isinstance(model, found.decodes):
         raise UsageError(f"{name} decodes {found.family}; this one is {method}.")
     if edit is not None:
@@ -51,4 +56,4 @@ def choose_decoder(
     return found
 
 
-__all__ = ["DECODERS", "ControlDecoder", "choose_decoder", "register"]
+__all__ = ["DECODERS", "ControlDecoder", "choose_decoder", "find_decoder", "register"]

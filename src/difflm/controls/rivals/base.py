@@ -98,6 +98,15 @@ class ControlDecoder(ABC):
         """What all texts of a batch share."""
         return self.name, self.strength
 
+    @property
+    def asked_classifiers(self) -> list[PrefixClassifier]:
+        """Those that know something of what is asked; one may be there several times."""
+        return [classifier for classifier, *_ in self.targets()]
+
+    def classifier_calls(self, tokens: int) -> int:
+        """How often classifiers are called for a text of so many tokens, END included."""
+        return 0
+
     # -- before decoding ------------------------------------------------------------------------------------------
 
     def layouts(
@@ -133,11 +142,10 @@ class ControlDecoder(ABC):
         future is known exactly."""
         position, rows = prefix.shape[1], len(prefix)
         allowed = (~self.model.banned).repeat(rows, 1)
-        if self.words is None:
-            allowed[:, END] &= position >= self.least - len(self.right)
+        if position >= self.room:
+            allowed &= torch.arange(allowed.shape[1], device=allowed.device) == END
         else:
-            ends = position >= self.words - len(self.right)
-            allowed &= (torch.arange(allowed.shape[1], device=allowed.device) == END) == ends
+            allowed[:, END] &= self.words is None and position >= self.least - len(self.right)
         if self.infill and position == len(self.left) and self.infill.parts[0].endswith(" "):
             allowed[:, self.glued] = False
         for sequence in self.avoided:
@@ -152,8 +160,9 @@ class ControlDecoder(ABC):
                     begun = (there & ends_with(prefix, phrase[:k])) * (k + 1)
                     progress[:, word] = torch.maximum(progress[:, word], begun)
             open_ = needed.unsqueeze(1) - progress  # type: ignore[union-attr]
+            ends = allowed[:, END] & (needed == 0)  # which needs no room for a word
             allowed &= open_ <= self.room - position - 1
-            allowed[:, END] &= needed == 0
+            allowed[:, END] = ends
         return allowed
 
     @cached_property

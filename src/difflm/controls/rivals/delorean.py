@@ -15,7 +15,8 @@ from difflm.diffusion.noise import Noise
 
 
 class Delorean(GapDecoder):
-    """`DeloreanSearch`; the strength is its step size."""
+    """`DeloreanSearch`; the strength is its step size. Texts of a request share a search: the first is its best
+    candidate, the second the next best."""
 
     name, paper = "delorean", "Qin et al. 2020"
     takes = (Infill, Length)
@@ -25,8 +26,12 @@ class Delorean(GapDecoder):
 
     @classmethod
     def search(cls, texts: SoftTexts, noise: Noise, parts: Sequence[Part]) -> tuple[Tensor, int]:
-        search = DeloreanSearch(step_size=parts[0][0].strength)
-        return search.decode(texts), search.calls(texts)
+        search, first = DeloreanSearch(step_size=parts[0][0].strength), [part.start for _, part in parts]
+        one_each = SoftTexts(texts.model, texts.known[first])
+        owner = [k for k, (_, part) in enumerate(parts) for _ in range(part.start, part.stop)]
+        found = search.candidates(one_each)[:, owner]
+        rank, rows = noise.samples % len(found), torch.arange(len(owner), device=found.device)
+        return found[rank, rows], search.calls(one_each)
 
 
 @dataclass(frozen=True)
@@ -50,17 +55,22 @@ class DeloreanSearch:
 
     def decode(self, texts: SoftTexts) -> Tensor:
         """The best candidate of each text, [B, W]."""
-        logits, best = self.forward(texts, None), texts.known
-        best_nats = torch.full(best.shape[:1], float("inf"), device=best.device)
+        return self.candidates(texts)[0]
+
+    def candidates(self, texts: SoftTexts) -> Tensor:
+        """The candidates of each text, [passes, B, W], the best first; those that repeat another come last."""
+        logits, found, totals = self.forward(texts, None), list[Tensor](), list[Tensor]()
         for _ in range(self.passes):
             logits = self.forward(texts, self.backward(texts, logits))
             tokens = texts.choose(logits)
             with torch.no_grad():
                 nats = texts.nats(texts.read(texts.one_hot(tokens)), tokens)
+            seen = [(tokens == other).all(-1) for other in found]
             total = (nats * (texts.free | texts.context)).sum(-1)
-            best = torch.where((total < best_nats).unsqueeze(1), tokens, best)
-            best_nats = torch.minimum(total, best_nats)
-        return best
+            totals.append(total.masked_fill(torch.stack(seen).any(0), float("inf")) if seen else total)
+            found.append(tokens)
+        order = torch.stack(totals).argsort(dim=0, stable=True).unsqueeze(-1)
+        return torch.stack(found).gather(0, order.expand(-1, -1, texts.known.shape[1]))
 
     def forward(self, texts: SoftTexts, backward: Tensor | None) -> Tensor:
         """ỹ_n = γ · LM(x, ỹ_<n) + (1 − γ) · ỹ_nᵇ, [B, W, V]; without backward logits γ is 1."""

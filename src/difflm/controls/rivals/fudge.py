@@ -40,9 +40,11 @@ class Fudge(ControlDecoder):
 
     @property
     def asked_classifiers(self) -> list[PrefixClassifier]:
-        """Those that know something of what is asked."""
-        found = [classifier for classifier, *_ in self.targets()]
-        return found + ([*self.classifiers.values()][:1] if self.phrases else [])
+        return super().asked_classifiers + ([*self.classifiers.values()][:1] if self.phrases else [])
+
+    def classifier_calls(self, tokens: int) -> int:
+        """Two for each word: it is read, and all candidates for the next one are, side by side."""
+        return 2 * tokens * len({*map(id, self.asked_classifiers)}) if self.strength else 0
 
     def future(self, outputs: dict[int, PrefixOutput], words: Tensor, prefix: Tensor) -> Tensor:
         """log p(a | x_≤i) for each of the next words [B, k], of which the outputs are."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from difflm.controls.exact import Avoid, Length
 from difflm.controls.learned import Label, Tags
 from difflm.controls.phrases import Contains
-from difflm.controls.prefix_classifier import PrefixClassifier, PrefixOutput
+from difflm.controls.prefix_classifier import PrefixOutput
 from difflm.controls.rivals.base import ControlDecoder, Part, contains_sequence
 from difflm.controls.syntax import Span, Tree
 from difflm.data.tokenizers import PAD, START
@@ -46,9 +46,9 @@ class Pplm(ControlDecoder):
 
         return Steering(decode=decode)
 
-    @property
-    def asked_classifiers(self) -> list[PrefixClassifier]:
-        return [classifier for classifier, *_ in self.targets()]
+    def classifier_calls(self, tokens: int) -> int:
+        """For each word but the first: the words so far are read, and the expected next one at every iteration."""
+        return (tokens - 1) * (PplmRule.iterations + 1) * len({*map(id, self.asked_classifiers)})
 
     def missing(self, prefix: Tensor) -> list[Tensor]:
         """Which texts do not hold each of the phrases, [B]."""

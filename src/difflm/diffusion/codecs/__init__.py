@@ -2,7 +2,9 @@
 
 from difflm.diffusion.base import Codec
 from difflm.diffusion.codecs.embedding import CentredEmbedding, Embedding, FixedEmbedding, LearnedEmbedding
+from difflm.diffusion.codecs.latents import Latents
 from difflm.diffusion.codecs.readout import ReadoutEmbedding
+from difflm.diffusion.codecs.simplex import Simplex
 from difflm.diffusion.codecs.tokens import Tokens
 
 __all__ = [
@@ -10,7 +12,9 @@ __all__ = [
     "Codec",
     "Embedding",
     "FixedEmbedding",
+    "Latents",
     "LearnedEmbedding",
     "ReadoutEmbedding",
+    "Simplex",
     "Tokens",
 ]

@@ -8,7 +8,7 @@ from difflm.diffusion.processes.alpha_schedules import (
     PowerAlpha,
 )
 from difflm.diffusion.processes.discrete import DiscreteProcess
-from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels
+from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels, Renoised
 from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Spindle, Uniform
 from difflm.diffusion.processes.matrix import Matrix, Nearest
 from difflm.diffusion.processes.soft_absorbing import SoftAbsorbing
@@ -27,6 +27,7 @@ __all__ = [
     "MutualInformationAlpha",
     "Nearest",
     "PowerAlpha",
+    "Renoised",
     "SoftAbsorbing",
     "Spindle",
     "Uniform",

@@ -202,3 +202,9 @@ class Gaussian(Process):
 
     def describe(self, device: torch.device) -> list[float]:
         return self.at(torch.linspace(0.1, 0.9, 5)).log_snr.tolist()
+
+
+class Renoised(Gaussian):
+    """The same for states whose estimate is words: a step may forget x_t and noise the estimate afresh."""
+
+    steps = ("renoise", *Gaussian.steps)

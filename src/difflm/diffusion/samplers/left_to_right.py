@@ -256,12 +256,15 @@ def truncate_logits(logits: Tensor, sampling: DecodingSettings) -> Tensor:
     if sampling.top_k:
         best = logits.topk(min(sampling.top_k, logits.shape[-1]), dim=-1).indices  # k of them, where some are equal
         logits = torch.full_like(logits, IMPOSSIBLE).scatter(-1, best, logits.gather(-1, best))
-    if sampling.top_p < 1:
-        ranked, order = logits.sort(dim=-1, descending=True)
-        p = ranked.softmax(-1)
-        outside = p.cumsum(-1) - p >= sampling.top_p  # the mass before a word already suffices
-        logits = ranked.masked_fill(outside, IMPOSSIBLE).gather(-1, order.argsort(-1))
-    return logits
+    return keep_top_p(logits, sampling.top_p) if sampling.top_p < 1 else logits
+
+
+def keep_top_p(logits: Tensor, share: float) -> Tensor:
+    """The logits of the smallest set of words that holds this share of the probability; others are impossible."""
+    ranked, order = logits.sort(dim=-1, descending=True)
+    p = ranked.softmax(-1)
+    outside = p.cumsum(-1) - p >= share  # the mass before a word already suffices
+    return torch.empty_like(logits).scatter(-1, order, ranked.masked_fill(outside, IMPOSSIBLE))
 
 
 def draw_by_inverse_cdf(p: Tensor, u: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class Steering:
     watched_steps: Container[int] | None = None
     source: Tensor | None = None  # [B, S] ids
     source_mask: Tensor | None = None  # [B, S]
+    latents: Tensor | None = None  # [B, K, D], for a decoder that writes from them
     prefix_rules: Sequence[PrefixRule] = ()  # of models that decode from left to right
     decode: "Decode | None" = None  # a decoder of its own, instead of the model's
 
@@ -58,6 +59,7 @@ class Frame:
     changed: Tensor | None = None  # tokens that differ from the frame before, [B, L]; None: nobody read that one
     state: Tensor | None = None  # x_s itself
     calls: Tensor | None = None  # of the network so far, [B], where the words decide how many there are
+    clean: Tensor | None = None  # what was believed of x_0
 
     @cached_property
     def confidence(self) -> Tensor:
@@ -189,7 +191,8 @@ class SamplerInputs:
             previous, last = belief.clean, (belief.clean, level)
             before, tokens = tokens, self.process.display_tokens(x, belief.tokens, next_level)
             sure = lambda belief=belief, tokens=tokens: belief.confidence_in(tokens)  # noqa: E731
-            yield Frame(i, next_level.t, tokens, sure, self.mask, None if before is None else tokens != before, x)
+            changed = None if before is None else tokens != before
+            yield Frame(i, next_level.t, tokens, sure, self.mask, changed, x, clean=previous)
 
 
 # -- transforms: ordered edits of a belief between the denoiser and the step ------------------------------------------

@@ -94,6 +94,16 @@ def dpm_solver(now: StepState) -> Tensor:
     return _towards(now, clean)
 
 
+def renoise(now: StepState) -> Tensor:
+    """Draw x_s ~ q(x_s | x̂_0), all noise fresh (Han et al., 2023, section 3.3): for an x̂_0 that is words, not a mean.
+    The last step ends at the words that are printed. What is given or finished, its time standing still, stays."""
+    x, belief, codec = now.x, now.belief, now.belief.codec
+    assert codec is not None
+    clean = torch.where(expand_levels(now.s > 0, x), belief.clean, codec.encode(belief.tokens))
+    x_s: Tensor = now.process.corrupt(clean, now.next_level, now.noise())
+    return torch.where(expand_levels(now.t > now.s, x), x_s, x)
+
+
 def _towards(now: StepState, clean: Tensor) -> Tensor:
     """The probability flow from t to s, solved exactly for a clean state that stays the same on the way."""
     t, s = now.process.at(now.level), now.process.at(now.next_level)
@@ -121,4 +131,5 @@ STEPS: Mapping[str, Step] = {
     "euler": euler,
     "heun": heun,
 }
-ETA: Mapping[Step, float] = {ancestral: 1.0, half_ddim: 0.5}  # of each rule that draws noise
+VECTOR_STEPS: Mapping[str, Step] = {**STEPS, "renoise": renoise}
+ETA: Mapping[Step, float] = {ancestral: 1.0, half_ddim: 0.5, renoise: 1.0}  # of each rule that draws noise

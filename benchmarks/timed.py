@@ -1,0 +1,114 @@
+"""Training for equal minutes, and processes side by side that commands of limited length continue: what benchmarks of
+many runs share."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from difflm.training.recipe import Recipe
+
+RESERVE = 60  # seconds before the end after which nothing is begun
+# Of recipes that are trained for minutes: as many steps as there is time for, and nothing beside them.
+UNTIMED = ["steps=1000000", "save_every=1000000", "validate_every=1000000", "patience=0", "log_every=50"]
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def timed(recipe: "Recipe", minutes: float) -> "Recipe":
+    """The recipe with a learning rate that falls to zero within so many minutes of training, however many steps those
+    are. The trainer sets the clock when it begins."""
+    from difflm.training.recipe import Recipe
+
+    class Timed(Recipe):
+        def rate(self, step: int) -> float:
+            share = min(1.0, (time.perf_counter() - clock["begin"]) / (60 * minutes))
+            return self.lr * min(1.0, (step + 1) / max(1, self.warmup), max(0.0, 1.0 - share) / 0.7)
+
+    clock = {"begin": time.perf_counter()}
+    made = Timed(**recipe.model_dump())
+    Timed.clock = clock  # type: ignore[attr-defined]
+    return made
+
+
+def train_for_minutes(
+    recipe: "Recipe", out: Path, minutes: float, until: float, device: str, data: Path | None
+) -> bool:
+    """Train a run or a classifier for its minutes, or continue it; False where time, `until`, was up before."""
+    from difflm.app.console import TrainingView
+    from difflm.generation.jobs import check_device
+    from difflm.training import fit
+    from difflm.training.classifier import train_guide
+    from difflm.training.trainer import Outcome, Trainer
+
+    if (out / "done").exists():
+        return True
+
+    class ForMinutes(Trainer):
+        def fit(self, *given: Any) -> Outcome:
+            clock = type(self.recipe).clock  # type: ignore[attr-defined]
+            clock["begin"] = time.perf_counter() - self.seconds
+            left = [60 * minutes - self.seconds, *([until - time.time() - 40] if until else [])]
+            timer = threading.Timer(max(1.0, min(left)), os.kill, (os.getpid(), signal.SIGTERM))
+            timer.daemon = True
+            timer.start()
+            return super().fit(*given)
+
+    fit.Trainer = ForMinutes  # type: ignore[misc]
+    check = fit.check_same_recipe
+    fit.check_same_recipe = lambda recipe, out: timed(check(recipe, out), minutes)
+    resume = (out / "recipe.json").exists()
+    make = train_guide if recipe.method == "classifier" else fit.train_run
+    with TrainingView(out, as_json=False) as view:
+        given = recipe if resume else timed(recipe, minutes)
+        outcome = make(given, out, check_device(device), view, view.reading, data, resume=resume)
+    if outcome.seconds < 60 * minutes - 2:
+        return False
+    (out / "done").write_text(json.dumps({"minutes": outcome.seconds / 60, "steps": outcome.step}))
+    return True
+
+
+def run_side_by_side(
+    names: Iterable[str],
+    out: Path,
+    jobs: int,
+    seconds: float,
+    ready: Callable[[str], bool] = lambda name: True,
+    words: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+) -> None:
+    """Processes for these names, so many at a time, until time is up: this command with `--one NAME`. A name waits
+    until it is `ready`, which others may have to see to."""
+    until = time.time() + seconds
+    waiting, working = list(names), dict[str, subprocess.Popen[bytes]]()
+    while waiting or working:
+        free = [name for name in waiting if ready(name)] if len(working) < jobs else []
+        if not working and not free:
+            print(f"not begun: {', '.join(waiting)}", flush=True)
+            return
+        for name in free[: jobs - len(working)]:
+            waiting.remove(name)
+            module = f"benchmarks.{Path(sys.argv[0]).stem}"
+            command = [sys.executable, "-m", module, *words, "--one", name, "--until", str(until)]
+            with (out / f"{name}.log").open("w") as log:
+                env = os.environ | (environment or {})
+                working[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
+        time.sleep(0.5)
+        for name in [name for name, process in working.items() if process.poll() is not None]:
+            if working.pop(name).returncode > 0:  # below 0: it was stopped, since time was up
+                said = (out / f"{name}.log").read_text().strip().splitlines()[-6:]
+                print(f"{name}: FAILED\n  " + "\n  ".join(said), flush=True)
+        if time.time() > until - RESERVE:
+            waiting = []
+        if time.time() > until:
+            for process in working.values():
+                process.kill()

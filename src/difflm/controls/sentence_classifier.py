@@ -1,0 +1,155 @@
+"""Control by a sentence classifier of the Hugging Face library that knows nothing of noise, nor of the model it guides.
+
+It reads what the words are believed to be (Han et al., 2023, section 3.4): in place of each word's pieces stand their
+mean vectors under the belief, and logits ← logits + λ ∇ log f(label | softmax(logits)).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from difflm.controls.guidance import GuidanceTarget
+from difflm.data.labels import NONE, NOTHING, Labelling
+from difflm.data.tokenizers import END, SPECIALS, Characters, Tokenizer, Words
+from difflm.data.words import join_words
+from difflm.diffusion.base import Belief
+from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.samplers.loop import impose_tokens
+from difflm.errors import UsageError
+from difflm.networks.hf_encoder import explained, transformers
+
+LAMBDA = 100.0  # λ for each unit of guidance; the paper's lie between 100 and 2,000
+OFFSET = 2  # positions that some kinds, such as RoBERTa, leave out before the first
+
+
+class SentenceClassifier(nn.Module):
+    """`spellings` are the pieces of each of the model's words, none of a special. A text is [CLS] pieces [SEP], cut
+    where `room` pieces are full."""
+
+    def __init__(
+        self,
+        name: str,
+        body: Any,
+        labels: Sequence[str],
+        spellings: Sequence[Sequence[int]],
+        ends: Sequence[int],
+        room: int,
+    ) -> None:
+        super().__init__()
+        self.labellings = {name: Labelling(name, "text", (NONE, *labels))}
+        self.numbers: dict[str, str] = {}  # of heads that count words: it has none
+        self.word_counts: dict[str, Tensor] = {}
+        self.precision: torch.dtype | None = None
+        self.body, self.room = body, room
+        longest = max(map(len, spellings))
+        # Where a word has fewer pieces than the likeliest one, its last stands for those that it lacks.
+        padded = [[*pieces, *[pieces[-1] if pieces else ends[1]] * (longest - len(pieces))] for pieces in spellings]
+        self.register_buffer("pieces", torch.tensor(padded).T)
+        self.register_buffer("counts", torch.tensor([len(pieces) for pieces in spellings]))
+        self.register_buffer("ends", torch.tensor(ends))
+
+    pieces: Tensor  # [pieces of a word, V]
+    counts: Tensor  # [V]
+    ends: Tensor  # [2]
+
+    def guiding(self, dtype: torch.dtype | None) -> "SentenceClassifier":
+        self.precision = dtype
+        return self.requires_grad_(False)
+
+    def forward(self, logits: Tensor, there: Tensor) -> Tensor:
+        """log p(label | text), [B, labels], of words that are believed to be so, [B, L, V], where they are `there`. The
+        likeliest words say how many pieces each place has, and where the text ends."""
+        words, chances = logits.argmax(-1), logits.softmax(-1)
+        before_end = (words == END).cumsum(1) == 0
+        counts = self.counts[words] * (there & before_end)
+        table = self.body.get_input_embeddings().weight
+        vectors = torch.stack([chances @ table[pieces].to(chances.dtype) for pieces in self.pieces], 2).flatten(1, 2)
+        used = (torch.arange(len(self.pieces), device=words.device) < counts.unsqueeze(-1)).flatten(1)
+        order = (~used).long().argsort(dim=1, stable=True)[:, : self.room]  # those that are used first
+        last = used.sum(1, keepdim=True).clamp(max=self.room) + 1  # the place of the mark at the end
+        place = torch.arange(order.shape[1] + 2, device=words.device)
+        text = vectors.gather(1, order.unsqueeze(-1).expand(-1, -1, vectors.shape[-1]))
+        first, final = table[self.ends].to(text.dtype)
+        text = torch.cat([first.expand(len(text), 1, -1), text, torch.zeros_like(text[:, :1])], 1)
+        text = torch.where((place == last).unsqueeze(-1), final, text)
+        with autocast_to(text.device, self.precision):
+            answer = self.body(inputs_embeds=text, attention_mask=(place <= last).long()).logits
+        return answer.float().log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class SentenceGuidance:
+    """A transform: the belief, moved to where sentence classifiers find their labels likelier."""
+
+    targets: Sequence[GuidanceTarget]
+    mask: Tensor
+    size: float
+    syncs_with_device: ClassVar[bool] = True  # the library may look at its masks
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        # There is nothing to read where nothing is written yet.
+        there = self.mask & ((t if t.dim() == 2 else t.unsqueeze(1)) < 1)
+        moved = belief.with_logits(belief.logits + LAMBDA * self.size * self.slope(belief.logits, there))
+        if belief.state is None or belief.codec is None:
+            return moved
+        return impose_tokens(moved, belief.codec, moved.tokens != belief.tokens, moved.tokens)  # of a clamped belief
+
+    @torch.enable_grad()
+    def slope(self, logits: Tensor, there: Tensor) -> Tensor:
+        """∇ log f(labels | softmax(logits))."""
+        logits = logits.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(-self.nats(logits, there).sum(), logits)
+        return slope
+
+    def nats(self, logits: Tensor, there: Tensor) -> Tensor:
+        """−log f(labels | text) of each text, all targets together, [B]."""
+        total = torch.zeros(len(logits), device=logits.device)
+        for target in self.targets:
+            labels = target.labels  # the first label of a classifier is its second value, after none
+            nats = -target.classifier(logits, there).gather(1, (labels - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+            total = total + nats * (labels != NOTHING)
+        return total
+
+
+def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClassifier:
+    """The classifier of a directory, which tells labels apart under the directory's name."""
+    if isinstance(tokenizer, Characters):
+        raise UsageError(f"{folder}: a sentence classifier reads words; this model writes characters.")
+    library, where = transformers(), {"local_files_only": True, "trust_remote_code": False}
+    with explained(f"{folder} cannot be read"):
+        pieces = library.AutoTokenizer.from_pretrained(folder, **where)
+        body, found = library.AutoModelForSequenceClassification.from_pretrained(
+            folder, use_safetensors=True, output_loading_info=True, **where
+        )
+    if found["missing_keys"]:
+        raise UsageError(f"{folder} holds no trained sentence classifier: it lacks {min(found['missing_keys'])}.")
+    config, ends = body.config, [pieces.cls_token_id, pieces.sep_token_id]
+    if config.num_labels < 2 or config.problem_type not in (None, "single_label_classification"):
+        raise UsageError(f"{folder} does not tell texts apart by one label of several.")
+    if None in ends or pieces("")["input_ids"] != ends:
+        raise UsageError(f"{folder}: a text must stand between a mark of beginning and one of end there, as in BERT.")
+    places = getattr(config, "max_position_embeddings", None) or pieces.model_max_length
+    room = min(pieces.model_max_length, places - OFFSET) - len(ends)
+    labels = [config.id2label[k] for k in range(config.num_labels)]
+    name = folder.resolve().name
+    made = SentenceClassifier(name, body.float().eval(), labels, spell_words(tokenizer, pieces), ends, room)
+    with explained(f"{folder} does not read vectors of words"), torch.no_grad():
+        made(torch.zeros(1, 2, tokenizer.size), torch.ones(1, 2, dtype=torch.bool))
+    return made
+
+
+def spell_words(tokenizer: Tokenizer, pieces: Any) -> list[list[int]]:
+    """The classifier's pieces of each of the model's tokens, as they stand in a printed text."""
+    texts = ["".join(tokenizer.tokens([token])) for token in range(len(SPECIALS), tokenizer.size)]
+    if isinstance(tokenizer, Words):
+        texts = [join_words(["a", text])[1:] if text else "" for text in texts]  # with a space before it, or without
+    found: list[list[int]] = pieces(texts, add_special_tokens=False)["input_ids"]
+    known = pieces.get_vocab()
+    for k, text in enumerate(texts):  # a word goes on, which some vocabularies write so
+        if not isinstance(tokenizer, Words) and f"##{text}" in known:
+            found[k] = [known[f"##{text}"]]
+    return [[]] * len(SPECIALS) + found

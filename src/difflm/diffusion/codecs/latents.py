@@ -1,0 +1,41 @@
+"""Latents of a whole text, as an autoencoder makes them: the state of latent diffusion."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difflm.diffusion.base import Belief, Codec, Levels, Process, expand_levels
+from difflm.diffusion.codecs.embedding import Prediction, V
+from difflm.diffusion.processes.gaussian import GaussianLevels
+
+
+class Latents(Codec):
+    """`count` vectors of `dim` numbers that stand for a text together. No word has a vector of its own: a belief says
+    nothing of words, which only the autoencoder's decoder can read off the clean state."""
+
+    predicts_tokens = False
+
+    def __init__(self, count: int, dim: int, prediction: Prediction | None = None) -> None:
+        super().__init__(vocabulary=1)
+        self.count, self.dim, self.prediction = count, dim, prediction or V()
+        self.register_buffer("bias", torch.zeros(1), persistent=False)
+
+    def state_shape(self, width: int) -> tuple[int, ...]:
+        return self.count, self.dim
+
+    def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
+        assert isinstance(level, GaussianLevels)
+        return (x / expand_levels(level.scale, x),)
+
+    def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
+        assert isinstance(level, GaussianLevels)
+        return Belief(torch.zeros_like(x[..., :1]), codec=self, state=self.prediction.clean(answer, x, level))
+
+    def _refuse_words(self, *args: Any, **named: Any) -> Any:
+        raise TypeError("among latents of a whole text no word has a vector of its own")
+
+    encode = table = expectation = view = nearest = _refuse_words
+
+    def frozen_tensors(self) -> list[Tensor]:
+        return [self.bias]

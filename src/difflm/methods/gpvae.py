@@ -1,0 +1,33 @@
+"""A Gaussian variational autoencoder of texts (Kingma & Welling, 2014; for text Bowman et al., 2016).
+
+It has the place that GPVAE (Du et al., 2022) has in tables of diffusion models: one draw of latents, then words from
+left to right. The latents have a standard normal prior, not a Gaussian process over the states of a source; where
+texts have sources, the decoder reads these beside the latents.
+"""
+
+from pydantic import Field
+
+from difflm.methods.base import LanguageModel, TextSpec
+from difflm.methods.latents import LatentMethod
+
+
+class Gpvae(LatentMethod):
+    name, paper, family = "gpvae", "Bowman et al. 2016", "autoregressive"
+    kind = "baseline"
+
+    latents: int = 8
+    latent_dim: int = 32
+    hidden: int = 384
+    layers: int = 3
+    heads: int = 6
+    free_nats: float = Field(default=0.1, ge=0)  # of KL for each number of the latents, not charged for in training
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.models.base import Sampling
+        from difflm.models.gaussian_vae import GaussianVae
+
+        reads, answer = bool(texts.source_longest), 2 * self.latent_dim  # a mean and a log-variance
+        encoder, decoder, width = self.build_halves(texts, answer, self.layers, reads)
+        sampling = Sampling("autoregressive", steps=max(1, texts.longest))
+        parts = encoder, decoder, texts.vocabulary, texts.longest, width, sampling, self.latents, self.latent_dim
+        return GaussianVae(*parts, free_nats=self.free_nats, source_longest=texts.source_longest)

@@ -1,0 +1,65 @@
+"""What methods on latents of a whole text have in common: their autoencoder."""
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, model_validator
+
+from difflm.errors import UsageError
+from difflm.methods.base import Method, TextSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from difflm.data.tokenizers import Tokenizer
+    from difflm.models.base import LanguageModel
+
+
+class LatentMethod(Method):
+    task = "either"
+
+    latents: int = 32  # vectors that stand for a text
+    latent_dim: int = 64
+    hidden: int = 768
+    heads: int = 12
+    dropout: float = 0.1
+    pretrained: str = ""
+    "The directory of a Hugging Face encoder-decoder, which stays frozen between the texts and the latents."
+    frozen: dict[str, Any] = Field(default_factory=dict)
+    "Its config, which a run keeps."
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_frozen(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("pretrained") and not values.get("frozen"):
+            from difflm.networks.hf_seq2seq import read_seq2seq
+
+            values = {**values, "frozen": read_seq2seq(str(values["pretrained"]))}
+        return values
+
+    def build_halves(
+        self, texts: TextSpec, out_dim: int, layers: int, reads_source: bool
+    ) -> "tuple[nn.Module, nn.Module, int]":
+        """The encoder, whose answers have `out_dim` numbers, the decoder, and the width of its words' vectors; of so
+        many layers each, and of what reads the latents before the decoder."""
+        from difflm.networks.autoencoder import LatentDecoder, TextEncoder
+
+        own = self.hidden, layers, self.heads, self.dropout
+        if self.frozen and reads_source:
+            raise UsageError("a pretrained decoder reads latents alone, and no sources: leave model.pretrained out.")
+        if self.frozen:
+            from difflm.networks.hf_seq2seq import build_halves
+
+            return build_halves(
+                self.frozen, texts.vocabulary, texts.longest, out_dim, self.latent_dim, self.latents, own
+            )
+        source = (texts.source_vocabulary or texts.vocabulary, texts.source_longest) if reads_source else ()
+        encoder = TextEncoder(texts.vocabulary, out_dim, self.latents, *own, texts.longest)
+        return encoder, LatentDecoder(texts.vocabulary, self.latent_dim, self.latents, *own, *source), self.hidden
+
+    def start(self, model: "LanguageModel", tokenizer: "Tokenizer") -> None:
+        if self.frozen:
+            from difflm.networks.hf_seq2seq import take_weights
+
+            words = ["".join(tokenizer.tokens([i])) or "?" for i in range(tokenizer.size)]
+            part: Any = getattr(model, "autoencoder", model)
+            take_weights(part.encoder, part.network, part.embedding, self.pretrained, words)

@@ -1,0 +1,47 @@
+"""LD4LG: Latent Diffusion for Language Generation (Lovelace et al., 2023).
+
+The latents of an autoencoder diffuse; its decoder writes from them, and ends a text where it likes. The paper trains
+the autoencoder first; here both learn in one run, and no gradient of the diffusion reaches the latents. Its
+autoencoder is a frozen BART or T5 between two small networks: `pretrained` is such a directory; without one a small
+autoencoder is learned. The network is the Transformer of the other methods, without the paper's skips, and without a
+vector for a missing last estimate, which is zeros. A class is a source of one word. The released second-order solver
+is of first order: its history stays empty.
+"""
+
+from pydantic import Field
+
+from difflm.methods.base import LanguageModel, TextSpec, build_network
+from difflm.methods.latents import LatentMethod
+
+
+class Ld4lg(LatentMethod):
+    name, paper, family = "ld4lg", "Lovelace et al. 2023", "latent"
+    bound = False
+
+    layers: int = 12
+    encoder_layers: int = 6  # of a source's encoder, where texts have sources
+    autoencoder_layers: int = 3
+    drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their source
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.diffusion.processes.gaussian import Cosine, Gaussian
+        from difflm.diffusion.timesteps import LowDiscrepancy
+        from difflm.models.autoencoder import Autoencoder
+        from difflm.models.base import Sampling
+        from difflm.models.latent_diffusion import LatentDiffusion
+
+        dim, longest = self.latent_dim, texts.longest
+        guided = bool(texts.source_longest and self.drop)
+        sampling = Sampling("ancestral", steps=250, temperature=0.0, contrast=1.0 if guided else 0.0)
+        encoder, decoder, width = self.build_halves(texts, dim, self.autoencoder_layers, reads_source=False)
+        sizes = (2 * dim, dim, self.hidden, self.layers, self.heads, self.dropout)
+        network, reads = build_network(texts, sizes, self.encoder_layers, positions=self.latents)
+        return LatentDiffusion(
+            Autoencoder(encoder, decoder, texts.vocabulary, longest, width, sampling, self.latents, dim),
+            process=Gaussian(Cosine()),
+            network=network,
+            times=LowDiscrepancy(),
+            sampling=sampling,
+            conditioning=reads,
+            drop=self.drop,
+        )

@@ -1,0 +1,41 @@
+"""SSD-LM: Semi-autoregressive Simplex-based Diffusion Language Model (Han et al., 2023).
+
+Almost-one-hot logits are noised, and blocks of words are denoised from left to right. The paper starts from RoBERTa and
+trains one block of each text, which sees the words before it in both directions; here all blocks of a text are trained
+at once, begin at multiples of their size, and what they see of the words before them is kept.
+"""
+
+from pydantic import Field
+
+from difflm.methods.base import LanguageModel, TextSpec, build_network
+from difflm.methods.tokens import TokenMethod
+
+
+class SsdLm(TokenMethod):
+    name, paper, family = "ssd-lm", "Han et al. 2023", "simplex"
+    bound = False
+
+    block: int = Field(default=16, ge=2, le=64)
+    scale: float = Field(default=5.0, gt=0)  # K of the logits ±K
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.diffusion.codecs import Simplex
+        from difflm.diffusion.objectives import Objective
+        from difflm.diffusion.processes import Renoised
+        from difflm.diffusion.processes.gaussian import Cosine
+        from difflm.diffusion.timesteps import BlockTimes
+        from difflm.models.base import Sampling
+        from difflm.models.block_diffusion import BlockDiffusion, BlockLengths
+
+        sizes = (self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+        network, reads = build_network(texts, sizes, self.encoder_layers, time="addition")
+        return BlockDiffusion(
+            codec=Simplex(texts.vocabulary, self.hidden, self.scale),
+            process=Renoised(Cosine(s=1e-4)),
+            network=network,
+            conditioning=reads,
+            objective=Objective({"ce": 1.0}),
+            times=BlockTimes(self.block, 0.0, 1.0),
+            lengths=BlockLengths(texts.longest, self.block),
+            sampling=Sampling("renoise", steps=50, projection="sample", projection_top_p=0.99),
+        )

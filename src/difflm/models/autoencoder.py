@@ -1,0 +1,83 @@
+"""An autoencoder of texts: words → a few latent vectors → words, from left to right."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.data.batches import Batch
+from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.loop import Memory, Steering
+from difflm.models.autoregressive import Autoregressive
+from difflm.models.base import Sampling
+
+
+class Autoencoder(Autoregressive):
+    """`encoder(ids, mask)` answers with `latents` vectors of `dim` numbers. Each number is normalised over the batch,
+    since answers may else say ever less of the text, and a decoder learns to do without them (Zhu et al., 2020, for
+    VAEs); then each vector is scaled to length √dim. The decoder attends to them and decides itself where the text
+    ends."""
+
+    has_latents = True
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        network: Any,
+        vocabulary: int,
+        longest: int,
+        hidden: int,
+        sampling: Sampling,
+        latents: int,
+        dim: int,
+    ) -> None:
+        super().__init__(vocabulary, longest, hidden, 0, 0, 0.0, sampling, network=network)
+        self.encoder, self.latents, self.dim = encoder, latents, dim
+        self.norm = nn.BatchNorm1d(latents * dim, affine=False, momentum=0.05)
+
+    def answer(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """What the encoder makes of texts [B, L]."""
+        mask = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
+        found: Tensor = self.encoder(ids, mask).float()
+        return found
+
+    def encode(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Latents of texts, [B, latents, dim]."""
+        answer = self.answer(ids, lengths)
+        with torch.autocast(answer.device.type, enabled=False):
+            return scale_to_sphere(self.norm(answer.flatten(1)).view_as(answer))
+
+    def encode_latents(self, latents: Tensor, source: Tensor | None = None, mask: Tensor | None = None) -> Memory:
+        """Keys and values of latents in every layer, for `read`; of a decoder that reads sources, of these too."""
+        memory: Memory = self.network.encode_latents(latents, source, mask)  # type: ignore[operator]
+        return memory
+
+    def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
+        assert steering.latents is not None, "an autoencoder writes from latents"
+        own = self.embedding.weight.dtype  # of a copy that was cast: see `OneDnn`
+        with autocast_to(steering.latents.device, self.precision or (None if own is torch.float32 else own)):
+            return self.encode_latents(steering.latents, steering.source, steering.source_mask)
+
+    @torch.no_grad()
+    def reconstruct(self, batch: Batch) -> Tensor:
+        """The likeliest word after the other."""
+        source, mask = source_of(batch) if self.source_longest else (None, None)
+        steering = Steering(source=source, source_mask=mask, latents=self.encode(batch.ids, batch.lengths))
+        noise, width = Noise(0, torch.arange(len(batch.ids), device=batch.ids.device)), batch.ids.shape[1] + 1
+        *_, last = self.stream(noise, batch.lengths, min(width, self.longest), Sampling(temperature=0.0), steering)
+        return last.tokens
+
+
+def scale_to_sphere(latents: Tensor) -> Tensor:
+    """Each vector scaled to length √D."""
+    return F.normalize(latents, dim=-1) * latents.shape[-1] ** 0.5
+
+
+def source_of(batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+    """The sources of a batch and their mask."""
+    if batch.source is None or batch.source_lengths is None:
+        return None, None
+    place = torch.arange(batch.source.shape[1], device=batch.source.device)
+    return batch.source, place < batch.source_lengths.unsqueeze(1)

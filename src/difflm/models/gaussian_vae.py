@@ -1,0 +1,82 @@
+"""A variational autoencoder of texts: Gaussian latents, and a decoder from left to right (Bowman et al., 2016)."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difflm.data.batches import Batch
+from difflm.diffusion.bounds import standard_error
+from difflm.diffusion.denoiser import NO_SOURCE
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.loop import Memory, Steering
+from difflm.errors import UsageError
+from difflm.models.autoencoder import Autoencoder, source_of
+from difflm.models.base import Losses, training_noise
+
+LATENTS = 27  # the stream of random numbers that latents are drawn from
+
+
+class GaussianVae(Autoencoder):
+    """p(text) = ∫ p(text | z) N(z; 0, I) dz, with q(z | text) = N(mean, variance) of the encoder's answer; its evidence
+    lower bound is what is trained and reported. Where texts have sources, the decoder reads these beside z.
+
+    `free_nats` of KL are not charged for in training, for each number of z: else a decoder that could do without z
+    learns to, and z says nothing (Kingma et al., 2016)."""
+
+    likelihood = "bound"
+
+    def __init__(self, *parts: Any, free_nats: float, source_longest: int = 0) -> None:
+        super().__init__(*parts)
+        del self.norm  # the posterior has a scale of its own
+        self.free_nats, self.source_longest = free_nats, source_longest
+
+    def posterior(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of q(z | text), [B, latents, dim] each."""
+        mean, log_variance = self.answer(batch.ids, batch.lengths).chunk(2, -1)
+        return mean, log_variance
+
+    def encode(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return self.posterior(Batch(ids, lengths))[0]
+
+    def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
+        if self.source_longest and steering.source is None:
+            raise UsageError(NO_SOURCE)
+        if steering.latents is None:
+            steering = replace(steering, latents=noise.normal(0, self.latents, self.dim, stream=LATENTS))
+        return super().draw_memory(noise, steering)
+
+    def draw_nats(self, batch: Batch, mean: Tensor, spread: Tensor, noise: Noise, draw: int) -> tuple[Tensor, Tensor]:
+        """−log p(word | z, words before it) under one z of the posterior, [B, L + 1], and the mask of words."""
+        latents = mean + spread * noise.normal(draw, self.latents, self.dim, stream=LATENTS)
+        return self.token_nats(batch.ids, batch.lengths, self.encode_latents(latents, *source_of(batch)))
+
+    def forward(self, batch: Batch) -> Losses:
+        mean, log_variance = self.posterior(batch)
+        kl = kl_from_standard(mean, log_variance)
+        nats, there = self.draw_nats(batch, mean, (log_variance / 2).exp(), training_noise(batch), 0)
+        terms = {"ce": (nats * there).sum(), "kl": kl.sum()}
+        return Losses(terms["ce"] + kl.clamp(min=self.free_nats).sum(), terms, there.sum())
+
+    @torch.no_grad()
+    def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
+        mean, log_variance = self.posterior(batch)
+        kl, found = kl_from_standard(mean, log_variance).sum((1, 2)), []
+        for draw in range(draws):
+            nats, there = self.draw_nats(batch, mean, (log_variance / 2).exp(), noise, draw)
+            found.append((nats * there).sum(-1))
+        estimates = torch.stack(found, 1)
+        return estimates.mean(1) + kl, standard_error(estimates)
+
+    @torch.no_grad()
+    def nats(self, batch: Batch, noise: Noise | None = None, draws: int = 1) -> Tensor:
+        return self.nats_and_error(batch, noise or training_noise(batch), draws)[0]
+
+    def nats_calls(self, draws: int) -> int:
+        return draws + 1
+
+
+def kl_from_standard(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL(N(mean, variance) ‖ N(0, 1)) of each number."""
+    return (mean.square() + log_variance.exp() - 1 - log_variance) / 2

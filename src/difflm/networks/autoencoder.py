@@ -1,0 +1,94 @@
+"""The two halves of an autoencoder of texts: words → a few latent vectors, and latents → words."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.networks.encoder_decoder import EncoderDecoder
+from difflm.networks.transformer import Memory, Transformer
+
+
+class Resampler(nn.Module):
+    """States of any number of words [B, L, in_dim] → `latents` vectors [B, latents, out_dim]: learned queries stand
+    before the states, and a Transformer's answers at them are kept.
+
+    Each query begins with the sum of a span of states, all spans together covering the longest text: else less
+    than 1 % of the first latents' variance comes from the text, and a decoder learns to do without them."""
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        latents: int,
+        hidden: int,
+        layers: int,
+        heads: int,
+        dropout: float,
+        longest: int,
+    ) -> None:
+        super().__init__()
+        self.queries, self.span = nn.Parameter(torch.randn(latents, in_dim)), -(-longest // latents)
+        self.body = Transformer(
+            in_dim, out_dim, hidden, layers, heads, dropout, time="none", positions=latents + longest
+        )
+        self.body.head.reset_parameters()  # latents of zeros have no direction
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        latents = len(self.queries)
+        room = F.pad(states * mask.unsqueeze(-1), (0, 0, 0, latents * self.span - states.shape[1]))
+        queries = self.queries + room.unflatten(1, (latents, self.span)).sum(2)
+        seen = torch.ones_like(mask[:, :1]).expand(-1, latents)
+        answer: Tensor = self.body(torch.cat([queries, states], 1), None, torch.cat([seen, mask], 1))
+        return answer[:, :latents]
+
+
+class TextEncoder(nn.Module):
+    """Words [B, L] → latents."""
+
+    def __init__(self, vocabulary: int, out_dim: int, latents: int, hidden: int, *sizes: Any) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, hidden)
+        self.resampler = Resampler(hidden, out_dim, latents, hidden, *sizes)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        latents: Tensor = self.resampler(self.embed(ids), mask)
+        return latents
+
+
+class LatentDecoder(EncoderDecoder):
+    """A causal decoder that attends to latents, and to the words of a source behind them where texts have sources."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        dim: int,
+        latents: int,
+        hidden: int,
+        layers: int,
+        heads: int,
+        dropout: float,
+        source_vocabulary: int = 1,
+        source_longest: int = 0,
+    ) -> None:
+        super().__init__(
+            *(hidden, vocabulary, hidden, layers, heads, dropout),
+            source_vocabulary=source_vocabulary,
+            source_longest=latents + source_longest,
+            encoder_layers=layers,
+            time="none",
+            causal=True,
+        )
+        self.embed_latents = nn.Linear(dim, hidden)
+        nn.init.normal_(self.embed_latents.weight, std=dim**-0.5)  # as large as the places that are added
+        if not source_longest:
+            del self.embed_source
+
+    def encode_latents(self, latents: Tensor, source: Tensor | None, mask: Tensor | None) -> list[Memory]:
+        """Keys and values of every layer, of latents [B, K, D] and sources [B, S]."""
+        read = self.embed_latents(latents.to(self.embed_latents.weight.dtype))
+        seen = torch.ones(latents.shape[:2], dtype=torch.bool, device=latents.device)
+        if source is not None and mask is not None:
+            read, seen = torch.cat([read, self.embed_source(source)], 1), torch.cat([seen, mask], 1)
+        return self.split_memory(self.encode_states(read, seen), seen)

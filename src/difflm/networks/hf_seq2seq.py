@@ -1,0 +1,145 @@
+"""A frozen encoder-decoder of the Hugging Face kind as the body of an autoencoder.
+
+It may be any that `AutoModelForSeq2SeqLM` knows. Words keep the run's own vocabulary; their vectors begin as the means
+of their pieces' (`hf_encoder`) and learn, as the two small networks between the body and the latents do. The body
+itself never changes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from difflm.errors import UsageError
+from difflm.networks.autoencoder import Resampler
+from difflm.networks.hf_encoder import explained, library_config, mean_of_pieces, transformers
+from difflm.networks.transformer import Cache, Memory, Transformer
+from difflm.runtime.files import read_json
+
+
+def read_seq2seq(folder: str) -> dict[str, Any]:
+    """The config of a local directory."""
+    path = Path(folder) / "config.json"
+    found = read_json(path) if path.is_file() else None
+    if not isinstance(found, dict) or "model_type" not in found:
+        raise UsageError(f"{folder}: no config.json of a model there. Give the directory of an encoder-decoder.")
+    with explained(f"{folder}: config.json does not describe a model"):
+        config = library_config(found)
+    if type(config) not in transformers().MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        raise UsageError(f"{folder}: {found['model_type']} is no encoder-decoder. Give the directory of one.")
+    return found
+
+
+class FrozenEncoder(nn.Module):
+    """Words [B, L] → latents, by the body's encoder and a resampler of its states."""
+
+    capturable = False
+
+    def __init__(self, body: nn.Module, vocabulary: int, width: int, resampler: Resampler) -> None:
+        super().__init__()
+        self.embed, self.body, self.resampler = nn.Embedding(vocabulary, width), body, resampler
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        states = self.body(inputs_embeds=self.embed(ids), attention_mask=mask.long()).last_hidden_state
+        latents: Tensor = self.resampler(states, mask)
+        return latents
+
+
+class FrozenDecoder(nn.Module):
+    """Latents → words, by a Transformer that turns latents into what the body's decoder attends to. It answers to the
+    names of `LatentDecoder`. What it keeps of earlier words are their vectors, which it reads again for every word:
+    each kind of the library has a cache of its own."""
+
+    capturable = False
+    blocks: Sequence[nn.Module] = ()
+
+    def __init__(self, body: nn.Module, vocabulary: int, width: int, reader: Transformer) -> None:
+        super().__init__()
+        self.body, self.reader, self.head = body, reader, nn.Linear(width, vocabulary)
+
+    def encode_latents(self, latents: Tensor, source: Tensor | None, mask: Tensor | None) -> list[Memory]:
+        if source is not None:
+            raise UsageError(
+                "the decoder of a pretrained encoder-decoder reads no sources: leave model.pretrained out."
+            )
+        states = self.reader(latents.to(self.reader.head.weight.dtype), None)
+        return [(states, states, torch.ones(states.shape[:2], dtype=torch.bool, device=states.device))]
+
+    def input(self, vectors: Tensor) -> Tensor:
+        return vectors
+
+    def run(
+        self,
+        x: Tensor,
+        t: Tensor | None,
+        mask: Tensor | None,
+        caches: Sequence[Cache] | None,
+        start: int,
+        memory: Sequence[Memory] = (),
+    ) -> tuple[Tensor, list[Cache]]:
+        whole = torch.cat([caches[0][0].squeeze(1), x], 1) if caches else x
+        states = memory[0][0].repeat_interleave(len(x) // len(memory[0][0]), 0)  # of beams one after the other
+        found = self.body(inputs_embeds=whole, encoder_hidden_states=states, use_cache=False).last_hidden_state
+        kept = whole.unsqueeze(1)
+        return found[:, start:], [] if caches is None else [(kept, kept)]
+
+    def answer(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x)
+        return out
+
+
+def build_halves(
+    found: dict[str, Any],
+    vocabulary: int,
+    longest: int,
+    out_dim: int,
+    dim: int,
+    latents: int,
+    sizes: tuple[int, int, int, float],
+) -> tuple[FrozenEncoder, FrozenDecoder, int]:
+    """The two halves around a body of this shape, not yet with its weights, and the width of its words' vectors.
+    `sizes` are those of the small networks: hidden, layers, heads, dropout."""
+    kind = found.get("model_type")
+    with explained(f"model.pretrained: no {kind} can be made of its config.json"):
+        config = library_config(found)
+        for key, value in config.to_dict().items():
+            if "dropout" in key and type(value) in (int, float):  # what is frozen is not trained
+                setattr(config, key, 0.0)
+        body = transformers().AutoModelForSeq2SeqLM.from_config(config)
+        width = body.get_input_embeddings().weight.shape[1]
+        for half in (body.get_encoder(), body.get_decoder()):
+            half.embed_tokens = nn.Embedding(1, width)  # never asked: words come as vectors
+            half.requires_grad_(False)
+    resampler = Resampler(*(width, out_dim, latents, *sizes, longest))
+    reader = Transformer(*(dim, width, *sizes), time="none", positions=latents)
+    reader.head.reset_parameters()
+    encoder = FrozenEncoder(body.get_encoder(), vocabulary, width, resampler)
+    decoder = FrozenDecoder(body.get_decoder(), vocabulary, width, reader)
+    # Kinds differ in what they accept, and in how long a text may be: one that fails should fail before training.
+    with explained(f"model.pretrained: {kind} does not work on texts of {longest} words here"), torch.no_grad():
+        encoder(torch.zeros(1, longest, dtype=torch.int64), torch.ones(1, longest, dtype=torch.bool))
+        memory = decoder.encode_latents(torch.zeros(1, latents, dim), None, None)
+        decoder.run(torch.zeros(1, longest + 1, width), None, None, None, 0, memory)
+    return encoder, decoder, width
+
+
+@torch.no_grad()
+def take_weights(
+    encoder: FrozenEncoder, decoder: FrozenDecoder, embedding: nn.Embedding, folder: str, words: Sequence[str]
+) -> None:
+    """Weights of a directory, in place; `embedding` are the vectors of words that the decoder reads."""
+    library = transformers()
+    with explained(f"pretrained={folder} cannot be read"):
+        source = library.AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        pieces = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    for half, theirs in ((encoder.body, source.get_encoder()), (decoder.body, source.get_decoder())):
+        half.load_state_dict(
+            {k: v for k, v in theirs.state_dict().items() if not k.startswith("embed_tokens")}, strict=False
+        )
+    vectors, output = (part.weight.float() for part in (source.get_input_embeddings(), source.get_output_embeddings()))
+    mean = mean_of_pieces(pieces, words)
+    encoder.embed.weight.copy_(mean(vectors))
+    embedding.weight.copy_(mean(vectors))
+    decoder.head.weight.copy_(mean(output))
