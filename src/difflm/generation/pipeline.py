@@ -147,8 +147,7 @@ class TextDiffusion:
 
     def batches(self, n: int, seed: int = 0, **asked: Any) -> Iterator[dict[int, Generation]]:
         """Finished texts by number, a batch at a time; `asked` as in `make_job`."""
-        for _, made in self.run_jobs([self.make_job(n, seed, **asked)]):
-            yield made
+        yield from (made for _, made in self.run_jobs([self.make_job(n, seed, **asked)]))
 
     def make_job(
         self,
@@ -167,12 +166,11 @@ class TextDiffusion:
     ) -> GenerationJob:
         """A request, checked and bound to this model; what is wrong with it is raised.
 
-        `controls` are asked of every text. `edit` starts from a text instead of noise. Of `candidates` the one is kept
-        that the guiding classifiers find likeliest to obey, or that `rank` finds likeliest: "bound" is this model's own
-        likelihood or bound, else another model says it. Of `mbr` candidates the one most like the others is kept.
-        `watch` is given every text at every step. `source` is what a text is written from, for models that learned
-        pairs; of several sources each has `n` texts, one source after the other. `method` is the decoder by which a
-        left-to-right model takes controls. `settings` are those of `Sampling`."""
+        `controls` are asked of every text; `method` is the decoder by which a left-to-right model takes them. `edit`
+        starts from a text. Of `candidates` the one is kept that the guiding classifiers find likeliest to obey, or that
+        `rank` finds likeliest: "bound" is this model's own likelihood, else another's. Of `mbr` candidates the one
+        most like the others is kept. `watch` is given every text at every step. Texts are written from `source`; of
+        several sources each has `n` texts, one source after the other. `settings` are those of `Sampling`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
         sources: list[list[int]] = []
         if source is not None or self.model.source_longest:
@@ -181,10 +179,10 @@ class TextDiffusion:
         check_request(n, seed, mbr, candidates, None if rank else controls)
         sampling = self.sampling(**settings) if settings else self.model.sampling
         plan = self.plan_controls(controls, edit, guidance, method)
-        if isinstance(plan, ControlDecoder) and sampling.beams and not plan.searches:
-            raise UsageError(f"{method} chooses words one by one: leave --beams out.")
-        if isinstance(plan, ControlDecoder) and plan.sampler:
-            sampling = replace(sampling, sampler=plan.sampler)
+        if isinstance(plan, ControlDecoder):
+            if sampling.beams and not plan.searches:
+                raise UsageError(f"{method} chooses words one by one: leave --beams out.")
+            sampling = replace(sampling, sampler=plan.sampler or sampling.sampler)
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources)
         if plan is not None and plan.unknown_words:
             job.warnings = self.warnings(plan)
