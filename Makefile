@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# Keep compiled files, whatever the shell says: tests start hundreds of commands, each of which would compile all it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-ci test-slow lint bench clean
 

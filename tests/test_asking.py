@@ -128,7 +128,7 @@ def test_a_file_without_requests(tmp_path):
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "mdlm", "gidd"])
+@pytest.mark.parametrize("method", [pytest.param("difflm", marks=pytest.mark.long), "diffusion-lm", "mdlm", "gidd"])
 def test_controls_from_the_command(say, tiny_runs, method):
     argv = ["--length", 12, "--contains", "coffee shop", "--contains", "£30", "--avoid", "the", "--avoid", "wine"]
     objects = say(tiny_runs[method], "-n", 5, *argv)

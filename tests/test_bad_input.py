@@ -75,6 +75,7 @@ def test_files_that_were_there_before_a_failed_start_stay(complaint, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["my.txt"]
 
 
+@pytest.mark.long
 def test_words_of_a_start_that_was_killed_are_not_taken_for_those_of_the_next(grammar, tmp_path, capsys):
     """Without --resume nothing that lies in --out is trusted."""
     out = tmp_path / "run"
@@ -284,6 +285,7 @@ def test_a_truncated_model_names_the_checkpoint_to_resume_from(complaint, tiny_r
     assert f"({len(whole) - 1:,} of {len(whole):,} bytes)" in said and "checkpoints/step-30 with --resume" in said
 
 
+@pytest.mark.long
 def test_following_that_advice_mends_the_run(tmp_path, grammar):
     run = tmp_path / "run"
     argv = ["train", "own-text", f"data={grammar}", *SMALL, "--out", str(run)]

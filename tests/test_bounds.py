@@ -51,7 +51,9 @@ def measure(
     return mean, error, float(p @ mean), float((p * error).square().sum().sqrt())
 
 
-@pytest.mark.parametrize("exploding", [False, True], ids=["preserving", "exploding"])
+@pytest.mark.parametrize(
+    "exploding", [False, pytest.param(True, marks=pytest.mark.long)], ids=["preserving", "exploding"]
+)
 def test_the_exact_denoiser_attains_the_entropy(exploding):
     mean, error, expected, spread = measure(ExactDenoiser(Gaussian(SHIFTED, exploding)), draws=16)
     assert spread < 0.015
@@ -65,6 +67,7 @@ def test_any_schedule_gives_the_same_bound():
     assert abs(expected - ENTROPY) < 4 * spread + UPPER
 
 
+@pytest.mark.long
 def test_fewer_levels_bound_less_tightly(monkeypatch):
     """Each step's error is taken at its noisier end, an upper sum: with ten steps it is told."""
     monkeypatch.setattr(bounds, "LEVELS", 10)
@@ -194,6 +197,7 @@ def test_first_levels_are_drawn_as_often_as_they_count():
     assert float(parts.max() / parts.sum()) < 0.25 and float(variances.max() / variances.sum()) < 0.5
 
 
+@pytest.mark.long
 def test_a_denoiser_that_ignores_the_dependence_pays_the_mutual_information():
     """The exact denoiser of the product of the marginals has the cross-entropy H + I as its bound."""
     product = JOINT.sum(1, keepdim=True) * JOINT.sum(0, keepdim=True)

@@ -225,6 +225,7 @@ def test_unknown_words_are_told(tiny_runs, tmp_path, capsys):
     assert "1 of 3 tokens" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_evaluating_leaves_records_that_info_and_the_card_show(say, tmp_path, grammar):
     run = tmp_path / "run"
     say("train", "own-text", f"data={grammar}", *SMALL, "steps=4", "sample_every=0", "--out", run)
@@ -295,6 +296,7 @@ def test_runs_of_a_file_that_held_out_other_texts_are_not_compared(tiny_runs, tm
 # -- train ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_run_shows_its_progress_and_says_what_comes_next(say, tmp_path, grammar):
     run = tmp_path / "my run"
     argv = ["train", "own-text", f"data={grammar}", *SMALL, "steps=4", "log_every=2", "validate_every=2"]
@@ -391,6 +393,7 @@ def start(argv: list[str], run: Path, step: int) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_and_killed_ends_with_the_same_weights_to_the_bit(tmp_path, grammar):
     """SIGTERM saves, says how to go on and leaves with 1; SIGKILL says nothing; --resume repeats what was lost."""
     steps = 80

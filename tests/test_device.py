@@ -63,10 +63,14 @@ def test_a_loss_and_its_gradient_never_look_at_the_device(method):
         model(Batch(ids, lengths)).means()["loss"].backward()
 
 
-def asked() -> list[tuple[str, str]]:
+def asked() -> list[object]:
+    """All samplers of a model of vectors and of one of masks, and the usual one of each other; the rest is long."""
     texts = TextSpec(WORDS, LONGEST)
-    models = {name: METHODS[name](**MODEL).build(texts) for name in WRITERS if name != "autoregressive"}
-    return [(name, sampler) for name, model in models.items() for sampler in model.samplers]
+    models = {name: METHODS[name](**MODEL).build(texts) for name in WRITERS}
+    models = {name: model for name, model in models.items() if isinstance(model, DiffusionModel)}
+    every = [(name, sampler) for name, model in models.items() for sampler in model.samplers]
+    quick = [(name, one) for name, one in every if name in ("difflm", "mdlm") or one == models[name].sampling.sampler]
+    return [pytest.param(*pair, marks=[] if pair in quick else pytest.mark.long) for pair in every]
 
 
 @pytest.mark.parametrize("method, sampler", asked())
@@ -74,7 +78,6 @@ def test_a_step_never_looks_at_the_device(method, sampler, monkeypatch):
     """But for news of texts that are done, which are read long after they were sent."""
     monkeypatch.setattr(DelayedFlag, "__call__", lambda self, flag: False)
     model = built(method).eval()
-    assert isinstance(model, DiffusionModel)
     lengths = torch.full((BATCH,), LONGEST, device="meta")
     noise = Noise(torch.zeros(BATCH, dtype=torch.long, device="meta"), torch.arange(BATCH, device="meta"))
     sampling = METHODS[method](**MODEL).build(TextSpec(WORDS, LONGEST)).sampling

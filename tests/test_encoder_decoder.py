@@ -416,6 +416,7 @@ def lm(tmp_path_factory) -> TextDiffusion:
     return TextDiffusion.from_pretrained(folder / "run")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"beams": 4}, {"beams": 4, "length_penalty": 0.6}])
 def test_unseen_sequences_are_reversed_and_only_the_source_says_how(lm, settings):
     unseen = [" ".join(words) for words in sequences(TEXTS, 1)]

@@ -163,6 +163,7 @@ def test_each_model_writes_in_its_own_way(runs):
     assert kinds == {"roc": "BothSides", "roc-twin": "LeftOnly", "roc-infill-twin": "Answering"}
 
 
+@pytest.mark.long
 def test_left_to_right_models_see_what_they_should(runs):
     """The left-only one writes the same whatever stands on the right; the other does not, and stops by itself."""
     gaps = [Gap("Ann went to the park.", f"Now Ann has a {thing}.", ("x",)) for thing in THINGS]

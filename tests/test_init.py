@@ -51,6 +51,7 @@ def test_a_run_begins_with_the_weights_words_and_settings_of_another(tiny_runs, 
     assert read_config(tmp_path / "out")["sampling"] == read_config(init)["sampling"]
 
 
+@pytest.mark.long
 def test_lengths_follow_the_new_texts(tiny_runs, tmp_path, texts):
     begun(tmp_path / "out", tiny_runs["difflm"], texts)
     before, after = (load_run(run)[0].lengths.counts for run in (tiny_runs["difflm"], tmp_path / "out"))
@@ -74,6 +75,7 @@ def test_a_fine_tuned_run_starts_at_the_loss_of_the_first(tmp_path):
     assert nats < 0.6 * first_loss(fresh / "autoregressive")
 
 
+@pytest.mark.long
 def test_unknown_words_are_counted_and_told(tiny_runs, tmp_path, texts):
     *_, note = begun(tmp_path / "out", tiny_runs["difflm"], texts)  # after those that were held out and learned
     tokenizer = Tokenizer.load(tiny_runs["difflm"] / "tokenizer.json")
@@ -130,6 +132,7 @@ def test_sizes_come_from_the_run(tiny_runs, tmp_path, texts):
     assert load_recipe("own-text", [f"data={texts}", "init="]).init is None
 
 
+@pytest.mark.long
 def test_the_command_and_the_card(tiny_runs, tmp_path, texts, capsys, monkeypatch):
     monkeypatch.chdir(tiny_runs["difflm"].parent)
     out = tmp_path / "out"

@@ -134,6 +134,7 @@ def test_longest_follows_the_texts(tmp_path, capsys, method):
     assert (config["longest"], config["left_out"], recipe["longest"]) == (expected, 1, expected)
 
 
+@pytest.mark.long
 def test_a_run_whose_texts_chose_longest_is_resumed(grammar, tmp_path, monkeypatch):
     with grammar.open("a") as file:
         file.write(("word " * 70 + "\n") * 20)
@@ -169,6 +170,7 @@ def test_texts_too_long_for_any_model_are_to_be_split(tmp_path, capsys):
 # -- resuming ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_run_killed_before_its_first_checkpoint_resumes_with_its_pretrained_weights(tmp_path, grammar, monkeypatch):
     """Stopped after one step of three, of which none is saved."""
     pytest.importorskip("transformers")

@@ -126,6 +126,7 @@ def test_recipes_of_pairs_have_sources():
     assert {"multi30k", "multi30k-laptop", "multi30k-captions", "sgd", "simplification"} <= {*known_recipes()}
 
 
+@pytest.mark.long
 def test_training_on_pairs_reads_their_own_held_out_split(tmp_path):
     """Through the command: the corpus's validation pairs are those that `evaluate` measures."""
     from difflm import TextDiffusion

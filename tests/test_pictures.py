@@ -317,6 +317,7 @@ def test_the_same_request_writes_the_same_svg(tmp_path):
     assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
 
 
+@pytest.mark.long
 @drawing
 def test_each_verb_writes_a_picture_and_says_where(tiny_runs, tmp_path, monkeypatch, capsys):  # noqa: F811
     monkeypatch.chdir(tmp_path)

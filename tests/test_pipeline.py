@@ -56,7 +56,7 @@ def test_room_is_what_encode_accepts(models):
             lm.encode(["pub " * (lm.model.max_words + 1)])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param(METHODS[0], marks=pytest.mark.long), *METHODS[1:]])
 def test_half_width_arithmetic_writes_and_scores(models, tiny_runs, method):  # noqa: F811
     """bfloat16 has eight bits: a text's nats agree to a few percent, and the weights stay as they were."""
     half = TextDiffusion.from_pretrained(tiny_runs[method], dtype=torch.bfloat16)

@@ -138,7 +138,13 @@ def test_a_bound_given_the_source_is_the_likelihood_of_an_exact_denoiser():
         assert float(error.max()) < 0.05 and float(((nats.mean(1) - exact) / error).abs().max()) < 4.5
 
 
-@pytest.mark.parametrize("method", ["difflm", "diffuseq", "ar-diffusion", "mdlm", "block-diffusion", "encoder-decoder"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("difflm", marks=pytest.mark.long),
+        *("diffuseq", "ar-diffusion", "mdlm", "block-diffusion", "encoder-decoder"),
+    ],
+)
 def test_a_score_is_that_of_the_text_with_its_source_in_any_batch(method):
     lm = build(method)
     texts = ["a b c", "c b a h g f", "h"]
@@ -317,6 +323,7 @@ def test_a_rank_that_cannot_be_is_one_line(run, tiny_runs, sources, tmp_path, co
     assert not out.exists() and not out.with_name("out.txt.partial").exists()
 
 
+@pytest.mark.long
 def test_evaluate_has_a_row_for_each_rank_and_counts_its_calls(run, twin, tmp_path, capsys, complaint):
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({"src": one, "trg": one[::-1]}) + "\n" for one in ASKED))
     argv = ["evaluate", run, "--task", "seq2seq", "--pairs", tmp_path / "pairs.jsonl", "--steps", 2, "--rank", "bound"]
@@ -340,6 +347,7 @@ def test_evaluate_has_a_row_for_each_rank_and_counts_its_calls(run, twin, tmp_pa
     assert "--rank belongs to --task seq2seq" in complaint(2, "evaluate", run, "--rank", "bound")
 
 
+@pytest.mark.long
 def test_pairs_are_scored_from_columns_parallel_files_and_with_one_source(run, tmp_path, capsys, complaint):
     texts = ["d c b a", "g h", "f e e d d d"]
     lm = TextDiffusion.from_pretrained(run)

@@ -231,6 +231,7 @@ def test_sampling_recovers_a_known_joint(rule, steps, exploding):
     assert total_variation(frequencies(tokens), JOINT) < CLOSE
 
 
+@pytest.mark.long
 def test_positions_that_are_not_in_step_still_recover_the_joint():
     """The second word a quarter of the way behind the first: times of each position, 50 steps."""
     u = torch.linspace(0, 1.25, 51)
@@ -244,6 +245,7 @@ def drawing(codec, draws: int) -> Draw:
     return Draw(codec, lambda: noise.uniform(next(counter), 2, stream=2))
 
 
+@pytest.mark.long
 def test_drawing_words_recovers_the_joint():
     """Drawn position by position, words ignore each other within a step: the bias falls with the step, 50 suffice."""
     denoiser = ExactDenoiser(cosine())

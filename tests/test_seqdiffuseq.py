@@ -76,6 +76,7 @@ class ExactLosses:
             times.adapt(self.process, number)
 
 
+@pytest.mark.long
 def test_three_updates_make_the_loss_of_an_exact_denoiser_linear_in_time():
     process = PositionGaussian(Sqrt(), 2, CHAIN)
     exact = ExactLosses(process, [0, 1])

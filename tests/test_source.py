@@ -71,6 +71,7 @@ def test_models_of_tokens_read_a_source_too(method, tmp_path):
     assert sum(a.text == b.text for a, b in zip(made, shuffled, strict=True)) <= 0.1 * TEXTS
 
 
+@pytest.mark.long
 def test_unseen_sequences_are_reversed_and_only_the_source_says_how(run, monkeypatch):
     lm = TextDiffusion.from_pretrained(run)
     unseen = sequences(TEXTS, 1)

@@ -67,6 +67,13 @@ def run(tmp_path_factory) -> Path:
     return train(folder / "run", data=str(write_pairs(folder / "pairs.jsonl", 1000)), distinct=True)
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory) -> Path:
+    """Trained for a step: its words are there."""
+    folder = tmp_path_factory.mktemp("sides")
+    return train(folder / "run", data=str(write_pairs(folder / "pairs.jsonl", 1000)), distinct=True, steps=1)
+
+
 @pytest.mark.long
 def test_unseen_sources_are_written_in_words_of_the_other_side(run):
     lm = TextDiffusion.from_pretrained(run)
@@ -77,31 +84,31 @@ def test_unseen_sources_are_written_in_words_of_the_other_side(run):
     assert sum(text.text == one for text, one in zip(made, right[1:], strict=False)) <= 0.1 * TEXTS
 
 
-def test_each_side_has_the_words_of_its_own_texts(run):
+def test_each_side_has_the_words_of_its_own_texts(begun):
     """Beside four specials and a newline, which words are counted with: eight words of sources, four of texts."""
-    model, tokenizer, config = load_run(run)
+    model, tokenizer, config = load_run(begun)
     assert set(tokenizer.pieces) == {*GREEK, "\n"} and set(tokenizer.for_sources.pieces) == {*LATIN, "\n"}
     assert (config["vocabulary"], config["source_vocabulary"]) == (9, 13)
     assert model.vocabulary == 9 and model.denoiser.network.embed_source.num_embeddings == 13
-    tokens = TokenFile.open(run / "data" / "train")
+    tokens = TokenFile.open(begun / "data" / "train")
     sources, lengths = tokens.sources.rows(range(len(tokens)), LENGTH)
     assert [tokenizer.for_sources.decode(row) for row in sources] == sequences(1000, 0) and set(lengths) == {LENGTH}
     assert [tokenizer.decode(row) for row in tokens.rows(range(3), LENGTH)[0]] == list(map(in_greek, sequences(3, 0)))
 
 
-def test_the_card_names_both_vocabularies(run):
+def test_the_card_names_both_vocabularies(begun):
     from difflm.training.model_card import summarise
 
-    assert "words, 9 in the vocabulary, 13 in that of the sources;" in summarise(read_config(run))["tokens"]
+    assert "words, 9 in the vocabulary, 13 in that of the sources;" in summarise(read_config(begun))["tokens"]
 
 
-def test_translate_knows_the_words_of_sources_and_no_others(run, tmp_path, capsys):
+def test_translate_knows_the_words_of_sources_and_no_others(begun, tmp_path, capsys):
     (tmp_path / "sources.txt").write_text("a B c d\nα β a z\n")
-    assert main(["translate", str(run), str(tmp_path / "sources.txt"), "--steps", "3"]) == 0
+    assert main(["translate", str(begun), str(tmp_path / "sources.txt"), "--steps", "3"]) == 0
     said = capsys.readouterr()
     assert "3 of 8 tokens of the sources are words that this model does not know" in said.err
     assert len(said.out.splitlines()) == 2 and set(said.out) <= {*GREEK, " ", "\n"}
-    assert TextDiffusion.from_pretrained(run).encode_sources("α β a z").pop().count(UNK) == 3
+    assert TextDiffusion.from_pretrained(begun).encode_sources("α β a z").pop().count(UNK) == 3
 
 
 def test_the_seq2seq_task_reads_sources_by_their_own_words(run, capsys):
@@ -150,6 +157,7 @@ def test_own_words_say_that_there_are_sources(tmp_path):
     assert check({**RECIPE, "data": data, "source_longest": 0}).has_sources
 
 
+@pytest.mark.long
 def test_characters_are_learned_from_each_side(tmp_path):
     data = str(write_pairs(tmp_path / "pairs.jsonl", 40))
     tokenizer = load_run(train(tmp_path / "run", data=data, **ONE_STEP, tokenizer="characters"))[1]
@@ -175,6 +183,7 @@ def test_words_of_another_run_are_shared_whatever_the_texts(tmp_path, capsys):
         assert said in err and len(err.splitlines()) == 1 and not (tmp_path / "third").exists()
 
 
+@pytest.mark.long
 def test_byte_pairs_are_learned_from_each_side(tmp_path):
     """A letter and the space before it are one piece on the side that has them, and two or three on the other."""
     data = str(write_pairs(tmp_path / "pairs.jsonl", 40))
@@ -197,6 +206,7 @@ def test_a_stopped_run_is_resumed_and_keeps_its_words(tmp_path, monkeypatch, cap
     assert "was begun with source_words=own, not shared" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_that_begins_with_another_has_its_words_of_both_sides(run, tmp_path):
     data = str(write_pairs(tmp_path / "pairs.jsonl", 40))
     fewer = {**ONE_STEP, "longest": LENGTH, "data": data, "init": str(run)}

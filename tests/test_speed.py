@@ -180,6 +180,7 @@ def test_measuring_leaves_the_model_as_it_was(tiny_runs, one_second):  # noqa: F
     assert [str(g) for g in lm.generate(2, steps=3)] == before
 
 
+@pytest.mark.long
 def test_the_verb_prints_one_object_or_a_table(tiny_runs, one_second, capsys):  # noqa: F811
     run = str(tiny_runs["difflm"])
     assert bench(model=run, steps=2, device="cpu", as_json=True) == 0

@@ -352,6 +352,7 @@ def test_the_page_about_the_api_names_everything_and_loads_nothing_from_elsewher
 # -- the verb ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_ctrl_c_tells_those_who_wait_and_ends(tiny_runs: dict[str, Path]) -> None:
     argv = [sys.executable, "-m", "difflm", "studio", str(tiny_runs["difflm"]), "--port", "0", "--no-browser"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -142,7 +142,7 @@ def test_corruption_has_the_shares_of_the_mixture(kind):
 # -- the bound ------------------------------------------------------------------------------------------------------
 
 
-LONG = ("hybrid 0.3", "hybrid 0.1", "masks, quarter of a cosine", "masks, t²")  # four seconds and more
+LONG = ("hybrid 0.3", "hybrid 0.1", "masks, quarter of a cosine", "masks, t²", "spindle", "matrix")
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,7 @@ def test_a_chain_of_uniform_noise_has_its_golden_gaps(levels, golden):
     assert mean(chained(exact.process, lambda z, t: exact(z, t), levels)) == pytest.approx(golden, abs=1e-5)
 
 
+@pytest.mark.long
 def test_the_full_posterior_is_not_what_stands_for_x0():
     """Plugged in where the leave-one-out vector belongs, the exact full posterior costs 0.92 nats."""
     exact = ExactTokens(Uniform(3))

@@ -35,7 +35,11 @@ def grid(steps: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("process", "steps"),
-    [(Absorbing(3), 64), (Uniform(3), 64), pytest.param(Hybrid(3, 0.2), 64, marks=pytest.mark.long), (paced(), 64)],
+    [
+        (Absorbing(3), 64),
+        (Uniform(3), 64),
+        *(pytest.param(process, 64, marks=pytest.mark.long) for process in (Hybrid(3, 0.2), paced())),
+    ],
     ids=["masks", "uniform", "hybrid", "spindle"],
 )
 def test_ancestral_sampling_recovers_the_joint(process: DiscreteProcess, steps: int):
