@@ -64,6 +64,7 @@ FILES = {
     "test.txt": "eine billige Kneipe\n",
     "train.en": "".join(f"a cheap pub {k}\na family restaurant {k}\n" for k in range(6)),
     "train.de": "".join(f"eine billige Kneipe {k}\nein Familienrestaurant {k}\n" for k in range(6)),
+    "answers.de": "".join(f"eine Kneipe {k}\nein Restaurant {k}\n" for k in range(6)),
     "target_attribute.json": '["food", ":", "Japanese"]\n["area", ":", "riverside"]\n',
 }
 RUNS = {  # every run that a page asks something of, and what trained it
@@ -84,6 +85,8 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/en-de": "multi30k data=train.en,train.de tokenizer=words",
     "runs/second": "multi30k data=train.en,train.de tokenizer=words",
     "runs/en-de-twin": "multi30k-encoder-decoder data=train.en,train.de tokenizer=words",
+    "runs/student": "multi30k method=cmlm tokenizer=runs/en-de-twin data=train.en,answers.de",
+    "pre": "multi30k-genie task=span-denoising",
     "my-guide": "classifier data=labelled.jsonl model.guides=e2e",
     "runs/mdlm": "e2e-mdlm",
     "runs/mdlm/guide": "e2e-guide data=words.jsonl model.guides=runs/mdlm",
@@ -236,6 +239,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("transformers"):
         make_classifier(home / "tone")
     write_stories(home / "DIR", 24, 8)
+    (home / "DIR" / "multi30k").mkdir()
+    for side in ("en", "de"):
+        for split in ("train", "val"):
+            (home / "DIR" / "multi30k" / f"task1.{split}.{side}").write_text(FILES[f"train.{side}"], encoding="utf-8")
     shutil.copytree(home / "DIR", home / "data")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
@@ -307,9 +314,9 @@ def smaller(argv: list[str]) -> list[str]:
     argv = ["cpu" if word.startswith("cuda") else word for word in argv]
     if verb == "train" and "--dry-run" not in argv:
         return [*argv, *tiny(argv[1])]
-    if verb == "evaluate" and "control" in argv:
+    if verb in ("evaluate", "compare") and "control" in argv:
         return [*argv, "--samples", "1", "--each", "1"]
-    if verb == "evaluate" and "infill" in argv:
+    if verb in ("evaluate", "compare") and "infill" in argv:
         return [*argv, *["--samples", "2", "--mbr", "2", "--beams", "2", "--draws", "1", "--skip", "0"]]
     if verb == "evaluate" and "seq2seq" in argv:
         return [*argv, "--mbr", "3"]
@@ -330,8 +337,9 @@ def fewer(argv: list[str]) -> list[str]:
 
 def perform(argv: list[str]) -> None:
     """Run a command where its `--out` is free, or, to resume, where it was run before."""
-    if argv[0] == "train" and "--out" in argv:
-        shutil.rmtree(argv[argv.index("--out") + 1], ignore_errors=True)
+    if argv[0] in ("train", "translate") and "--out" in argv:
+        out = Path(argv[argv.index("--out") + 1])
+        shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
         if "--resume" in argv:
             assert main([word for word in argv if word != "--resume"]) == 0
     assert main(argv) == 0
