@@ -407,6 +407,7 @@ def test_training_without_out(complaint, grammar):
     assert "--out RUN" in complaint(2, "train", "own-text", f"data={grammar}", *SMALL)
 
 
+@pytest.mark.long
 def test_resuming_nothing_or_something_else(complaint, tmp_path, grammar):
     argv = ["train", "own-text", f"data={grammar}", *SMALL]
     assert "no run to resume" in complaint(2, *argv, "--out", tmp_path / "run", "--resume")

@@ -62,6 +62,7 @@ def test_the_exact_denoiser_attains_the_entropy(exploding):
     assert bool((excess.abs() < 4 * error + 5 * UPPER).all())  # a rare cell's own upper sum is larger
 
 
+@pytest.mark.long
 def test_any_schedule_gives_the_same_bound():
     _, _, expected, spread = measure(ExactDenoiser(Gaussian(Cosine())), draws=8)
     assert abs(expected - ENTROPY) < 4 * spread + UPPER

@@ -90,6 +90,7 @@ def test_an_epoch_that_fits_its_groups_is_exact() -> None:
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=30)
 @given(steps=st.lists(st.integers(0, 500), min_size=1, max_size=10), seed=st.integers(0, 99))
 def test_a_batch_depends_on_its_step_alone(steps: list[int], seed: int) -> None:

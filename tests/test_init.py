@@ -39,6 +39,7 @@ def begun(out, init, data, lr=1e-3, **changes):
     return notes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "autoregressive", "mdlm", "d3pm-nearest"])
 def test_a_run_begins_with_the_weights_words_and_settings_of_another(tiny_runs, tmp_path, texts, method):
     """One step at a learning rate of nothing leaves all weights as they were, heads included."""

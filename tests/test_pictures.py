@@ -127,6 +127,7 @@ def test_step_ticks_hold_both_ends(steps):
     assert ticks[0] == 1 and ticks[-1] == steps and ticks == sorted(set(ticks))
 
 
+@pytest.mark.long
 @drawing
 @pytest.mark.parametrize(("sure", "colour"), [(0.0, "#00224e"), (1.0, "#fee838")])
 def test_the_heat_map_shows_the_confidence(tmp_path, sure, colour):

@@ -292,6 +292,7 @@ def test_heavier_noise_truncation_narrows_the_samples():
 INDEPENDENT = JOINT.sum(1, keepdim=True) * JOINT.sum(0, keepdim=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_temperature_tempers_the_prior_of_independent_words(temperature):
     """p(w)^(1/T), renormalised: the evidence of x_t is no opinion and stays."""

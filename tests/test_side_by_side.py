@@ -87,6 +87,7 @@ def test_new_weights_wait_for_the_next_request(tiny_runs, dtype):
     assert torch.equal(copy.codec.table(), table) and torch.equal(inference.denoiser.codec.table(), -table)
 
 
+@pytest.mark.long
 def test_the_bundled_model_is_asked_while_it_writes():
     lm = TextDiffusion.from_pretrained("e2e")
     wanted = {"seed": 1, "steps": 4, "controls": [Field("food", "Japanese")]}

@@ -173,6 +173,7 @@ def test_gpt2_writes_as_many_tokens_as_asked(one_second, monkeypatch):
     assert (row["texts"], row["tokens"], row["texts_per_second"]) == (3, 5, 3)
 
 
+@pytest.mark.long
 def test_measuring_leaves_the_model_as_it_was(tiny_runs, one_second):  # noqa: F811
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     before = [str(g) for g in lm.generate(2, steps=3)]

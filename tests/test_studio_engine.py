@@ -233,6 +233,7 @@ def test_health_tells_that_the_model_is_stuck(lm: TextDiffusion, gate: Gate) -> 
         assert client.post("/api/generate", json=SMALL).status_code == 200
 
 
+@pytest.mark.long
 def test_a_model_that_moves_slowly_is_healthy(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = Inference.stream
 

@@ -59,6 +59,7 @@ def test_low_discrepancy_covers_the_interval_in_every_batch(batch):
     assert float(gaps.max()) < 2.62 / batch + 1e-6
 
 
+@pytest.mark.long
 def test_low_discrepancy_is_uniform_over_batches():
     """Each time alone is U(0, 1): over 4,000 batches the mean's standard error is 0.0046."""
     first = torch.stack([LowDiscrepancy().draw(texts(3, seed))[2] for seed in range(4000)])
