@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import Infill, Length
 from difflm.controls.phrases import Contains
 from difflm.controls.rivals.base import Part
@@ -32,15 +31,8 @@ class Cold(GapDecoder):
     usual_strength = 0.5
     window = 10
 
-    def __init__(
-        self,
-        model: Any,
-        info: ModelInfo,
-        controls: Sequence[Control],
-        classifiers: Sequence[Any] = (),
-        strength: float | None = None,
-    ) -> None:
-        super().__init__(model, info, controls, classifiers, strength)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.wanted, self.phrases = self.phrases, []
 
     @classmethod

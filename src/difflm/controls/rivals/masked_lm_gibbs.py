@@ -27,17 +27,10 @@ class MaskedLmGibbs(ControlDecoder):
     appends = True
     sampler = "gibbs"
 
-    def __init__(
-        self,
-        model: Any,
-        info: ModelInfo,
-        controls: Sequence[Control],
-        classifiers: Sequence[Any] = (),
-        strength: float | None = None,
-    ) -> None:
+    def __init__(self, model: Any, info: ModelInfo, controls: Sequence[Control], *more: Any) -> None:
         if self.sampler not in model.samplers:
             raise UsageError(f"{self.name} decodes {self.family}; this one has no masks.")
-        super().__init__(model, info, controls, classifiers, strength)
+        super().__init__(model, info, controls, *more)
         self.plan = ControlPlan(model, model.denoiser, info, controls)
 
     def layouts(self, samples: Tensor, *more: Any) -> tuple[list[Layout], list[dict[int, str]]]:
