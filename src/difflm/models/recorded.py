@@ -29,7 +29,8 @@ def can_capture(inputs: SamplerInputs) -> bool:
     sampler = inputs.sampler
     parts = [inputs.denoise, *sampler.transforms, *([] if sampler.guide is None else [sampler.guide])]
     network = inputs.denoise.denoiser.network if isinstance(inputs.denoise, BoundDenoiser) else None
-    return getattr(network, "capturable", True) and all(is_dataclass(part) and not getattr(part, "syncs_with_device", False) for part in parts)
+    known = all(is_dataclass(part) and not getattr(part, "syncs_with_device", False) for part in parts)
+    return known and getattr(network, "capturable", True)
 
 
 def capture_key(value: Any, seen: dict[int, int] | None = None) -> Hashable:
@@ -131,7 +132,8 @@ class RecordedSampler:
         inputs, counter = self.inputs, self.inputs.step_counter
         here, there = (self.levels.index_select(0, at).squeeze(0) for at in (counter, counter + 1))
         level, next_level, last_level = (self.kind(*row.unbind()) for row in (here, there, self.last_level))
-        last, guided = self.clean if self.clean is None else (self.clean, last_level), counter + 1 < len(self.levels) - 1
+        last = None if self.clean is None else (self.clean, last_level)
+        guided = counter + 1 < len(self.levels) - 1
         x, belief = inputs.take_step(self.x, level, next_level, self.clean, last, self._noise, guided)
         self.tokens.copy_(inputs.process.display_tokens(x, belief.tokens, next_level))
         self.sure.copy_(belief.confidence_in(self.tokens))
