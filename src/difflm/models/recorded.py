@@ -155,12 +155,12 @@ class RecordedSampler:
         last = len(times) - 2
         for i in range(last + 1):
             self.step()
-            now = self.tokens, self.sure, self.x, self.clean
+            now = [self.tokens, self.sure, self.x, *([] if self.clean is None else [self.clean])]
             if watched := watched_steps is None or i in watched_steps or i == last:
-                now = tuple(None if one is None else one.clone() for one in now)
-            tokens, sure, x, clean = now
+                now = [one.clone() for one in now]
+            tokens, sure, x, *clean = now
             changed = None if before is None or not watched else tokens != before
-            yield Frame(i, times[i + 1], tokens, sure, inputs.mask, changed, x, clean=clean)
+            yield Frame(i, times[i + 1], tokens, sure, inputs.mask, changed, x, clean=clean[0] if clean else None)
             before = tokens if watched else None
 
 
