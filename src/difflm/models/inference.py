@@ -113,7 +113,8 @@ class Inference:
 
     def _replay(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
         compiled = self.compiled and inputs.mask.is_cuda
-        with self._recorded.acquire(capture_key(inputs), lambda: RecordedSampler(inputs, compiled)) as recorded:
+        create = partial(RecordedSampler, inputs, compiled, self._recorded.latest)
+        with self._recorded.acquire(capture_key(inputs), create) as recorded:
             yield from recorded.frames(inputs, steering.watched_steps)
 
     def _decode(

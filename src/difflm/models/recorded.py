@@ -85,9 +85,10 @@ def paired_tensors(new: Any, old: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 class RecordedSampler:
     """Sampling whose every step is the same work on the same tensors, and so is its beginning: both are captured, and
-    compiled as one if so asked."""
+    compiled as one if so asked. What a step needs for its own duration it shares with those of `other`, which runs
+    before it or after it."""
 
-    def __init__(self, inputs: SamplerInputs, compiled: bool = False) -> None:
+    def __init__(self, inputs: SamplerInputs, compiled: bool = False, other: "RecordedSampler | None" = None) -> None:
         self.inputs: SamplerInputs = clone_tensors(inputs, {})
         self.levels, self.kind = stack_levels(inputs.levels), type(inputs.levels)
         self.x = inputs.start(inputs.draw_noise(0))
@@ -104,7 +105,7 @@ class RecordedSampler:
         if compiled:
             begin = compile_whole(begin, (*both, self.levels, *kept))
             step = compile_whole(step, (*both, self.tokens, self.sure))
-        self.step = CapturedFunction(step, self.x.device)
+        self.step = CapturedFunction(step, self.x.device, share_pool_with=other.step if other else None)
         self.begin = CapturedFunction(begin, self.x.device, warmup=1, share_pool_with=self.step)
 
     def _predraw(self) -> Tensor:
