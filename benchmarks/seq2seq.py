@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from difflm.evaluation.seq2seq import Outputs
     from difflm.generation.pipeline import TextDiffusion
 
-HELD_BACK = 1000  # training pairs on which settings are chosen
+HELD_BACK = 1000  # training sources on which settings are chosen, of a small corpus a tenth
 MOST_SOURCES = 1000  # of the validation set
 MOST_PAIRS = 120_000  # of training, in a seeded order: short runs see no more
 MOST_DISTILLED = 30_000  # sources that the twin answers for those that learn from it
@@ -135,7 +135,7 @@ def write_pairs(asked: Asked) -> None:
         return
     everything = list(corpus_examples(asked.task, asked.data, "train", None))
     pairs = PairSet.group(asked.task, "train", everything)
-    back = pairs.sample(HELD_BACK, 0, 0)
+    back = pairs.sample(HELD_BACK if len(pairs.sources) > 3 * HELD_BACK else len(pairs.sources) // 10, 0, 0)
     chosen = set(back.sources)
     rest = [example for example in everything if example.source not in chosen]
     if len(rest) > MOST_PAIRS:
