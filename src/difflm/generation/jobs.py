@@ -29,6 +29,7 @@ MOST_TEXTS = 1_000_000
 FOREIGN = {  # why a model that is not of a family refuses its settings
     "vectors": "--{} is for models that diffuse word vectors, which this one does not.",
     "simplex": "--{} is for models that diffuse on a simplex, which this one does not.",
+    "edits": "--{} is for models that edit texts, which this one does not.",
     "masks": "a {} needs a model of masks over whole texts, such as mdlm, or one that learned to drop its condition.",
 }
 
@@ -91,6 +92,8 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         family = FAMILIES[name]
         if family in FOREIGN and family not in model.families and getattr(sampling, name) != setting.default:
             raise UsageError(FOREIGN[family].format(option_name(name)))
+    if sampling.start not in model.starts:
+        raise UsageError(f"--start {sampling.start} is not for this model. Known: {', '.join(model.starts)}.")
 
 
 # -- a job and its texts ----------------------------------------------------------------------------------------------

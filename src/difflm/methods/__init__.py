@@ -16,6 +16,7 @@ from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.diff_glat import DiffGlat
 from difflm.methods.difflm import DiffLM
 from difflm.methods.difformer import Difformer
+from difflm.methods.diffuser import DiffusER
 from difflm.methods.diffuseq import DiffuSeq, DiffuSeqV2
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusion_nat import DiffusionNat
@@ -56,6 +57,7 @@ LISTED: tuple[type[Method], ...] = (
     BertMouth,
     DiffGlat,
     DiffusionNat,
+    DiffusER,
     Cmlm,
     Mdlm,
     Sedd,
