@@ -16,8 +16,8 @@ from difflm.methods.d3pm import D3pmAbsorbing, D3pmNearest, D3pmUniform
 from difflm.methods.diff_glat import DiffGlat
 from difflm.methods.difflm import DiffLM
 from difflm.methods.difformer import Difformer
-from difflm.methods.diffuser import DiffusER
 from difflm.methods.diffuseq import DiffuSeq, DiffuSeqV2
+from difflm.methods.diffuser import DiffusER
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusion_nat import DiffusionNat
 from difflm.methods.diffusionbert import DiffusionBert

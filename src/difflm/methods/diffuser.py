@@ -35,9 +35,7 @@ class DiffusER(Method):
 
         width, reads_source = texts.longest + 2, texts.source_longest > 0
         sizes = self.hidden, self.layers, self.heads, self.dropout
-        tagger = Transformer(
-            self.hidden, len(EDITS), *sizes, time="none", positions=width, reads_source=reads_source
-        )
+        tagger = Transformer(self.hidden, len(EDITS), *sizes, time="none", positions=width, reads_source=reads_source)
         generator = EncoderDecoder(
             *(self.hidden, texts.vocabulary, *sizes),
             source_vocabulary=texts.source_vocabulary or 1,  # words that are shared have the vectors of the texts
@@ -48,6 +46,6 @@ class DiffusER(Method):
         )
         process = EditProcess(len(SPECIALS), texts.vocabulary, END, PAD, self.span)
         lengths = build_lengths(texts, self.hidden, "drawn")
-        sampling = Sampling("edits", steps=12, temperature=0.0 if reads_source else 1.0)
+        sampling = Sampling("edits", steps=12, temperature=0.0 if reads_source else 1.0, start="nothing")
         shares_words = not texts.source_vocabulary
         return EditDiffusion(tagger, generator, process, lengths, texts.source_longest, shares_words, sampling)

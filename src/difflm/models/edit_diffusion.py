@@ -257,10 +257,14 @@ class EditDiffusion(LanguageModel):
         """A frame for every round. It shows the text after the round, and the edits of the next one; a text in which
         nothing is to be edited is finished. Of several revisions the likeliest is shown."""
         steering, (revisions, beams) = steering or Steering(), count_beams(sampling)
+
+        def repeat(tensor: Tensor) -> Tensor:
+            return tensor.repeat_interleave(revisions, 0)
+
         source = self.encode_source(steering.source, steering.source_mask)
-        if source is not None:
-            source = [(k.repeat_interleave(revisions, 0), v.repeat_interleave(revisions, 0), m.repeat_interleave(revisions, 0)) for k, v, m in source]
-        text = self.begin(noise, sampling, steering).repeat_interleave(revisions, 0)
+        if source is not None and revisions > 1:
+            source = [(repeat(keys), repeat(values), repeat(mask)) for keys, values, mask in source]
+        text = repeat(self.begin(noise, sampling, steering))
         scores = torch.zeros(len(lengths), revisions, device=lengths.device)
         scores[:, 1:] = IMPOSSIBLE  # all revisions are the same at first
         now = self.plan_edits(text, source, sampling, noise, 0)
@@ -277,7 +281,7 @@ class EditDiffusion(LanguageModel):
             log_p = (scores + now.log_p.view_as(scores)).unsqueeze(2) + log_p.view(*scores.shape, beams)
             made, fresh, best = keep_best(made, fresh, log_p.flatten(1), revisions)
             calls = calls + torch.where(waiting, revisions * (1 + beams * used.view_as(scores).amax(1)), 0)
-            changes = waiting.repeat_interleave(revisions).unsqueeze(1)
+            changes = repeat(waiting).unsqueeze(1)
             text = torch.where(changes, made, now.text)
             scores = torch.where(waiting.unsqueeze(1), best, scores)
             now = self.plan_edits(text, source, sampling, noise, step + 1)
@@ -286,8 +290,8 @@ class EditDiffusion(LanguageModel):
             first = slice(None, None, revisions)
             tokens = fit_width(text[first].masked_fill(text[first] == END, PAD), width, PAD)
             shown = fit_width(now.stays[first], width), tokens != PAD, fit_width((fresh & changes)[first], width)
-            edits = fit_width(now.edits[first] * (s > 0), width)
-            yield Frame(step, torch.full((len(lengths),), s, device=text.device), tokens, *shown, calls=calls, edits=edits)
+            edits = fit_width(torch.where(waiting.unsqueeze(1), now.edits[first], KEEP) * (s > 0), width)
+            yield Frame(step, torch.full_like(scores[:, 0], s), tokens, *shown, calls=calls, edits=edits)
             if all_done(~waiting.any()):
                 return
 
@@ -313,7 +317,10 @@ class EditDiffusion(LanguageModel):
         fresh, last = torch.zeros_like(tokens, dtype=torch.bool), tokens[..., :1]
         used, all_done, ids = torch.zeros_like(kept[:, 0]), DelayedFlag(), torch.arange(self.vocabulary, device=device)
         u = noise.uniform(step, width, stream=WRITTEN)
-        caches, turns = self.empty_caches(rows * beams, width), rotary(width, network.head_dim, device)
+        # As wide as the memory: what autocast makes of keys and values.
+        room_for = (len(memory), 2, rows * beams, network.heads, width, network.head_dim)
+        empty, at = torch.zeros(room_for, dtype=memory[0][0].dtype, device=device), torch.zeros_like(used[:1])
+        caches, turns = [Slots(*pair, at) for pair in empty.unbind()], rotary(width, network.head_dim, device)
         positions, first = torch.arange(width, device=device), torch.arange(rows, device=device).unsqueeze(1) * beams
         for k in range(width - 1):
             logits = self.read_next(last.view(-1, 1), positions[k : k + 1], caches, turns, memory)
@@ -321,7 +328,9 @@ class EditDiffusion(LanguageModel):
             item = plan.gather(1, place)
             opens = item == self.slot
             # A text is neither empty nor longer than its canvas.
-            forbidden = torch.where((room < 1).unsqueeze(2), ids != END, (room == self.longest).unsqueeze(2) & (ids == END))
+            forbidden = torch.where(
+                (room < 1).unsqueeze(2), ids != END, (room == self.longest).unsqueeze(2) & (ids == END)
+            )
             logits = truncate_logits(logits.masked_fill(forbidden, IMPOSSIBLE), sampling).log_softmax(-1)
             given = torch.where(ids == item.unsqueeze(2), 0.0, IMPOSSIBLE)
             logits = torch.where(opens.unsqueeze(2), logits, given)
@@ -348,16 +357,6 @@ class EditDiffusion(LanguageModel):
         stays = (tokens != PAD) & (tokens != self.slot)
         cut = self.longest + 2
         return keep_words(tokens, stays, PAD)[:, :cut], keep_words(fresh.long(), stays, 0)[:, :cut].bool(), log_p, used
-
-    def empty_caches(self, rows: int, width: int) -> list[Slots]:
-        """Room for the keys and values of `width` words in every layer."""
-        network, device = self.generator, self.banned.device
-        with autocast_to(device, self.precision):
-            narrow = torch.is_autocast_enabled(device.type)
-            dtype = torch.get_autocast_dtype(device.type) if narrow else self.embedding.weight.dtype
-        shape = rows, network.heads, width, network.head_dim
-        place = torch.zeros(1, dtype=torch.int64, device=device)
-        return [Slots(*torch.zeros(2, *shape, dtype=dtype, device=device), place) for _ in network.blocks]
 
     def read_next(
         self,
