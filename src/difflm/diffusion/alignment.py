@@ -79,11 +79,12 @@ def open_slots(text: Tensor, mask: Tensor, edits: Tensor, slot: int, pad: int) -
 
 
 def close_slots(target: Tensor, mask: Tensor, found: Tensor, stop: int, pad: int) -> tuple[Tensor, Tensor]:
-    """What is written into the slots of a text: its target with a `stop` behind the words of each slot, [B, 2 M], and
-    the mask of words that are written, stops among them. The last word of each target was found in the text."""
+    """What is written into the slots of a text: its target [B, M] with a `stop` behind the words of each slot, and the
+    mask of words that are written, stops among them. The last word of each target was found in the text: there are at
+    most M / 2 slots."""
     written = mask & ~spread(torch.ones_like(found), found >= 0, found, torch.zeros_like(target)).bool()
     ends = written & ~F.pad(written, (0, 1))[:, 1:]
-    room = (0, target.shape[1])
+    room = (0, target.shape[1] // 2)
     there, counts = F.pad(mask, room), F.pad(ends.long(), room)
     closed = insert_holes(F.pad(target, room, value=pad), there, counts, stop, pad)
     marks = insert_holes(F.pad(torch.where(written, 1, 0), room), there, counts, 1, 0)

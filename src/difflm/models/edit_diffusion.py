@@ -40,6 +40,7 @@ from difflm.runtime.cuda_graphs import DelayedFlag
 
 IMPOSSIBLE = float("-inf")
 BANNED = (START, UNK, PAD)  # tokens that nobody writes; END ends what is written into a slot
+MOST_ROWS = 1024  # partial texts that are searched at once
 OTHER_STARTS = 0.3  # the share of training texts that begin with something else than noise
 TIME, BAG, RUNS, WRITTEN = 35, 36, 37, 38  # streams of random numbers
 
@@ -307,6 +308,12 @@ class EditDiffusion(LanguageModel):
         """Fill the slots of plans [R, 2 N] from left to right. Of each the likeliest ways or, without beams, one: the
         texts [R · beams, N], the mask of words that were written, log p of these [R, beams], and the calls, [R]."""
         (rows, width), network, device = plan.shape, self.generator, plan.device
+        if sampling.beams and rows > (most := max(1, MOST_ROWS // beams)):
+            parts = [slice(k, k + most) for k in range(0, rows, most)]
+            own = [[(keys[part], values[part], mask[part]) for keys, values, mask in memory] for part in parts]
+            found = [self.write(plan[p], m, noise, step, sampling, beams) for p, m in zip(parts, own, strict=True)]
+            texts, fresh, log_p, used = (torch.cat(column) for column in zip(*found, strict=True))
+            return texts, fresh, log_p, used
         kept = ((plan != PAD) & (plan != self.slot)).sum(1, keepdim=True) - 2
         room = (self.longest - kept).expand(-1, beams)
         place = torch.ones_like(room)  # START has been read
