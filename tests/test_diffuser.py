@@ -18,6 +18,7 @@ from torch import Tensor
 from difflm import TextDiffusion
 from difflm.app.live_view import mark_word
 from difflm.app.studio.api import streamed
+from difflm.app.studio.frames import Packer
 from difflm.controls.plan import Edit
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
@@ -35,6 +36,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.edits import PAPER_STEP, EditProcess
 from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError
+from difflm.generation.jobs import Draft
 from difflm.methods import METHODS, TextSpec
 from difflm.models.edit_diffusion import EditDiffusion, keep_best
 from difflm.models.editing import between_ends
@@ -290,6 +292,14 @@ def test_beams_find_the_likeliest_texts_of_an_enumeration():
     assert tuple(frame.tokens[0][frame.tokens[0] != PAD].tolist()) == max(expected, key=expected.__getitem__)
 
 
+def test_many_texts_are_searched_in_parts(monkeypatch):
+    model, steering = unlearned(), sourced(reversals(6, 0, 6))
+    whole = generate(model, steering, 6, steps=1, beams=2, revisions=2)
+    monkeypatch.setattr("difflm.models.edit_diffusion.MOST_ROWS", 8)
+    parts = generate(model, steering, 6, steps=1, beams=2, revisions=2)
+    assert torch.equal(whole[0].tokens, parts[0].tokens) and torch.equal(whole[0].calls, parts[0].calls)
+
+
 def test_equal_revisions_are_one():
     text = torch.tensor([[4], [5], [4], [6]])
     best, _, log_p = keep_best(text, text > 4, torch.tensor([[-3.0, -2.0, -1.0, -9.0]]), 3)
@@ -428,6 +438,26 @@ def test_texts_are_written_watched_and_edited(lm):
     for (draft,) in lm.stream(1, steps=2, start="noise"):
         assert len(draft.edits) == len(draft.tokens) and {*draft.edits} <= {"keep", "replace", "delete", "insert"}
         assert streamed(draft, 1, False)["edits"] == draft.edits
+
+
+def test_words_that_it_does_not_know_are_named_and_do_not_stay(lm):
+    (made,) = lm.generate(1, edit=Edit("the Zorblax pub"), steps=3)
+    assert "it does not know 'Zorblax'" in made.warnings[0] and "UNK" not in made.tokens
+    assert not lm.generate(1, edit=Edit("the old pub"), steps=1)[0].warnings
+
+
+def test_requests_with_and_without_a_text_to_edit_have_batches_of_their_own(lm):
+    asked = [{"edit": Edit("the old pub")}, {"start": "noise"}, {}]
+    jobs = [lm.make_job(1, temperature=0.0, steps=1, **one) for one in asked]
+    together = {owner: made[0].text for owner, made in lm.run_jobs(jobs)}
+    assert [together[k] for k in range(3)] == [lm.generate(1, temperature=0.0, steps=1, **one)[0].text for one in asked]
+
+
+def test_the_player_holds_the_edits():
+    draft = Draft(0, 0, 0.5, ["the", "pub"], [1.0, 1.0], [True, True], ["keep", "delete"])
+    plain = replace(draft, edits=[])
+    assert [frame.get("e") for frame in Packer().frames([draft, plain], False)] == ["kd", None]
+    assert "edits" not in streamed(plain, 1, False)
 
 
 def test_marks_stand_at_the_words_that_are_edited():

@@ -367,5 +367,5 @@ def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
     classifier guides them."""
     own = replace(job.sampling, steps=1) if model.allows_mixed_steps else job.sampling
     if job.plan is None:
-        return own, STANDARD, False, False
+        return own, STANDARD, bool(job.begin), False
     return own, job.plan.guidance, job.plan.edit is not None, job.plan.guided

@@ -19,7 +19,7 @@ from difflm.data.batches import Batch
 from difflm.data.corpora import describe_texts
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
-from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
+from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.alignment import EDITS
 from difflm.diffusion.denoiser import NO_SOURCE
@@ -188,8 +188,8 @@ class TextDiffusion:
                 raise UsageError(f"{method} chooses words one by one: leave --beams out.")
             sampling = replace(sampling, sampler=plan.sampler or sampling.sampler)
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources, begin=begin)
-        if plan is not None and plan.unknown_words:
-            job.warnings = self.warnings(plan)
+        if (plan is not None and plan.unknown_words) or UNK in begin:
+            job.warnings = self.warnings(plan, edit.text if edit else "")
         if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("a contrast is with known words: give some with --infill, or with --edit and --keep.")
         if rank is not None:
@@ -280,9 +280,10 @@ class TextDiffusion:
             raise UsageError("the original's guidance climbs in vectors; this model diffuses tokens. Give a number.")
         return asked or self.usual_guidance
 
-    def warnings(self, plan: ControlPlan | ControlDecoder | None) -> list[str]:
+    def warnings(self, plan: ControlPlan | ControlDecoder | None, edited: str = "") -> list[str]:
         """Why texts may not be what was asked for, a sentence each: given words that the model does not know."""
-        unknown, tokenizer = plan.unknown_words if plan else [], self.tokenizer
+        tokenizer = self.tokenizer
+        unknown = plan.unknown_words if plan else [w for w in split_words(edited) if UNK in tokenizer.encode(w)]
         if not unknown:
             return []
         size = sum(bool(w.strip()) for w in tokenizer.words[len(SPECIALS) :]) if isinstance(tokenizer, Words) else 0

@@ -239,7 +239,9 @@ class EditDiffusion(LanguageModel):
     def plan_edits(
         self, text: Tensor, source: Sequence[Memory] | None, sampling: Sampling, noise: Noise, step: int
     ) -> Revision:
-        p = self.read_text(text, source)[1].softmax(-1)
+        _, logits = self.read_text(text, source)
+        edit, unknown = torch.arange(len(EDITS), device=text.device), (text == UNK).unsqueeze(-1)
+        p = logits.masked_fill(unknown & (edit != REPLACE) & (edit != DELETE), IMPOSSIBLE).softmax(-1)
         edits = p.argmax(-1)
         if sampling.sampler == "ancestral":
             fresh = noise.uniform(step, text.shape[1], NUMBERS).repeat_interleave(len(text) // len(noise.samples), 0)
@@ -327,7 +329,7 @@ class EditDiffusion(LanguageModel):
         # As wide as the memory: what autocast makes of keys and values.
         room_for = (len(memory), 2, rows * beams, network.heads, width, network.head_dim)
         empty, at = torch.zeros(room_for, dtype=memory[0][0].dtype, device=device), torch.zeros_like(used[:1])
-        caches, turns = [Slots(*pair, at) for pair in empty.unbind()], rotary(width, network.head_dim, device)
+        caches, turns = [Slots(keys, values, at) for keys, values in empty], rotary(width, network.head_dim, device)
         positions, first = torch.arange(width, device=device), torch.arange(rows, device=device).unsqueeze(1) * beams
         for k in range(width - 1):
             logits = self.read_next(last.view(-1, 1), positions[k : k + 1], caches, turns, memory)
