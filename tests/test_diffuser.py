@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_device import OnDevice
 from test_levt import reversals
+from test_player import opened, text_of
 from tiny import tiny_run
 from torch import Tensor
 
@@ -42,6 +43,7 @@ from difflm.models.edit_diffusion import EditDiffusion, keep_best
 from difflm.models.editing import between_ends
 from difflm.runtime.cuda_graphs import DelayedFlag
 
+assert opened  # a fixture
 WORDS, LONGEST, SLOT = 12, 8, 99
 SMALL = {"hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
 
@@ -458,6 +460,18 @@ def test_the_player_holds_the_edits():
     plain = replace(draft, edits=[])
     assert [frame.get("e") for frame in Packer().frames([draft, plain], False)] == ["kd", None]
     assert "edits" not in streamed(plain, 1, False)
+
+
+def test_a_browser_marks_edits_until_the_text_is_finished(opened):
+    played = text_of(["the", "cheap", "pub"], steps=2)
+    first, last = (replace(draft, edits=["keep", "delete", "insert"]) for draft in played.drafts)
+    tab = opened([replace(played, drafts=[first, last])])
+    marks = "() => [...document.querySelectorAll('.word')].map((word) => word.dataset.edit)"
+    assert tab.evaluate(marks) == ["keep"] * 3  # where motion is reduced, it begins with the text
+    tab.keyboard.press("Home")
+    assert tab.evaluate(marks) == first.edits
+    struck = "() => getComputedStyle(document.querySelectorAll('.word')[1]).textDecorationLine"
+    assert tab.evaluate(struck) == "line-through"
 
 
 def test_marks_stand_at_the_words_that_are_edited():
