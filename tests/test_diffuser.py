@@ -8,8 +8,10 @@ from itertools import product
 
 import pytest
 import torch
+from browsing import Opener, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving import need, running
 from test_device import OnDevice
 from test_levt import longest_common, reversals
 from test_player import opened, text_of
@@ -20,6 +22,8 @@ from difflm import TextDiffusion
 from difflm.app.live_view import mark_word
 from difflm.app.studio.api import streamed
 from difflm.app.studio.frames import Packer
+from difflm.app.studio.limits import Limits
+from difflm.app.studio.schemas import Asked
 from difflm.controls.plan import Edit
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
@@ -459,6 +463,12 @@ def test_requests_with_and_without_a_text_to_edit_have_batches_of_their_own(lm):
     assert [together[k] for k in range(3)] == [lm.generate(1, temperature=0.0, steps=1, **one)[0].text for one in asked]
 
 
+def test_a_server_bounds_revisions():
+    limits = Limits()
+    with pytest.raises(UsageError, match=f"revisions is at most {limits.candidates} on this server"):
+        Asked(beams=2, revisions=limits.candidates + 1).check(limits)
+
+
 def test_the_player_holds_the_edits():
     draft = Draft(0, 0, 0.5, ["the", "pub"], [1.0, 1.0], [True, True], ["keep", "delete"])
     plain = replace(draft, edits=[])
@@ -476,6 +486,21 @@ def test_a_browser_marks_edits_until_the_text_is_finished(opened):
     assert tab.evaluate(marks) == first.edits
     struck = "() => getComputedStyle(document.querySelectorAll('.word')[1]).textDecorationLine"
     assert tab.evaluate(struck) == "line-through"
+
+
+@pytest.mark.long
+def test_the_studio_edits_a_text(lm, browser):
+    need("fastapi", "uvicorn")
+    with running(lm) as server:
+        opener = Opener(browser, server.url)
+        tab = opener("#steps=2")
+        tab.fill("#start", "the old pub")
+        assert tab.inner_text("#meaning") == "This text is edited, as it is." and tab.locator("#rewriting").is_hidden()
+        made = write(tab)
+        assert made == [text.text for text in lm.generate(len(made), edit=Edit("the old pub"), steps=2)]
+        assert tab.evaluate("document.querySelectorAll('.word[data-edit]').length") > 0 and not opener.wrong
+        for context in opener.contexts:
+            context.close()
 
 
 def test_marks_stand_at_the_words_that_are_edited():
