@@ -64,6 +64,7 @@ ROWS = {
     "ssd-lm": row("multi30k", "method=ssd-lm"),
     "cmlm": row("multi30k", "method=cmlm"),
     "levt": row("multi30k-levt"),
+    "diffuser": row("multi30k-diffuser"),
     "difformer": row("multi30k-difformer", layers=6),
     "dinoiser": row("multi30k-dinoiser", layers=6),
     "cdcd": row("multi30k-cdcd"),

@@ -17,6 +17,7 @@ from difflm.methods.diff_glat import DiffGlat
 from difflm.methods.difflm import DiffLM
 from difflm.methods.difformer import Difformer
 from difflm.methods.diffuseq import DiffuSeq, DiffuSeqV2
+from difflm.methods.diffuser import DiffusER
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusion_nat import DiffusionNat
 from difflm.methods.diffusionbert import DiffusionBert
@@ -56,6 +57,7 @@ LISTED: tuple[type[Method], ...] = (
     BertMouth,
     DiffGlat,
     DiffusionNat,
+    DiffusER,
     Cmlm,
     Mdlm,
     Sedd,

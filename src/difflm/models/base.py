@@ -81,6 +81,7 @@ class LanguageModel(Trainable):
     samplers: tuple[str, ...] = tuple(STEPS)  # step rules it understands
     families: Collection[Family] = ("any", "left-to-right")  # of settings that it understands
     greedy = False  # whether temperature 0 means the likeliest word
+    starts: tuple[str, ...] = ("noise",)  # what its texts can be made from, beside a source
     predicts_words = True  # whether a temperature means something
     syncs_with_device = True  # whether sampling synchronises with the device
     source_longest = 0  # the most tokens of a source that it writes from; 0: it has no sources

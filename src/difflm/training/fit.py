@@ -132,7 +132,8 @@ def prepare_model(setup: Setup) -> Prepared:
     setup = replace(setup, recipe=choose_sizes(setup, tokenizer, tokens))
     recipe, method = setup.recipe, setup.recipe.build_method()
     torch.manual_seed(recipe.seed)
-    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, tokenizer.for_sources.size))
+    own = tokenizer.for_sources.size if recipe.source_words == "own" else 0
+    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, own))
     limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest)
     selection = select_texts(tokens, limits, recipe.distinct)
     training, held_out = read_splits(setup, tokenizer, tokens, selection)

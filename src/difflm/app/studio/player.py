@@ -106,7 +106,9 @@ def pack_text(played: PlayedText, packer: Packer) -> dict[str, Any]:
     pieces = any(made_of_pieces(draft.tokens) for draft in drafts)
     for last in drafts[-1:]:
         if end := count_spelling(last, made.text, pieces):  # some models write words behind the end of a text
-            cut: dict[str, Any] = {key: getattr(last, key)[:end] for key in ("tokens", "confidence", "changed")}
+            cut: dict[str, Any] = {
+                key: getattr(last, key)[:end] for key in ("tokens", "confidence", "changed", "edits")
+            }
             drafts = [*drafts[:-1], replace(last, **cut)]
     scores = [one.get("score") for one in made.controls]
     finite = [score if score is not None and isfinite(score) else None for score in scores]  # JSON has no infinity

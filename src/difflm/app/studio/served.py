@@ -53,7 +53,7 @@ class Served:
             "contains": {"most": MOST} if steered else None,
             "avoid": {} if steered else None,
             "infill": {"sizes": exact} if steered else None,
-            "edit": {} if exact else None,
+            "edit": {} if exact else {"noise": "none"} if "edits" in lm.model.families else None,
             "samplers": list(lm.model.samplers),
             "limits": {"n": limits.n, "steps": limits.steps, "candidates": limits.candidates, "rows": limits.rows},
         }

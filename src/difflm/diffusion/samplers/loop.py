@@ -60,6 +60,7 @@ class Frame:
     state: Tensor | None = None  # x_s itself
     calls: Tensor | None = None  # of the network so far, [B], where the words decide how many there are
     clean: Tensor | None = None  # what was believed of x_0
+    edits: Tensor | None = None  # what the next step does with each token, [B, L]: see `EDITS` in alignment.py
 
     @cached_property
     def confidence(self) -> Tensor:
