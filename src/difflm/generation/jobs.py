@@ -8,7 +8,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from difflm.controls import Control
 from difflm.controls.guidance import STANDARD
@@ -54,6 +56,14 @@ def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
     known = [torch.float32, torch.bfloat16] + [torch.float16] * (device.type == "cuda")
     if dtype is not None and dtype not in known:
         raise UsageError(f"dtype must be {', '.join(map(str, known))} on {device.type}, not {dtype}.")
+
+
+def fastest_dtype(device: torch.device) -> torch.dtype | None:
+    """What networks write in: bfloat16 on GPUs, and on processors that have matrix units for it; texts are as good
+    (docs/performance.md). None: float32."""
+    if device.type == "cuda":
+        return torch.bfloat16
+    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else None
 
 
 def check_request(
@@ -124,6 +134,7 @@ class Draft:
     tokens: list[str]  # one a position; with byte pairs they are pieces of words
     confidence: list[float]
     changed: list[bool]
+    picture: NDArray[np.uint8] | None = None  # of a model that denoises pixels: their greys, [rows, columns]
 
 
 Watch = Callable[[list[Draft]], None]

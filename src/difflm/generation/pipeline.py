@@ -39,11 +39,12 @@ from difflm.generation.jobs import (
     check_request,
     check_sampling,
     choose_by_classifiers,
+    fastest_dtype,
     finished_rows,
     run_jobs,
 )
 from difflm.generation.ranking import Rank, make_ranking
-from difflm.models.base import LATENTS, LanguageModel, Sampling
+from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
@@ -241,8 +242,8 @@ class TextDiffusion:
         if not controls and edit is None and method is None:
             return None
         kind, decoder = self.config["method"], None
-        if self.model.has_latents:
-            raise UsageError(LATENTS.format(kind))
+        if self.model.whole_text:
+            raise UsageError(NO_WORDS.format(kind, self.model.whole_text))
         if method is not None:
             decoder = choose_decoder(method, self.model, kind, controls, edit, guidance)
         model, most, first = self.model, self.model.longest, 0
@@ -336,10 +337,12 @@ class TextDiffusion:
         times = frame.t.reshape(len(frame.t), -1).mean(1)
         read = (times, batch.samples, batch.lengths, frame.tokens, frame.confidence, changed)
         own = slice(*part.indices(len(batch.rows)))
-        rows = zip(*(tensor[own].tolist() for tensor in read), strict=True)
+        rows = [*zip(*(tensor[own].tolist() for tensor in read), strict=True)]
+        drawn = self.model.draw_pictures(frame)
+        pictures = [None] * len(rows) if drawn is None else [*drawn[own].cpu().numpy()]
         return [
-            Draft(sample, frame.step, t, self._pieces_of(sample, ids[:length], job), sure[:length], new[:length])
-            for t, sample, length, ids, sure, new in rows
+            Draft(sample, frame.step, t, self._pieces_of(sample, ids[:n], job), sure[:n], new[:n], picture)
+            for (t, sample, n, ids, sure, new), picture in zip(rows, pictures, strict=True)
         ]
 
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:
@@ -350,8 +353,8 @@ class TextDiffusion:
 
     @cached_property
     def _pieces(self) -> list[str]:
-        """Every token as text; a special is empty."""
-        return ["".join(self.tokenizer.tokens([token])) for token in range(self.tokenizer.size)]
+        """What a position may show as text, token by token; a special is empty."""
+        return [*self.model.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
 
     def source_room(self) -> int:
         """Tokens of the longest source that the model reads; a model that reads none is refused."""
@@ -440,11 +443,3 @@ class TextDiffusion:
             estimates = self.model.nats_and_error(batch, noise, draws)
             found[:, chosen] = torch.stack([part.float().cpu() for part in estimates])
         return found[0], found[1]
-
-
-def fastest_dtype(device: torch.device) -> torch.dtype | None:
-    """What networks write in: bfloat16 on GPUs, and on processors that have matrix units for it; texts are as good
-    (docs/performance.md). None: float32."""
-    if device.type == "cuda":
-        return torch.bfloat16
-    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else None

@@ -38,6 +38,7 @@ class LengthPolicy(nn.Module):
     first = 0  # canvas position of a text's first word
     forbidden: tuple[int, ...]  # ids that no position may have
     weight = 0.0  # of `fit_loss`
+    pieces: Sequence[str] = ()  # what positions show, where those are no tokens
 
     def __init__(self, longest: int, max_words: int | None = None) -> None:
         super().__init__()

@@ -130,7 +130,8 @@ def prepare_model(setup: Setup) -> Prepared:
     setup = replace(setup, recipe=choose_sizes(setup, tokenizer, tokens))
     recipe, method = setup.recipe, setup.recipe.build_method()
     torch.manual_seed(recipe.seed)
-    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, tokenizer.for_sources.size))
+    sizes = tokenizer.size, recipe.longest, recipe.source_longest, tokenizer.for_sources.size
+    model = method.build(TextSpec(*sizes, tokenizer))
     limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest)
     selection = select_texts(tokens, limits, recipe.distinct)
     training, held_out = read_splits(setup, tokenizer, tokens, selection)
@@ -179,7 +180,7 @@ def prepare_model(setup: Setup) -> Prepared:
         **count_left_out(recipe, selection),
         **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
     }
-    noisy = {"vectors", "simplex"} & {*model.families} or model.has_latents
+    noisy = {"vectors", "simplex"} & {*model.families} or model.whole_text
     unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else "masked_nats"
     return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
 

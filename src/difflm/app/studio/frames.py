@@ -1,7 +1,13 @@
 """The drafts of a text as frames: plain objects for a stream, packed ones for a page that holds all of them."""
 
+import base64
+import struct
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from difflm.data.words import join_words
 
@@ -33,12 +39,23 @@ def written(tokens: Sequence[str], pieces: bool) -> str:
     return "".join(tokens) if pieces else join_words([token for token in tokens if token])
 
 
+def picture_url(grey: NDArray[np.uint8]) -> str:
+    """A picture [rows, columns] as a PNG of sixteen greys, inside its address."""
+    rows, columns = grey.shape
+    nibbles = np.pad(grey >> 4, ((0, 0), (0, columns % 2)))
+    lines = np.pad(nibbles[:, ::2] << 4 | nibbles[:, 1::2], ((0, 0), (1, 0)))  # a 0 before each: it is not filtered
+    header = struct.pack(">2I5B", columns, rows, 4, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
+    parts = [struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks]
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
+
+
 class Packer:
     """Drafts as small objects: tokens by their number in a shared table, and only where they differ from before.
 
     A cell is 2 × the token's number, plus 1 where a space is written before it. A frame holds its step `s`, its time
     `t`, its length `n`, the cells that differ from the frame before as pairs [position, cell, …] `w`, the
-    confidences `c`, a character each, and the positions of changed words `x`."""
+    confidences `c`, a character each, the positions of changed words `x`, and of pixels the picture `p`."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}  # of each token, in order
@@ -59,6 +76,7 @@ class Packer:
                     "w": [value for i in new for value in (i, cells[i])],
                     "c": "".join(SIGNS[round(min(1.0, max(0.0, c)) * (len(SIGNS) - 1))] for c in draft.confidence),
                     "x": [i for i, changed in enumerate(draft.changed) if changed],
+                    **({} if draft.picture is None else {"p": picture_url(draft.picture)}),
                 }
             )
             before = cells

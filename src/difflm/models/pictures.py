@@ -1,0 +1,67 @@
+"""Texts as rows of signs, a cell each: what a picture shows, and how it is read."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from difflm.data.glyphs import BLANK, Spelling, show_sign
+from difflm.data.tokenizers import UNK
+from difflm.models.batching import LengthPolicy, PadTokens
+
+
+class PictureLengths(PadTokens):
+    """A canvas of `cells` signs, blank behind the text: the picture itself says where a text ends. What does not fit is
+    left out, from the first token on that is not whole."""
+
+    first = 0
+    forbidden = ()
+    spelled: Tensor  # [V, K] signs of each token, blanks behind them
+    sizes: Tensor  # [V] how many those are
+
+    def __init__(self, spelling: Spelling, cells: int, max_words: int) -> None:
+        LengthPolicy.__init__(self, cells, max_words)
+        self.gap, self.signs = spelling.gap, spelling.signs
+        self.pieces = [show_sign(sign) for sign in self.signs]
+        self.ids = {token.removesuffix(self.gap): i for i, token in enumerate(spelling.tokens) if token}
+        self.longest_token = max(map(len, self.ids), default=1)
+        number = {sign: k for k, sign in enumerate(self.signs)}
+        sizes = [len(token) for token in spelling.tokens]
+        rows = [[*map(number.__getitem__, token.ljust(max(sizes), BLANK))] for token in spelling.tokens]
+        self.register_buffer("spelled", torch.tensor(rows), persistent=False)
+        self.register_buffer("sizes", torch.tensor(sizes), persistent=False)
+
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        place = torch.arange(self.spelled.shape[1], device=ids.device)
+        there = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
+        sizes = torch.where(there, self.sizes[ids], 0)
+        ends = sizes.cumsum(1)
+        shown = (place < sizes.unsqueeze(2)) & (ends - len(self.gap) <= self.longest).unsqueeze(2)
+        # What is not shown goes to the column behind the last, which is cut off.
+        to = torch.where(shown, (ends - sizes).unsqueeze(2) + place, self.longest).clamp(max=self.longest)
+        canvas = torch.zeros(len(ids), self.longest + 1, device=ids.device, dtype=ids.dtype)
+        canvas = canvas.scatter_(1, to.flatten(1), self.spelled[ids].flatten(1).to(ids.dtype))[:, :-1]
+        return canvas, torch.ones_like(canvas, dtype=torch.bool)
+
+    def words(self, row: list[int]) -> list[int]:
+        """The tokens that a row of signs spells."""
+        text = "".join(self.signs[k] for k in row).rstrip(BLANK)
+        return [self.read_word(word) for word in text.split(BLANK) if word] if self.gap else [*self.read_pieces(text)]
+
+    def read_word(self, word: str) -> int:
+        """The word itself, or else the one of its length that differs in the fewest signs."""
+        if word in self.ids:
+            return self.ids[word]
+        near = [one for one in self.ids if len(one) == len(word)]
+        same = np.array([sum(a == b for a, b in zip(one, word, strict=True)) for one in near])
+        return self.ids[near[int(same.argmax())]] if same.any() else UNK
+
+    def read_pieces(self, text: str) -> Iterator[int]:
+        """Pieces from left to right, the longest that fits each time."""
+        at = 0
+        while at < len(text):
+            ends = range(min(len(text), at + self.longest_token), at, -1)
+            end = next((end for end in ends if text[at:end] in self.ids), at + 1)
+            yield self.ids.get(text[at:end], UNK)
+            at = end
