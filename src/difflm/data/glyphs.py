@@ -7,7 +7,6 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +59,8 @@ class Spelling:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer | None, vocabulary: int, from_file: bool) -> "Spelling":
-        """Of a tokenizer's tokens; without one, tokens are spelled as their numbers. The built-in font spells characters
-        that it lacks in UTF-8, byte by byte; of a font file all that are printable are expected."""
+        """Of a tokenizer's tokens; without one, tokens are spelled as their numbers. Characters that the built-in font
+        lacks are spelled in UTF-8, byte by byte; a font file should have all that are printable."""
         gap = BLANK if tokenizer is None else tokenizer.between
         pieces = [str(i) for i in range(len(SPECIALS), vocabulary)] if tokenizer is None else tokenizer.spellings()
         drawn = str.isprintable if from_file else builtin_font().__contains__
@@ -129,4 +128,6 @@ def read_font(path: str, characters: str, height: int, width: int) -> dict[str, 
                 ImageDraw.Draw(cell).text((-left.min(), -top.min()), one, 255, font, anchor="ms")
                 found[one] = np.asarray(cell, np.float32) / 255
             return found
-    raise UsageError(f"{path} has no size that fits into {height} by {width} pixels: raise model.height and model.width.")
+    raise UsageError(
+        f"{path} has no size that fits into {height} by {width} pixels: raise model.height and model.width."
+    )

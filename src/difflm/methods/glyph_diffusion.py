@@ -1,9 +1,9 @@
 """GlyphDiffusion: Text Generation as Image Generation (Li et al., 2023).
 
-Texts are drawn, a character a cell, and their pixels diffuse; the picture is read by comparing its cells with the font.
-The paper draws several lines in two sizes, one U-Net after the other, and lets a second model correct what is read. Here
-the picture is one line, a Transformer denoises it cell by cell and predicts the clean picture, shown its last estimate,
-and what is read is corrected by nothing but the vocabulary.
+Texts are drawn, a character a cell, and their pixels diffuse; the picture is read by comparing each cell with the font.
+The paper's U-Nets draw a small picture and enlarge it, and a second model corrects what is read. Here a Transformer
+denoises the cells of one picture, predicts clean pixels and not the noise, and is shown its last estimate; what is read
+is corrected by nothing but the vocabulary.
 """
 
 from typing import TYPE_CHECKING
@@ -15,14 +15,16 @@ from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
 if TYPE_CHECKING:
     from difflm.data.tokenizers import Tokenizer
 
-ROOM = 6  # cells for each token of the longest text, where the number of cells is left open
+SHIFT = -3.0  # of the log signal-to-noise ratio: at the middle time a letter by itself is misread four times in five
 
 
 class GlyphDiffusion(Method):
     name, paper, family, task = "glyph-diffusion", "Li et al. 2023", "pixels", "either"
     bound = False
 
-    cells: int = Field(default=0, ge=0)  # characters of a picture; 0: six for every token that a text may have
+    token_cells: int = Field(
+        default=6, ge=1
+    )  # of a picture, for each token that a text may have, if tokens are so long
     height: int = Field(default=8, ge=4, le=64)  # of a cell, in pixels
     width: int = Field(default=6, ge=4, le=64)
     font: str = ""  # a font file; a run keeps its pictures. Without one a built-in font draws
@@ -40,15 +42,14 @@ class GlyphDiffusion(Method):
         from difflm.diffusion.codecs import Glyphs
         from difflm.diffusion.denoiser import ConditionDrop, SelfConditioning
         from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes.gaussian import Cosine, Gaussian
+        from difflm.diffusion.processes.gaussian import Cosine, Gaussian, LogSnrShift
         from difflm.diffusion.timesteps import LowDiscrepancy
         from difflm.models.base import Sampling
-        from difflm.models.batching import Layout
         from difflm.models.diffusion import DiffusionModel
         from difflm.models.pictures import PictureLengths
 
         spelling = Spelling.of(texts.tokenizer, texts.vocabulary, bool(self.font))
-        cells = Layout(self.cells or texts.longest * min(ROOM, max(map(len, spelling.tokens)))).width
+        cells = texts.longest * min(self.token_cells, max(map(len, spelling.tokens)))
         pixels, shape = self.height * self.width, (len(spelling.signs), self.height, self.width)
         # A font file draws when training starts; a run holds what it drew.
         pictures = torch.zeros(shape) if self.font else torch.from_numpy(spelling.draw(self.height, self.width))
@@ -57,7 +58,7 @@ class GlyphDiffusion(Method):
         drop = ConditionDrop(self.drop if reads else 0.0)
         return DiffusionModel(
             codec=Glyphs(pictures),
-            process=Gaussian(Cosine()),
+            process=Gaussian(LogSnrShift(Cosine(), SHIFT)),
             network=network,
             objective=Objective({"mse": 1.0}),
             times=LowDiscrepancy(),

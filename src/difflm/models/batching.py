@@ -39,6 +39,7 @@ class LengthPolicy(nn.Module):
     forbidden: tuple[int, ...]  # ids that no position may have
     weight = 0.0  # of `fit_loss`
     pieces: Sequence[str] = ()  # what positions show, where those are no tokens
+    vocabulary = 0  # tokens, where those are other ones than the codec's
 
     def __init__(self, longest: int, max_words: int | None = None) -> None:
         super().__init__()

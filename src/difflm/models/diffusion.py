@@ -81,7 +81,8 @@ class DiffusionModel(LanguageModel):
             codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
         # A bound wants noise that is independent of the text.
         self.likelihood: Likelihood | None = "bound" if bound is not None and not reflow else None
-        self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, codec.vocabulary
+        self.sampling, self.longest = sampling, lengths.longest
+        self.vocabulary = lengths.vocabulary or codec.vocabulary
         self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
         self.follows_frames, self.whole_text, self.pieces = codec.holds_tokens, codec.whole_text, lengths.pieces
         self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
@@ -409,8 +410,8 @@ class DiffusionModel(LanguageModel):
         return self.lengths.words(row)
 
     def draw_pictures(self, frame: Frame) -> Tensor | None:
-        codec = self.denoiser.codec
-        return codec.picture(frame.state) if isinstance(codec, Glyphs) and frame.state is not None else None
+        codec, x = self.denoiser.codec, frame.state
+        return codec.picture(x[:, : self.longest]) if isinstance(codec, Glyphs) and x is not None else None
 
     def reconstruct(self, batch: Batch) -> Tensor:
         if not self.whole_text:

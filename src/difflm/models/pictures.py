@@ -22,7 +22,7 @@ class PictureLengths(PadTokens):
 
     def __init__(self, spelling: Spelling, cells: int, max_words: int) -> None:
         LengthPolicy.__init__(self, cells, max_words)
-        self.gap, self.signs = spelling.gap, spelling.signs
+        self.gap, self.signs, self.vocabulary = spelling.gap, spelling.signs, len(spelling.tokens)
         self.pieces = [show_sign(sign) for sign in self.signs]
         self.ids = {token.removesuffix(self.gap): i for i, token in enumerate(spelling.tokens) if token}
         self.longest_token = max(map(len, self.ids), default=1)
