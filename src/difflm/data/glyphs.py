@@ -21,7 +21,6 @@ HEIGHT, WIDTH = 8, 6  # of the built-in font's cells, in pixels
 BLANK = " "
 UNKNOWN = "\ud800"  # no text has it
 BYTES = 0xDC00  # the sign of a byte is this plus the byte: where text decodes badly, Python writes the same (PEP 383)
-MOST_SIZES = 200  # of a font file, that are tried
 
 
 @cache
@@ -84,8 +83,10 @@ class Spelling:
         seen: dict[bytes, str] = {}
         for sign, picture in zip(self.signs, pictures, strict=True):
             if (other := seen.setdefault(picture.tobytes(), sign)) != sign:
-                size = f"{height} by {width} pixels: raise model.height and model.width"
-                raise UsageError(f"{font} draws {other!r} and {sign!r} alike in {size}.")
+                size = f"{height} by {width} pixels"
+                raise UsageError(
+                    f"{font} draws {other!r} and {sign!r} alike in {size}: give larger cells or another font."
+                )
         return np.stack(pictures)
 
 
@@ -113,21 +114,19 @@ def read_font(path: str, characters: str, height: int, width: int) -> dict[str, 
     except ImportError:
         raise UsageError("a font file is read by Pillow. Install it: pip install 'difflm[font]'") from None
     try:
-        fonts = [ImageFont.truetype(path, size) for size in range(min(2 * height, MOST_SIZES), 3, -1)]
+        fonts = [ImageFont.truetype(path, size) for size in range(2 * height, 0, -1)]
     except (OSError, ValueError):
         raise UsageError(f"{path} is no font file that Pillow can read.") from None
     missing = bytes(fonts[0].getmask("\U0010ffff"))
     if lacking := [one for one in characters if bytes(fonts[0].getmask(one)) == missing]:
-        raise UsageError(f"{path} lacks {lacking[0]!r}" + f" and {len(lacking) - 1} more." * (len(lacking) > 1))
+        raise UsageError(f"{path} lacks {lacking[0]!r}" + f" and {len(lacking) - 1} more" * (len(lacking) > 1) + ".")
+    found = {}
     for font in fonts:
         left, top, right, bottom = np.array([font.getbbox(one, anchor="ms") for one in characters]).T
         if bottom.max() - top.min() <= height and right.max() - left.min() <= width:
-            found = {}
-            for one in characters:
-                cell = Image.new("L", (width, height))
-                ImageDraw.Draw(cell).text((-left.min(), -top.min()), one, 255, font, anchor="ms")
-                found[one] = np.asarray(cell, np.float32) / 255
-            return found
-    raise UsageError(
-        f"{path} has no size that fits into {height} by {width} pixels: raise model.height and model.width."
-    )
+            break
+    for one in characters:
+        cell = Image.new("L", (width, height))
+        ImageDraw.Draw(cell).text((-left.min(), -top.min()), one, 255, font, anchor="ms")
+        found[one] = np.asarray(cell, np.float32) / 255
+    return found

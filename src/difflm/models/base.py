@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.data.batches import Batch
+from difflm.data.tokenfile import Room
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
@@ -87,6 +88,7 @@ class LanguageModel(Trainable):
     has_length_beam = False  # whether lengths are chosen before texts, so that candidates can spread over them
     whole_text = ""  # what it writes from, "latents" or "pixels", where no word has a state of its own
     pieces: Sequence[str] = ()  # what its positions show, where those are no tokens
+    room: Room | None = None  # of a picture, where texts are drawn
     allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
 
     @property

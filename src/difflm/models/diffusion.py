@@ -84,7 +84,8 @@ class DiffusionModel(LanguageModel):
         self.sampling, self.longest = sampling, lengths.longest
         self.vocabulary = lengths.vocabulary or codec.vocabulary
         self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
-        self.follows_frames, self.whole_text, self.pieces = codec.holds_tokens, codec.whole_text, lengths.pieces
+        self.follows_frames, self.whole_text = codec.holds_tokens, codec.whole_text
+        self.pieces, self.room = lengths.pieces, lengths.room
         self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
         kinds: list[Family] = ["any", "diffusion", "masks" if self.can_hide_known else "diffusion"]
         states: dict[type[Codec], Family] = {Embedding: "vectors", Simplex: "simplex"}

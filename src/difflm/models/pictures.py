@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from difflm.data.glyphs import BLANK, Spelling, show_sign
+from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import UNK
 from difflm.models.batching import LengthPolicy, PadTokens
 
@@ -28,6 +29,7 @@ class PictureLengths(PadTokens):
         self.longest_token = max(map(len, self.ids), default=1)
         number = {sign: k for k, sign in enumerate(self.signs)}
         sizes = [len(token) for token in spelling.tokens]
+        self.room = Room(cells + len(self.gap), np.array(sizes))
         rows = [[*map(number.__getitem__, token.ljust(max(sizes), BLANK))] for token in spelling.tokens]
         self.register_buffer("spelled", torch.tensor(rows), persistent=False)
         self.register_buffer("sizes", torch.tensor(sizes), persistent=False)

@@ -132,7 +132,7 @@ def prepare_model(setup: Setup) -> Prepared:
     torch.manual_seed(recipe.seed)
     sizes = tokenizer.size, recipe.longest, recipe.source_longest, tokenizer.for_sources.size
     model = method.build(TextSpec(*sizes, tokenizer))
-    limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest)
+    limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest, model.room)
     selection = select_texts(tokens, limits, recipe.distinct)
     training, held_out = read_splits(setup, tokenizer, tokens, selection)
     subset = training[1]
@@ -274,9 +274,13 @@ def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: 
     limits, _, total, too_long, source_too_long, repeated = selection
     share = f"{too_long / total:.0%} of the data. {advice or 'Split them into shorter texts.'}"
     many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
-    for count, what, limit in ((text_too_long, "texts", limits[0]), (source_too_long, "sources", limits[1])):
+    wide = " or are wider than a picture" if limits.room else ""
+    for count, what, limit in (
+        (text_too_long, "texts", f"{limits.target} tokens{wide}"),
+        (source_too_long, "sources", f"{limits.source} tokens"),
+    ):
         if count:
-            said = f"{count:,} of {total:,} {what} have more than {limit} tokens and are left out"
+            said = f"{count:,} of {total:,} {what} have more than {limit} and are left out"
             setup.report(f"{said}: {share}" if many else said, WARN if many else INFO)
     if repeated:
         setup.report(f"{repeated:,} of {total:,} texts were there before and are left out")
