@@ -128,5 +128,5 @@ def read_font(path: str, characters: str, height: int, width: int) -> dict[str, 
     for one in characters:
         cell = Image.new("L", (width, height))
         ImageDraw.Draw(cell).text((-left.min(), -top.min()), one, 255, font, anchor="ms")
-        found[one] = np.asarray(cell, np.float32) / 255
+        found[one] = np.asarray(cell, np.float32) / np.float32(255)
     return found

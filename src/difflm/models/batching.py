@@ -146,7 +146,7 @@ class PadTokens(LengthPolicy):
     """START words END PAD PAD …: a canvas of fixed width, on which the model itself decides where the text ends."""
 
     first = 1
-    forbidden = (UNK,)
+    forbidden: tuple[int, ...] = (UNK,)
 
     def __init__(self, longest: int) -> None:
         super().__init__(longest, longest - 2)
