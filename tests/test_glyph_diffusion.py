@@ -17,13 +17,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_bad_input import complaint
+from test_player import opened
 from tiny import assert_resumed_to_the_bit, tiny_run, write_grammar
 from torch import nn
 
 from difflm.app.cli import main
-from difflm.app.studio.frames import picture_url
+from difflm.app.studio import Recording
 from difflm.data.batches import Batch
-from difflm.data.glyphs import BYTES, UNKNOWN, Spelling, builtin_font, draw_byte
+from difflm.data.glyphs import BYTES, UNKNOWN, Spelling, builtin_font, draw_byte, picture_url
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.data.words import split_words
 from difflm.diffusion.codecs import Glyphs
@@ -39,7 +40,7 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.models.pictures import PictureLengths
 from difflm.training.run import load_run
 
-assert complaint  # a fixture
+assert complaint and opened  # fixtures
 SMALL = {"hidden": 16, "heads": 2, "layers": 1, "encoder_layers": 1, "dropout": 0.0}
 TEXTS = ["The pub serves food for £30.", "Café Sicilia is family-friendly.", "„Weiße Männer“ – 中文 und Öl"]
 
@@ -298,13 +299,17 @@ def test_texts_depend_on_their_number_alone_and_frames_end_in_them(run):
     assert len(drafts) == 3 and len(shown) == len(row.ids)
     plain = [k for k, word in enumerate(shown) if "\ufffd" not in word]
     assert plain and all(lm.model.lengths.read_word(shown[k]) == row.ids[k] for k in plain)
-    assert all(draft.picture.shape == (24, 192) and draft.picture.dtype == np.uint8 for draft in drafts)
+    assert all(struct.unpack(">2I", png(draft.picture)[16:24]) == (192, 24) for draft in drafts)
     assert len(drafts[0].tokens) == lm.model.longest == 72
+
+
+def png(address: str) -> bytes:
+    return base64.b64decode(address.removeprefix("data:image/png;base64,"))
 
 
 def test_a_picture_is_a_png_of_sixteen_greys():
     grey = torch.randint(0, 256, (5, 7), generator=torch.Generator().manual_seed(0)).to(torch.uint8).numpy()
-    data = base64.b64decode(picture_url(grey).removeprefix("data:image/png;base64,"))
+    data = png(picture_url(grey))
     assert data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">2I5B", data[16:29]) == (7, 5, 4, 0, 0, 0, 0)
     at, chunks = 8, {}
     while at < len(data):
@@ -338,6 +343,20 @@ def test_the_terminal_shows_what_is_read_and_the_player_the_pixels(run, tmp_path
     frames = data["texts"][0]["frames"]
     assert len(frames) == 2 and all(frame["p"].startswith("data:image/png;base64,") for frame in frames)
     assert "img-src data:" in page
+
+
+@pytest.mark.long
+def test_a_browser_shows_the_pixels_of_every_step(opened, run):
+    recording, lm = Recording(1, 2), TextDiffusion.from_pretrained(run)
+    tab = opened(recording.texts(lm.generate(1, steps=2, watch=recording.frame)))
+    assert tab.evaluate("document.querySelector('.card').children[1].className") == "picture"
+    sizes = "(({naturalWidth, naturalHeight}) => [naturalWidth, naturalHeight])(document.querySelector('img'))"
+    tab.wait_for_function("document.querySelector('img').complete")
+    assert tab.evaluate(sizes) == [192, 24]
+    last = tab.evaluate("document.querySelector('img').src")
+    tab.keyboard.press("Home")
+    assert tab.evaluate("document.querySelector('img').src") not in ("", last)
+    assert tab.evaluate("document.querySelectorAll('img').length") == 1
 
 
 def test_bfloat16_writes_texts(run):

@@ -3,7 +3,10 @@
 A sign is what one cell of a picture shows: a character; a byte, where a character cannot be drawn; or the unknown word.
 """
 
+import base64
+import struct
 import unicodedata
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -130,3 +133,16 @@ def read_font(path: str, characters: str, height: int, width: int) -> dict[str, 
         ImageDraw.Draw(cell).text((-left.min(), -top.min()), one, 255, font, anchor="ms")
         found[one] = np.asarray(cell, np.float32) / np.float32(255)
     return found
+
+
+def picture_url(grey: NDArray[np.uint8]) -> str:
+    """A picture [rows, columns] as a PNG of sixteen greys, inside its address."""
+    rows, columns = grey.shape
+    nibbles = np.pad(grey >> 4, ((0, 0), (0, columns % 2)))
+    lines = np.pad(nibbles[:, ::2] << 4 | nibbles[:, 1::2], ((0, 0), (1, 0)))  # a 0 before each: it is not filtered
+    header = struct.pack(">2I5B", columns, rows, 4, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
+    parts = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    ]
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()

@@ -8,9 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from difflm.controls import Control
 from difflm.controls.guidance import STANDARD
@@ -134,7 +132,13 @@ class Draft:
     tokens: list[str]  # one a position; with byte pairs they are pieces of words
     confidence: list[float]
     changed: list[bool]
-    picture: NDArray[np.uint8] | None = None  # of a model that denoises pixels: their greys, [rows, columns]
+
+
+@dataclass(frozen=True)
+class DrawnDraft(Draft):
+    """The same of a model that denoises pixels; its tokens are what the pixels spell, a character each."""
+
+    picture: str  # the pixels, as the address of a PNG that holds it
 
 
 Watch = Callable[[list[Draft]], None]

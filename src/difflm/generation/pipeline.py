@@ -17,6 +17,7 @@ from difflm.controls.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.controls.sentence_classifier import SentenceClassifier
 from difflm.data.batches import Batch
 from difflm.data.corpora import describe_texts
+from difflm.data.glyphs import picture_url
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
@@ -29,6 +30,7 @@ from difflm.generation.jobs import (
     BatchProgress,
     Chosen,
     Draft,
+    DrawnDraft,
     FinishedRow,
     Generation,
     GenerationJob,
@@ -337,13 +339,15 @@ class TextDiffusion:
         times = frame.t.reshape(len(frame.t), -1).mean(1)
         read = (times, batch.samples, batch.lengths, frame.tokens, frame.confidence, changed)
         own = slice(*part.indices(len(batch.rows)))
-        rows = [*zip(*(tensor[own].tolist() for tensor in read), strict=True)]
-        drawn = self.model.draw_pictures(frame)
-        pictures = [None] * len(rows) if drawn is None else [*drawn[own].cpu().numpy()]
-        return [
-            Draft(sample, frame.step, t, self._pieces_of(sample, ids[:n], job), sure[:n], new[:n], picture)
-            for (t, sample, n, ids, sure, new), picture in zip(rows, pictures, strict=True)
+        rows = zip(*(tensor[own].tolist() for tensor in read), strict=True)
+        drafts = [
+            Draft(sample, frame.step, t, self._pieces_of(sample, ids[:length], job), sure[:length], new[:length])
+            for t, sample, length, ids, sure, new in rows
         ]
+        if (drawn := self.model.draw_pictures(frame)) is None:
+            return drafts
+        pictures = map(picture_url, drawn[own].cpu().numpy())
+        return [DrawnDraft(**vars(draft), picture=one) for draft, one in zip(drafts, pictures, strict=True)]
 
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:
         """The token at each position as text; words that were given and have no id as they were given."""

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from difflm.app.studio import schemas
 from difflm.app.studio.engine import Done, Engine, Frames, Job, Text
-from difflm.app.studio.frames import picture_url, spaces
+from difflm.app.studio.frames import spaces
 from difflm.app.studio.player import Recording, page
 from difflm.app.studio.served import Served
 from difflm.errors import DifflmError
@@ -182,6 +182,4 @@ async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> Async
 def streamed(draft: Draft, each: int, pieces: bool) -> dict[str, Any]:
     """A frame with what a page needs to draw it: the text that it is a candidate for, and the spaces."""
     added = {"text": draft.sample // each, "space": spaces(draft.tokens, pieces)}
-    drawn = {} if draft.picture is None else {"picture": picture_url(draft.picture)}
-    plain = {name: value for name, value in vars(draft).items() if name != "picture"}
-    return {**plain, "confidence": [round(c, 4) for c in draft.confidence], **added, **drawn}
+    return {**vars(draft), "confidence": [round(c, 4) for c in draft.confidence], **added}

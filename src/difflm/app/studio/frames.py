@@ -1,13 +1,7 @@
 """The drafts of a text as frames: plain objects for a stream, packed ones for a page that holds all of them."""
 
-import base64
-import struct
-import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from difflm.data.words import join_words
 
@@ -39,19 +33,6 @@ def written(tokens: Sequence[str], pieces: bool) -> str:
     return "".join(tokens) if pieces else join_words([token for token in tokens if token])
 
 
-def picture_url(grey: NDArray[np.uint8]) -> str:
-    """A picture [rows, columns] as a PNG of sixteen greys, inside its address."""
-    rows, columns = grey.shape
-    nibbles = np.pad(grey >> 4, ((0, 0), (0, columns % 2)))
-    lines = np.pad(nibbles[:, ::2] << 4 | nibbles[:, 1::2], ((0, 0), (1, 0)))  # a 0 before each: it is not filtered
-    header = struct.pack(">2I5B", columns, rows, 4, 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
-    parts = [
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
-    ]
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
-
-
 class Packer:
     """Drafts as small objects: tokens by their number in a shared table, and only where they differ from before.
 
@@ -78,7 +59,7 @@ class Packer:
                     "w": [value for i in new for value in (i, cells[i])],
                     "c": "".join(SIGNS[round(min(1.0, max(0.0, c)) * (len(SIGNS) - 1))] for c in draft.confidence),
                     "x": [i for i, changed in enumerate(draft.changed) if changed],
-                    **({} if draft.picture is None else {"p": picture_url(draft.picture)}),
+                    **({"p": drawn} if (drawn := getattr(draft, "picture", None)) else {}),
                 }
             )
             before = cells
