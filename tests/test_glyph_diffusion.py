@@ -37,6 +37,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import pad_token_rows
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.inference import Inference
 from difflm.models.pictures import PictureLengths
 from difflm.training.run import load_run
 
@@ -226,6 +227,21 @@ def test_guidance_moves_the_picture_and_what_is_read_off_it_alike():
     assert torch.allclose(belief.logits.log_softmax(-1), expected, atol=1e-3)
     assert ClipPixels()(belief, x, level.t).clean.abs().max() <= 1 < belief.clean.abs().max()
     assert model.sampling.contrast == 1 and build(Characters("ab"), 4).sampling.contrast == 0
+
+
+def test_captured_steps_draw_the_same():
+    """A GPU's way, on the CPU: guided steps that are recorded."""
+    model = build(Characters("abcd"), 8, source=3).eval()
+    nn.init.normal_(model.denoiser.network.head.weight, std=0.5)
+    told = Steering(source=torch.tensor([[4, 5, 6], [7, 7, 7]]), source_mask=torch.ones(2, 3, dtype=torch.bool))
+    made = []
+    for record in (False, True):
+        frames = Inference(model, record=record).stream(
+            Noise(3, torch.arange(2)), torch.full((2,), 8), 8, replace(model.sampling, steps=4), told
+        )
+        made.append([(frame.tokens, model.draw_pictures(frame)) for frame in frames])
+    assert len(made[0]) == 4 and made[0][-1][0].unique().numel() > 1
+    assert all(torch.equal(a, b) for one, other in zip(*made, strict=True) for a, b in zip(one, other, strict=True))
 
 
 def test_the_blanks_behind_a_text_are_learned_with_it():

@@ -1,6 +1,7 @@
 """Texts as rows of signs, a cell each: what a picture shows, and how it is read."""
 
 from collections.abc import Iterator
+from operator import eq
 
 import numpy as np
 import torch
@@ -26,7 +27,9 @@ class PictureLengths(PadTokens):
         self.gap, self.signs, self.vocabulary = spelling.gap, spelling.signs, len(spelling.tokens)
         self.pieces = [show_sign(sign) for sign in self.signs]
         self.ids = {token.removesuffix(self.gap): i for i, token in enumerate(spelling.tokens) if token}
-        self.longest_token = max(map(len, self.ids), default=1)
+        self.by_length: dict[int, list[str]] = {}
+        for token in self.ids:
+            self.by_length.setdefault(len(token), []).append(token)
         number = {sign: k for k, sign in enumerate(self.signs)}
         sizes = [len(token) for token in spelling.tokens]
         self.room = Room(cells + len(self.gap), np.array(sizes))
@@ -55,15 +58,15 @@ class PictureLengths(PadTokens):
         """The word itself, or else the one of its length that differs in the fewest signs."""
         if word in self.ids:
             return self.ids[word]
-        near = [one for one in self.ids if len(one) == len(word)]
-        same = np.array([sum(a == b for a, b in zip(one, word, strict=True)) for one in near])
-        return self.ids[near[int(same.argmax())]] if same.any() else UNK
+        near = self.by_length.get(len(word), [])
+        same = [sum(map(eq, one, word)) for one in near]
+        return self.ids[near[same.index(max(same))]] if any(same) else UNK
 
     def read_pieces(self, text: str) -> Iterator[int]:
         """Pieces from left to right, the longest that fits each time."""
         at = 0
         while at < len(text):
-            ends = range(min(len(text), at + self.longest_token), at, -1)
+            ends = range(min(len(text), at + max(self.by_length)), at, -1)
             end = next((end for end in ends if text[at:end] in self.ids), at + 1)
             yield self.ids.get(text[at:end], UNK)
             at = end
