@@ -420,4 +420,4 @@ def test_a_run_on_a_few_texts_writes_them(tmp_path):
     settings = {"steps": 300, "batch_size": 32, "lr": 4e-3, "longest": 8, "tokenizer": "characters"}
     run = tiny_run(tmp_path, "glyph-diffusion", model=sizes, **settings)
     made = [one.text for one in TextDiffusion.from_pretrained(run).generate(48, steps=20)]
-    assert sum(text in texts for text in made) >= 36 and len({*made} & {*texts}) >= 5
+    assert sum(text in texts for text in made) >= 44 and len({*made} & {*texts}) >= 5

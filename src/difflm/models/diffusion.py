@@ -411,7 +411,7 @@ class DiffusionModel(LanguageModel):
         return self.lengths.words(row)
 
     def draw_pictures(self, frame: Frame) -> Tensor | None:
-        codec, x = self.denoiser.codec, frame.state
+        codec, x = self.denoiser.codec, frame.clean
         return codec.picture(x[:, : self.longest]) if isinstance(codec, Glyphs) and x is not None else None
 
     def reconstruct(self, batch: Batch) -> Tensor:
