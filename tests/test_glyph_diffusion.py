@@ -361,6 +361,23 @@ def test_the_terminal_shows_what_is_read_and_the_player_the_pixels(run, tmp_path
     assert "img-src data:" in page
 
 
+def test_the_studio_streams_pictures_and_offers_no_control_of_words(run):
+    pytest.importorskip("fastapi")
+    from difflm.app.studio.api import streamed
+    from difflm.app.studio.limits import Limits
+    from difflm.app.studio.served import Served
+
+    served = Served(TextDiffusion.from_pretrained(run), "glyphs")
+    offered = served.controls(Limits())
+    assert not any(
+        offered[name] for name in ("length", "contains", "avoid", "infill", "edit", "field", "label", "tree")
+    )
+    assert offered["samplers"] and offered["avoid"] is None
+    ((draft,),) = served.lm.stream(1, steps=1)
+    frame = json.loads(json.dumps(streamed(draft, 1, pieces=not served.whole_words)))
+    assert frame["picture"] == draft.picture and not any(frame["space"])
+
+
 @pytest.mark.long
 def test_a_browser_shows_the_pixels_of_every_step(opened, run):
     recording, lm = Recording(1, 2), TextDiffusion.from_pretrained(run)

@@ -136,7 +136,7 @@ class LanguageModel(Trainable):
         return sampling.steps
 
     def draw_pictures(self, frame: Frame) -> Tensor | None:
-        """What was believed of the clean state as grey pictures, [B, rows, columns] bytes, where it is made of pixels."""
+        """The estimate of the clean state as grey pictures, [B, rows, columns] bytes, where it is made of pixels."""
         return None
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
