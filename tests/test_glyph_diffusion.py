@@ -154,12 +154,12 @@ def test_the_more_noise_the_more_letters_are_misread():
     ids = 1 + torch.arange(2600).view(-1, 4) % 26
     noise = torch.randn(650, 4, 48, generator=torch.Generator().manual_seed(2))
     errors = []
-    for t in (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0):
+    for t in (0.0, 0.2, 0.35, 0.45, 0.5, 0.6, 0.75, 1.0):
         level = process.at(torch.full((650,), t))
         x_t = process.corrupt(codec.encode(ids), level, noise)
         errors.append((codec.nearest(x_t / level.alpha.view(-1, 1, 1)) != ids).float().mean().item())
-    assert errors[0] == 0 and all(a <= b for a, b in pairwise(errors)) and errors == sorted(errors)
-    assert 0.75 < errors[4] < 0.85 and errors[-1] > 0.9  # four in five at the middle time
+    assert errors[0] == 0 and all(a <= b for a, b in pairwise(errors))
+    assert 0.01 < errors[4] < 0.05 and errors[-1] > 0.9  # one in thirty at the middle time
 
 
 def test_font_files_draw_in_greys_and_a_run_keeps_what_they_drew(tmp_path):
@@ -277,7 +277,7 @@ def train(model: DiffusionModel, make_batch, steps: int, rate: float) -> None:
 def test_numbers_are_drawn_from_right_to_left():
     """The smallest proof: pictures of numbers, given the digits of others; 64 of a thousand, read by templates."""
     model = build(Characters("0123456789"), 4, 4, hidden=64, layers=2, encoder_layers=2, heads=4)
-    train(model, lambda generator: numbers(48, generator), 300, 5e-3)
+    train(model, lambda generator: numbers(48, generator), 250, 5e-3)
     pairs = numbers(64, torch.Generator().manual_seed(9))
 
     def write(source: torch.Tensor, **changes) -> list[list[int]]:

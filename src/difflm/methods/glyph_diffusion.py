@@ -1,9 +1,9 @@
 """GlyphDiffusion: Text Generation as Image Generation (Li et al., 2023).
 
 Texts are drawn, a character a cell, and their pixels diffuse; the picture is read by comparing each cell with the font.
-The paper's U-Nets draw a small picture and enlarge it, and a second model corrects what is read. Here a Transformer
-denoises the cells of one picture, predicts clean pixels and not the noise, and is shown its last estimate; what is read
-is corrected by nothing but the vocabulary.
+The paper's U-Nets draw a small picture and enlarge it, predicting the noise, and a second model corrects what is read.
+Here a Transformer denoises the cells of one picture and predicts clean pixels, shown its last estimate of them; what is
+read is corrected by nothing but the vocabulary.
 """
 
 from typing import TYPE_CHECKING
@@ -15,16 +15,12 @@ from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
 if TYPE_CHECKING:
     from difflm.data.tokenizers import Tokenizer
 
-SHIFT = -3.0  # of the log signal-to-noise ratio: at the middle time a letter by itself is misread four times in five
-
 
 class GlyphDiffusion(Method):
     name, paper, family, task = "glyph-diffusion", "Li et al. 2023", "pixels", "either"
     bound = False
 
-    token_cells: int = Field(
-        default=6, ge=1
-    )  # of a picture, for each token that a text may have, if tokens are so long
+    token_cells: int = Field(default=6, ge=1)  # of the picture, for each token that a text may have
     height: int = Field(default=8, ge=4, le=64)  # of a cell, in pixels
     width: int = Field(default=6, ge=4, le=64)
     font: str = ""  # a font file; a run keeps its pictures. Without one a built-in font draws
@@ -42,7 +38,7 @@ class GlyphDiffusion(Method):
         from difflm.diffusion.codecs import Glyphs
         from difflm.diffusion.denoiser import ConditionDrop, SelfConditioning
         from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes.gaussian import Cosine, Gaussian, LogSnrShift
+        from difflm.diffusion.processes.gaussian import Cosine, Gaussian
         from difflm.diffusion.timesteps import LowDiscrepancy
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel
@@ -58,14 +54,14 @@ class GlyphDiffusion(Method):
         drop = ConditionDrop(self.drop if reads else 0.0)
         return DiffusionModel(
             codec=Glyphs(pictures),
-            process=Gaussian(LogSnrShift(Cosine(), SHIFT)),
+            process=Gaussian(Cosine()),
             network=network,
             objective=Objective({"mse": 1.0}),
             times=LowDiscrepancy(),
             lengths=PictureLengths(spelling, cells, texts.longest),
             sampling=Sampling("ancestral", steps=100, contrast=1.0 if drop.share else 0.0),
             conditioning=reads,
-            self_conditioning=SelfConditioning(),
+            self_conditioning=SelfConditioning("half"),
             drop=drop,
         )
 
