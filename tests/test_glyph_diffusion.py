@@ -78,16 +78,12 @@ def test_a_byte_is_dots_behind_a_line():
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), min_size=1, max_size=4))
 def test_any_text_comes_back_from_its_clean_picture(texts):
-    """Words and characters of any script exactly; byte pairs to the same text, and to the same ids but for pieces that
-    are longer than those of the encoding. Blanks at the end are the end."""
+    """Words, characters and byte pairs of any script, exactly. Blanks at the end are the end."""
     for tokenizer in (Words.build([*texts, "a"], 0), Characters.build([*texts, "a"]), BYTE_PAIRS):
         rows = [row for text in texts if (row := tokenizer.encode(text.rstrip(" ")))]
         lengths = picture_lengths(tokenizer)
         found = [lengths.words(row) for row in lengths.canvas(*pad_token_rows(rows))[0].tolist()] if rows else []
-        if tokenizer is BYTE_PAIRS:
-            assert [tokenizer.decode(row) for row in found] == [tokenizer.decode(row) for row in rows]
-        else:
-            assert found == rows
+        assert found == rows
 
 
 @cache
@@ -102,11 +98,12 @@ BYTE_PAIRS = Bpe.build(TEXTS * 3, 320)
 def test_every_token_of_a_vocabulary_comes_back_through_pixels(kind):
     tokenizer = {"words": Words.build(TEXTS, 0), "bpe": BYTE_PAIRS, "characters": Characters.build(TEXTS)}[kind]
     model = build(tokenizer, 8)
-    alone = [[token] for token in range(4, tokenizer.size) if tokenizer.spellings()[token - 4].strip(" ")]
-    assert read_back(model, [*alone, [UNK]]) == [*alone, [UNK]]
+    # A byte that is no text by itself occurs in none; what ends in a blank ends before it.
+    whole = [k for k, one in enumerate(tokenizer.spellings(), 4) if one.isprintable() and one == one.rstrip(" ")]
+    alone = [[token] for token in whole] + [[UNK]] * (kind != "bpe")
+    assert len(whole) > 15 and read_back(model, alone) == alone
     texts = tokenizer.encode_batch(TEXTS)
-    wide = build(tokenizer, max(map(len, texts)), token_cells=20)
-    assert [tokenizer.decode(row) for row in read_back(wide, texts)] == [tokenizer.decode(row) for row in texts]
+    assert read_back(build(tokenizer, max(map(len, texts)), token_cells=20), texts) == texts
 
 
 def test_a_picture_has_whole_tokens_or_none_and_needs_no_blank_behind_the_last():

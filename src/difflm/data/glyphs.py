@@ -23,6 +23,7 @@ Pictures = NDArray[np.float32]  # [signs, height, width], 1 where there is ink
 HEIGHT, WIDTH = 8, 6  # of the built-in font's cells, in pixels
 BLANK = " "
 UNKNOWN = "\ud800"  # no text has it
+REPLACED = "\ufffd"  # what is printed for signs that are no text
 BYTES = 0xDC00  # the sign of a byte is this plus the byte: where text decodes badly, Python writes the same (PEP 383)
 
 
@@ -58,6 +59,7 @@ class Spelling:
 
     tokens: Sequence[str]
     gap: str  # what separates tokens: a blank behind words, nothing behind pieces of words
+    tokenizer: Tokenizer | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer | None, vocabulary: int, from_file: bool) -> "Spelling":
@@ -68,7 +70,7 @@ class Spelling:
         drawn = str.isprintable if from_file else builtin_font().__contains__
         spelled = ["".join(spell_character(c, drawn(c)) for c in piece) + gap for piece in pieces]
         specials = [UNKNOWN + gap if token == UNK else "" for token in range(len(SPECIALS))]
-        return cls([*specials, *spelled], gap)
+        return cls([*specials, *spelled], gap, tokenizer)
 
     @cached_property
     def signs(self) -> list[str]:
@@ -100,13 +102,20 @@ def spell_character(character: str, drawn: bool) -> str:
     return "".join(chr(BYTES + byte) for byte in character.encode())
 
 
+def read_signs(signs: str) -> str:
+    """The text that signs spell; bytes that are no text, and unknown words, are replaced."""
+    known = signs.replace(UNKNOWN, REPLACED)
+    parts = (bytes([ord(one) - BYTES]) if is_byte(one) else one.encode() for one in known)
+    return b"".join(parts).decode("utf-8", "replace")
+
+
 def is_byte(sign: str) -> bool:
     return BYTES <= ord(sign) < BYTES + 256
 
 
 def show_sign(sign: str) -> str:
     """A sign as text that can be printed."""
-    return "\ufffd" if unicodedata.category(sign) == "Cs" else sign
+    return REPLACED if unicodedata.category(sign) == "Cs" else sign
 
 
 def read_font(path: str, characters: str, height: int, width: int) -> dict[str, Pictures]:

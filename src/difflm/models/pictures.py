@@ -1,13 +1,12 @@
 """Texts as rows of signs, a cell each: what a picture shows, and how it is read."""
 
-from collections.abc import Iterator
 from operator import eq
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from difflm.data.glyphs import BLANK, Spelling, show_sign
+from difflm.data.glyphs import BLANK, Spelling, read_signs, show_sign
 from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import UNK
 from difflm.models.batching import LengthPolicy, PadTokens
@@ -24,7 +23,8 @@ class PictureLengths(PadTokens):
 
     def __init__(self, spelling: Spelling, cells: int, max_words: int) -> None:
         LengthPolicy.__init__(self, cells, max_words)
-        self.gap, self.signs, self.vocabulary = spelling.gap, spelling.signs, len(spelling.tokens)
+        self.gap, self.tokenizer = spelling.gap, spelling.tokenizer
+        self.signs, self.vocabulary = spelling.signs, len(spelling.tokens)
         self.pieces = [show_sign(sign) for sign in self.signs]
         self.ids = {token.removesuffix(self.gap): i for i, token in enumerate(spelling.tokens) if token}
         self.by_length: dict[int, list[str]] = {}
@@ -51,8 +51,10 @@ class PictureLengths(PadTokens):
 
     def words(self, row: list[int]) -> list[int]:
         """The tokens that a row of signs spells."""
-        text = "".join(self.signs[k] for k in row).rstrip(BLANK)
-        return [self.read_word(word) for word in text.split(BLANK) if word] if self.gap else [*self.read_pieces(text)]
+        signs = "".join(self.signs[k] for k in row).rstrip(BLANK)
+        if self.tokenizer is not None and not self.gap:
+            return self.tokenizer.encode(read_signs(signs))
+        return [self.read_word(word) for word in signs.split(BLANK) if word]
 
     def read_word(self, word: str) -> int:
         """The word itself, or else the one of its length that differs in the fewest signs."""
@@ -61,12 +63,3 @@ class PictureLengths(PadTokens):
         near = self.by_length.get(len(word), [])
         same = [sum(map(eq, one, word)) for one in near]
         return self.ids[near[same.index(max(same))]] if any(same) else UNK
-
-    def read_pieces(self, text: str) -> Iterator[int]:
-        """Pieces from left to right, the longest that fits each time."""
-        at = 0
-        while at < len(text):
-            ends = range(min(len(text), at + max(self.by_length)), at, -1)
-            end = next((end for end in ends if text[at:end] in self.ids), at + 1)
-            yield self.ids.get(text[at:end], UNK)
-            at = end
