@@ -147,6 +147,13 @@ class Draft:
     edits: list[str] = field(default_factory=list)  # what the next step does with each token, of a model that edits
 
 
+@dataclass(frozen=True)
+class DrawnDraft(Draft):
+    """The same of a model that denoises pixels; its tokens are what the pixels spell, a character each."""
+
+    picture: str = ""  # the pixels, as the address of a PNG that holds it
+
+
 Watch = Callable[[list[Draft]], None]
 Ids = list[int]
 

@@ -21,11 +21,11 @@ from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, Words
 from difflm.data.words import join_words, split_words
-from difflm.diffusion.alignment import EDITS
 from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import UsageError
+from difflm.generation.drafts import read_drafts
 from difflm.generation.jobs import (
     BatchProgress,
     Chosen,
@@ -46,7 +46,7 @@ from difflm.generation.jobs import (
     run_jobs,
 )
 from difflm.generation.ranking import Rank, make_ranking
-from difflm.models.base import LATENTS, LanguageModel, Sampling
+from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
@@ -245,8 +245,8 @@ class TextDiffusion:
         if not controls and edit is None and method is None:
             return None
         kind, decoder = self.config["method"], None
-        if self.model.has_latents:
-            raise UsageError(LATENTS.format(kind))
+        if self.model.whole_text:
+            raise UsageError(NO_WORDS.format(kind, self.model.whole_text))
         if method is not None:
             decoder = choose_decoder(method, self.model, kind, controls, edit, guidance)
         model, most, first = self.model, self.model.longest, 0
@@ -336,19 +336,7 @@ class TextDiffusion:
                 yield self._drafts(progress.batch, progress.frame, job, slice(None))
 
     def _drafts(self, batch: SampleBatch, frame: Frame, job: GenerationJob, part: slice) -> list[Draft]:
-        changed = torch.ones_like(frame.mask) if frame.changed is None else frame.changed
-        times = frame.t.reshape(len(frame.t), -1).mean(1)
-        marks = frame.tokens if frame.edits is None else frame.edits
-        read = (times, batch.samples, batch.lengths, frame.tokens, frame.confidence, changed, marks)
-        own = slice(*part.indices(len(batch.rows)))
-        rows = zip(*(tensor[own].tolist() for tensor in read), strict=True)
-        return [
-            Draft(
-                *(sample, frame.step, t, self._pieces_of(sample, ids[:length], job), sure[:length], new[:length]),
-                edits=[] if frame.edits is None else [EDITS[mark] for mark in own_marks[:length]],
-            )
-            for t, sample, length, ids, sure, new, own_marks in rows
-        ]
+        return read_drafts(self.model, batch, frame, part, lambda sample, ids: self._pieces_of(sample, ids, job))
 
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:
         """The token at each position as text; words that were given and have no id as they were given."""
@@ -358,8 +346,8 @@ class TextDiffusion:
 
     @cached_property
     def _pieces(self) -> list[str]:
-        """Every token as text; a special is empty."""
-        return ["".join(self.tokenizer.tokens([token])) for token in range(self.tokenizer.size)]
+        """What a position may show as text, token by token; a special is empty."""
+        return [*self.model.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
 
     def source_room(self) -> int:
         """Tokens of the longest source that the model reads; a model that reads none is refused."""

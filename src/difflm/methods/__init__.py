@@ -25,6 +25,7 @@ from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
 from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
+from difflm.methods.glyph_diffusion import GlyphDiffusion
 from difflm.methods.gpvae import Gpvae
 from difflm.methods.ld4lg import Ld4lg
 from difflm.methods.levt import LevT
@@ -50,6 +51,7 @@ LISTED: tuple[type[Method], ...] = (
     Dinoiser,
     SsdLm,
     Ld4lg,
+    GlyphDiffusion,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,

@@ -25,6 +25,7 @@ class TextSpec:
     longest: int
     source_longest: int = 0  # 0: texts have no source
     source_vocabulary: int = 0  # 0: that of the texts
+    tokenizer: "Tokenizer | None" = None  # for methods that show tokens otherwise than by their numbers
 
 
 def build_network(

@@ -133,8 +133,8 @@ def prepare_model(setup: Setup) -> Prepared:
     recipe, method = setup.recipe, setup.recipe.build_method()
     torch.manual_seed(recipe.seed)
     own = tokenizer.for_sources.size if recipe.source_words == "own" else 0
-    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, own))
-    limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest)
+    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, own, tokenizer))
+    limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest, model.room)
     selection = select_texts(tokens, limits, recipe.distinct)
     training, held_out = read_splits(setup, tokenizer, tokens, selection)
     subset = training[1]
@@ -185,7 +185,7 @@ def prepare_model(setup: Setup) -> Prepared:
         **count_left_out(recipe, selection),
         **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
     }
-    noisy = {"vectors", "simplex"} & {*model.families} or model.has_latents
+    noisy = {"vectors", "simplex"} & {*model.families} or model.whole_text
     unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else "masked_nats"
     return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
 
@@ -294,9 +294,13 @@ def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: 
     limits, _, total, too_long, source_too_long, repeated = selection
     share = f"{too_long / total:.0%} of the data. {advice or 'Split them into shorter texts.'}"
     many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
-    for count, what, limit in ((text_too_long, "texts", limits[0]), (source_too_long, "sources", limits[1])):
+    wide = " or are wider than a picture" if limits.room else ""
+    for count, what, limit in (
+        (text_too_long, "texts", f"{limits.target} tokens{wide}"),
+        (source_too_long, "sources", f"{limits.source} tokens"),
+    ):
         if count:
-            said = f"{count:,} of {total:,} {what} have more than {limit} tokens and are left out"
+            said = f"{count:,} of {total:,} {what} have more than {limit} and are left out"
             setup.report(f"{said}: {share}" if many else said, WARN if many else INFO)
     if repeated:
         setup.report(f"{repeated:,} of {total:,} texts were there before and are left out")

@@ -2,6 +2,7 @@
 //
 // A text is {text, frames}; a frame is {step, t, tokens, confidence, changed} and, where it is known, `spaces`:
 // whether a space is written before each token. A model that edits says in `edits` what the next step does with each.
+// Of a model that denoises pixels it has their `picture`.
 export const Player = (() => {
   const SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
   const LEVELS = 8;
@@ -26,6 +27,7 @@ export const Player = (() => {
         confidence: Array.from(packed.c, (sign) => SIGNS.indexOf(sign) / (SIGNS.length - 1)),
         changed,
         edits: packed.e && Array.from(packed.e, (sign) => EDITS[sign]),
+        picture: packed.p,
       };
     });
   }
@@ -87,10 +89,22 @@ export const Player = (() => {
     element.replaceChildren(document.createTextNode(text));
   }
 
+  // The pixels that the words of a frame are read off, above them.
+  function drawPicture(element, url) {
+    let picture = element.previousElementSibling;
+    if (picture?.className !== "picture") {
+      picture = document.createElement("img");
+      Object.assign(picture, { className: "picture", alt: "the pixels of this text" });
+      element.before(picture);
+    }
+    picture.src = url;
+  }
+
   // Show `text` at `step` inside `element`. The end shows the finished text, even where its tokens spell another.
   function draw(element, text, step, animate = false) {
     element.dir = RIGHT_TO_LEFT.test(text.text ?? "") ? "rtl" : "ltr";
     const frame = at(text, step);
+    if (frame?.picture) drawPicture(element, frame.picture);
     const ended = step >= text.frames.length - 1 && text.text !== undefined;
     if (!frame || (ended && written(frame) !== text.text)) {
       drawPlain(element, text.text ?? "");

@@ -34,12 +34,13 @@ class Served:
 
     @property
     def whole_words(self) -> bool:
-        return isinstance(self.lm.tokenizer, Words)
+        """Whether positions are words: they are neither pieces of words nor characters of a picture."""
+        return isinstance(self.lm.tokenizer, Words) and not self.lm.model.pieces
 
     def controls(self, limits: Limits) -> dict[str, Any]:
         """By the name of each control what may be asked; null where this model cannot."""
         lm = self.lm
-        steered = isinstance(lm.model, DiffusionModel)
+        steered = isinstance(lm.model, DiffusionModel) and not lm.model.whole_text
         labels, tags, phrases = self.known("text"), self.known("tags").get(POS), self.known("spans").get(PHRASES)
         exact = steered and self.whole_words
         return {

@@ -210,6 +210,14 @@ class BanTokens:
 
 
 @dataclass(frozen=True)
+class ClipPixels:
+    """Nothing is whiter than paper or darker than ink, however strongly a source guides (Saharia et al., 2022)."""
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        return belief.with_state(belief.clean.clamp(-1, 1))
+
+
+@dataclass(frozen=True)
 class Temperature:
     """Sharpen (below 1) or flatten (above 1) what the network says from context.
 
