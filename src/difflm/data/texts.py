@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from difflm.errors import DifflmError, UsageError, suggest
 
-MOST_TOKENS = 512  # of one text: no model here is made for longer ones
+LONGEST = 8192  # tokens of one text at most
+MOST_TOKENS = 512  # of a text with its source, and of a canvas whose size is chosen from the texts
 FORMATS = ".txt, .csv or .jsonl, each also with .gz"
 PAIR_COLUMNS = (("src", "trg"), ("source", "target"))  # names of source and target where a recipe gives none
 

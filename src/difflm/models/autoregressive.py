@@ -18,6 +18,7 @@ from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies
 from difflm.models.batching import words_before_end
 from difflm.networks import EncoderDecoder, Transformer
+from difflm.networks.documents import NOTHING, document_ends
 
 BANNED = (START, UNK, PAD)  # tokens that no text contains
 
@@ -107,13 +108,20 @@ class Autoregressive(LanguageModel):
         vectors = self.vectors(words).float()
         return F.layer_norm(vectors, vectors.shape[-1:])
 
-    def read(self, words: Tensor, caches: Caches | None = None, memory: Memory | None = None) -> tuple[Tensor, Caches]:
+    def read(
+        self,
+        words: Tensor,
+        caches: Caches | None = None,
+        memory: Memory | None = None,
+        documents: Tensor | None = None,
+    ) -> tuple[Tensor, Caches]:
         """Logits after each of `words`, [B, L, V], and the caches that now include them. Words are ids [B, L], or
         probabilities [B, L, V], which gradients reach. An empty list of caches begins a text; None: they are not kept.
         `memory` is what `encode_source` made of the sources; each may have several texts, one after the other.
+        `documents` are the numbers of those that stand in packed rows: each is read by itself.
         """
         network, length, before = self.network, words.shape[1], caches[0][0].shape[2] if caches else 0
-        empty, mask = [None] * len(network.blocks), None
+        empty, mask = [None] * len(network.blocks), documents
         if before and length > 1:  # attention with a cache is not causal by itself
             visible = torch.ones(1, length, before + length, dtype=torch.bool, device=words.device)
             mask = visible.tril(diagonal=before)
@@ -139,8 +147,19 @@ class Autoregressive(LanguageModel):
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing)
         return nats.view(targets.shape), position <= last
 
+    def packed_nats(self, ids: Tensor, documents: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+        """−log p of every token of packed rows, whose documents hold their END, and the mask of those that are
+        there. A document that a row cuts off has no END there, and its rest begins the next row as one of its own."""
+        first = document_ends(documents)[0] == torch.arange(ids.shape[1], device=ids.device)
+        inputs = F.pad(ids[:, :-1], (1, 0)).masked_fill(first, START)
+        logits, _ = self.read(inputs, documents=documents)
+        nats = F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none", label_smoothing=smoothing)
+        return nats.view(ids.shape), documents != NOTHING
+
     def batch_nats(self, batch: Batch, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
         """`token_nats` of a batch, given its sources: an encoder reads them, or they are prompts before the texts."""
+        if batch.documents is not None:
+            return self.packed_nats(batch.ids, batch.documents, smoothing)
         if batch.source is None or batch.source_lengths is None:
             return self.token_nats(batch.ids, batch.lengths, self.encode_source(None, None), smoothing)
         if isinstance(self.network, EncoderDecoder):

@@ -38,6 +38,7 @@ from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
 from difflm.models.batching import LengthPolicy
 from difflm.models.sampling import Family
+from difflm.networks.documents import document_ends
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # streams of random numbers in training
@@ -145,7 +146,7 @@ class DiffusionModel(LanguageModel):
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
         """What is known beside the noisy state of a batch with these `ids` on its canvas."""
         if batch.source is None or batch.source_lengths is None:
-            return Condition()
+            return Condition(documents=batch.documents)
         place = torch.arange(batch.source.shape[1], device=batch.source.device)
         return Condition(source=batch.source, source_mask=place < batch.source_lengths.unsqueeze(1))
 
@@ -284,7 +285,12 @@ class DiffusionModel(LanguageModel):
         condition = self.condition_of(batch, ids)
         estimates = self.bound(self.denoiser, self.times, ids, mask, noise, draws, condition)
         read = self.lengths.predict(self.denoiser, self.denoiser.conditioning.prepare(self.denoiser, condition))
-        return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)
+        if batch.documents is None:
+            return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)
+        first, last = document_ends(batch.documents)  # each document of a packed row has a length
+        begins = mask & (first == torch.arange(ids.shape[1], device=ids.device))
+        lengths = (self.lengths.nats(last - first + 1, read) * begins).sum(-1)
+        return estimates.mean(1) + lengths, standard_error(estimates)
 
     def nats_calls(self, draws: int) -> int:
         return 1 if self.bound is None else self.bound.calls(self.denoiser, draws)

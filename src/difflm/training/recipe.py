@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from difflm.data.corpora import split_paths
 from difflm.data.pair_corpora import PAIRS
-from difflm.data.texts import MOST_TOKENS
+from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.errors import DifflmError, UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 
@@ -41,8 +41,11 @@ class Recipe(BaseModel):
     "Largest number of BPE pieces."
     more_than: int = Field(default=10, ge=0)
     "A word, or a character, of the vocabulary was seen more often than this."
-    longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    longest: int = Field(default=0, ge=0, le=LONGEST)
     "Tokens of a canvas; longer texts are left out, and counted. 0: enough for 99 % of the texts."
+    rows: Literal["texts", "packed"] = "texts"
+    "`packed`: rows of `longest` tokens, filled with texts one behind the other and cut at their ends; each text is \
+    learned by itself."
     source_longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
     "Tokens of the longest source, where texts have one. 0: enough for 99 % of the sources."
     source_words: Literal["shared", "own"] = "shared"
@@ -231,6 +234,7 @@ def check(values: Mapping[str, Any]) -> Recipe:
             raise UsageError("recipe: longest: should be at least 2, or 0 to choose it from the texts.")
         _check_sizes(recipe.build_method())
         _check_sources(recipe)
+        _check_rows(recipe)
         return recipe
     except ValidationError as error:
         raise UsageError(_explain(error, values)) from None
@@ -310,6 +314,22 @@ def _check_sources(recipe: Recipe) -> None:
         raise UsageError("recipe: source_words: in span-denoising, source and text are one text. Leave it out.")
     if not recipe.has_sources and len(split_paths(recipe.data)) > 1:
         raise UsageError(f"recipe: data: {recipe.method} reads no sources. Name one file, not {recipe.data}.")
+
+
+def _check_rows(recipe: Recipe) -> None:
+    if recipe.rows == "texts":
+        return
+    if not METHODS[recipe.method].packs or recipe.model.get("pretrained"):
+        able = ", ".join(name for name, method in METHODS.items() if method.packs)
+        pretrained = " with model.pretrained" if METHODS[recipe.method].packs else ""
+        raise UsageError(
+            f"recipe: rows: {recipe.method}{pretrained} reads one text a row. These read packed rows: {able}."
+        )
+    if recipe.has_sources or recipe.distinct or recipe.widths:
+        key = "distinct" if recipe.distinct else "widths" if recipe.widths else "task"
+        raise UsageError(
+            f"recipe: rows: packed rows have no sources, no distinct texts and one width. Leave {key} out."
+        )
 
 
 def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
