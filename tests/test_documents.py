@@ -135,7 +135,7 @@ def test_a_packed_run_is_resumed_to_the_bit(name, tmp_path, monkeypatch):
 
 def test_a_packed_run_learns_whole_documents_and_says_what_it_read(tmp_path):
     run = tiny_run(tmp_path, "autoregressive", rows="packed", longest=64, steps=3)
-    config, (model, tokenizer, _) = read_json(run / "config.json"), load_run(run)
+    config, (_, tokenizer, _) = read_json(run / "config.json"), load_run(run)
     assert (config["texts"], config["held_out"], config["left_out"]) == (990, 10, 0)
     tokens = TokenFile.open(run / "data" / "train")
     ends = tokens.offsets[1:].astype(int) - 1

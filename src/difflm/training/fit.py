@@ -306,7 +306,8 @@ def count_left_out(recipe: Recipe, selection: Selection) -> dict[str, int]:
 def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: str = "") -> None:
     """Report which texts are left out; as a warning, with advice, where they are many."""
     limits, _, total, too_long, source_too_long, repeated = selection
-    share = f"{too_long / total:.0%} of the data. {advice or 'Split them into shorter texts.' + PACK}"
+    split_them = f"Split them into shorter texts.{'' if setup.recipe.has_sources else PACK}"
+    share = f"{too_long / total:.0%} of the data. {advice or split_them}"
     many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
     for count, what, limit in ((text_too_long, "texts", limits[0]), (source_too_long, "sources", limits[1])):
         if count:

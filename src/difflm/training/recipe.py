@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from difflm.data.corpora import split_paths
 from difflm.data.pair_corpora import PAIRS
+from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
 from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.errors import DifflmError, UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
@@ -36,7 +37,8 @@ class Recipe(BaseModel):
     chunk: int = Field(default=0, ge=0, le=512)
     "Cut a .txt file into texts of so many characters, instead of taking each line as one."
     tokenizer: str = "bpe"
-    "words, bpe or characters, learned from the texts; or a run whose words this one shares."
+    "words, bpe or characters, learned from the texts; or a run whose words this one shares; or the directory of a \
+    Hugging Face tokenizer."
     vocabulary: PositiveInt = 2000
     "Largest number of BPE pieces."
     more_than: int = Field(default=10, ge=0)
@@ -207,9 +209,18 @@ def check_init(recipe: Recipe) -> None:
 
 
 def check_tokenizer(recipe: Recipe) -> None:
-    """Refuse a tokenizer that is neither learned nor that of a run with the same kind of sources."""
+    """Refuse a tokenizer that is neither learned nor that of a run with the same kind of sources, nor one of others."""
     from difflm.training.run import initial_run
 
+    if is_pretrained(Path(recipe.tokenizer)):
+        if recipe.tells_labels or recipe.source_words == "own":
+            asked = "task=prompts asks for words" if recipe.tells_labels else "source_words=own asks for two"
+            raise UsageError(f"tokenizer={recipe.tokenizer} is one of pieces; {asked}. Give tokenizer=words.")
+        PretrainedTokenizer.read(Path(recipe.tokenizer))
+        return
+    folder = Path(recipe.tokenizer)
+    if folder.is_dir() and not (folder / "tokenizer.json").exists():
+        raise UsageError(f"{folder} holds no tokenizer.json: a fast tokenizer's save_pretrained writes one.")
     try:
         theirs = initial_run(recipe.tokenizer)
     except DifflmError as error:

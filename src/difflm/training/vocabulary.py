@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from difflm.data.corpora import corpus_path, counted_texts, plain_texts
+from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
 from difflm.data.prompts import prompt_words
 from difflm.data.tokenizers import Bpe, Characters, Tokenizer, Words
 from difflm.errors import DifflmError
@@ -17,6 +18,10 @@ Note = Callable[[str, int], None]  # (what is being read, texts so far), (a mess
 
 def build_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
     """Build a tokenizer from the training texts and their sources, or one from each; or take that of a run."""
+    if is_pretrained(Path(recipe.tokenizer)):
+        tokenizer: Tokenizer = PretrainedTokenizer.read(Path(recipe.tokenizer))
+        note(f"{tokenizer.size:,} ids: the pieces of {Path(recipe.tokenizer).name}, and START, END, UNK and PAD", 0)
+        return tokenizer
     if recipe.tokenizer not in TOKENIZERS:
         return Tokenizer.load(find_run(recipe.tokenizer) / "tokenizer.json")
     if recipe.source_words == "shared":
