@@ -145,6 +145,12 @@ def test_a_packed_run_learns_whole_documents_and_says_what_it_read(tmp_path):
     assert main(["evaluate", str(run), "--samples", "2", "--score-texts", "2"]) == 0
 
 
+def test_a_document_of_a_thousand_tokens_is_a_row(tmp_path):
+    (tmp_path / "grammar.txt").write_text("".join(f"{'word ' * 1000}{number}\n" for number in range(4)))
+    run = tiny_run(tmp_path, "mdlm", longest=1024, steps=1, batch_size=2)
+    assert read_json(run / "config.json")["left_out"] == 0 and load_run(run)[0].max_words == 1024
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

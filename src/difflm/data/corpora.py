@@ -7,6 +7,7 @@ from pathlib import Path
 from difflm.data.e2e import Split, e2e_path, read_e2e
 from difflm.data.pair_corpora import PAIRS
 from difflm.data.prompts import read_prompted
+from difflm.data.remote import fetch_remote, is_remote
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
 from difflm.data.texts import (
     FORMATS,
@@ -67,6 +68,8 @@ def file_names(name_or_path: str) -> str:
 def split_paths(name_or_path: str | Path) -> list[str]:
     """The two paths of parallel files SOURCES,TARGETS; of anything else, itself."""
     text = str(name_or_path)
+    if is_remote(text):
+        return [text]
     parts = [part.strip() for part in text.split(",")]
     return parts if len(parts) == 2 and all(parts) and not Path(text).exists() else [text]
 
@@ -161,6 +164,8 @@ def corpus_paths(name_or_path: str, root: Path | None, split: Split = "train") -
 
 def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "train") -> Path:
     """The file that `corpus` reads, the first of several."""
+    if is_remote(str(name_or_path)):
+        return fetch_remote(str(name_or_path), root)
     if str(name_or_path) in PAIRS:
         return PAIRS[str(name_or_path)].paths(root, split)[0]
     if str(name_or_path) in KNOWN:
@@ -178,6 +183,8 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
 
 def resolve_data(name_or_path: str, root: Path | None) -> str:
     """A name for the same texts from any folder; what does not exist keeps its name."""
+    if is_remote(name_or_path):
+        return name_or_path
     paths = [_find_file(Path(part), root) for part in split_paths(name_or_path)]
     if name_or_path in NAMES or not all(path.is_file() for path in paths):
         return name_or_path

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,7 +177,7 @@ class _ColumnWriter:
 
     def write(self, encoded: list[list[int]]) -> None:
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        flat = np.fromiter((i for one in encoded for i in one), self.dtype, int(lengths.sum()))
+        flat = np.fromiter(chain.from_iterable(encoded), self.dtype, int(lengths.sum()))
         self.ids.write(flat.tobytes())
         self.offsets.write((self.total + lengths.cumsum()).astype(_OFFSET).tobytes())
         self.total += len(flat)

@@ -23,6 +23,7 @@ from difflm.data.corpora import (
 from difflm.data.e2e import Split as SplitName
 from difflm.data.pairs import read_pairs
 from difflm.data.prompts import labels_told
+from difflm.data.remote import fetch_remote, is_remote
 from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.data.tokenfile import (
     HELD,
@@ -95,6 +96,8 @@ def train_run(
 ) -> Outcome:
     """Train a run in `out`, which is locked meanwhile; with `resume`, continue the one there."""
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_init(recipe.init)})
+    if is_remote(recipe.data):
+        fetch_remote(recipe.data, root, recipe.column, note)
     return train_prepared(Setup(recipe, out, device, note, root, resume), prepare_model, watcher)
 
 

@@ -31,7 +31,8 @@ class Recipe(BaseModel):
     "A bundled model or the directory of a run whose tokenizer and weights this one begins with."
 
     data: str
-    "The name of a corpus (`e2e`, `roc`, `multi30k` …), the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS."
+    "The name of a corpus (`e2e`, `roc`, `multi30k` …), the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS; \
+    the https address of such a file; or hf:NAME of a dataset."
     column: str | None = None
     "The column of a .csv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
     chunk: int = Field(default=0, ge=0, le=512)

@@ -15,6 +15,8 @@ from difflm.training.run import find_run
 Item = TypeVar("Item")
 Note = Callable[[str, int], None]  # (what is being read, texts so far), (a message, INFO) or (a warning, WARN)
 
+LEARNED = 200_000_000  # characters of texts that byte pairs are learned from: more change nothing but the memory
+
 
 def build_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
     """Build a tokenizer from the training texts and their sources, or one from each; or take that of a run."""
@@ -42,12 +44,21 @@ def learn_words(recipe: Recipe, root: Path | None, note: Note, sides: tuple[str,
     texts = report_reading(found, "learning words", note)
     tokenizer: Tokenizer
     if recipe.tokenizer == "bpe":
-        tokenizer = Bpe.build(texts, recipe.vocabulary)
+        tokenizer = Bpe.build(first_characters(texts, LEARNED), recipe.vocabulary)
     else:
         tokenizer = (Words if recipe.tokenizer == "words" else Characters).build(texts, recipe.more_than)
     if tokenizer.size <= 5:
         raise DifflmError(f"{recipe.data} gives no vocabulary. Give more text, or a lower more_than.")
     return tokenizer
+
+
+def first_characters(texts: Iterable[str], most: int) -> Iterator[str]:
+    """The first texts, up to about so many characters."""
+    for text in texts:
+        yield text
+        most -= len(text)
+        if most <= 0:
+            return
 
 
 def report_reading(items: Iterable[Item], what: str, note: Note) -> Iterator[Item]:
