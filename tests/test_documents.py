@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from tiny import MODEL, assert_resumed_to_the_bit, tiny_run, write_grammar
 
 from difflm.app.cli import main
-from difflm.data.batches import Batch
+from difflm.data.batches import Batch, held_out
 from difflm.data.packing import PackedBatches, PackedRows
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.noise import Noise
+from difflm.evaluation.corpora import corpus_for
+from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.runtime.files import read_json
@@ -142,7 +144,17 @@ def test_a_packed_run_learns_whole_documents_and_says_what_it_read(tmp_path):
     assert (tokens.ids[ends] == END).all() and (tokens.ids == END).sum() == 1000
     first = (tmp_path / "grammar.txt").read_text(encoding="utf-8").splitlines()[0]
     assert tokenizer.decode(tokens.ids[: tokens.offsets[1]].tolist()) == first
-    assert main(["evaluate", str(run), "--samples", "2", "--score-texts", "2"]) == 0
+
+
+def test_a_packed_run_is_measured_on_pieces_of_held_out_documents(tmp_path):
+    write_grammar(tmp_path / "lines.txt", 300)
+    lines = (tmp_path / "lines.txt").read_text(encoding="utf-8").splitlines()
+    documents = [" ".join(lines[k : k + 10]) for k in range(0, 300, 10)]
+    (tmp_path / "grammar.txt").write_text("".join(f"{one}\n" for one in documents), encoding="utf-8")
+    lm = TextDiffusion.from_pretrained(tiny_run(tmp_path, "autoregressive", rows="packed", steps=1))
+    pieces = lm.tokenizer.encode_batch(corpus_for(lm, None).texts)
+    held = lm.tokenizer.encode(documents[int(held_out(30, 0)[0])])
+    assert pieces == [held[k : k + 24] for k in range(0, len(held), 24)] and len(pieces) > 1
 
 
 def test_a_document_of_a_thousand_tokens_is_a_row(tmp_path):

@@ -27,7 +27,7 @@ from difflm.runtime.files import explain_write_errors, read_json
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
-MOST_CHARACTERS = 1 << 22  # that are tokenised together
+MOST_CHARACTERS = 1 << 20  # that are tokenised together, unless one text has more
 PACK = " Methods that pack cut them: method=mdlm rows=packed."
 HELD = 0.99  # share of the texts that a size chosen from them holds
 
@@ -98,6 +98,8 @@ class TokenFile(TokenColumn):
         whole or not at all."""
         with explain_write_errors(directory), ExitStack() as stack:
             directory.parent.mkdir(parents=True, exist_ok=True)
+            for left in directory.parent.glob(f".{directory.name}.*"):  # by a process that was killed
+                shutil.rmtree(left)
             temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
             fresh = temporary / "new"
@@ -291,9 +293,13 @@ def _all_too_long(tokens: TokenFile, limits: Limits) -> DifflmError:
     )
 
 
+def digest_key(key: bytes) -> int:
+    """A short stand-in for a key: two different ones share it once in 2^64 pairs."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
 def is_new(key: bytes, seen: set[int]) -> bool:
-    """Whether this key comes for the first time; two different keys share a digest once in 2^64 pairs."""
-    digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+    """Whether this key comes for the first time."""
     before = len(seen)
-    seen.add(digest)
+    seen.add(digest_key(key))
     return len(seen) > before
