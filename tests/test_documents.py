@@ -1,5 +1,8 @@
 """Packed rows: documents end to end, each learned as if it stood alone."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +13,9 @@ from tiny import MODEL, assert_resumed_to_the_bit, tiny_run, write_grammar
 from difflm.app.cli import main
 from difflm.data.batches import Batch, held_out
 from difflm.data.packing import PackedBatches, PackedRows
+from difflm.data.texts import Example
 from difflm.data.tokenfile import TokenFile
-from difflm.data.tokenizers import END, PAD
+from difflm.data.tokenizers import END, PAD, SPECIALS, Words
 from difflm.diffusion.noise import Noise
 from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
@@ -67,6 +71,39 @@ def test_a_batch_is_a_function_of_the_step_and_an_epoch_has_each_row_once():
     assert (again.ids == batches.batch(4).ids).all() and (again.documents == batches.batch(4).documents).all()
     assert len(rows) == 30 and sorted(seen.tolist()) == sorted(rows.rows(np.arange(30))[0].tolist())
     assert not (batches.batch(0).ids == PackedBatches(rows, 3, seed=8).batch(0).ids).all()
+
+
+def mapped_megabytes() -> float:
+    """Memory of files that are mapped and read."""
+    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("RssFile"))
+    return int(line.split()[1]) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells which memory belongs to files")
+def test_what_was_read_of_a_corpus_does_not_stay_in_memory(tmp_path):
+    """A corpus of 8 MiB, row by row; then, to see that it would be noticed, all at once."""
+    count, length = 1 << 22, 64
+    meta = {"count": count // length, "tokens": count, "dtype": "<u2"}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    np.arange(count, dtype="<u2").tofile(tmp_path / "ids.bin")
+    np.arange(0, count + 1, length, dtype="<u8").tofile(tmp_path / "offsets.bin")
+    tokens, before, most = TokenFile.open(tmp_path), mapped_megabytes(), 0.0
+    rows = PackedRows(tokens, 256)
+    for step in range(64):
+        ids, _, _ = rows.rows(np.arange(step * 256, (step + 1) * 256))
+        assert ids[0, 0] == step * 256 * 256 % 65536
+        most = max(most, mapped_megabytes() - before)
+    assert most < 2
+    tokens.ids.sum()
+    assert mapped_megabytes() - before > 6
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    left = tmp_path / ".train.abc" / "new"
+    left.mkdir(parents=True)
+    (left / "ids.bin").write_bytes(b"half")
+    tokens = TokenFile.build(tmp_path / "train", [Example("a b")], Words([*SPECIALS, "a", "b"]), {"ended": True})
+    assert tokens.ids.tolist() == [4, 5, END] and [path.name for path in tmp_path.iterdir()] == ["train"]
 
 
 def random_model(name: str):

@@ -133,6 +133,13 @@ def test_a_dataset_that_cannot_be_used_gets_a_line(rows, column, said, library, 
     assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1 and not (tmp_path / "data").exists()
 
 
+def test_a_local_dataset_has_one_name_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "set").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_data("hf:set:part", None) == f"hf:{tmp_path / 'set'}:part"
+    assert resolve_data("hf:other/set", None) == "hf:other/set"
+
+
 def test_without_the_package_a_line_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match=r"pip install 'difflm\[hf\]'"):

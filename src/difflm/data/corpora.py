@@ -7,7 +7,7 @@ from pathlib import Path
 from difflm.data.e2e import Split, e2e_path, read_e2e
 from difflm.data.pair_corpora import PAIRS
 from difflm.data.prompts import read_prompted
-from difflm.data.remote import fetch_remote, is_remote
+from difflm.data.remote import fetch_remote, is_remote, resolve_remote
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
 from difflm.data.texts import (
     FORMATS,
@@ -184,7 +184,7 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
 def resolve_data(name_or_path: str, root: Path | None) -> str:
     """A name for the same texts from any folder; what does not exist keeps its name."""
     if is_remote(name_or_path):
-        return name_or_path
+        return resolve_remote(name_or_path)
     paths = [_find_file(Path(part), root) for part in split_paths(name_or_path)]
     if name_or_path in NAMES or not all(path.is_file() for path in paths):
         return name_or_path

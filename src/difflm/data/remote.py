@@ -27,6 +27,13 @@ def is_remote(name: str) -> bool:
     return name.startswith(ADDRESSES)
 
 
+def resolve_remote(name: str) -> str:
+    """A name for the same texts from any folder: datasets may be local directories."""
+    path, colon, part = name.removeprefix(DATASET).partition(":")
+    local = name.startswith(DATASET) and Path(path).is_dir()
+    return f"{DATASET}{Path(path).resolve()}{colon}{part}" if local else name
+
+
 def fetch_remote(name: str, root: Path | None, column: str | None = None, note: Note = lambda *_: None) -> Path:
     """The local copy of a web file or a dataset, made now if there is none; under `root`, else in the user's cache."""
     base = root or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "difflm"
