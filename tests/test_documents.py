@@ -1,5 +1,6 @@
 """Packed rows: documents end to end, each learned as if it stood alone."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from tiny import MODEL, assert_resumed_to_the_bit, tiny_run, write_grammar
 
 from difflm.app.cli import main
 from difflm.data.batches import Batch, held_out
+from difflm.data.corpora import corpus, resolve_data
 from difflm.data.packing import PackedBatches, PackedRows
 from difflm.data.texts import Example
-from difflm.data.tokenfile import TokenFile
+from difflm.data.tokenfile import TokenFile, source_fingerprint
 from difflm.data.tokenizers import END, PAD, SPECIALS, Words
 from difflm.diffusion.noise import Noise
+from difflm.errors import UsageError
 from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
@@ -104,6 +107,25 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     (left / "ids.bin").write_bytes(b"half")
     tokens = TokenFile.build(tmp_path / "train", [Example("a b")], Words([*SPECIALS, "a", "b"]), {"ended": True})
     assert tokens.ids.tolist() == [4, 5, END] and [path.name for path in tmp_path.iterdir()] == ["train"]
+
+
+def test_a_directory_of_shards_is_one_corpus(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("shards").mkdir()
+    Path("shards/b.jsonl").write_text('{"text": "Three."}\n')
+    Path("shards/a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "One."}\n{"text": "Two."}\n'))
+    Path("shards/README.md").write_text("No text.")
+    assert list(corpus("shards", None)) == ["One.", "Two.", "Three."]
+    assert resolve_data("shards", None) == str(tmp_path / "shards")
+    before = source_fingerprint(Path("shards"))
+    Path("shards/c.jsonl").write_text('{"text": "Four."}\n')
+    assert source_fingerprint(Path("shards")) != before
+    Path("shards/d.txt").write_text("Five.\n")
+    with pytest.raises(UsageError, match=r"shards holds files of \.jsonl and \.txt: files of one kind are one corpus"):
+        corpus("shards", None)
+    Path("empty").mkdir()
+    with pytest.raises(UsageError, match="empty holds no files that end in"):
+        corpus("empty", None)
 
 
 def random_model(name: str):

@@ -18,6 +18,7 @@ from difflm.data.texts import (
     read_examples,
     read_line_texts,
     read_texts,
+    text_files,
 )
 from difflm.errors import UsageError, suggest
 
@@ -87,6 +88,8 @@ def corpus(
     if chunk:
         return check_any(read_chunks(path, chunk), f"there is no text in {path}.")
     known = KNOWN.get(str(name_or_path))
+    if path.is_dir():
+        return (text for file in text_files(path) for text in read_texts(file, column))
     return known.read(path) if known else read_texts(path, column)
 
 
@@ -174,7 +177,8 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
     if path.suffix or path.exists():
         if root and not path.exists():
             raise UsageError(f"{path} does not exist, nor is {path.name} in {root}.")
-        check_readable(path)
+        for file in text_files(path) if path.is_dir() else [path]:
+            check_readable(file)
         return path
     name = str(name_or_path)
     known = f"Known: {', '.join(NAMES)}; or the path of a {FORMATS}."
@@ -186,7 +190,7 @@ def resolve_data(name_or_path: str, root: Path | None) -> str:
     if is_remote(name_or_path):
         return resolve_remote(name_or_path)
     paths = [_find_file(Path(part), root) for part in split_paths(name_or_path)]
-    if name_or_path in NAMES or not all(path.is_file() for path in paths):
+    if name_or_path in NAMES or not all(path.exists() for path in paths):
         return name_or_path
     return ",".join(str(path.resolve()) for path in paths)
 

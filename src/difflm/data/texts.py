@@ -121,6 +121,15 @@ def read_chunks(path: Path, size: int) -> Iterator[str]:
         yield rest
 
 
+def text_files(directory: Path) -> list[Path]:
+    """The files of texts in a directory, by name: the shards of one corpus, all of one kind."""
+    found = sorted(path for path in directory.iterdir() if file_kind(path) in (".txt", *ROWS) and path.is_file())
+    if len(kinds := sorted({file_kind(path) for path in found})) != 1:
+        what = f"of {' and '.join(kinds)}: files of one kind are one corpus" if kinds else f"that end in {FORMATS}"
+        raise UsageError(f"{directory} holds {'files' if kinds else 'no files'} {what}.")
+    return found
+
+
 def check_readable(path: Path) -> None:
     """Raise at once, not at the first text, where a file cannot be read."""
     try:

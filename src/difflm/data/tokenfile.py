@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from difflm.data.prompts import cut_gap, end_prompt
 from difflm.data.spans import HIDDEN, cut_span
-from difflm.data.texts import LONGEST, MOST_TOKENS, Example
+from difflm.data.texts import LONGEST, MOST_TOKENS, Example, text_files
 from difflm.data.tokenizers import END, PAD, Tokenizer
 from difflm.errors import DifflmError
 from difflm.runtime.files import explain_write_errors, read_json
@@ -33,7 +33,10 @@ HELD = 0.99  # share of the texts that a size chosen from them holds
 
 
 def source_fingerprint(path: Path) -> dict[str, Any]:
-    """A fingerprint by which a changed file is noticed without reading all of it: size, time, and its two ends."""
+    """A fingerprint by which a changed file is noticed without reading all of it: size, time, and its two ends; of a
+    directory, that of each file."""
+    if path.is_dir():
+        return {"files": {file.name: source_fingerprint(file) for file in text_files(path)}}
     try:
         stat = path.stat()
         with path.open("rb") as file:
