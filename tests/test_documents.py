@@ -226,9 +226,9 @@ def test_a_document_of_a_thousand_tokens_is_a_row(tmp_path):
     ("changes", "said"),
     [
         (["method=difflm"], "difflm reads one text a row. These read packed rows: "),
-        (["method=mdlm", "distinct=true"], "Leave distinct out."),
-        (["method=mdlm", "task=seq2seq"], "Leave task out."),
-        (["method=mdlm", "widths=[8]"], "Leave widths out."),
+        (["method=mdlm", "distinct=true"], "Give distinct=false."),
+        (["method=mdlm", "task=seq2seq"], "packed rows have no sources."),
+        (["method=mdlm", "widths=[8]"], "Give widths=[]."),
         (["method=mdlm", "longest=8193"], "less than or equal to 8192"),
     ],
 )

@@ -154,6 +154,11 @@ class TokenFile(TokenColumn):
             return source[: place * size] + target + source[(place + 1) * size :]
         return self.sources.lengths[index].tobytes() + self.sources.key(index) + target
 
+    def release(self) -> None:
+        super().release()
+        if self.sources is not None:
+            self.sources.release()
+
 
 def _map_column(directory: Path, meta: dict[str, Any], prefix: str) -> tuple[NDArray[Any], NDArray[Any]]:
     ids = _map_file(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]))

@@ -50,7 +50,7 @@ def pack_texts(
         overlap, count = count_overlap(tokens, range(len(tokens)), valid, range(len(valid))), len(valid)
     if overlap:
         report(f"{overlap:,} of {count:,} held-out texts also occur in training")
-    learned = len(tokens) - (0 if valid else count)
+    learned = len(tokens) - (count if valid is None else 0)
     report(f"{learned:,} texts of {training.total:,} tokens in {len(training):,} rows of {recipe.longest}")
     counts = {"texts": learned, "held_out": count, "held_out_seen": overlap, "left_out": 0, "rows": len(training)}
     return PackedTexts(training, measured, counts)

@@ -337,11 +337,11 @@ def _check_rows(recipe: Recipe) -> None:
         raise UsageError(
             f"recipe: rows: {recipe.method}{pretrained} reads one text a row. These read packed rows: {able}."
         )
-    if recipe.has_sources or recipe.distinct or recipe.widths:
-        key = "distinct" if recipe.distinct else "widths" if recipe.widths else "task"
-        raise UsageError(
-            f"recipe: rows: packed rows have no sources, no distinct texts and one width. Leave {key} out."
-        )
+    if recipe.has_sources:
+        raise UsageError("recipe: rows: packed rows have no sources. Leave rows=packed out.")
+    if recipe.distinct or recipe.widths:
+        change = "distinct=false" if recipe.distinct else "widths=[]"
+        raise UsageError(f"recipe: rows: packed rows have all texts and one width, that of longest. Give {change}.")
 
 
 def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
