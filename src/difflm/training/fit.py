@@ -40,8 +40,10 @@ from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS, TextSpec
+from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Trainable
 from difflm.models.diffusion import DiffusionModel
+from difflm.networks import Transformer
 from difflm.runtime.files import locked, read_json, write_json
 from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import newest_checkpoint
@@ -147,13 +149,10 @@ def prepare_model(setup: Setup) -> Prepared:
         advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
         setup.report(f"{overlap:,} of {len(held_out[1]):,} held-out texts also occur in training{advice}")
     lengths, words = histograms(tokens, subset, recipe.longest, tokenizer.size)
-    if initial:
-        copy_matching_weights(model, initial[0], lengths)
-        report_unknown(setup, words)
-    else:
-        for part in model.pair_readers if isinstance(model, DiffusionModel) else ():
+    if isinstance(model, DiffusionModel) and not (initial and type(initial[0]) is type(model)):
+        for part in model.pair_readers:
             part.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
-        start_weights(setup, model, tokenizer, lengths, words)
+    start_weights(setup, model, tokenizer, lengths, words, initial)
     if tokens.sources is not None:
         model.observe_pairs(pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
     origin: Origin | None = None
@@ -184,23 +183,32 @@ def prepare_packed(
     valid = read_tokens(setup, tokenizer, "valid") if recipe.data in NAMES else None
     texts = pack_texts(tokens, valid, recipe, setup.report)
     lengths, words = texts.count(tokenizer.size)
-    if initial:
-        copy_matching_weights(model, initial[0], lengths)
-        report_unknown(setup, words)
-    else:
-        start_weights(setup, model, tokenizer, lengths, words)
+    start_weights(setup, model, tokenizer, lengths, words, initial)
     batches, validation = texts.make_batches(recipe, VALIDATION_BATCHES)
     config = describe_run(recipe, model, tokenizer, texts.counts)
     return Prepared(recipe, model, batches, validation, "nats_per_token", config)
 
 
 def start_weights(
-    setup: Setup, model: LanguageModel, tokenizer: Tokenizer, lengths: torch.Tensor, words: torch.Tensor
+    setup: Setup,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    lengths: torch.Tensor,
+    words: torch.Tensor,
+    initial: Initial | None,
 ) -> None:
-    """Start an untrained model with what needs no training, and with pretrained weights where its method has some."""
-    model.observe(lengths, words)
-    if not newest_checkpoint(setup.out):  # whose weights would replace these
-        setup.recipe.build_method().start(model, tokenizer)
+    """Start a model with the weights of another, or with what needs no training, and with pretrained weights where its
+    method has some."""
+    if initial and type(initial[0]) is type(model):
+        copy_matching_weights(model, initial[0], lengths)
+    else:
+        model.observe(lengths, words)
+        if not newest_checkpoint(setup.out):  # whose weights would replace these
+            setup.recipe.build_method().start(model, tokenizer)
+            if initial:
+                begin_with_twin(model, initial[0])
+    if initial:
+        report_unknown(setup, words)
 
 
 def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, counts: dict[str, Any]) -> dict[str, Any]:
@@ -277,6 +285,21 @@ def copy_matching_weights(model: LanguageModel, initial: LanguageModel, lengths:
         if model.reflow:  # which has sampling defaults of its own
             return
     model.sampling = initial.sampling
+
+
+@torch.no_grad()
+def begin_with_twin(model: LanguageModel, twin: LanguageModel) -> None:
+    """Copy the network of a left-to-right model into one that denoises tokens: words, layers, the source's encoder. The
+    mask begins as the mean word, and places, which the twin was never told, with nothing."""
+    assert isinstance(model, DiffusionModel) and isinstance(twin, Autoregressive)
+    network, table = model.denoiser.network, model.denoiser.codec.get_parameter("raw")
+    own = network.state_dict()
+    fitting = {k: v for k, v in twin.network.state_dict().items() if k in own and own[k].shape == v.shape}
+    network.load_state_dict(fitting, strict=False)
+    table.copy_(twin.embedding.weight.mean(0).expand_as(table))
+    table[: twin.vocabulary] = twin.embedding.weight
+    if isinstance(network, Transformer) and network.places is not None:
+        network.places.zero_()
 
 
 def report_unknown(setup: Setup, tokens: torch.Tensor) -> None:
