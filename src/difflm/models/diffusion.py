@@ -118,7 +118,7 @@ class DiffusionModel(LanguageModel):
         condition = self.give_positions(self.condition_of(batch, ids), ids, mask, noise)
         prepared = self.denoiser.conditioning.prepare(self.denoiser, condition)
         condition, dropped = self.drop_condition(prepared, noise)
-        corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped, weight)
+        corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped, weight, batch.full and ids is batch.ids)
         counted = corrupted.mask
         with torch.autocast(ids.device.type, enabled=False):
             terms = self.objective(corrupted)
@@ -179,10 +179,12 @@ class DiffusionModel(LanguageModel):
         origin: tuple[Tensor, Tensor] | None = None,
         dropped: Tensor | None = None,
         weight: Tensor | None = None,
+        full: bool = False,
     ) -> Corrupted:
         """The batch at times t, and what is believed about it. With an `origin`, the seeds and sample numbers of a
         teacher's noise, texts lie on the teacher's paths: these hardly cross, and few steps follow them. With the
-        `weight` of their times the belief is what the loss needs of it, which may be `WordNats`."""
+        `weight` of their times the belief is what the loss needs of it, which may be `WordNats`. On a `full` canvas
+        nothing is padding, and attention needs no mask."""
         codec, process = self.denoiser.codec, self.process
         with torch.autocast(ids.device.type, enabled=False):
             at, counted = (t, mask) if not self.clean_context else self.noise_one_stretch(t, mask, noise)
@@ -198,8 +200,9 @@ class DiffusionModel(LanguageModel):
             own = own if self.noise_factor == 1 else self.noise_factor * own
             x_t = process.corrupt(x0, level, own)
         first, previous, settings = None, None, self.denoiser.self_conditioning
+        seen = None if full else mask
         if settings is not None and settings.mode == "both":
-            first = self.denoiser(x_t, level, mask, condition)
+            first = self.denoiser(x_t, level, seen, condition)
             previous = first.clean.detach()
         else:
             previous = self.first_estimate(x0, x_t, own, level, mask, condition, noise)
@@ -207,12 +210,12 @@ class DiffusionModel(LanguageModel):
             previous = torch.where(dropped.view(-1, *(1,) * (previous.dim() - 1)), 0, previous)
         more = codec, process, self.times.steps, first
         if weight is None or not is_linear(self.objective, self.denoiser):
-            belief = self.denoiser(x_t, level, mask, condition, previous)
+            belief = self.denoiser(x_t, level, seen, condition, previous)
             return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, *more)
         one = WordNats((counted & (x_t == process.mask_id)).float())  # what the loss makes of 1 nat is its weight
         made = Corrupted(ids, counted, clean, x0, x_t, own, level, one, *more)
         read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, made, weight, noise)
-        return replace(made, belief=self.denoiser(x_t, level, mask, condition, previous, read))
+        return replace(made, belief=self.denoiser(x_t, level, seen, condition, previous, read))
 
     def noise_one_stretch(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Times of all positions [B, L] and the mask of those that count. In a share of the texts one stretch, its two
