@@ -118,7 +118,8 @@ class DiffusionModel(LanguageModel):
         condition = self.give_positions(self.condition_of(batch, ids), ids, mask, noise)
         prepared = self.denoiser.conditioning.prepare(self.denoiser, condition)
         condition, dropped = self.drop_condition(prepared, noise)
-        corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped, weight, batch.full and ids is batch.ids)
+        full = batch.full and ids is batch.ids
+        corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped, weight, full)
         counted = corrupted.mask
         with torch.autocast(ids.device.type, enabled=False):
             terms = self.objective(corrupted)

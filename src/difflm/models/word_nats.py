@@ -6,7 +6,7 @@ taken, and each counts for more: the loss is exact whenever all fit, and right o
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class WordNats(Belief):
     """Cross-entropies of the text's own words [B, L] in the place of logits, 0 where no mask stands. They have no
     gradient; `total` has, their sum as the loss weighs them."""
 
-    total: Tensor | None = None
+    total: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     def cross_entropy(self, ids: Tensor, smoothing: float = 0.0) -> Tensor:
         return self.logits
@@ -40,8 +40,8 @@ class WordNats(Belief):
 def is_linear(objective: Objective, denoiser: Denoiser) -> bool:
     """Whether a loss is a weighted sum of cross-entropies of masked words, and the head can be asked of these alone."""
     alike = not objective.label_smoothing or {*objective.weights} == {"masked_ce"}
-    plain = type(denoiser) is Denoiser and isinstance(denoiser.network, Transformer)
-    return plain and alike and {*objective.weights} <= LINEAR and getattr(denoiser.process, "linear", False)
+    linear = getattr(denoiser.process, "linear", False) and {*objective.weights} <= LINEAR
+    return linear and alike and isinstance(denoiser.network, Transformer)
 
 
 def read_masked(
@@ -62,7 +62,7 @@ def read_masked(
         total = objective.total(objective(made)) * made.mask
         weights = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
     if shape not in rows:
-        rows[shape] = most_masked(process, times, *shape, states.device)
+        rows[shape] = most_masked(process, times, shape[0], shape[1], states.device)
     u = noise.uniform(0, stream=ROWS)[:1]
     return read_nats(network, states, made.ids, weights, rows[shape], u, objective.label_smoothing)
 

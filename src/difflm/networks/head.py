@@ -90,5 +90,5 @@ class WeighedNats(torch.autograd.Function):
         return nats, (weights * nats).sum()
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (*(grad * one for one in ctx.saved_tensors), None, None, None, None, None)
