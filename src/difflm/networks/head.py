@@ -21,15 +21,16 @@ def weigh_slopes(
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropies [N] of logits [N, V], in float32, and the gradient of their sum under weights [N]; of the columns
     only the first `vocabulary` are words. A compiler makes two kernels of it."""
-    log_p = logits.float().log_softmax(-1)
-    nats = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    wide = logits.float()
+    whole = wide.logsumexp(-1)
+    wanted = (1 - smoothing) * wide.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     column = torch.arange(logits.shape[-1], device=logits.device)
-    wanted = (column == targets.unsqueeze(-1)).float()
+    target = (1 - smoothing) * (column == targets.unsqueeze(-1))
     if smoothing:
-        even = smoothing / vocabulary
-        nats = (1 - smoothing) * nats - even * log_p[:, :vocabulary].sum(-1)
-        wanted = (1 - smoothing) * wanted + even * (column < vocabulary)
-    return nats, ((log_p.exp() - wanted) * weights.unsqueeze(-1)).to(logits.dtype)
+        wanted = wanted + smoothing * wide[:, :vocabulary].mean(-1)
+        target = target + smoothing / vocabulary * (column < vocabulary)
+    slopes = ((wide - whole.unsqueeze(-1)).exp() - target) * weights.unsqueeze(-1)
+    return whole - wanted, slopes.to(logits.dtype)
 
 
 def weigh_nats(
