@@ -182,7 +182,7 @@ class BlockDiffusion(DiffusionModel):
     denoiser: BlockDenoiser
     lengths: BlockLengths
     times: BlockTimes
-    allows_mixed_steps = False
+    allows_mixed_steps = whole_canvas = False
     can_hide_known = False  # what is kept of known words was kept with them
 
     def __init__(

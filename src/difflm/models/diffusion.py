@@ -52,7 +52,7 @@ class DiffusionModel(LanguageModel):
     that a training text is given, of which no loss is taken. `noise_factor` multiplies the noise of training alone
     (Gao et al., 2022)."""
 
-    allows_mixed_steps = True
+    allows_mixed_steps = whole_canvas = True
 
     def __init__(
         self,
