@@ -101,6 +101,7 @@ class Batch:
     seed: int = 0  # of the run
     documents: Array | None = None  # [B, W] numbers of the documents of packed rows, −1 behind the last
     ended: bool = False  # whether the documents of packed rows hold their END
+    full: bool = False  # whether no text of the run is shorter than the canvas: nothing is padding
 
     def map(self, convert: Callable[[Array], Array]) -> "Batch":
         """The batch with every array converted."""
@@ -153,6 +154,7 @@ class Batches:
         longest, widest = tokens.lengths[self.indices].max(), self.widths[-1]
         if longest > widest:
             raise UsageError(f"texts of {longest} tokens do not fit in {widest}: allow wider ones (widths=[…]).")
+        self._full = bool(tokens.lengths[self.indices].min() == widest)
         # A group is no longer than an epoch: else copies of one text, of equal length, would meet in one batch.
         self._group_size = min(_GROUP, max(1, len(self.indices) // batch_size))
         self._cached: tuple[int, Ints] | None = None
@@ -176,6 +178,7 @@ class Batches:
             origin=None if self.origin is None else (self.origin[0][chosen], self.origin[1][chosen]),
             index=step * self.batch_size + np.arange(self.batch_size),
             seed=self.seed,
+            full=self._full,
         )
 
     def _group(self, group: int) -> Ints:

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from difflm.networks.documents import document_ends, same_document
+from difflm.networks.head import weigh_slopes
 
 if TRITON := find_spec("triton") is not None:
     from difflm.runtime.kernels.short_attention import attend
@@ -239,6 +240,8 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
+    slopes = staticmethod(weigh_slopes)  # of its head; a trainer compiles it
+
     def __init__(
         self,
         in_dim: int,
@@ -271,9 +274,11 @@ class Transformer(nn.Module):
         t: Tensor | None,
         mask: Tensor | None = None,
         memory: Sequence[Memory] | None = None,
+        answers: bool = True,
     ) -> Tensor:
+        """Without `answers`: the last states, for who asks the head of some positions alone (`weigh_nats`)."""
         x, _ = self.run(self.embed(inputs, mask), t, mask, None, start=0, memory=memory)
-        out: Tensor = self.head(self.norm(x))
+        out: Tensor = self.head(self.norm(x)) if answers else x
         return out
 
     def embed(self, inputs: Tensor, mask: Tensor | None) -> Tensor:

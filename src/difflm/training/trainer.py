@@ -151,14 +151,16 @@ class Trainer:
             self._prepare_blocks(network)
 
     def _prepare_blocks(self, network: Any) -> None:
-        """Checkpoint or compile the blocks of the network; compile its input layers too, where they are costly."""
+        """Checkpoint or compile the blocks of the network; compile its input layers and the slopes of its head too,
+        where they are costly."""
         for block in network.blocks:
             if self.recipe.recompute:
                 block.forward = partial(recomputed, block.forward, use_reentrant=False)
             if self.recipe.compile:  # block by block: equal blocks share their code, which saves minutes
                 block.compile(dynamic=False, options=COMPILED)
-        if self.recipe.compile and hasattr(network, "entry"):
-            network.entry = torch.compile(network.entry, dynamic=False, options=COMPILED)
+        for part in ("entry", "slopes"):
+            if self.recipe.compile and hasattr(network, part):
+                setattr(network, part, torch.compile(getattr(network, part), dynamic=False, options=COMPILED))
 
     # -- one step -----------------------------------------------------------------------------------------------
 
