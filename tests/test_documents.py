@@ -186,7 +186,7 @@ def test_the_loss_of_a_row_is_the_sum_of_its_documents_alone(name, dtype, monkey
 ARGV = ["steps=6", "batch_size=4", "longest=40", "rows=packed", "sample_every=0", "save_every=2", "vocabulary=300"]
 
 
-@pytest.mark.parametrize("name", ["mdlm", "autoregressive"])
+@pytest.mark.parametrize("name", ["mdlm", pytest.param("autoregressive", marks=pytest.mark.long)])
 def test_a_packed_run_is_resumed_to_the_bit(name, tmp_path, monkeypatch):
     write_grammar(tmp_path / "my.txt", 120)
     sizes = [f"model.{key}={value}" for key, value in MODEL.items()]
@@ -216,10 +216,10 @@ def test_a_packed_run_is_measured_on_pieces_of_held_out_documents(tmp_path):
     assert pieces == [held[k : k + 24] for k in range(0, len(held), 24)] and len(pieces) > 1
 
 
-def test_a_document_of_a_thousand_tokens_is_a_row(tmp_path):
-    (tmp_path / "grammar.txt").write_text("".join(f"{'word ' * 1000}{number}\n" for number in range(4)))
-    run = tiny_run(tmp_path, "mdlm", longest=1024, steps=1, batch_size=2)
-    assert read_json(run / "config.json")["left_out"] == 0 and load_run(run)[0].max_words == 1024
+def test_a_document_of_more_than_512_tokens_is_a_row(tmp_path):
+    (tmp_path / "grammar.txt").write_text("".join(f"{'word ' * 600}{number}\n" for number in range(4)))
+    run = tiny_run(tmp_path, "autoregressive", longest=640, steps=1, batch_size=2)
+    assert read_json(run / "config.json")["left_out"] == 0 and load_run(run)[0].max_words == 640
 
 
 @pytest.mark.parametrize(

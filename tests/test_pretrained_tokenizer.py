@@ -85,7 +85,7 @@ def train(tmp_path: Path, tokenizer: Path, *changes: str) -> int:
     return main(["train", "own-text", data, f"tokenizer={tokenizer}", *settings, "--out", str(tmp_path / "run")])
 
 
-@pytest.mark.parametrize("method", ["mdlm", "autoregressive"])
+@pytest.mark.parametrize("method", [pytest.param("mdlm", marks=pytest.mark.long), "autoregressive"])
 def test_a_run_takes_the_pieces_and_needs_them_no_longer(method, folders, tmp_path, capsys):
     """It has no END and no mask of its own, which no model here misses."""
     assert train(tmp_path, folders["bpe"], f"method={method}") == 0
