@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import speed_rows as rows_of
+from benchmarks.large import large_rows
 from difflm.app import bench
 from difflm.app.measuring import load_judge, run_names
 from difflm.app.plots.canvas import check_out, draw_panels
@@ -33,7 +34,7 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import append_line
 from difflm.training.recipe import check, load_recipe
 
-PARTS = ("training", "sampling", "control", "growth", "rivals", "profile")
+PARTS = ("training", "sampling", "control", "growth", "rivals", "profile", "large")
 PUBLISHED, E2E_WORDS = "e2e-diffusion-lm-87m", 821  # the sizes that others have measured
 JUDGED = {"cuda": 1024, "cpu": 16}  # texts that the judge reads
 TARGETS = (  # one of each kind, where no file of targets is given
@@ -128,6 +129,9 @@ class Speed:
         for along, sizes in rows_of.GROWTH[self.device.type].items():
             for size in sizes:
                 yield partial(rows_of.growth_row, recipe, along, size, self.device, bench.dtype_name(self.lm))
+
+    def large(self) -> Iterator[Callable[[], Row]]:
+        return large_rows(self.device, self.rates["gflops"])
 
     def rivals(self) -> Iterator[Callable[[], Row]]:
         if self.twin:

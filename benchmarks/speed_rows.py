@@ -37,6 +37,7 @@ from difflm.training.recipe import Recipe
 
 STEPS = 10  # of growth and of profiles, where the cost of one step is measured
 MAX_KERNELS = 12
+COUNTED = 32  # texts that operations are counted on
 GPT2_TOKENS = 64
 LENGTHS, VOCABULARIES, BATCHES = (64, 128, 256, 512, 1024), (1000, 5000, 10_000, 50_000), (1, 4, 16, 64, 256, 1024)
 GROWTH: dict[str, dict[str, tuple[int, ...]]] = {
@@ -88,9 +89,10 @@ def training_row(
 
 
 def count_flops(model: LanguageModel, batch: Batch) -> float:
-    """Operations of the matrix products in one text's forward and backward pass, counted on two texts."""
+    """Operations of the matrix products in one text's forward and backward pass, counted on some texts: the head is
+    asked of a share of the positions that shrinks with their number."""
     device = next(model.parameters()).device
-    some = batch.map(lambda array: torch.from_numpy(array[:2]).to(device))
+    some = batch.map(lambda array: torch.from_numpy(array[:COUNTED]).to(device))
     with torch.compiler.set_stance("force_eager"), FlopCounter() as counted:
         model(some).means()["loss"].backward()
     model.zero_grad(set_to_none=True)
@@ -204,10 +206,10 @@ def growth_row(recipe: Recipe, along: str, size: int, device: torch.device, dtyp
 
 
 def time_batch(
-    inference: Inference, texts: int, positions: int, device: torch.device
+    inference: Inference, texts: int, positions: int, device: torch.device, steps: int = STEPS
 ) -> tuple[bench.Timing, Callable[[], None]]:
     """Measure so many texts of one length from noise to ids, as `generate` makes a batch: on a CPU by one core."""
-    sampling, layout = replace(inference.model.sampling, steps=STEPS), Layout(positions)
+    sampling, layout = replace(inference.model.sampling, steps=steps), Layout(positions)
     batch = pad_batch([Sample(0, sample, layout) for sample in range(texts)], layout.width, device)
 
     def run() -> None:

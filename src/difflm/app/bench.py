@@ -146,7 +146,7 @@ def training_step(
     model = recipe.build_method().build(TextSpec(vocabulary, recipe.longest))
     words = min(words, model.max_words)
     ids = np.random.default_rng(0).integers(len(SPECIALS), vocabulary, (texts, words))
-    batch = Batch(ids.astype(np.int64), np.full(texts, words, dtype=np.int64))
+    batch = Batch(ids.astype(np.int64), np.full(texts, words, dtype=np.int64), full=True)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(model, recipe, Path(folder), device)
         yield model, lambda: trainer.train_step([batch] * recipe.accumulate), batch
@@ -189,11 +189,11 @@ def time_work(
     return Timing(seconds, torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None)
 
 
-def matrix_rate(device: torch.device) -> Row:
+def matrix_rate(device: torch.device, repeats: int = 15) -> Row:
     """Measure one square matrix product, in the precision that training uses on this device."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    seconds = time_work(device, lambda: a @ b, repeats=15).seconds
+    seconds = time_work(device, lambda: a @ b, repeats).seconds
     return {"size": size, "dtype": str(dtype).removeprefix("torch."), "gflops": rounded(2e-9 * size**3 / seconds)}
 
 

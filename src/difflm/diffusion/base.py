@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from difflm.diffusion.noise import Noise, Step
 
@@ -32,6 +33,13 @@ Times = Tensor | Levels  # a process takes either; levels save it the work
 def expand_levels(value: Tensor, state: Tensor) -> Tensor:
     """A quantity per text [B] or per position [B, L], shaped to multiply a state [B, L, …]."""
     return value[(...,) + (None,) * (state.dim() - value.dim())]
+
+
+def cross_entropy(logits: Tensor, ids: Tensor, smoothing: float = 0.0) -> Tensor:
+    """−log p of the ids [B, L] under logits [B, L, V]; `smoothing` is the share of the target that all tokens have
+    alike."""
+    flat, targets = logits.flatten(0, 1), ids.flatten()
+    return F.cross_entropy(flat, targets, reduction="none", label_smoothing=smoothing).view(ids.shape)
 
 
 LEAST = 1e-4  # of a probability that guidance would make negative
@@ -79,6 +87,10 @@ class Belief:
     def confidence_in(self, tokens: Tensor) -> Tensor:
         """Probability of these tokens, [B, L]."""
         return self.logits.softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+    def cross_entropy(self, ids: Tensor, smoothing: float = 0.0) -> Tensor:
+        """−log p of the text's own tokens, [B, L]."""
+        return cross_entropy(self.logits, ids, smoothing)
 
     def rows(self, part: slice) -> "Belief":
         """What is believed of some texts."""

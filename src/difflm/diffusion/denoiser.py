@@ -127,8 +127,8 @@ class Conditioning(nn.Module):
     def place(
         self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
     ) -> Canvas:
-        """The canvas that the network reads."""
-        return Canvas(x, level, mask)
+        """The canvas that the network reads. Of packed rows its mask tells the documents."""
+        return Canvas(x, level, mask if condition.documents is None else condition.documents)
 
 
 class CleanGiven(Conditioning):
@@ -238,9 +238,10 @@ class Denoiser(nn.Module):
         mask: Tensor | None = None,
         condition: Condition = UNCONDITIONAL,
         previous: Tensor | None = None,
+        read: Callable[[Tensor], Belief] | None = None,
     ) -> Belief:
         """The network reads the state, the last estimate of the clean state (zeros where there is none), and the
-        codec's features."""
+        codec's features. `read` makes a belief of a Transformer's last states, in the place of its head."""
         with torch.autocast(x.device.type, enabled=False):
             canvas = self.conditioning.place(self, x, self.process.at(t), mask, condition)
             evidence, first = self.codec.evidence(canvas.x, canvas.level), canvas.first
@@ -254,6 +255,8 @@ class Denoiser(nn.Module):
                 inputs = [*(torch.where(here, 0, own) for own in inputs), clean, here.to(clean.dtype)]
             whole = torch.cat(inputs, dim=-1) if len(inputs) > 1 else inputs[0]
         with autocast_to(x.device, self.precision):
+            if read is not None:
+                return read(self.network(whole, canvas.level.t, canvas.mask, *canvas.memory, answers=False)[:, first:])
             answer = self.network(whole, canvas.level.t, canvas.mask, *canvas.memory).float()
         with torch.autocast(x.device.type, enabled=False):
             if first:

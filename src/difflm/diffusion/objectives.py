@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from difflm.diffusion.base import Belief, Levels, Process, expand_levels
+from difflm.diffusion.base import Belief, Levels, Process, cross_entropy, expand_levels
 from difflm.diffusion.codecs import Codec, Embedding
 from difflm.diffusion.codecs.embedding import X0, Prediction
 from difflm.diffusion.processes import DiscreteProcess, Gaussian, GaussianLevels, Interpolating
@@ -66,14 +65,9 @@ class Corrupted:
 Term = Callable[[Corrupted], Tensor]
 
 
-def cross_entropy(logits: Tensor, ids: Tensor, smoothing: float = 0.0) -> Tensor:
-    flat, targets = logits.flatten(0, 1), ids.flatten()
-    return F.cross_entropy(flat, targets, reduction="none", label_smoothing=smoothing).view(ids.shape)
-
-
 def ce(batch: Corrupted) -> Tensor:
     """Cross-entropy of the belief: all that score interpolation needs (Dieleman et al., 2022)."""
-    return cross_entropy(batch.belief.logits, batch.ids)
+    return batch.belief.cross_entropy(batch.ids)
 
 
 def anchor_ce(batch: Corrupted) -> Tensor:
@@ -118,8 +112,7 @@ def elbo(batch: Corrupted) -> Tensor:
 def masked_ce(batch: Corrupted) -> Tensor:
     """Masks: the cross-entropy of the words that they hide, each of the same weight (Ghazvininejad et al., 2019)."""
     masked = batch.x_t == batch.interpolating.mask_id
-    logits = batch.belief.logits.masked_fill(~masked.unsqueeze(-1), 0.0)  # those of words that stand are infinite
-    return masked * cross_entropy(logits, batch.ids, batch.label_smoothing)
+    return torch.where(masked, batch.belief.cross_entropy(batch.ids, batch.label_smoothing), 0.0)
 
 
 def chain_kl(batch: Corrupted) -> Tensor:

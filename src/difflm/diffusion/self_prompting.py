@@ -1,5 +1,6 @@
 """A denoiser that reads its own last guess of the text before the source (Zhou et al., 2024)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -34,6 +35,7 @@ class SelfPrompting(Denoiser):
         mask: Tensor | None = None,
         condition: Condition = UNCONDITIONAL,
         previous: Tensor | None = None,
+        read: Callable[[Tensor], Belief] | None = None,
     ) -> Belief:
         lengths = torch.full_like(x[:, 0], x.shape[1]) if mask is None else mask.sum(-1)
         if self.training:
@@ -42,7 +44,7 @@ class SelfPrompting(Denoiser):
                 half = mask if mask is None else mask[::2]
                 guess[::2] = super().forward(x[::2], level[::2], half, condition[::2]).tokens
             shown[::2] = lengths[::2]
-            return super().forward(x, level, mask, self.prompt(condition, guess, shown))
+            return super().forward(x, level, mask, self.prompt(condition, guess, shown), read=read)
         belief = super().forward(x, t, mask, condition)
         for _ in range(self.passes - 1):
             belief = super().forward(x, t, mask, self.prompt(condition, belief.tokens, lengths))

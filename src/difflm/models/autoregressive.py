@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.diffusion.base import cross_entropy
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
 from difflm.diffusion.noise import Noise
@@ -18,6 +19,8 @@ from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies
 from difflm.models.batching import words_before_end
 from difflm.networks import EncoderDecoder, Transformer
+from difflm.networks.documents import NOTHING, document_ends
+from difflm.networks.head import weigh_nats
 
 BANNED = (START, UNK, PAD)  # tokens that no text contains
 
@@ -107,53 +110,72 @@ class Autoregressive(LanguageModel):
         vectors = self.vectors(words).float()
         return F.layer_norm(vectors, vectors.shape[-1:])
 
-    def read(self, words: Tensor, caches: Caches | None = None, memory: Memory | None = None) -> tuple[Tensor, Caches]:
+    def read(
+        self,
+        words: Tensor,
+        caches: Caches | None = None,
+        memory: Memory | None = None,
+        answers: bool = True,
+        documents: Tensor | None = None,
+    ) -> tuple[Tensor, Caches]:
         """Logits after each of `words`, [B, L, V], and the caches that now include them. Words are ids [B, L], or
         probabilities [B, L, V], which gradients reach. An empty list of caches begins a text; None: they are not kept.
         `memory` is what `encode_source` made of the sources; each may have several texts, one after the other.
+        `documents` are the numbers of those that stand in packed rows: each is read by itself.
+        Without `answers`: the network's last states in the place of logits.
         """
         network, length, before = self.network, words.shape[1], caches[0][0].shape[2] if caches else 0
-        empty, mask = [None] * len(network.blocks), None
+        empty, mask = [None] * len(network.blocks), documents
         if before and length > 1:  # attention with a cache is not causal by itself
             visible = torch.ones(1, length, before + length, dtype=torch.bool, device=words.device)
             mask = visible.tril(diagonal=before)
         with autocast_to(words.device, self.precision):
             kept = caches if caches is None else caches or empty
             x, grown = network.run(network.input(self.vectors(words)), None, mask, kept, before, memory=memory)
-            return network.answer(x).float(), [cache for cache in grown if cache is not None]
+            found = network.answer(x).float() if answers else x
+            return found, [cache for cache in grown if cache is not None]
 
-    def token_nats(
-        self, ids: Tensor, lengths: Tensor, memory: Memory | None = None, smoothing: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
+    def token_nats(self, ids: Tensor, lengths: Tensor, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
         """−log p of every word and of END, [B, L + 1], and the mask of those that are there."""
-        inputs = torch.cat([torch.full_like(ids[:, :1], START), ids], dim=1)
-        return self.following_nats(inputs, lengths + 1, memory, smoothing)
+        inputs = start_words(ids)
+        targets, mask = following_words(inputs, lengths + 1)
+        return cross_entropy(self.read(inputs, memory=memory)[0], targets), mask
 
-    def following_nats(
-        self, inputs: Tensor, lengths: Tensor, memory: Memory | None = None, smoothing: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """−log p of what follows each of the inputs [B, L], END at last, and the mask of those that are there."""
-        position, last = torch.arange(inputs.shape[1], device=inputs.device), lengths.unsqueeze(1) - 1
-        targets = F.pad(inputs[:, 1:], (0, 1), value=PAD).masked_fill(position == last, END)
-        logits, _ = self.read(inputs, memory=memory)  # causal: padding on the right is never seen
-        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing)
-        return nats.view(targets.shape), position <= last
+    def batch_nats(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """`token_nats` of a batch, given its sources."""
+        inputs, targets, mask, memory = self.lay_out(batch)
+        return cross_entropy(self.read(inputs, memory=memory, documents=batch.documents)[0], targets), mask
 
-    def batch_nats(self, batch: Batch, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """`token_nats` of a batch, given its sources: an encoder reads them, or they are prompts before the texts."""
+    def lay_out(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Memory | None]:
+        """What is read of a batch [B, L], what follows each word of it, the mask of those that count, and its sources:
+        an encoder reads them, or they are prompts before the texts."""
+        if batch.documents is not None:
+            return *self.lay_out_documents(batch.ids, batch.documents), None
         if batch.source is None or batch.source_lengths is None:
-            return self.token_nats(batch.ids, batch.lengths, self.encode_source(None, None), smoothing)
+            inputs, memory = start_words(batch.ids), self.encode_source(None, None)
+            return inputs, *following_words(inputs, batch.lengths + 1), memory
+        position, lengths = torch.arange(batch.source.shape[1], device=batch.ids.device), batch.source_lengths
         if isinstance(self.network, EncoderDecoder):
-            mask = torch.arange(batch.source.shape[1], device=batch.ids.device) < batch.source_lengths.unsqueeze(1)
-            return self.token_nats(batch.ids, batch.lengths, self.encode_source(batch.source, mask), smoothing)
-        inputs = join_rows(batch.source, batch.source_lengths, batch.ids)
-        nats, mask = self.following_nats(inputs, batch.source_lengths + batch.lengths, smoothing=smoothing)
+            inputs = start_words(batch.ids)
+            memory = self.encode_source(batch.source, position < lengths.unsqueeze(1))
+            return inputs, *following_words(inputs, batch.lengths + 1), memory
+        inputs = join_rows(batch.source, lengths, batch.ids)
+        targets, mask = following_words(inputs, lengths + batch.lengths)
         position = torch.arange(inputs.shape[1], device=inputs.device)
-        return nats, mask & (position >= batch.source_lengths.unsqueeze(1) - 1)  # behind START, which ends a prompt
+        return inputs, targets, mask & (position >= lengths.unsqueeze(1) - 1), None  # behind START, which ends a prompt
+
+    def lay_out_documents(self, ids: Tensor, documents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of packed rows, whose documents hold their END. A document that a row cuts off has no END there, and
+        its rest begins the next row as one of its own."""
+        first = document_ends(documents)[0] == torch.arange(ids.shape[1], device=ids.device)
+        return F.pad(ids[:, :-1], (1, 0)).masked_fill(first, START), ids, documents != NOTHING
 
     def forward(self, batch: Batch) -> Losses:
-        nats, mask = self.batch_nats(batch, self.label_smoothing)
-        total = (nats * mask).sum()
+        inputs, targets, mask, memory = self.lay_out(batch)
+        states, _ = self.read(inputs, memory=memory, answers=False, documents=batch.documents)
+        _, total = weigh_nats(
+            self.network, states.flatten(0, 1), targets.flatten(), mask.flatten(), self.label_smoothing
+        )
         return Losses(total, {"ce": total}, mask.sum())
 
     @torch.no_grad()
@@ -177,6 +199,17 @@ class Autoregressive(LanguageModel):
 
     def words(self, row: list[int]) -> list[int]:
         return words_before_end(row)
+
+
+def start_words(ids: Tensor) -> Tensor:
+    return torch.cat([torch.full_like(ids[:, :1], START), ids], dim=1)
+
+
+def following_words(inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """What follows each of the inputs [B, L], END at last, and the mask of those that are there. Reading is causal, so
+    that padding on the right is never seen."""
+    position, last = torch.arange(inputs.shape[1], device=inputs.device), lengths.unsqueeze(1) - 1
+    return F.pad(inputs[:, 1:], (0, 1), value=PAD).masked_fill(position == last, END), position <= last
 
 
 def join_rows(first: Tensor, lengths: Tensor, second: Tensor) -> Tensor:

@@ -90,6 +90,8 @@ class LanguageModel(Trainable):
     whole_text = ""  # what it writes from, "latents" or "pixels", where no word has a state of its own
     pieces: Sequence[str] = ()  # what its positions show, where those are no tokens
     room: Room | None = None  # of a picture, where texts are drawn
+    whole_canvas = False  # whether each call of the network reads all positions of a text
+    one_by_one = False  # whether a core of a CPU makes its texts one by one, and not some of them together
     allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
 
     @property

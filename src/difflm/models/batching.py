@@ -263,6 +263,9 @@ def make_batches(
 ) -> Iterator[SampleBatch]:
     """The rows in batches on `device`, sized as for devices of `device_type`; None: as for this one."""
     kind = device_type or device.type
+    if kind == "cpu" and model.one_by_one:
+        yield from (pad_batch([row], row.layout.width, device, kind, size=1) for row in rows)
+        return
     for chosen, width in batched(rows, model.vocabulary, kind):
         yield pad_batch(chosen, width, device, kind)
 
@@ -322,10 +325,13 @@ def coarseness(rows: int) -> int:
     return 2 ** max(0, (rows - 1).bit_length() - 3) if rows > 8 else 1
 
 
-def pad_batch(rows: Sequence[Row], width: int, device: torch.device, device_type: str | None = None) -> SampleBatch:
-    """A batch with padding, which repeats a sample and is dropped later. On a CPU batches are always full."""
+def pad_batch(
+    rows: Sequence[Row], width: int, device: torch.device, device_type: str | None = None, size: int = 0
+) -> SampleBatch:
+    """A batch with padding, which repeats a sample and is dropped later. On a CPU batches are always full. `size` is
+    that of the batch; 0: as its device has them."""
     on_cpu = (device_type or device.type) == "cpu"
-    size = max_batch_rows(1, width, "cpu", rows[0].guided) if on_cpu else batch_rows(len(rows))
+    size = size or (max_batch_rows(1, width, "cpu", rows[0].guided) if on_cpu else batch_rows(len(rows)))
     chosen = [*rows, *[rows[-1]] * (size - len(rows))]
     layouts = [row.layout for row in chosen]
     numbers = [[row.seed for row in chosen], [row.sample for row in chosen], [layout.positions for layout in layouts]]

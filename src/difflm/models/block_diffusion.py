@@ -5,7 +5,7 @@ It is the same loop on a staircase of times: behind the current block t stays 0,
 finished blocks are kept, and are exactly what a pass over the whole text would find.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -118,6 +118,7 @@ class BlockDenoiser(Denoiser):
         mask: Tensor | None = None,
         condition: Condition = UNCONDITIONAL,
         previous: Tensor | None = None,
+        read: Callable[[Tensor], Belief] | None = None,
     ) -> Belief:
         """All blocks are answered at once, as training and the bound need it."""
         clean = condition.given
@@ -132,6 +133,8 @@ class BlockDenoiser(Denoiser):
             nothing: list[Cache | None] = [None] * len(self.network.blocks)
             seen, memory = self.seen_by(length, x.device), self.memory_of(condition)
             hidden, _ = self.network.run(inputs, times, seen, nothing, 0, turn, memory)
+            if read is not None:
+                return read(hidden[:, :length])
             logits = self.network.answer(hidden[:, :length]).float()
         with torch.autocast(x.device.type, enabled=False):
             return self.codec.belief(logits, x, level, self.codec.evidence(x, level), self.process)
@@ -179,7 +182,7 @@ class BlockDiffusion(DiffusionModel):
     denoiser: BlockDenoiser
     lengths: BlockLengths
     times: BlockTimes
-    allows_mixed_steps = False
+    allows_mixed_steps = whole_canvas = False
     can_hide_known = False  # what is kept of known words was kept with them
 
     def __init__(

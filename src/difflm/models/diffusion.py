@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
 from difflm.models.batching import LengthPolicy
 from difflm.models.sampling import Family
+from difflm.models.word_nats import WordNats, is_linear, read_masked
+from difflm.networks.documents import document_ends
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # streams of random numbers in training
@@ -51,7 +54,7 @@ class DiffusionModel(LanguageModel):
     that a training text is given, of which no loss is taken. `noise_factor` multiplies the noise of training alone
     (Gao et al., 2022)."""
 
-    allows_mixed_steps = True
+    allows_mixed_steps = whole_canvas = True
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class DiffusionModel(LanguageModel):
         self.objective, self.times, self.lengths, self.bound = objective, times, lengths, bound
         self.clean_context, self.reflow, self.drop = clean_context, reflow, drop or ConditionDrop()
         self.noise_factor, self.has_length_beam = noise_factor, END in lengths.forbidden
+        self._rows: dict[torch.Size, int] = {}  # of the head, for batches of a shape
         if reflow:
             codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
         # A bound wants noise that is independent of the text.
@@ -118,7 +122,8 @@ class DiffusionModel(LanguageModel):
         condition = self.give_positions(self.condition_of(batch, ids), ids, mask, noise)
         prepared = self.denoiser.conditioning.prepare(self.denoiser, condition)
         condition, dropped = self.drop_condition(prepared, noise)
-        corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped)
+        full = batch.full and ids is batch.ids
+        corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped, weight, full)
         counted = corrupted.mask
         with torch.autocast(ids.device.type, enabled=False):
             terms = self.objective(corrupted)
@@ -132,7 +137,7 @@ class DiffusionModel(LanguageModel):
             named = dict(zip(terms, sums[:-1], strict=True))
             watched = total if self.times.observed_term is None else terms[self.times.observed_term]
             self.times.observe(t, watched.detach(), counted & (ids != self.times.ignored_token))
-            descended = sums[-1]
+            descended = corrupted.belief.total if isinstance(corrupted.belief, WordNats) else sums[-1]
             fit, length_ce = self.times.fit_loss(t, total, counted), self.lengths.fit_loss(batch.lengths, prepared)
             if fit is not None:
                 named["warp"] = fit * count
@@ -148,7 +153,7 @@ class DiffusionModel(LanguageModel):
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
         """What is known beside the noisy state of a batch with these `ids` on its canvas."""
         if batch.source is None or batch.source_lengths is None:
-            return Condition()
+            return Condition(documents=batch.documents)
         place = torch.arange(batch.source.shape[1], device=batch.source.device)
         return Condition(source=batch.source, source_mask=place < batch.source_lengths.unsqueeze(1))
 
@@ -178,9 +183,13 @@ class DiffusionModel(LanguageModel):
         condition: Condition,
         origin: tuple[Tensor, Tensor] | None = None,
         dropped: Tensor | None = None,
+        weight: Tensor | None = None,
+        full: bool = False,
     ) -> Corrupted:
         """The batch at times t, and what is believed about it. With an `origin`, the seeds and sample numbers of a
-        teacher's noise, texts lie on the teacher's paths: these hardly cross, and few steps follow them."""
+        teacher's noise, texts lie on the teacher's paths: these hardly cross, and few steps follow them. With the
+        `weight` of their times the belief is what the loss needs of it, which may be `WordNats`. On a `full` canvas
+        nothing is padding, and attention needs no mask."""
         codec, process = self.denoiser.codec, self.process
         with torch.autocast(ids.device.type, enabled=False):
             at, counted = (t, mask) if not self.clean_context else self.noise_one_stretch(t, mask, noise)
@@ -196,15 +205,22 @@ class DiffusionModel(LanguageModel):
             own = own if self.noise_factor == 1 else self.noise_factor * own
             x_t = process.corrupt(x0, level, own)
         first, previous, settings = None, None, self.denoiser.self_conditioning
+        seen = None if full else mask
         if settings is not None and settings.mode == "both":
-            first = self.denoiser(x_t, level, mask, condition)
+            first = self.denoiser(x_t, level, seen, condition)
             previous = first.clean.detach()
         else:
             previous = self.first_estimate(x0, x_t, own, level, mask, condition, noise)
         if previous is not None and dropped is not None and self.drop.self_condition:
             previous = torch.where(dropped.view(-1, *(1,) * (previous.dim() - 1)), 0, previous)
-        belief = self.denoiser(x_t, level, mask, condition, previous)
-        return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, codec, process, self.times.steps, first)
+        more = codec, process, self.times.steps, first
+        if weight is None or not is_linear(self.objective, self.denoiser):
+            belief = self.denoiser(x_t, level, seen, condition, previous)
+            return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, *more)
+        one = WordNats((counted & (x_t == process.mask_id)).float())  # what the loss makes of 1 nat is its weight
+        made = Corrupted(ids, counted, clean, x0, x_t, own, level, one, *more)
+        read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, made, weight, noise)
+        return replace(made, belief=self.denoiser(x_t, level, seen, condition, previous, read))
 
     def noise_one_stretch(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Times of all positions [B, L] and the mask of those that count. In a share of the texts one stretch, its two
@@ -287,7 +303,12 @@ class DiffusionModel(LanguageModel):
         condition = self.condition_of(batch, ids)
         estimates = self.bound(self.denoiser, self.times, ids, mask, noise, draws, condition)
         read = self.lengths.predict(self.denoiser, self.denoiser.conditioning.prepare(self.denoiser, condition))
-        return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)
+        if batch.documents is None:
+            return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)
+        first, last = document_ends(batch.documents)  # each document of a packed row has a length
+        begins = mask & (first == torch.arange(ids.shape[1], device=ids.device))
+        lengths = (self.lengths.nats(last - first + 1, read) * begins).sum(-1)
+        return estimates.mean(1) + lengths, standard_error(estimates)
 
     def nats_calls(self, draws: int) -> int:
         return 1 if self.bound is None else self.bound.calls(self.denoiser, draws)

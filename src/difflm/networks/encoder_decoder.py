@@ -60,9 +60,10 @@ class EncoderDecoder(Transformer):
         mask: Tensor | None = None,
         memory: Tensor | None = None,
         source_mask: Tensor | None = None,
+        answers: bool = True,
     ) -> Tensor:
         assert memory is not None and source_mask is not None, "an encoder-decoder reads a source"
-        return super().forward(inputs, t, mask, self.split_memory(memory, source_mask))
+        return super().forward(inputs, t, mask, self.split_memory(memory, source_mask), answers)
 
 
 class StagedDecoder(EncoderDecoder):

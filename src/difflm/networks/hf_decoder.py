@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.errors import UsageError
+from difflm.networks.head import weigh_slopes
 from difflm.networks.hf_encoder import explained, library_config, transformers
 from difflm.networks.transformer import Cache
 from difflm.runtime.files import read_json
@@ -36,6 +37,7 @@ class PretrainedDecoder(nn.Module):
     `Transformer` that reading takes. `blocks` is empty: the library's layers are neither compiled nor captured."""
 
     capturable = False
+    slopes = staticmethod(weigh_slopes)
 
     def __init__(self, decoder: dict[str, Any], vocabulary: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -49,7 +51,7 @@ class PretrainedDecoder(nn.Module):
             self.body = transformers().AutoModel.from_config(config)
         self.body.set_input_embeddings(nn.Embedding(1, config.hidden_size))  # never asked: words come as vectors
         self.input, self.blocks = nn.Identity(), nn.ModuleList()
-        self.head = nn.Linear(config.hidden_size, vocabulary)
+        self.norm, self.head = nn.Identity(), nn.Linear(config.hidden_size, vocabulary)
         nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
 

@@ -16,6 +16,7 @@ from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training.checkpoints import advise_resume
 
 FORMAT = 1
+ONE_BY_ONE = 8_000_000  # weights from which on a CPU gains nothing from texts that share a batch (docs/log.md)
 KEYS = ("model", "vocabulary", "tokenizer", "longest", "parameters", "sampling", "recipe")  # that every config has
 
 
@@ -84,6 +85,9 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({reason}).") from None
+    # A product over one text's positions is large enough; bfloat16 units, which wait for weights, share them.
+    large = sum(p.numel() for p in model.parameters()) >= ONE_BY_ONE
+    model.one_by_one = model.whole_canvas and large and not torch.cpu._is_amx_tile_supported()
     path = run / "model.safetensors"
     load_into(model, load_tensors(path, advise_resume(run)), path)
     return model.to(device).eval(), tokenizer, config

@@ -20,7 +20,7 @@ def train(
     changes: Annotated[list[str] | None, typer.Argument(metavar="key=value …", help="Changes to it.")] = None,
     out: Annotated[Path | None, option("Directory of the run.", "RUN")] = None,
     resume: Annotated[bool, option("Continue the run in --out.", None, "--resume")] = False,
-    dry_run: Annotated[bool, option("Print the resolved recipe and stop.", None, "--dry-run")] = False,
+    dry_run: Annotated[bool, option("Print the resolved recipe and its cost, and stop.", None, "--dry-run")] = False,
     data: Data = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -31,6 +31,7 @@ def train(
     resolved = load_recipe(recipe, changes or (), note)
     if dry_run:
         show_recipe(resolved, as_json)
+        show_estimate(resolved, device)
         return 0
     if out is None:
         raise UsageError("where should the run go? Give --out RUN, a directory that does not hold one yet.")
@@ -80,6 +81,17 @@ def report_classifier(guided: str, out: Path) -> None:
     asked += [["--pos", one["values"][1]] for one in labels if (one["kind"], one["name"]) == ("tags", "pos")]
     decoder = ["--method", "fudge"] if config["causal"] else []  # it guides a left-to-right model
     print(f"Next: {shlex.join(['difflm', 'generate', guided, '--guide', str(out), *next(iter(asked), []), *decoder])}")
+
+
+def show_estimate(recipe: Any, device: str) -> None:
+    """Say on stderr what training would take on a device, whose speed one matrix product tells."""
+    from difflm.app.bench import matrix_rate
+    from difflm.generation.jobs import check_device
+    from difflm.training.estimate import estimate_training
+
+    if recipe.method != "classifier":  # whose size is that of the model it guides
+        where = check_device(device)
+        note(estimate_training(recipe, where.type).describe(matrix_rate(where, repeats=3)["gflops"]))
 
 
 def show_recipe(recipe: Any, as_json: bool) -> None:

@@ -22,6 +22,7 @@ class DiscreteProcess(Process):
 
     steps: tuple[str, ...] = ("ancestral",)
     reads_pairs = False
+    linear = False  # whether its losses are weighted cross-entropies of masked words, and nothing else
 
     def __init__(self, words: int, states: int) -> None:
         super().__init__()

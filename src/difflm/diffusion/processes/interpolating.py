@@ -149,6 +149,7 @@ class Absorbing(Interpolating):
     plain posterior; a word that stands is the text's own, and the belief says so."""
 
     steps: tuple[str, ...] = ("ancestral", "confidence", "first-hitting", "gibbs", "remask", "threshold", "truncated")
+    linear = True
 
     def __init__(self, words: int, keep: AlphaSchedule | None = None) -> None:
         super().__init__(words, words + 1)
@@ -188,7 +189,7 @@ class Absorbing(Interpolating):
 
     def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         share = -self.keep.slope(t.double()) / (1 - self.keep.alpha(t.double()))
-        ce = -gather_tokens(belief.logits.log_softmax(-1), ids)
+        ce = belief.cross_entropy(ids)
         return torch.where(z == self.mask_id, expand_to(share, ids, ce) * ce, 0.0)
 
     def score_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
@@ -202,7 +203,7 @@ class Absorbing(Interpolating):
 
     def step_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
         """At a mask both sides reveal with the same chance, so that their divergence is that chance's share of CE."""
-        ce = -gather_tokens(belief.logits.log_softmax(-1), ids)
+        ce = belief.cross_entropy(ids)
         return torch.where(z == self.mask_id, self.revealed(t, s, ce) * ce, 0.0)
 
 
@@ -218,6 +219,7 @@ class Spindle(Absorbing):
     """
 
     steps = ("ancestral",)  # words come each at its own pace, in no order that another rule could keep
+    linear = False  # the bound also weighs words that are not the text's
     pace: Tensor
 
     def __init__(self, words: int, strength: float = 0.3) -> None:

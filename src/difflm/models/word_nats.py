@@ -1,0 +1,110 @@
+"""What training takes of a belief where losses are linear in the cross-entropies of masked words: these alone.
+
+The head is asked of as many rows as hold the masked words of nearly every batch, a fixed number, so that a step can be
+captured and nothing is read back. A batch that has more of them is rare; then a run of them that begins anywhere is
+taken, and each counts for more: the loss is exact whenever all fit, and right on average always.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from difflm.diffusion.base import Belief
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import Corrupted, Objective
+from difflm.diffusion.processes import DiscreteProcess
+from difflm.diffusion.timesteps import TimeSampler
+from difflm.networks import Transformer
+from difflm.networks.head import rows_of_part, weigh_nats
+
+LINEAR = {"elbo", "masked_ce", "chain_kl", "ce"}  # terms that are so under masks
+WATCHED = 4096  # batches whose times tell how many words are masked at most
+ROWS = 33  # the stream of random numbers that says which rows are left out
+SPARE = 3.0  # times the root of all positions: six standard deviations of how many are masked, or more
+
+
+@dataclass(frozen=True)
+class WordNats(Belief):
+    """Cross-entropies of the text's own words [B, L] in the place of logits, 0 where no mask stands. They have no
+    gradient; `total` has, their sum as the loss weighs them."""
+
+    total: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def cross_entropy(self, ids: Tensor, smoothing: float = 0.0) -> Tensor:
+        return self.logits
+
+
+def is_linear(objective: Objective, denoiser: Denoiser) -> bool:
+    """Whether a loss is a weighted sum of cross-entropies of masked words, and the head can be asked of these alone."""
+    alike = not objective.label_smoothing or {*objective.weights} == {"masked_ce"}
+    linear = getattr(denoiser.process, "linear", False) and {*objective.weights} <= LINEAR
+    return linear and alike and isinstance(denoiser.network, Transformer)
+
+
+def read_masked(
+    denoiser: Denoiser,
+    objective: Objective,
+    times: TimeSampler,
+    rows: dict[torch.Size, int],
+    made: Corrupted,
+    weight: Tensor,
+    noise: Noise,
+    states: Tensor,
+) -> WordNats:
+    """The nats of a batch's masked words under the weights of its times, given the network's last states. `made`
+    believes 1 nat of each masked word; `rows` keeps how many are read of batches of a shape."""
+    network, process, shape = denoiser.network, denoiser.process, made.ids.shape
+    assert isinstance(network, Transformer) and isinstance(process, DiscreteProcess)
+    with torch.autocast(states.device.type, enabled=False):
+        total = objective.total(objective(made)) * made.mask
+        weights = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
+    if shape not in rows:
+        rows[shape] = most_masked(process, times, shape[0], shape[1], states.device)
+    u = noise.uniform(0, stream=ROWS)[:1]
+    return read_nats(network, states, made.ids, weights, rows[shape], u, objective.label_smoothing)
+
+
+def read_nats(
+    network: Transformer, states: Tensor, ids: Tensor, weights: Tensor, rows: int, u: Tensor, smoothing: float
+) -> WordNats:
+    """The nats of the words [B, L] that have weights, given the network's last states; at most so many rows of them.
+    `u` [1], a uniform number, says where a run begins that leaves some out."""
+    flat, targets, found = weights.flatten(), ids.flatten(), states.flatten(0, 1)
+    if rows >= len(flat):
+        nats, total = weigh_nats(network, found, targets, flat, smoothing)
+        return WordNats((nats * (flat != 0)).view(ids.shape), total=total)
+    chosen, factor = choose_rows(flat != 0, rows, u)
+    own = flat[chosen] * factor
+    nats, total = weigh_nats(network, found.index_select(0, chosen), targets[chosen], own, smoothing)
+    spread = torch.zeros_like(flat).index_copy(0, chosen, nats * factor * (own != 0))
+    return WordNats(spread.view(ids.shape), total=total)
+
+
+def choose_rows(wanted: Tensor, rows: int, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices of so many positions of [N], the wanted ones first, and the factor by which each counts for those that
+    are left out."""
+    count = wanted.sum()
+    start = torch.where(count > rows, (u * count).long(), 0)
+    rank = wanted.cumsum(0) - 1 + start
+    rank = torch.where(wanted, torch.where(rank >= count, rank - count, rank), len(wanted))
+    return rank.argsort()[:rows], (count / rows).clamp(min=1.0)
+
+
+@torch.no_grad()
+def most_masked(process: DiscreteProcess, times: TimeSampler, texts: int, positions: int, device: torch.device) -> int:
+    """Rows that hold the masked words of all but very few batches of this shape, rounded up to whole parts of the head:
+    times that cover [0, 1] evenly mask hardly more than half of the words. It synchronises: ask once a shape."""
+    noise = Noise(0, torch.arange(WATCHED + texts, device=device))
+    t, _ = times.sample(noise, torch.ones(WATCHED + texts, 1, dtype=torch.bool, device=device))
+    whole = texts * positions
+    if t.dim() != 1:
+        return whole
+    masked = 1 - process.survival(torch.zeros(len(t), 1, dtype=torch.int64, device=device), t).double().squeeze(1)
+    sums = torch.cat([masked.new_zeros(1), masked.cumsum(0)])
+    share = float((sums[texts:] - sums[:-texts]).max()) / texts
+    wanted = math.ceil(share * whole + SPARE * math.sqrt(whole))
+    part = rows_of_part(wanted, process.words, device.type)
+    return min(-(-wanted // part) * part, whole)

@@ -1,0 +1,97 @@
+"""What a training will take, before anything starts: memory, and minutes on a machine of known speed.
+
+Everything is counted on the model itself but for the constants below, which say where they were measured.
+"""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from difflm.methods.base import TextSpec
+from difflm.models.base import LanguageModel
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.word_nats import is_linear
+from difflm.networks.head import CHUNK
+from difflm.runtime.tensors import SkipInit
+from difflm.training.recipe import TOKENIZERS, Recipe
+
+# Bytes of a weight: itself, two moments, its average, its gradient; in bfloat16 a copy whose gradient is as narrow.
+WEIGHT = 20
+# Bytes that a block keeps for its gradient, for each position and each of its hidden numbers: counted on what autograd
+# keeps without a compiler, which keeps less (2026-11-16).
+ACTIVATION = {"fp32": 72, "bf16": 40}
+INPUT = 4  # the same where blocks are computed again: their input
+LOGIT = 13  # bytes of each logit of a loss that sees all of them: 34 GiB at GPT-2-small's sizes (H200, November 2026)
+PART = 8  # the same where logits are computed a part at a time: themselves and their slopes
+# Share of the rate of one large product that training reaches, from a hidden size on. H200: docs/performance.md, `e2e`
+# and 87M at 64 texts. CPU: e2e-mdlm-laptop and e2e-mdlm with 16 texts on an ARM core (2026-11-16).
+REACHED = {"cuda": {0: 0.2, 768: 0.35}, "cpu": {0: 0.33, 384: 0.9}}
+FIRST_ESTIMATE = 7 / 6  # work of a step whose every second text has a first answer
+UNKNOWN_LONGEST = 64
+
+
+@dataclass(frozen=True)
+class Estimate:
+    texts: TextSpec
+    parameters: int
+    gib: dict[str, float]  # of weights, activations and logits, each at most
+    gflop: float  # operations of matrix products in all steps
+    reached: float  # share of a large product's rate
+
+    def describe(self, gflops: float) -> str:
+        """A line for a machine whose large products run at so many Gflop/s."""
+        minutes = self.gflop / (gflops * self.reached) / 60
+        spoken = f"{minutes:,.0f}" if minutes >= 10 else f"{minutes:.2g}"
+        parts = ", ".join(f"{name} {gib:.2g}" for name, gib in self.gib.items())
+        size = f"{self.texts.vocabulary:,} words and texts of {self.texts.longest} tokens"
+        memory = f"at most {sum(self.gib.values()):.2g} GiB ({parts})"
+        time = f"at most about {spoken} minutes of steps at {gflops:,.0f} Gflop/s"
+        return f"estimate for {size}: {self.parameters:,} parameters, {memory}, {time}"
+
+
+def estimate_training(recipe: Recipe, kind: str) -> Estimate:
+    """The cost of a recipe on a kind of device ("cuda", "cpu"). Sizes that only the texts tell are taken from what the
+    recipe allows."""
+    recipe, texts = recipe.adapt_to(kind), text_sizes(recipe)
+    with SkipInit():
+        model = recipe.build_method().build(texts)
+    rows = recipe.batch_size * texts.longest
+    numbers, flops, hidden = 0, 0.0, 0
+    for network in model.modules():
+        blocks = getattr(network, "blocks", None)
+        if blocks is not None and len(blocks):
+            width = next(part for part in blocks[0].modules() if isinstance(part, nn.Linear)).in_features
+            numbers, hidden = numbers + rows * len(blocks) * width, max(hidden, width)
+            seen = texts.longest / (2 if getattr(network, "causal", False) else 1)
+            flops += 12.0 * rows * len(blocks) * width * seen  # attention
+    weights = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    head = sum(part.weight.numel() for part in weights if part.out_features == texts.vocabulary)
+    counted = 0.5 if masks_words(model) else 1.0  # share of the positions that the head is asked of
+    flops += 6.0 * rows * (sum(part.weight.numel() for part in weights) - (1 - counted) * head)
+    if isinstance(model, DiffusionModel) and model.denoiser.self_conditioning:
+        flops *= FIRST_ESTIMATE
+    logits = rows * texts.vocabulary
+    in_parts = masks_words(model) or model.likelihood == "exact"
+    parameters = sum(p.numel() for p in model.parameters())
+    kept = INPUT if recipe.recompute else ACTIVATION[recipe.precision]
+    gib = {
+        "weights": WEIGHT * parameters / 2**30,
+        "activations": kept * numbers / 2**30,
+        "logits": (PART * min(logits, CHUNK[kind]) if in_parts else LOGIT * logits) / 2**30,
+    }
+    reached = [share for least, share in REACHED[kind].items() if hidden >= least][-1]
+    return Estimate(texts, parameters, gib, 1e-9 * flops * recipe.accumulate * recipe.steps, reached)
+
+
+def masks_words(model: LanguageModel) -> bool:
+    """Whether training asks the head of masked words alone."""
+    return isinstance(model, DiffusionModel) and is_linear(model.objective, model.denoiser)
+
+
+def text_sizes(recipe: Recipe) -> TextSpec:
+    vocabulary, longest = recipe.vocabulary, recipe.longest or UNKNOWN_LONGEST
+    if recipe.tokenizer not in TOKENIZERS:
+        from difflm.training.run import find_run, read_config
+
+        vocabulary = read_config(find_run(recipe.tokenizer))["vocabulary"]
+    return TextSpec(vocabulary, longest, (recipe.source_longest or longest) if recipe.has_sources else 0)

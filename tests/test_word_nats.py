@@ -1,0 +1,161 @@
+"""Losses that never see all logits: equal to those that do, gradients included, and small in memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from difflm.data.batches import Batch, Batches
+from difflm.data.texts import Example
+from difflm.data.tokenfile import TokenFile
+from difflm.data.tokenizers import Words
+from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.processes import Absorbing
+from difflm.diffusion.timesteps import LowDiscrepancy, MostlyAt
+from difflm.methods import METHODS, TextSpec
+from difflm.models import diffusion
+from difflm.models.word_nats import choose_rows, most_masked
+from difflm.networks import Transformer, head
+
+WORDS, LONGEST, TEXTS = 70, 24, 64  # 70 is no multiple of 64
+MASKED = ("mdlm", "cmlm", "d3pm-absorbing", "bert-mouth", "block-diffusion")
+
+
+def make_model(name, source_longest=0, words=WORDS):
+    torch.manual_seed(0)
+    settings = {"hidden": 16, "layers": 1, "heads": 2, "dropout": 0.0}
+    model = METHODS[name](**settings).build(TextSpec(words, LONGEST, source_longest))
+    for part in model.modules():
+        if isinstance(part, Transformer):
+            torch.nn.init.normal_(part.head.weight, std=0.5)
+            torch.nn.init.normal_(part.head.bias)
+    return model
+
+
+def make_batch(sources=0, full=False):
+    torch.manual_seed(1)
+    ids, lengths = torch.randint(5, WORDS, (TEXTS, LONGEST)), torch.randint(3, LONGEST + 1, (TEXTS,))
+    lengths = torch.full_like(lengths, LONGEST) if full else lengths
+    told = (torch.randint(5, WORDS, (TEXTS, sources)), torch.full((TEXTS,), sources)) if sources else (None, None)
+    return Batch(ids, lengths, *told, index=torch.arange(TEXTS), seed=3)
+
+
+def losses_and_gradients(model, batch):
+    model.zero_grad()
+    losses = model(batch)
+    losses.means()["loss"].backward()
+    return losses, {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def assert_equal_losses(found, expected):
+    (losses, gradients), (plain, others) = found, expected
+    assert torch.allclose(losses.total, plain.total, rtol=1e-5)
+    assert {*losses.terms} == {*plain.terms} and losses.count == plain.count
+    assert all(torch.allclose(losses.terms[name], plain.terms[name], rtol=1e-5) for name in plain.terms)
+    assert {*gradients} == {*others}
+    for name, gradient in others.items():
+        assert (gradients[name] - gradient).abs().max() <= 2e-5 * gradient.abs().max() + 1e-8, name
+
+
+@pytest.mark.parametrize(("name", "sources"), [*((name, 0) for name in MASKED), ("mdlm", 6), ("diffusion-nat", 6)])
+def test_masked_words_alone_give_the_loss_of_all_logits(monkeypatch, name, sources):
+    model, batch = make_model(name, sources), make_batch(sources)
+    found = losses_and_gradients(model, batch)
+    ((shape, rows),) = model._rows.items()
+    assert (rows < shape.numel()) == (name != "block-diffusion")  # whose blocks have times of their own
+    monkeypatch.setattr(diffusion, "is_linear", lambda *_: False)
+    assert_equal_losses(found, losses_and_gradients(model, batch))
+
+
+def test_parts_of_the_rows_give_the_loss_of_all_rows(monkeypatch):
+    model, batch = make_model("mdlm"), make_batch()
+    whole = losses_and_gradients(model, batch)
+    monkeypatch.setitem(head.CHUNK, "cpu", 256 * 128)
+    assert_equal_losses(losses_and_gradients(model, batch), whole)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_weighed_nats_are_cross_entropies(smoothing):
+    torch.manual_seed(0)
+    network = Transformer(8, WORDS, 8, 1, 2)
+    torch.nn.init.normal_(network.head.weight)
+    states, targets, weights = torch.randn(50, 8, requires_grad=True), torch.randint(WORDS, (50,)), torch.rand(50)
+    nats, total = head.weigh_nats(network, states, targets, weights, smoothing)
+    (3 * total).backward()
+    found = [states.grad.clone(), *(p.grad.clone() for p in (network.head.weight, network.head.bias))]
+    states.grad = network.head.weight.grad = network.head.bias.grad = None
+    plain = F.cross_entropy(network.answer(states), targets, reduction="none", label_smoothing=smoothing)
+    (3 * (weights * plain).sum()).backward()
+    assert torch.allclose(nats, plain, atol=1e-5) and not nats.requires_grad
+    for ours, theirs in zip(found, (states.grad, network.head.weight.grad, network.head.bias.grad), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mdlm", "autoregressive"])
+def test_logits_are_computed_for_a_part_of_the_rows_at_a_time(monkeypatch, name):
+    model, batch = make_model(name), make_batch()
+    monkeypatch.setitem(head.CHUNK, "cpu", 256 * 128)
+    network, sizes = model.network if name == "autoregressive" else model.denoiser.network, []
+    monkeypatch.setattr(network, "slopes", lambda *given: sizes.append(given[0].shape) or head.weigh_slopes(*given))
+    network.head.register_forward_pre_hook(lambda *_: pytest.fail("the head was asked of all positions"))
+    losses_and_gradients(model, batch)
+    assert len(sizes) > 2 and max(sizes) == (256, 128)
+
+
+def test_the_autoregressive_loss_is_the_likelihood():
+    model, batch = make_model("autoregressive"), make_batch()
+    assert torch.allclose(model(batch).total, model.nats(batch).sum(), rtol=1e-5)
+
+
+def test_rows_hold_the_masked_words_of_every_batch():
+    """Of evenly spread times: hardly more than half of the words, whatever batch of the run it is."""
+    texts, positions, process = 32, 256, Absorbing(9)
+    for times, most in ((LowDiscrepancy(), 0.6), (MostlyAt(0.15), 0.45)):
+        rows = most_masked(process, times, texts, positions, torch.device("cpu"))
+        assert rows <= most * texts * positions
+        for start in range(0, 32 * texts, texts):
+            noise = Noise(5, torch.arange(start, start + texts))
+            t, _ = times.sample(noise, torch.ones(texts, 1, dtype=torch.bool))
+            z = process.corrupt(torch.zeros(texts, positions, dtype=torch.int64), t, noise.uniform(0, positions, 3))
+            assert (z == process.mask_id).sum() <= rows
+
+
+def test_rows_that_do_not_fit_count_on_average():
+    wanted = torch.rand(40, generator=torch.Generator().manual_seed(0)) < 0.6
+    values, count = torch.arange(40.0) ** 2, int(wanted.sum())
+    sums = []
+    for start in range(count):  # every beginning is as likely
+        rows, factor = choose_rows(wanted, 10, torch.tensor([(start + 0.5) / count]))
+        assert wanted[rows].all() and len(rows.unique()) == 10 and factor == count / 10
+        sums.append((values[rows] * factor).sum())
+    assert torch.stack(sums).mean() == pytest.approx(float(values[wanted].sum()))
+    rows, factor = choose_rows(wanted, 30, torch.tensor([0.5]))
+    assert factor == 1 and {*rows[:count].tolist()} == {*wanted.nonzero().flatten().tolist()}
+
+
+def test_bfloat16_keeps_the_loss():
+    model, batch = make_model("mdlm"), make_batch()
+    whole, _ = losses_and_gradients(model, batch)
+    with autocast_to(torch.device("cpu"), torch.bfloat16):
+        narrow, gradients = losses_and_gradients(model, batch)
+    assert torch.allclose(narrow.total, whole.total, rtol=0.02) and narrow.total.dtype == torch.float32
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+
+def test_a_full_canvas_needs_no_mask():
+    model, batch = make_model("mdlm"), make_batch(full=True)
+    padded = losses_and_gradients(model, batch)
+    seen = []
+    model.denoiser.network.register_forward_pre_hook(lambda _, given: seen.append(given[2]))
+    assert_equal_losses(losses_and_gradients(model, replace(batch, full=True)), padded)
+    assert seen == [None]
+
+
+@pytest.mark.parametrize(("texts", "full"), [(["a b c d"] * 4, True), (["a b c d", "a b", "a b c d", "b"], False)])
+def test_batches_know_whether_they_are_full(tmp_path, texts, full):
+    words = Words.build(texts, 0)
+    tokens = TokenFile.build(tmp_path / "tokens", map(Example, texts), words, {})
+    assert all(Batches(tokens, 2, 0, (4,)).batch(step).full is full for step in range(4))
+    assert not Batches(tokens, 2, 0, (4, 6)).batch(0).full
