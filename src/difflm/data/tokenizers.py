@@ -73,6 +73,10 @@ class Tokenizer(ABC):
 
     def fingerprint(self) -> str:
         """Equal for equal tokenizers, on any machine."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
