@@ -1,6 +1,7 @@
 """Checkpoints: safetensors and JSON, written atomically."""
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from difflm.errors import DifflmError
 from difflm.runtime.files import explain_write_errors, read_json, write_json
 from difflm.runtime.tensors import load_tensors, save_tensors
 
@@ -22,18 +24,22 @@ def advise_resume(run: Path) -> str:
 
 
 def checkpoint_steps(run: Path) -> list[int]:
-    """Steps of the complete checkpoints of a run, rising. Temporary names begin with a dot and do not count."""
-    found = run.glob("checkpoints/step-*/state.json")
-    return sorted(int(p.parent.name.removeprefix("step-")) for p in found)
+    """Steps of the checkpoints of a run, rising. Names that begin with a dot are temporary, others not of this run."""
+    found = (re.fullmatch("step-(0|[1-9][0-9]*)", p.parent.name) for p in run.glob("checkpoints/step-*/state.json"))
+    return sorted(int(name[1]) for name in found if name)
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run, the newest first."""
+    return [run / "checkpoints" / f"step-{step}" for step in reversed(checkpoint_steps(run))]
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    steps = checkpoint_steps(run)
-    return run / "checkpoints" / f"step-{steps[-1]}" if steps else None
+    return next(iter(checkpoints(run)), None)
 
 
 def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
-    """Write a checkpoint directory atomically, then delete the oldest ones."""
+    """Write a checkpoint directory atomically, then delete the oldest ones, and later ones, which were damaged."""
     target = run / "checkpoints" / f"step-{step}"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     for left in run.glob("checkpoints/.step-*"):  # by a process that was killed while it saved
@@ -45,10 +51,15 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
         write_json(temporary / "state.json", state)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
-    for old in checkpoint_steps(run)[:-KEEP]:
-        shutil.rmtree(run / "checkpoints" / f"step-{old}", ignore_errors=True)
+    found = checkpoints(run)
+    here = found.index(target)
+    for other in found[:here] + found[here + KEEP :]:
+        shutil.rmtree(other, ignore_errors=True)
     return target
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    return load_tensors(path / "state.safetensors"), read_json(path / "state.json")
+    state = read_json(path / "state.json")
+    if not isinstance(state, dict) or not {"step", "seconds"} <= state.keys():
+        raise DifflmError(f"{path}/state.json does not describe a checkpoint.")
+    return load_tensors(path / "state.safetensors", "Start the run anew."), state

@@ -116,8 +116,8 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             write_json(out / "recipe.json", ready.recipe.model_dump())
             write_json(out / "config.json", ready.config)
         trainer = Trainer(ready.model, ready.recipe, out, setup.device, ready.figure)
-        if setup.resume and not trainer.resume():
-            setup.note("no checkpoint yet, starting anew", INFO)
+        if setup.resume:
+            trainer.resume(setup.note)
         outcome = trainer.fit(ready.batches, ready.held_out, watcher)
         write_json(out / "config.json", {**ready.config, **outcome.summary()})
         return outcome

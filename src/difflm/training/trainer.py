@@ -22,7 +22,7 @@ from difflm.errors import DifflmError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
 from difflm.runtime.files import append_line, parse_record, write_atomic
 from difflm.runtime.tensors import load_into, save_tensors
-from difflm.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
+from difflm.training.checkpoints import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from difflm.training.ema import Ema
 from difflm.training.graph_capture import CapturedGradients, Gradients
 from difflm.training.master_weights import MasterWeights
@@ -254,12 +254,25 @@ class Trainer:
     def final_weights(self) -> dict[str, Tensor]:
         return self.best_weights if self.best_weights is not None else self.ema.model.state_dict()
 
-    def resume(self) -> bool:
-        """Continue from the newest checkpoint; False where there is none."""
-        path = newest_checkpoint(self.run)
-        if path is None:
-            drop_records_after(self.run / "metrics.jsonl", 0)
-            return False
+    def resume(self, note: Callable[[str, int], None]) -> None:
+        """Continue from the newest whole checkpoint; start anew where there is none at all."""
+        damage: DifflmError | None = None
+        for path in checkpoints(self.run):
+            try:
+                self._load(path)
+            except DifflmError as error:
+                damage = damage or error
+                continue
+            if damage:
+                note(f"a checkpoint is damaged, continuing from {path} ({damage})", 0)
+            break
+        else:
+            if damage:
+                raise damage
+            note("no checkpoint yet, starting anew", 0)
+        drop_records_after(self.run / "metrics.jsonl", self.step)
+
+    def _load(self, path: Path) -> None:
         tensors, state = load_checkpoint(path)
         load_into(self.model, _with_prefix(tensors, "model."), path)
         load_into(self.ema.model, _with_prefix(tensors, "ema."), path)
@@ -267,8 +280,6 @@ class Trainer:
         best = _with_prefix(tensors, "best.")
         self.best_weights = {k: v.to(self.device) for k, v in best.items()} or None
         self.step, self.seconds, self.validation = state["step"], state["seconds"], state.get("validation", {})
-        drop_records_after(self.run / "metrics.jsonl", self.step)
-        return True
 
     # -- the run ------------------------------------------------------------------------------------------------
 

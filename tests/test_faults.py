@@ -1,0 +1,83 @@
+"""Damaged runs, killed writes and stop signals: a run goes on from what is whole, or one line says what is wrong."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import Silent, tiny_run
+
+from difflm.errors import DifflmError
+from difflm.training.checkpoints import checkpoint_steps
+from difflm.training.fit import train_run
+from difflm.training.recipe import check
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of six steps with checkpoints at four and six."""
+    return tiny_run(tmp_path_factory.mktemp("faults"), "autoregressive", steps=6, save_every=2)
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def resume(run: Path) -> list[str]:
+    """Resume a run; what it noted."""
+    notes: list[str] = []
+    recipe = check(json.loads((run / "recipe.json").read_text()))
+    train_run(recipe, run, torch.device("cpu"), Silent(), lambda text, level: notes.append(text), None, True)
+    return [note for note in notes if "checkpoint" in note]
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def truncate_tensors(checkpoint: Path) -> None:
+    os.truncate(checkpoint / "state.safetensors", 1000)
+
+
+def flip_tensors(checkpoint: Path) -> None:
+    flip_a_bit(checkpoint / "state.safetensors")
+
+
+def truncate_state(checkpoint: Path) -> None:
+    (checkpoint / "state.json").write_text('{"step": 6')
+
+
+def empty_state(checkpoint: Path) -> None:
+    (checkpoint / "state.json").write_text("{}")
+
+
+@pytest.mark.parametrize("damage", [truncate_tensors, truncate_state, empty_state])
+def test_a_run_resumes_from_the_newest_whole_checkpoint_and_says_so(run, trained, damage):
+    damage(run / "checkpoints" / "step-6")
+    (note,) = resume(run)
+    assert "step-6" in note and "step-4" in note and "\n" not in note
+    assert (run / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+    assert checkpoint_steps(run) == [4, 6] and resume(run) == []
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_resumed(run):
+    for checkpoint in run.glob("checkpoints/*"):
+        truncate_tensors(checkpoint)
+    with pytest.raises(DifflmError, match="truncated") as refused:
+        resume(run)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_foreign_folder_among_the_checkpoints_is_ignored(run):
+    for name in ("step-10-backup", "step-", "step-007", "step-²", "old"):
+        shutil.copytree(run / "checkpoints" / "step-4", run / "checkpoints" / name)
+    assert checkpoint_steps(run) == [4, 6] and resume(run) == []
+    assert (run / "checkpoints" / "step-10-backup").is_dir()
