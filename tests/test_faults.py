@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from tiny import Silent, tiny_run
 
 from difflm.errors import DifflmError
-from difflm.training.checkpoints import checkpoint_steps
+from difflm.runtime.files import replace_atomically, write_atomic
+from difflm.training.checkpoints import checkpoint_steps, save_checkpoint
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
@@ -81,3 +83,35 @@ def test_a_foreign_folder_among_the_checkpoints_is_ignored(run):
         shutil.copytree(run / "checkpoints" / "step-4", run / "checkpoints" / name)
     assert checkpoint_steps(run) == [4, 6] and resume(run) == []
     assert (run / "checkpoints" / "step-10-backup").is_dir()
+
+
+# -- killed writes ----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_killed_write_left_is_removed_when_its_folder_is_locked_next(tmp_path, run):
+    """`os._exit` ends a process as SIGKILL does: nothing is cleaned up."""
+    if not os.fork():
+        with replace_atomically(run / "model.safetensors") as temporary:
+            temporary.write_bytes(b"half")
+            os._exit(0)
+    os.wait()
+    (run / ".hidden").write_text("of somebody else")
+    (run / "checkpoints" / ".step-8.123").mkdir()
+    assert len(list(run.glob(".model*"))) == 1
+    resume(run)
+    assert [path.name for path in run.rglob(".*")] == [".hidden"]
+
+
+def test_a_folder_is_synchronised_after_a_rename(tmp_path, monkeypatch):
+    """Else a power cut may take back the rename, though the file itself was written."""
+    events: list[str] = []
+    sync, rename = os.fsync, Path.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (events.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file"), sync(fd))
+    )
+    monkeypatch.setattr(Path, "replace", lambda self, to: (events.append("rename"), rename(self, to)))
+    write_atomic(tmp_path / "file", "text")
+    assert events == ["file", "rename", "folder"]
+    events.clear()
+    save_checkpoint(tmp_path, 3, {"a": torch.zeros(2)}, {"step": 3, "seconds": 0.0})
+    assert events[-2:] == ["rename", "folder"]

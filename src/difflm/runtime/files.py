@@ -18,6 +18,7 @@ except ImportError:  # Windows: two processes can write one run there
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
+TEMPORARY = ".difflm-tmp"  # the end of the names of files that are being written
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it into place only when the block succeeds."""
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
         os.close(handle)
         temporary = Path(name)
         try:
@@ -48,8 +49,19 @@ def replace_atomically(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             temporary.chmod(0o644)
             temporary.replace(path)
+            sync_directory(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename in a directory outlive a power cut, where the platform can."""
+    with suppress(OSError):  # Windows opens no directories
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
@@ -68,6 +80,8 @@ def locked(directory: Path) -> Iterator[None]:
     with explain_write_errors(directory):
         handle = _acquire_lock(directory)
     try:
+        for left in directory.glob(f".*{TEMPORARY}"):  # by a process that was killed while it wrote
+            left.unlink(missing_ok=True)
         yield
     finally:
         (directory / LOCK).unlink(missing_ok=True)  # before the lock is released: the next holder creates its own

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from difflm.errors import DifflmError
-from difflm.runtime.files import explain_write_errors, read_json, write_json
+from difflm.runtime.files import explain_write_errors, read_json, sync_directory, write_json
 from difflm.runtime.tensors import load_tensors, save_tensors
 
 KEEP = 2  # checkpoints of a run that are kept on disk
@@ -38,19 +38,24 @@ def newest_checkpoint(run: Path) -> Path | None:
     return next(iter(checkpoints(run)), None)
 
 
+def remove_leftovers(run: Path) -> None:
+    """Remove what a process left that was killed while it saved."""
+    for left in run.glob("checkpoints/.step-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
     """Write a checkpoint directory atomically, then delete the oldest ones, and later ones, which were damaged."""
     target = run / "checkpoints" / f"step-{step}"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    for left in run.glob("checkpoints/.step-*"):  # by a process that was killed while it saved
-        shutil.rmtree(left, ignore_errors=True)
     with explain_write_errors(target), ExitStack() as stack:
         temporary.mkdir(parents=True)
         stack.callback(shutil.rmtree, temporary, ignore_errors=True)
         save_tensors(temporary / "state.safetensors", tensors)
         write_json(temporary / "state.json", state)
         shutil.rmtree(target, ignore_errors=True)
-        temporary.rename(target)
+        temporary.replace(target)
+        sync_directory(target.parent)
     found = checkpoints(run)
     here = found.index(target)
     for other in found[:here] + found[here + KEEP :]:

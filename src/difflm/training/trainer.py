@@ -22,7 +22,13 @@ from difflm.errors import DifflmError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
 from difflm.runtime.files import append_line, parse_record, write_atomic
 from difflm.runtime.tensors import load_into, save_tensors
-from difflm.training.checkpoints import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
+from difflm.training.checkpoints import (
+    checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    remove_leftovers,
+    save_checkpoint,
+)
 from difflm.training.ema import Ema
 from difflm.training.graph_capture import CapturedGradients, Gradients
 from difflm.training.master_weights import MasterWeights
@@ -256,6 +262,7 @@ class Trainer:
 
     def resume(self, note: Callable[[str, int], None]) -> None:
         """Continue from the newest whole checkpoint; start anew where there is none at all."""
+        remove_leftovers(self.run)
         damage: DifflmError | None = None
         for path in checkpoints(self.run):
             try:
