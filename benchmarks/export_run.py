@@ -19,7 +19,7 @@ def export_run(run: Path, target: Path) -> None:
     tensors = load_tensors(run / "model.safetensors")
     # Tables in float64 are schedules and rates, which half precision would distort.
     halves = {name: t.half() if t.dtype is torch.float32 else t for name, t in tensors.items()}
-    save_tensors(target / "model.safetensors", halves)
+    config["sha256"] = save_tensors(target / "model.safetensors", halves)
     if config["recipe"].get("init"):
         config["recipe"]["init"] = Path(config["recipe"]["init"]).name
     config["recipe"]["data"] = file_names(config["recipe"]["data"])  # without the directories of somebody's machine

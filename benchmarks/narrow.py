@@ -1,4 +1,5 @@
-"""Round a trained classifier to eight bits a weight, as the package holds it; counts of words stay exact.
+"""Round a trained classifier to eight bits a weight, as the package holds it; counts of words stay exact. A config
+beside it gets its checksum.
 
 python -m benchmarks.narrow runs/guide/model.safetensors src/difflm/pretrained/e2e/guide/model.safetensors
 """
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from difflm.runtime.files import read_json, write_json
 from difflm.runtime.tensors import SCALE, load_tensors, save_tensors
 
 EXACT = "word_counts"
@@ -35,7 +37,9 @@ def main() -> None:
     weights = load_tensors(asked.source)
     exact = {name: weight for name, weight in weights.items() if EXACT in name}
     small = {name: weight.half() for name, weight in weights.items() if name not in exact}
-    save_tensors(asked.out, {**quantise_rows(small), **exact})
+    sha256 = save_tensors(asked.out, {**quantise_rows(small), **exact})
+    if (config := asked.out.with_name("config.json")).exists():
+        write_json(config, {**read_json(config), "sha256": sha256})
 
 
 if __name__ == "__main__":

@@ -118,7 +118,8 @@ def save_parser(parser: SpanParser, directory: Path, about: dict[str, Any] | Non
         "parameters": sum(p.numel() for p in parser.network.parameters()),
         **(about or {}),
     }
-    save_tensors(directory / "model.safetensors", {k: v.half() for k, v in parser.network.state_dict().items()})
+    halves = {k: v.half() for k, v in parser.network.state_dict().items()}
+    config["sha256"] = save_tensors(directory / "model.safetensors", halves)
     # Not config.json: a directory with one is a run.
     write_atomic(directory / "parser.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
 

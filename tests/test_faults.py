@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import Silent, tiny_run
 
 from difflm.errors import DifflmError
@@ -15,6 +16,7 @@ from difflm.runtime.files import replace_atomically, write_atomic
 from difflm.training.checkpoints import checkpoint_steps, save_checkpoint
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
+from difflm.training.run import load_run
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def empty_state(checkpoint: Path) -> None:
     (checkpoint / "state.json").write_text("{}")
 
 
-@pytest.mark.parametrize("damage", [truncate_tensors, truncate_state, empty_state])
+@pytest.mark.parametrize("damage", [truncate_tensors, flip_tensors, truncate_state, empty_state])
 def test_a_run_resumes_from_the_newest_whole_checkpoint_and_says_so(run, trained, damage):
     damage(run / "checkpoints" / "step-6")
     (note,) = resume(run)
@@ -115,3 +117,37 @@ def test_a_folder_is_synchronised_after_a_rename(tmp_path, monkeypatch):
     events.clear()
     save_checkpoint(tmp_path, 3, {"a": torch.zeros(2)}, {"step": 3, "seconds": 0.0})
     assert events[-2:] == ["rename", "folder"]
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def refusal(run: Path) -> str:
+    with pytest.raises(DifflmError) as refused:
+        load_run(run)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_flipped_bit_is_refused_and_resuming_mends_it(run, trained):
+    flip_a_bit(run / "model.safetensors")
+    assert "checksum" in refusal(run) and "step-6 with --resume" in refusal(run)
+    resume(run)
+    assert load_run(run) and (run / "config.json").read_bytes() == (trained / "config.json").read_bytes()
+
+
+def test_runs_without_a_checksum_still_load(run):
+    for path in (run / "config.json", run / "checkpoints" / "step-6" / "state.json"):
+        state = json.loads(path.read_text())
+        del state["sha256"]
+        path.write_text(json.dumps(state))
+    assert load_run(run) and resume(run) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(run, value):
+    weights = load_file(run / "model.safetensors")
+    name = max(weights)
+    weights[name].view(-1)[-1] = value
+    save_file(weights, run / "model.safetensors")
+    assert f"NaN or infinity in {name}" in refusal(run)

@@ -13,7 +13,7 @@ from difflm.annotators.span_scorer import HashedShape, HashedWords, Sentences, S
 from difflm.annotators.trees import Span, Tree, join_sentences, split_sentences, tree_of
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import read_json
-from difflm.runtime.tensors import load_into, load_tensors
+from difflm.runtime.tensors import check_sha256, load_into, load_tensors
 
 FORMAT = 1
 CELLS = 60_000  # spans that are scored at once, 64 sentences of 30 words: some 200 MB
@@ -83,6 +83,7 @@ def load_parser(directory: Path, device: str | torch.device = "cpu") -> SpanPars
         raise DifflmError(f"{directory}/parser.json does not describe a parser ({error}).") from None
     path = directory / "model.safetensors"
     load_into(parser.network, load_tensors(path), path)
+    check_sha256(path, config)
     parser.network.eval()
     return parser.to(device)
 

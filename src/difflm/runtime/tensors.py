@@ -1,5 +1,6 @@
 """Tensors on disk as safetensors, and the tensors of a module."""
 
+import hashlib
 import json
 import struct
 from collections.abc import Mapping
@@ -17,20 +18,33 @@ from difflm.errors import DifflmError
 from difflm.runtime.files import write_atomic
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a file of tensors, and return its SHA-256, which the JSON file beside it holds."""
     data = save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})
     write_atomic(path, data)
+    return hashlib.sha256(data).hexdigest()
 
 
 def load_tensors(path: Path, advice: str = "Copy or train it again.") -> dict[str, Tensor]:
-    """Load all tensors of a file. The error for a truncated or foreign file says which it is."""
+    """Load all tensors of a file. The error for a truncated, foreign or broken file says which it is."""
     try:
         check_complete(path, advice)
-        return dequantise_rows(load_file(path))
+        tensors = dequantise_rows(load_file(path))
     except FileNotFoundError:
         raise DifflmError(f"{path} does not exist.") from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DifflmError(f"{path} is not a readable safetensors file ({error}).") from None
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise DifflmError(f"{path} holds NaN or infinity in {name}. {advice}")
+    return tensors
+
+
+def check_sha256(path: Path, config: Mapping[str, Any], advice: str = "Copy or train it again.") -> None:
+    """Refuse a file of tensors that is not the one its JSON file was written for; older ones have no checksum."""
+    with path.open("rb") as file:
+        if "sha256" in config and config["sha256"] != hashlib.file_digest(file, "sha256").hexdigest():
+            raise DifflmError(f"{path} is damaged: its checksum is not the one that was saved with it. {advice}")
 
 
 SCALE = ".scale"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from difflm.errors import DifflmError
 from difflm.runtime.files import explain_write_errors, read_json, sync_directory, write_json
-from difflm.runtime.tensors import load_tensors, save_tensors
+from difflm.runtime.tensors import check_sha256, load_tensors, save_tensors
 
 KEEP = 2  # checkpoints of a run that are kept on disk
 
@@ -51,8 +51,8 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
     with explain_write_errors(target), ExitStack() as stack:
         temporary.mkdir(parents=True)
         stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        save_tensors(temporary / "state.safetensors", tensors)
-        write_json(temporary / "state.json", state)
+        sha256 = save_tensors(temporary / "state.safetensors", tensors)
+        write_json(temporary / "state.json", {**state, "sha256": sha256})
         shutil.rmtree(target, ignore_errors=True)
         temporary.replace(target)
         sync_directory(target.parent)
@@ -67,4 +67,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     state = read_json(path / "state.json")
     if not isinstance(state, dict) or not {"step", "seconds"} <= state.keys():
         raise DifflmError(f"{path}/state.json does not describe a checkpoint.")
-    return load_tensors(path / "state.safetensors", "Start the run anew."), state
+    advice = "Start the run anew."
+    tensors = load_tensors(path / "state.safetensors", advice)
+    check_sha256(path / "state.safetensors", state, advice)
+    return tensors, state

@@ -24,7 +24,7 @@ from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import NO_WORDS, LanguageModel, Losses, Trainable, training_noise
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import read_json
-from difflm.runtime.tensors import SkipInit, load_into, load_tensors
+from difflm.runtime.tensors import SkipInit, check_sha256, load_into, load_tensors
 from difflm.training import fit
 from difflm.training.checkpoints import advise_resume
 from difflm.training.recipe import Recipe
@@ -308,7 +308,9 @@ def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier
         reason = str(error).splitlines()[0]
         raise DifflmError(f"{folder}/config.json does not describe a classifier ({reason}).") from None
     path = folder / "model.safetensors"
-    tensors = load_tensors(path, advise_resume(folder))
+    advice = advise_resume(folder)
+    tensors = load_tensors(path, advice)
     weights = {name.removeprefix("classifier."): tensor for name, tensor in tensors.items()}
     load_into(classifier, weights, path)
+    check_sha256(path, config, advice)
     return classifier.to(next(guided.parameters()).device).eval()

@@ -12,7 +12,7 @@ from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import LanguageModel, Sampling
 from difflm.runtime.files import read_json
-from difflm.runtime.tensors import SkipInit, load_into, load_tensors
+from difflm.runtime.tensors import SkipInit, check_sha256, load_into, load_tensors
 from difflm.training.checkpoints import advise_resume
 
 FORMAT = 1
@@ -89,5 +89,7 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
     large = sum(p.numel() for p in model.parameters()) >= ONE_BY_ONE
     model.one_by_one = model.whole_canvas and large and not torch.cpu._is_amx_tile_supported()
     path = run / "model.safetensors"
-    load_into(model, load_tensors(path, advise_resume(run)), path)
+    advice = advise_resume(run)
+    load_into(model, load_tensors(path, advice), path)
+    check_sha256(path, config, advice)
     return model.to(device).eval(), tokenizer, config

@@ -118,11 +118,12 @@ class Outcome:
     stopped: Stopped
     seconds: float
     validation: dict[str, Any] = field(default_factory=dict)  # of the weights that are saved as the model
+    sha256: str | None = None  # of the file of these weights
 
     def summary(self) -> dict[str, object]:
-        """The entry of a run's config."""
+        """The entries of a run's config."""
         about = {"steps": self.step, "stopped": self.stopped, "minutes": round(self.seconds / 60, 2)}
-        return {"trained": {**about, "validation": self.validation}}
+        return {"sha256": self.sha256, "trained": {**about, "validation": self.validation}}
 
 
 class Trainer:
@@ -151,6 +152,7 @@ class Trainer:
         self.seconds = 0.0
         self.validation: dict[str, Any] = {}  # the best with patience, else the last
         self.best_weights: dict[str, Tensor] | None = None
+        self.sha256: str | None = None  # of the model's file, once it is saved
         self._graphs: dict[Hashable, CapturedGradients] = {}
         self._sums: list[Tensor] = []  # gradients, summed over several captured batches
         for network in [part for part in self.masters.model.modules() if hasattr(part, "blocks")][:1]:
@@ -254,8 +256,11 @@ class Trainer:
     def save(self) -> Path:
         state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}
         path = save_checkpoint(self.run, self.step, self.tensors(), state)
-        save_tensors(self.run / "model.safetensors", self.final_weights())
+        self.save_model()
         return path
+
+    def save_model(self) -> None:
+        self.sha256 = save_tensors(self.run / "model.safetensors", self.final_weights())
 
     def final_weights(self) -> dict[str, Tensor]:
         return self.best_weights if self.best_weights is not None else self.ema.model.state_dict()
@@ -294,7 +299,7 @@ class Trainer:
         recipe = self.recipe
         stop: Stopped = "done"
         if self.step >= recipe.steps or self.out_of_patience():  # a finished run lacks at most model.safetensors
-            save_tensors(self.run / "model.safetensors", self.final_weights())
+            self.save_model()
             return self.outcome("done" if self.step >= recipe.steps else "early")
         accumulated: dict[str, Tensor] = {}
         since, tokens, start, since_step = time.perf_counter(), 0, time.perf_counter() - self.seconds, self.step
@@ -338,7 +343,7 @@ class Trainer:
 
     def outcome(self, stopped: Stopped) -> Outcome:
         shipped = self.best_weights is not None or self.validation.get("step") == self.step
-        return Outcome(self.step, stopped, self.seconds, self.validation if shipped else {})
+        return Outcome(self.step, stopped, self.seconds, self.validation if shipped else {}, self.sha256)
 
     @torch.no_grad()
     def check_finite(self, losses: dict[str, float]) -> None:
