@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import stat
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import Silent, tiny_run
 
+from difflm.app.commands.options import report_errors
 from difflm.errors import DifflmError
 from difflm.runtime.files import replace_atomically, write_atomic
 from difflm.training.checkpoints import checkpoint_steps, save_checkpoint
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 from difflm.training.run import load_run
+from difflm.training.trainer import catch_stop_signals
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +154,60 @@ def test_weights_that_are_no_numbers_are_refused(run, value):
     weights[name].view(-1)[-1] = value
     save_file(weights, run / "model.safetensors")
     assert f"NaN or infinity in {name}" in refusal(run)
+
+
+# -- signals and memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
+def test_a_signal_asks_a_run_to_save_and_stop(name):
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    with catch_stop_signals() as asked_to_stop:
+        assert not asked_to_stop()
+        signal.raise_signal(number)
+        assert asked_to_stop()
+    assert signal.getsignal(number) is before
+
+
+def test_a_run_under_nohup_goes_on_when_its_terminal_closes():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with catch_stop_signals() as asked_to_stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not asked_to_stop()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_whose_terminal_closes_saves_before_anything_is_printed_there():
+    terminal, end = os.openpty()
+    child = os.fork()
+    if not child:
+        os.dup2(end, 1)
+        os.close(end)
+        os.close(terminal)
+        code = 1
+        try:
+            with catch_stop_signals() as asked_to_stop, open(1, "w", closefd=False) as out:
+                print("ready", file=out, flush=True)
+                while not asked_to_stop():
+                    signal.pause()
+                print("progress", file=out, flush=True)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(end)
+    assert os.read(terminal, 100).strip() == b"ready"
+    os.close(terminal)
+    os.kill(child, signal.SIGHUP)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "fill", [lambda: torch.empty(2**58), lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory."))]
+)
+def test_memory_that_runs_out_is_a_line_that_says_what_to_lower(capsys, fill):
+    assert report_errors(fill)() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "out of memory" in line and "batch_size" in line and "longest" in line

@@ -119,6 +119,14 @@ def parse_methods(given: "Sequence[str] | None") -> "dict[str, GuidanceSettings 
     return found
 
 
+NO_MEMORY = (
+    "out of memory",
+    "allocate memory",
+    "not enough memory",
+    "ALLOC_FAILED",
+)  # GPU, Linux, Windows, cuBLAS
+
+
 def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
     """Run a command; report an error in a line, and return the exit code."""
 
@@ -139,9 +147,12 @@ def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
             complain(f"{error.filename or 'the output'}: {error.strerror or error}.")
             silence_stdout()
         except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError) and "out of memory" not in str(error):
+            if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
                 raise
-            complain("out of memory. Try a smaller batch_size, fewer candidates or a smaller model.")
+            complain(
+                "out of memory. To train, lower batch_size or longest, or set recompute=true; "
+                "to generate, ask for fewer texts or candidates; or take a smaller model."
+            )
         return 1
 
     return reporting
