@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from difflm.errors import DifflmError, UsageError, suggest
+from difflm.runtime.files import check_regular
 
 LONGEST = 8192  # tokens of one text at most
 MOST_TOKENS = 512  # of a text with its source, and of a canvas whose size is chosen from the texts
@@ -132,6 +133,7 @@ def text_files(directory: Path) -> list[Path]:
 
 def check_readable(path: Path) -> None:
     """Raise at once, not at the first text, where a file cannot be read."""
+    check_regular(path)
     try:
         if path.is_dir():
             raise UsageError(f"{path} is a directory. Name a file that ends in {FORMATS}.")
@@ -241,7 +243,7 @@ def read_jsonl(path: Path, column: str = "text") -> Iterator[tuple[int, dict[str
             continue
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             raise DifflmError(f"line {number} of {path} is not JSON. Each line is one object.") from None
         if not isinstance(row, dict):
             raise DifflmError(f'line {number} of {path} is not an object such as {{"{column}": "..."}}.')

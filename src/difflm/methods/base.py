@@ -88,3 +88,16 @@ class Method(BaseModel):
 
     def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
         """Load pretrained weights into a model before its training begins; most methods have none."""
+
+    def find_fault(self) -> str:
+        """Say which size no network can have; "" where there is none."""
+        sizes = self.model_dump()
+        for key, value in sizes.items():
+            if type(value) is int and value < 1:
+                return f"model.{key}: should be at least 1, not {value}"
+        if not 0 <= sizes.get("dropout", 0) < 1:
+            return f"model.dropout: should lie between 0 and 1, not {sizes['dropout']}"
+        hidden, heads = sizes.get("hidden", 2), sizes.get("heads", 1)
+        if hidden % (2 * heads):
+            return f"model.hidden={hidden} does not divide into model.heads={heads} heads of even size"
+        return ""

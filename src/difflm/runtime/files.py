@@ -38,6 +38,10 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it into place only when the block succeeds."""
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path  # the link stays, its target is written
+    if path.is_dir():
+        raise DifflmError(f"cannot write {path}: it is a directory. Choose another place with --out.")
+    check_regular(path)
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
@@ -134,16 +138,25 @@ def try_lock(handle: int) -> bool:
     return True
 
 
+def check_regular(path: Path) -> None:
+    """Refuse a named pipe or a device, which may never answer or never end. The pipe of a shell's `<(command)` has no
+    name, and is fine."""
+    real = Path(os.path.realpath(path))
+    if real.exists() and not real.is_file() and not real.is_dir():
+        raise DifflmError(f"{path} is no regular file but a pipe or a device.")
+
+
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
+    check_regular(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DifflmError(f"{path} does not exist.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a number of 5,000 digits
         raise DifflmError(f"{path} is not a readable JSON file ({error}).") from None
 
 
@@ -164,6 +177,6 @@ def parse_record(line: str) -> dict[str, Any]:
     """Parse a line of a log; {} where a crash truncated it."""
     try:
         record = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}

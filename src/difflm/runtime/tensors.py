@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from difflm.errors import DifflmError
-from difflm.runtime.files import write_atomic
+from difflm.runtime.files import check_regular, write_atomic
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -27,12 +28,13 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 def load_tensors(path: Path, advice: str = "Copy or train it again.") -> dict[str, Tensor]:
     """Load all tensors of a file. The error for a truncated, foreign or broken file says which it is."""
+    check_regular(path)
     try:
         check_complete(path, advice)
         tensors = dequantise_rows(load_file(path))
     except FileNotFoundError:
         raise DifflmError(f"{path} does not exist.") from None
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DifflmError(f"{path} is not a readable safetensors file ({error}).") from None
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
@@ -92,15 +94,32 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], path: Path
 
 
 INITIALISERS = (init.kaiming_uniform_, init.uniform_, init.normal_, Tensor.uniform_, Tensor.normal_)
+FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange, torch.eye)
+LEAST_COST = 1024  # that a tensor counts at least: many small ones take memory, too
+BESIDE = 1 << 22  # elements of a model that no file holds: tables, and what is built only to be replaced
+
+
+def count_elements(tensors: Mapping[str, Tensor]) -> int:
+    return sum(max(tensor.numel(), LEAST_COST) for tensor in tensors.values())
 
 
 class SkipInit(TorchFunctionMode):
-    """Builds modules without initialising their weights, for weights that are loaded next."""
+    """Builds modules without initialising their weights, for weights that are loaded next. Where these are given,
+    building much more than they hold is refused before it takes memory: a damaged config may ask for anything."""
+
+    def __init__(self, weights: Mapping[str, Tensor] | None = None, beside: int = BESIDE) -> None:
+        super().__init__()
+        self.left = math.inf if weights is None else 2 * count_elements(weights) + beside
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in INITIALISERS:
             return kwargs.get("tensor", args[0] if args else None)
+        if self.left < math.inf and func in FACTORIES and str(kwargs.get("device")) != "meta":
+            sizes = {key: value for key, value in kwargs.items() if key not in ("generator", "out", "pin_memory")}
+            self.left -= max(func(*args, **{**sizes, "device": "meta"}).numel(), LEAST_COST)
+            if self.left < 0:
+                raise ValueError("it is larger than its weights")
         return func(*args, **kwargs)
 
 

@@ -28,7 +28,7 @@ from difflm.runtime.tensors import SkipInit, check_sha256, load_into, load_tenso
 from difflm.training import fit
 from difflm.training.checkpoints import advise_resume
 from difflm.training.recipe import Recipe
-from difflm.training.run import FORMAT, load_run
+from difflm.training.run import FORMAT, NOT_A_MODEL, load_run
 from difflm.training.trainer import Outcome, Watcher
 
 TIMES = 5  # the stream of random numbers that times are drawn from
@@ -297,19 +297,18 @@ def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier
         return load_sentence_classifier(folder, tokenizer).to(guided.codec.bias.device)
     if not isinstance(config, dict) or config.get("format") != FORMAT or config.get("method") != "classifier":
         raise DifflmError(f"{folder} does not hold a classifier that difflm wrote.")
+    path, advice = folder / "model.safetensors", advise_resume(folder)
+    tensors = load_tensors(path, advice)
     try:
         guides = Path(config["model"]["guides"]).name
         if config["tokenizer"] != tokenizer.fingerprint() or not matches_model(guided, config["signature"]):
             raise UsageError(f"the classifier {folder} was made for another model ({guides}), not for this one.")
         labellings = [Labelling(one["name"], one["kind"], tuple(one["values"])) for one in config["labels"]]
-        with SkipInit():
+        with SkipInit(tensors):
             classifier = build_classifier(labellings, guided, config["longest"], config["model"])
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+    except NOT_A_MODEL as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise DifflmError(f"{folder}/config.json does not describe a classifier ({reason}).") from None
-    path = folder / "model.safetensors"
-    advice = advise_resume(folder)
-    tensors = load_tensors(path, advice)
     weights = {name.removeprefix("classifier."): tensor for name, tensor in tensors.items()}
     load_into(classifier, weights, path)
     check_sha256(path, config, advice)

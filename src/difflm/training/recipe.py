@@ -295,15 +295,8 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _check_sizes(method: Method) -> None:
-    sizes = method.model_dump()
-    for key, value in sizes.items():
-        if type(value) is int and value < 1:
-            raise UsageError(f"recipe: model.{key}: should be at least 1, not {value}.")
-    if not 0 <= sizes.get("dropout", 0) < 1:
-        raise UsageError(f"recipe: model.dropout: should lie between 0 and 1, not {sizes['dropout']}.")
-    hidden, heads = sizes.get("hidden", 2), sizes.get("heads", 1)
-    if hidden % (2 * heads):
-        raise UsageError(f"recipe: model.hidden={hidden} does not divide into model.heads={heads} heads of even size.")
+    if fault := method.find_fault():
+        raise UsageError(f"recipe: {fault}.")
 
 
 def _check_sources(recipe: Recipe) -> None:

@@ -7,17 +7,20 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from difflm.data.texts import LONGEST
 from difflm.data.tokenizers import Tokenizer
 from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import LanguageModel, Sampling
 from difflm.runtime.files import read_json
-from difflm.runtime.tensors import SkipInit, check_sha256, load_into, load_tensors
+from difflm.runtime.tensors import BESIDE, SkipInit, check_sha256, load_into, load_tensors
 from difflm.training.checkpoints import advise_resume
 
 FORMAT = 1
+NOT_A_MODEL = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, AttributeError, AssertionError)
 ONE_BY_ONE = 8_000_000  # weights from which on a CPU gains nothing from texts that share a batch (docs/log.md)
-KEYS = ("model", "vocabulary", "tokenizer", "longest", "parameters", "sampling", "recipe")  # that every config has
+# What every config has.
+KEYS = dict(model=dict, vocabulary=int, tokenizer=str, longest=int, parameters=int, sampling=dict, recipe=dict)
 
 
 def bundled_runs() -> dict[str, Path]:
@@ -40,7 +43,7 @@ def find_run(name_or_path: str | Path) -> Path:
 
 def read_config(run: Path) -> dict[str, Any]:
     config = read_json(run / "config.json")
-    if not isinstance(config, dict) or config.get("format") != FORMAT or "method" not in config:
+    if not isinstance(config, dict) or config.get("format") != FORMAT or not isinstance(config.get("method"), str):
         raise DifflmError(f"{run}/config.json was not written by this version of difflm.")
     if config["method"] not in METHODS:
         raise DifflmError(
@@ -51,6 +54,8 @@ def read_config(run: Path) -> dict[str, Any]:
         raise DifflmError(f"{run} is a classifier, not a model: difflm generate MODEL --guide {run}.")
     if missing := [key for key in KEYS if key not in config]:
         raise DifflmError(f"{run}/config.json lacks {missing[0]!r}: it is not the whole config of a run.")
+    if wrong := [key for key, kind in KEYS.items() if not isinstance(config[key], kind)]:
+        raise DifflmError(f"{run}/config.json: {wrong[0]!r} is not of the type {KEYS[wrong[0]].__name__}.")
     return config
 
 
@@ -63,6 +68,19 @@ def initial_run(name_or_path: str | Path) -> dict[str, Any]:
     return {"method": config["method"], "model": config["model"], **sizes, **words}
 
 
+def check_sizes(vocabulary: int, longest: int, source_longest: Any, source_vocabulary: Any, words: Tokenizer) -> None:
+    """Raise ValueError where the sizes of a config cannot be those of its tokenizer, before anything is built."""
+    for what, size, count in (
+        ("vocabulary", vocabulary, words.size),
+        ("source_vocabulary", source_vocabulary or words.for_sources.size, words.for_sources.size),
+    ):
+        if size != count:
+            raise ValueError(f"{what} is {size}, and its tokenizer has {count} ids")
+    for what, size in (("longest", longest), ("source_longest", source_longest)):
+        if not 0 <= size <= LONGEST:
+            raise ValueError(f"{what} is {size}, and texts have at most {LONGEST} tokens")
+
+
 Loaded = tuple[LanguageModel, Tokenizer, dict[str, Any]]
 
 
@@ -73,23 +91,30 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
     tokenizer = Tokenizer.load(run / "tokenizer.json")
     if tokenizer.fingerprint() != config["tokenizer"]:
         raise DifflmError(f"{run}/tokenizer.json is not the tokenizer this model was trained with.")
+    path, advice = run / "model.safetensors", advise_resume(run)
+    weights = load_tensors(path, advice)
+    part = "model"
     try:
+        sources = config["recipe"].get("source_longest", 0), config.get("source_vocabulary", 0)
+        check_sizes(config["vocabulary"], config["longest"], *sources, tokenizer)
         method = METHODS[config["method"]](**config["model"])
-        with SkipInit():
-            sources = config["recipe"].get("source_longest", 0), config.get("source_vocabulary", 0)
+        if fault := method.find_fault():
+            raise ValueError(fault)
+        # A body of the Hugging Face library is built with all its own words before they are replaced.
+        borrowed = any(isinstance(value, dict) and value for value in config["model"].values())
+        with SkipInit(weights, 1 << 28 if borrowed else BESIDE):
             model = method.build(TextSpec(config["vocabulary"], config["longest"], *sources, tokenizer))
+        part = "sampling"
         model.sampling = Sampling(**config["sampling"])
     except ValidationError as error:
         wrong = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise DifflmError(f"{run}/config.json does not describe a {config['method']} model (model.{wrong}).") from None
-    except (TypeError, ValueError, KeyError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({part}.{wrong}).") from None
+    except NOT_A_MODEL as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({reason}).") from None
     # A product over one text's positions is large enough; bfloat16 units, which wait for weights, share them.
     large = sum(p.numel() for p in model.parameters()) >= ONE_BY_ONE
     model.one_by_one = model.whole_canvas and large and not torch.cpu._is_amx_tile_supported()
-    path = run / "model.safetensors"
-    advice = advise_resume(run)
-    load_into(model, load_tensors(path, advice), path)
+    load_into(model, weights, path)
     check_sha256(path, config, advice)
     return model.to(device).eval(), tokenizer, config

@@ -1,0 +1,114 @@
+"""Files that lie, never end or hide something: one line, no hang, no memory taken, nothing written over."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from test_bad_input import complaint, copy_of
+from tiny import tiny_runs
+
+from difflm.errors import DifflmError
+from difflm.runtime.files import write_atomic
+from difflm.runtime.tensors import SkipInit
+
+assert tiny_runs and complaint  # fixtures
+
+
+def change_config(run: Path, **changes: object) -> None:
+    config = json.loads((run / "config.json").read_text())
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(config.get(key), dict):
+            value = {**config[key], **value}
+        config[key] = value
+    (run / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("method", ["difflm", "autoregressive"])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocabulary": 10**7}, "its tokenizer has"),
+        ({"vocabulary": 10}, "its tokenizer has"),
+        ({"vocabulary": "many"}, "'vocabulary'"),
+        ({"longest": 10**9}, "longest"),
+        ({"longest": -1}, "longest"),
+        ({"recipe": []}, "'recipe'"),
+        ({"recipe": {"source_longest": "x"}}, "does not describe"),
+        ({"method": ["difflm"]}, "not written by"),
+        ({"model": {"layers": 10**9}}, "larger than its weights"),
+        ({"model": {"hidden": 2**20}}, "larger than its weights"),
+        ({"model": {"hidden": 10**30}}, "does not describe"),
+        ({"model": {"heads": 0}}, "does not describe"),
+        ({"model": {"heads": -1}}, "does not describe"),
+        ({"sampling": {"steps": "many"}}, "sampling.steps"),
+        ({"sampling": {"temperature": [1]}}, "sampling.temperature"),
+        ({"sampling": ["steps"]}, "'sampling'"),
+        ({"sampling": None}, "'sampling'"),
+    ],
+)
+def test_a_config_that_does_not_fit_its_files(complaint, tiny_runs, tmp_path, method, changes, said):
+    run = copy_of(tiny_runs[method], tmp_path)
+    change_config(run, **changes)
+    found = complaint(1, "generate", run)
+    assert said in found and len(found.splitlines()) == 1
+
+
+def test_no_tensor_is_allocated_beyond_the_weights():
+    """2⁵⁰ floats would raise the allocator's own error."""
+    with pytest.raises(ValueError, match="larger than its weights"), SkipInit({"a": torch.zeros(3)}):
+        torch.nn.Linear(2**25, 2**25)
+    with SkipInit({"a": torch.zeros(3)}), torch.device("meta"):
+        assert torch.nn.Linear(2**25, 2**25).weight.is_meta
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"format": ' + "9" * 5000 + "}", '"\ud800"', "{"])
+def test_json_that_cannot_be_read(complaint, tiny_runs, tmp_path, content):
+    run = copy_of(tiny_runs["difflm"], tmp_path)
+    for name in ("config.json", "tokenizer.json"):
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(content.encode("utf-8", "surrogatepass"))
+        said = complaint(1, "generate", run)
+        assert "not a readable JSON file" in said and len(said.splitlines()) == 1
+        (run / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_in_the_place_of_a_file(complaint, tiny_runs, tmp_path, name, kind):
+    run = copy_of(tiny_runs["difflm"], tmp_path)
+    (run / name).unlink()
+    os.mkfifo(run / name) if kind == "pipe" else (run / name).symlink_to("/dev/zero")
+    assert len(complaint(2 if name == "config.json" else 1, "generate", run).splitlines()) == 1
+
+
+def test_texts_from_a_pipe_or_a_device(complaint, tiny_runs, tmp_path):
+    os.mkfifo(tmp_path / "my.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    for name in ("my.txt", "zero.txt"):
+        assert "a pipe or a device" in complaint(1, "score", tiny_runs["difflm"], tmp_path / name)
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_stays_a_link_and_its_target_is_written(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "target").write_text("old")
+    for name, target in (("link", "deep/target"), ("dangling", "deep/new")):
+        (tmp_path / name).symlink_to(target)
+        write_atomic(tmp_path / name, "new")
+        assert (tmp_path / name).is_symlink() and (tmp_path / target).read_text() == "new"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["dangling", "deep", "link", "new", "target"]
+
+
+def test_nothing_is_renamed_over_a_folder_a_pipe_or_a_device(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/null")
+    for name, said in (("folder", "it is a directory"), ("pipe", "a pipe or a device"), ("device", "a pipe or a dev")):
+        with pytest.raises(DifflmError, match=said):
+            write_atomic(tmp_path / name, "text")
+    assert (tmp_path / "folder").is_dir() and (tmp_path / "pipe").is_fifo() and Path("/dev/null").is_char_device()
+    assert len(list(tmp_path.iterdir())) == 3
