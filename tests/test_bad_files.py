@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,9 @@ import torch
 from test_bad_input import complaint, copy_of
 from tiny import tiny_runs
 
+from difflm.data.texts import cut_text, read_chunks, read_texts
+from difflm.data.tokenfile import encode_texts
+from difflm.data.tokenizers import Bpe, Characters, Words
 from difflm.errors import DifflmError
 from difflm.runtime.files import write_atomic
 from difflm.runtime.tensors import SkipInit
@@ -112,3 +118,55 @@ def test_nothing_is_renamed_over_a_folder_a_pipe_or_a_device(tmp_path):
             write_atomic(tmp_path / name, "text")
     assert (tmp_path / "folder").is_dir() and (tmp_path / "pipe").is_fifo() and Path("/dev/null").is_char_device()
     assert len(list(tmp_path.iterdir())) == 3
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
+def test_texts_in_another_encoding(code, tmp_path):
+    (tmp_path / "my.txt").write_text("A pub.\nAn inn.\n", encoding=code)
+    with pytest.raises(DifflmError, match="UTF-8") as refused:
+        list(read_texts(tmp_path / "my.txt"))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("build", [Words.build, Characters.build, lambda texts: Bpe.build(texts, 300)])
+def test_a_long_text_has_the_tokens_of_its_pieces(build, monkeypatch):
+    texts = ["The old pub, near  the river: £30 (cheap). Isn't it?" * 9, "An inn"]
+    tokenizer = build(texts * 20)
+    assert "".join(cut_text(texts[0], 25)) == texts[0] and max(map(len, cut_text(texts[0], 25))) <= 25
+    assert list(cut_text("a" * 5, 2)) == ["aa", "aa", "a"]
+    monkeypatch.setattr(cut_text, "__defaults__", (25,))
+    monkeypatch.setattr("difflm.data.tokenfile.MOST_CHARACTERS", 25)
+    assert encode_texts(tokenizer, texts) == tokenizer.encode_batch(texts)
+
+
+def test_a_line_of_any_length_is_cut_into_chunks_at_once(tmp_path):
+    """Ten seconds and more, where each chunk copies the rest."""
+    (tmp_path / "my.txt").write_text("one line " * 2_000_000)
+    began = time.process_time()
+    assert sum(map(len, read_chunks(tmp_path / "my.txt", 64))) == 18_000_000 and time.process_time() - began < 3
+
+
+LONG_LINE = """
+import resource, sys
+from pathlib import Path
+from difflm.data.texts import Example, read_texts
+from difflm.data.tokenfile import TokenFile
+from difflm.data.tokenizers import Bpe
+folder = Path(sys.argv[1])
+(folder / "my.txt").write_text("".join(f"words{i} " for i in range(10_000)) * 100)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+tokenizer = Bpe.build(["word word1 word2"], 300)
+tokens = TokenFile.build(folder / "tokens", map(Example, read_texts(folder / "my.txt")), tokenizer, {})
+print(len(tokens), (folder / "my.txt").stat().st_size, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.long
+def test_a_single_line_is_tokenised_piece_by_piece(tmp_path):
+    """Tokenised at once, this one took 150 times its size."""
+    said = subprocess.run([sys.executable, "-c", LONG_LINE, tmp_path], capture_output=True, text=True, check=True)
+    count, size, taken = map(int, said.stdout.split())
+    assert count == 1 and taken < 60 * size

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from difflm.errors import DifflmError, UsageError, suggest
 from difflm.runtime.files import check_regular
 
+MOST_CHARACTERS = 1 << 20  # that are tokenised together: a file may be a single line
 LONGEST = 8192  # tokens of one text at most
 MOST_TOKENS = 512  # of a text with its source, and of a canvas whose size is chosen from the texts
 FORMATS = ".txt, .csv or .jsonl, each also with .gz"
@@ -115,11 +116,23 @@ def read_chunks(path: Path, size: int) -> Iterator[str]:
     rest = ""
     for _, line in read_lines(path):
         rest += line
-        while len(rest) >= size:
-            yield rest[:size]
-            rest = rest[size:]
+        whole = len(rest) - len(rest) % size
+        yield from (rest[start : start + size] for start in range(0, whole, size))
+        rest = rest[whole:]
     if rest:
         yield rest
+
+
+def cut_text(text: str, most: int = MOST_CHARACTERS) -> Iterator[str]:
+    """Cut a text into pieces of at most `most` characters, whose tokens are those of the whole: before a space, where
+    there is one."""
+    start = 0
+    while len(text) - start > most:
+        space = text.rfind(" ", start + 1, start + most)
+        end = space if space > 0 else start + most
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def text_files(directory: Path) -> list[Path]:
@@ -160,6 +173,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
     """Yield line numbers from 1 and lines of UTF-8."""
     for number, line in enumerate(lines, 1):
+        if b"\0" in line:
+            raise DifflmError(f"line {number} of {name} has NUL characters, as UTF-16 has. Save the file as UTF-8.")
         try:
             # Notepad and Excel begin a UTF-8 file with a mark that is not part of its text.
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from difflm.data.prompts import cut_gap, end_prompt
 from difflm.data.spans import HIDDEN, cut_span
-from difflm.data.texts import LONGEST, MOST_TOKENS, Example, text_files
+from difflm.data.texts import LONGEST, MOST_CHARACTERS, MOST_TOKENS, Example, cut_text, text_files
 from difflm.data.tokenizers import END, PAD, Tokenizer
 from difflm.errors import DifflmError
 from difflm.runtime.files import explain_write_errors, read_json
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
-MOST_CHARACTERS = 1 << 20  # that are tokenised together, unless one text has more
 PACK = " Methods that pack cut them: method=mdlm rows=packed."
 HELD = 0.99  # share of the texts that a size chosen from them holds
 
@@ -217,6 +216,14 @@ def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, b
     return {"count": count, "dtype": dtype.str, **{f"{column.prefix}tokens": column.total for column in columns}}
 
 
+def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """Encode texts of any length; a long one piece by piece, and with one object for each id: both save gigabytes."""
+    if sum(map(len, texts)) <= 2 * MOST_CHARACTERS:
+        return tokenizer.encode_batch(texts)
+    one = list(range(tokenizer.size))
+    return [[one[i] for piece in cut_text(text) for i in tokenizer.encode(piece)] for text in texts]
+
+
 def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterator[list[list[list[int]]]]:
     """Yield the ids of the targets and, where they have some, of the sources of 1024 examples at a time, or of fewer
     where they are long."""
@@ -228,7 +235,7 @@ def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterat
             size += len(one.target)
         columns = [[one.target for one in some], [one.source for one in some if one.source is not None]]
         sides = zip((tokenizer, tokenizer.for_sources), columns, strict=True)
-        encoded = [side.encode_batch(texts) for side, texts in sides if texts]
+        encoded = [encode_texts(side, texts) for side, texts in sides if texts]
         if some[0].prompted:
             rows = zip(some, *encoded, strict=True)
             pairs = [(end_prompt(told), ids) if one.cut is None else cut_gap(ids, one.cut) for one, ids, told in rows]

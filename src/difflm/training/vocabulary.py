@@ -7,6 +7,7 @@ from typing import TypeVar
 from difflm.data.corpora import corpus_path, counted_texts, plain_texts
 from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
 from difflm.data.prompts import prompt_words
+from difflm.data.texts import cut_text
 from difflm.data.tokenizers import Bpe, Characters, Tokenizer, Words
 from difflm.errors import DifflmError
 from difflm.training.recipe import TOKENIZERS, Recipe
@@ -41,7 +42,7 @@ def learn_words(recipe: Recipe, root: Path | None, note: Note, sides: tuple[str,
         found = prompt_words(corpus_path(recipe.data, root), recipe.column)
     else:
         found = counted_texts(recipe.data, root, recipe.column, recipe.chunk, sides)
-    texts = report_reading(found, "learning words", note)
+    texts = (piece for text in report_reading(found, "learning words", note) for piece in cut_text(text))
     tokenizer: Tokenizer
     if recipe.tokenizer == "bpe":
         tokenizer = Bpe.build(first_characters(texts, LEARNED), recipe.vocabulary)
