@@ -12,9 +12,10 @@ import torch
 from test_bad_input import complaint, copy_of
 from tiny import tiny_runs
 
+from difflm.app.cli import main
 from difflm.data.texts import cut_text, read_chunks, read_texts
 from difflm.data.tokenfile import encode_texts
-from difflm.data.tokenizers import Bpe, Characters, Words
+from difflm.data.tokenizers import Bpe, Characters, Tokenizer, Words
 from difflm.errors import DifflmError
 from difflm.runtime.files import write_atomic
 from difflm.runtime.tensors import SkipInit
@@ -160,7 +161,8 @@ folder = Path(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 tokenizer = Bpe.build(["word word1 word2"], 300)
 tokens = TokenFile.build(folder / "tokens", map(Example, read_texts(folder / "my.txt")), tokenizer, {})
-print(len(tokens), (folder / "my.txt").stat().st_size, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(len(tokens), (folder / "my.txt").stat().st_size, 1024 * taken)
 """
 
 
@@ -170,3 +172,27 @@ def test_a_single_line_is_tokenised_piece_by_piece(tmp_path):
     said = subprocess.run([sys.executable, "-c", LONG_LINE, tmp_path], capture_output=True, text=True, check=True)
     count, size, taken = map(int, said.stdout.split())
     assert count == 1 and taken < 60 * size
+
+
+# -- the terminal -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["difflm", "autoregressive"])
+def test_escape_codes_of_a_run_do_not_reach_the_terminal(tiny_runs, tmp_path, capsys, method):
+    run = copy_of(tiny_runs[method], tmp_path)
+    words = json.loads((run / "tokenizer.json").read_text())
+    words["words"][4:] = [f"\x1b]0;{word}\x07\x9b2J" for word in words["words"][4:]]
+    (run / "tokenizer.json").write_text(json.dumps(words))
+    change_config(run, tokenizer=Tokenizer.load(run / "tokenizer.json").fingerprint(), recipe={"data": "\x1b[2Jtexts"})
+    metric = {"kind": "metric", "model": "\x1b[31m", "name": "\x9b31m", "value": 1.0}
+    (run / "metrics.jsonl").write_text(json.dumps(metric) + "\n")
+    for argv in (["generate", run], ["generate", run, "--json"], ["info", run], ["info", run, "--json"]):
+        assert main([str(arg) for arg in argv]) == 0
+        said = "".join(capsys.readouterr())
+        assert "2J" in said and not [sign for sign in "\x1b\x07\x9b" if sign in said]
+        if argv[0] == "generate" and "--json" in argv:
+            assert "\x1b]0;" in json.loads(said)["text"] and "\x9b2J" in json.loads(said)["text"]
+
+
+def test_escape_codes_in_an_error_do_not_reach_the_terminal(complaint, tmp_path):
+    assert "\x1b" not in complaint(2, "generate", tmp_path / "\x1b[31mrun")

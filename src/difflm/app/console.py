@@ -1,6 +1,7 @@
 """Terminal output of the commands: progress bars, the live line of a training run, notes."""
 
 import json
+import re
 import sys
 import threading
 from pathlib import Path
@@ -22,16 +23,33 @@ SAMPLES, SAMPLE_STEPS = 3, 20
 PIPE_WIDTH = 200  # columns of a table, where there is no terminal to fit
 
 
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # that a terminal would obey and not show; not tab and newline
+
+
+def strip_controls(text: str) -> str:
+    """Remove control characters: what is printed may come from the files of a run, and these from anybody."""
+    return CONTROLS.sub("", text)
+
+
+def to_json(value: Any) -> str:
+    """A value on one line, without control characters: JSON can spell them."""
+    return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
 def complain(message: str) -> None:
-    print(f"difflm: {message}", file=sys.stderr)
+    print(f"difflm: {strip_controls(message)}", file=sys.stderr)
 
 
 def note(message: str) -> None:
-    print(message, file=sys.stderr)
+    print(strip_controls(message), file=sys.stderr)
+
+
+def put_line(text: str) -> None:
+    print(strip_controls(text), flush=True)
 
 
 def put_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    print(to_json(value), flush=True)
 
 
 def put_table(table: Table) -> None:
@@ -78,9 +96,9 @@ class Bar:
     def put(self, line: str) -> None:
         """Print a line of output to stdout; above the bar where both share a terminal."""
         if self._progress.live.is_started and sys.stdout.isatty():
-            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._progress.console.print(strip_controls(line), markup=False, highlight=False, soft_wrap=True)
         else:
-            print(line, flush=True)
+            put_line(line)
 
 
 def training_line(now: "TrainingProgress") -> str:
@@ -115,16 +133,16 @@ class TrainingView:
 
     def _line(self, text: str, style: str = "") -> None:
         if self._live:
-            self._live.console.print(Text(text, style))
+            self._live.console.print(Text(strip_controls(text), style))
         else:
-            print(text, flush=True)
+            put_line(text)
 
     def _passing(self, text: str) -> None:
         """Show a line that the next one replaces, where the output is a terminal."""
         if self._live:
-            self._live.update(Text(text), refresh=True)
+            self._live.update(Text(strip_controls(text)), refresh=True)
         else:
-            print(text, flush=True)
+            put_line(text)
 
     def reading(self, what: str, count: int) -> None:
         """Show how far reading is. A count of zero makes `what` a note that stays, one below zero a warning."""

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.style import Style
 from rich.text import Text
 
+from difflm.app.console import strip_controls
 from difflm.app.studio.frames import made_of_pieces, spaces
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class TerminalView:
         for candidate in range(self.candidates):
             self._drafts.pop(self._finished * self.candidates + candidate, None)
         self._finished += 1
+        text = strip_controls(text)
         if self._live is None:
             print(text, file=self.console.file, flush=True)
             return

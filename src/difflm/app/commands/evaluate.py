@@ -1,6 +1,5 @@
 """`difflm evaluate`, `difflm compare` and `difflm score`."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -22,7 +21,7 @@ from difflm.app.commands.options import (
     report_errors,
     with_options,
 )
-from difflm.app.console import Bar, note, put_json
+from difflm.app.console import Bar, note, put_json, to_json
 from difflm.errors import UsageError
 
 SETTINGS = (
@@ -244,7 +243,7 @@ def score(
             for k, value, error in zip(numbers, nats.tolist(), errors.tolist(), strict=True):
                 scored = Scored(value, error, len(rows[k]) + 1, kind)
                 about = {"source": sources[k], "text": texts[k]} if sources else {"text": texts[k]}
-                line = json.dumps({**about, **scored.figures()}, ensure_ascii=False)
+                line = to_json({**about, **scored.figures()})
                 bar.put(line if as_json else f"{scored}  {texts[k]}")
                 scores.append(scored)
             bar.update("scoring", len(scores), len(rows))

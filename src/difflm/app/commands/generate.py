@@ -1,6 +1,5 @@
 """`difflm generate`."""
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from difflm.app.commands.options import (
     report_errors,
     with_options,
 )
-from difflm.app.console import Bar, complain, note
+from difflm.app.console import Bar, complain, note, to_json
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json, read_requests
 from difflm.models.sampling import FAMILIES, SETTINGS, option_name
@@ -170,7 +169,7 @@ class Writer:
 
     def line(self, text: "Generation", request: int) -> str:
         about = {"request": request} if self.numbered else {}
-        return json.dumps({**generation_to_json(text), **about}, ensure_ascii=False) if self.as_json else str(text)
+        return to_json({**generation_to_json(text), **about}) if self.as_json else str(text)
 
 
 def without_html() -> list[str]:

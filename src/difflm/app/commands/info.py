@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from difflm.app.commands.options import Json, Run, report_errors
-from difflm.app.console import complain, put_json, put_table
+from difflm.app.console import complain, put_json, put_line, put_table
 
 SHARED = "e2e-mdlm"  # the recipe of all token methods that have none of their own
 
@@ -70,6 +70,6 @@ def info(run: Run = "e2e", as_json: Json = False, device: Annotated[str, typer.O
         "sampling": format_values(config["sampling"]),
     }
     for key, value in rows.items():
-        print(f"{key:9} {value}")
+        put_line(f"{key:9} {value}")
     for record in records:
-        print(f"measured  {record.get('model')}, {record.get('name')}: {figure(record)}")
+        put_line(f"measured  {record.get('model')}, {record.get('name')}: {figure(record)}")

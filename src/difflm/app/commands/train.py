@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from difflm.app.commands.options import Data, Device, Json, option, report_errors
-from difflm.app.console import TrainingView, complain, note, put_json
+from difflm.app.console import TrainingView, complain, note, put_json, put_line
 from difflm.errors import UsageError
 
 
@@ -65,8 +65,8 @@ def train(
     from difflm.training.run import read_config
 
     config = read_config(out)
-    print(f"{out}: {training_summary(config)}.")
-    print(f"Next: {suggest_command(shlex.quote(str(out)), config)}")
+    put_line(f"{out}: {training_summary(config)}.")
+    put_line(f"Next: {suggest_command(shlex.quote(str(out)), config)}")
     return 0
 
 
@@ -76,11 +76,12 @@ def report_classifier(guided: str, out: Path) -> None:
 
     config = read_json(out / "config.json")
     labels, trained = config["labels"], config["trained"]
-    print(f"{out}: tells {', '.join(one['name'] for one in labels)}; {trained['steps']:,} steps.")
+    put_line(f"{out}: tells {', '.join(one['name'] for one in labels)}; {trained['steps']:,} steps.")
     asked = [["--label", f"{one['name']}={one['values'][1]}"] for one in labels if one["kind"] == "text"]
     asked += [["--pos", one["values"][1]] for one in labels if (one["kind"], one["name"]) == ("tags", "pos")]
     decoder = ["--method", "fudge"] if config["causal"] else []  # it guides a left-to-right model
-    print(f"Next: {shlex.join(['difflm', 'generate', guided, '--guide', str(out), *next(iter(asked), []), *decoder])}")
+    following = ["difflm", "generate", guided, "--guide", str(out), *next(iter(asked), []), *decoder]
+    put_line(f"Next: {shlex.join(following)}")
 
 
 def show_estimate(recipe: Any, device: str) -> None:

@@ -1,7 +1,6 @@
 """`difflm translate`."""
 
 import hashlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +22,7 @@ from difflm.app.commands.options import (
     report_errors,
     with_options,
 )
-from difflm.app.console import Bar, complain, note
+from difflm.app.console import Bar, complain, note, to_json
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json
 from difflm.runtime.resumable import ResumableLines
@@ -71,7 +70,7 @@ def translate(
 
     def line(text: "Generation", source: str) -> str:
         found = {"source": source, **generation_to_json(text)}
-        return json.dumps(found, ensure_ascii=False) if as_json else " ".join(str(text).split("\n"))
+        return to_json(found) if as_json else " ".join(str(text).split("\n"))
 
     if out is None:
         with Bar("translating", len(sources)) as bar:
