@@ -83,6 +83,17 @@ def test_a_run_without_a_whole_checkpoint_is_not_resumed(run):
     assert "\n" not in str(refused.value)
 
 
+def test_texts_that_changed_before_the_first_checkpoint_are_noticed(tmp_path):
+    run = tiny_run(tmp_path, "autoregressive", steps=1)
+    shutil.rmtree(run / "checkpoints")
+    assert "starting anew" in resume(run)[0]
+    shutil.rmtree(run / "checkpoints")
+    with (tmp_path / "grammar.txt").open("a") as file:
+        file.write("One more text.\n")
+    with pytest.raises(DifflmError, match="changed since"):
+        resume(run)
+
+
 def test_a_foreign_folder_among_the_checkpoints_is_ignored(run):
     for name in ("step-10-backup", "step-", "step-007", "step-²", "old"):
         shutil.copytree(run / "checkpoints" / "step-4", run / "checkpoints" / name)

@@ -418,7 +418,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
         same = tokens.matches(tokenizer, origin)
         if same and tokens.complete:
             return tokens
-        if newest_checkpoint(out) and not same:
+        if setup.resume and not same:
             raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
     made = {"span-denoising": cut_examples, "prompts": prompted_examples}.get(recipe.task)
     where = recipe.data, setup.root, split, recipe.column, recipe.chunk
