@@ -233,6 +233,22 @@ def test_a_kept_shape_that_is_not_known_is_refused(encoder):
     assert_short(refused)
 
 
+def test_a_kept_shape_names_no_code():
+    """`attn_implementation` may name a repository, whose code the library would fetch and run."""
+    from difflm.networks.hf_encoder import library_config
+
+    names = {"attn_implementation": "some/code", "_attn_implementation": "some/code", "auto_map": {"AutoModel": "a.B"}}
+    config = library_config({"model_type": "bert", "hidden_size": 32, **names})
+    assert config.hidden_size == 32 and "some/code" not in str(vars(config)) and not hasattr(config, "auto_map")
+
+
+@pytest.mark.parametrize("decoder", [{"model_type": "unheard"}, {"model_type": ["gpt2"]}, {"n_embd": 32}])
+def test_a_kept_decoder_that_is_not_known_is_refused(decoder):
+    with pytest.raises(UsageError, match="no model of the kind") as refused:
+        METHODS["autoregressive"](decoder=decoder).build(TextSpec(20, 12))
+    assert_short(refused)
+
+
 def test_files_that_cannot_be_used_are_refused(tmp_path):
     import transformers
 

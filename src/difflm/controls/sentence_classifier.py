@@ -20,7 +20,7 @@ from difflm.diffusion.base import Belief
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.samplers.loop import impose_tokens
 from difflm.errors import UsageError
-from difflm.networks.hf_encoder import explained, transformers
+from difflm.networks.hf_encoder import LOCAL, explained, transformers
 
 LAMBDA = 100.0  # λ for each unit of guidance; the paper's lie between 100 and 2,000
 OFFSET = 2  # positions that some kinds, such as RoBERTa, leave out before the first
@@ -119,11 +119,11 @@ def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClas
     """The classifier of a directory, which tells labels apart under the directory's name."""
     if isinstance(tokenizer, Characters):
         raise UsageError(f"{folder}: a sentence classifier reads words; this model writes characters.")
-    library, where = transformers(), {"local_files_only": True, "trust_remote_code": False}
+    library = transformers()
     with explained(f"{folder} cannot be read"):
-        pieces = library.AutoTokenizer.from_pretrained(folder, **where)
+        pieces = library.AutoTokenizer.from_pretrained(folder, **LOCAL)
         body, found = library.AutoModelForSequenceClassification.from_pretrained(
-            folder, use_safetensors=True, output_loading_info=True, **where
+            folder, use_safetensors=True, output_loading_info=True, **LOCAL
         )
     if found["missing_keys"]:
         raise UsageError(f"{folder} holds no trained sentence classifier: it lacks {min(found['missing_keys'])}.")

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.errors import UsageError
-from difflm.networks.hf_encoder import explained, read_encoder, transformers
+from difflm.networks.hf_encoder import LOCAL, explained, read_encoder, transformers
 
 BATCH_SIZE = 256
 
@@ -22,8 +22,8 @@ class BertScore:
         library = transformers()
         self.device = device
         with explained(f"encoder={folder} cannot be read"):
-            self.pieces = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            self.body = library.AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+            self.pieces = library.AutoTokenizer.from_pretrained(folder, **LOCAL)
+            self.body = library.AutoModel.from_pretrained(folder, **LOCAL, use_safetensors=True)
         if self.pieces.pad_token is None:
             raise UsageError(f"encoder={folder}: its tokenizer cannot pad texts to one length. Give an encoder.")
         self.body = self.body.to(device).eval()

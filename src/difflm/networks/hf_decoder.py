@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from difflm.errors import UsageError
 from difflm.networks.head import weigh_slopes
-from difflm.networks.hf_encoder import explained, library_config, transformers
+from difflm.networks.hf_encoder import LOCAL, explained, library_config, transformers
 from difflm.networks.transformer import Cache
 from difflm.runtime.files import read_json
 
@@ -41,14 +41,15 @@ class PretrainedDecoder(nn.Module):
 
     def __init__(self, decoder: dict[str, Any], vocabulary: int, width: int, dropout: float) -> None:
         super().__init__()
-        config = library_config(decoder)
+        with explained(f"model.pretrained: no model of the kind {decoder.get('model_type')} is known"):
+            config = library_config(decoder)
         if width > (most := getattr(config, "max_position_embeddings", width)):
             raise UsageError(f"model.pretrained: it reads {most} words at most; texts and prompts may have {width}.")
         for key, value in config.to_dict().items():
             if ("dropout" in key or key.endswith("pdrop")) and type(value) in (int, float):
                 setattr(config, key, dropout)
         with explained(f"model.pretrained: no {decoder['model_type']} can be made of its config.json"):
-            self.body = transformers().AutoModel.from_config(config)
+            self.body = transformers().AutoModel.from_config(config, trust_remote_code=False)
         self.body.set_input_embeddings(nn.Embedding(1, config.hidden_size))  # never asked: words come as vectors
         self.input, self.blocks = nn.Identity(), nn.ModuleList()
         self.norm, self.head = nn.Identity(), nn.Linear(config.hidden_size, vocabulary)
@@ -79,8 +80,8 @@ def take_weights(network: PretrainedDecoder, table: Tensor, folder: str, words: 
     START and END, which begin as the library's own."""
     library = transformers()
     with explained(f"pretrained={folder} cannot be read"):
-        source = library.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-        pieces = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        source = library.AutoModelForCausalLM.from_pretrained(folder, **LOCAL, use_safetensors=True)
+        pieces = library.AutoTokenizer.from_pretrained(folder, **LOCAL)
     end = pieces.eos_token_id
     if end is None:
         raise UsageError(f"pretrained={folder}: its tokenizer lacks a mark of the end.")

@@ -22,7 +22,9 @@ from difflm.runtime.files import read_json
 TimeDesign = Literal["layers", "prefix", "none"]
 EXTRA = "a pretrained encoder needs the extra `hf`: pip install 'difflm[hf]'."
 SIZES = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
-NOT_SHAPE = ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype")  # the run has its own dtype
+LOCAL = {"local_files_only": True, "trust_remote_code": False}  # code that comes with a model is never run
+# The run has its own dtype. The last two name code, as settings do that end in `implementation` or begin with a line.
+NOT_SHAPE = ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map", "kernel_config")
 
 
 def transformers() -> ModuleType:
@@ -66,7 +68,8 @@ def read_encoder(folder: str) -> dict[str, Any]:
 
 def library_config(encoder: dict[str, Any]) -> Any:
     """As the library understands it: kinds that spell their sizes otherwise answer to the common names there."""
-    shape = {key: value for key, value in encoder.items() if key not in NOT_SHAPE}
+    named = (key for key in encoder if key not in NOT_SHAPE and not key.startswith("_"))
+    shape = {key: encoder[key] for key in named if not key.endswith("implementation")}
     return transformers().AutoConfig.for_model(encoder["model_type"], **shape)
 
 
@@ -86,7 +89,7 @@ def masked_lm(encoder: dict[str, Any], dropout: float = 0.0) -> Any:
         if "dropout" in key and type(value) in (int, float):  # every kind has other names for its own
             setattr(config, key, dropout)
     with explained(f"model.pretrained: no {kind} can be made of its config.json"):
-        return library.AutoModelForMaskedLM.from_config(config)
+        return library.AutoModelForMaskedLM.from_config(config, trust_remote_code=False)
 
 
 def widths(body: Any) -> tuple[int, int]:
@@ -184,8 +187,8 @@ def take_weights(network: PretrainedEncoder, table: Tensor, folder: str, words: 
     """Weights of a directory, in place; `table` [words + 1, their width] gets the vectors of words and of the mask."""
     library = transformers()
     with explained(f"pretrained={folder} cannot be read"):
-        source = library.AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-        pieces = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        source = library.AutoModelForMaskedLM.from_pretrained(folder, **LOCAL, use_safetensors=True)
+        pieces = library.AutoTokenizer.from_pretrained(folder, **LOCAL)
     mask, *ends = pieces.mask_token_id, pieces.cls_token_id, pieces.sep_token_id
     if None in (mask, *ends):
         raise UsageError(f"pretrained={folder}: its tokenizer lacks a mask, or a mark of beginning or end.")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from difflm.errors import UsageError
 from difflm.networks.autoencoder import Resampler
-from difflm.networks.hf_encoder import explained, library_config, mean_of_pieces, transformers
+from difflm.networks.hf_encoder import LOCAL, explained, library_config, mean_of_pieces, transformers
 from difflm.networks.transformer import Cache, Memory, Transformer
 from difflm.runtime.files import read_json
 
@@ -107,7 +107,7 @@ def build_halves(
         for key, value in config.to_dict().items():
             if "dropout" in key and type(value) in (int, float):  # what is frozen is not trained
                 setattr(config, key, 0.0)
-        body = transformers().AutoModelForSeq2SeqLM.from_config(config)
+        body = transformers().AutoModelForSeq2SeqLM.from_config(config, trust_remote_code=False)
         width = body.get_input_embeddings().weight.shape[1]
         for half in (body.get_encoder(), body.get_decoder()):
             half.embed_tokens = nn.Embedding(1, width)  # never asked: words come as vectors
@@ -132,8 +132,8 @@ def take_weights(
     """Weights of a directory, in place; `embedding` are the vectors of words that the decoder reads."""
     library = transformers()
     with explained(f"pretrained={folder} cannot be read"):
-        source = library.AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-        pieces = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        source = library.AutoModelForSeq2SeqLM.from_pretrained(folder, **LOCAL, use_safetensors=True)
+        pieces = library.AutoTokenizer.from_pretrained(folder, **LOCAL)
     for half, theirs in ((encoder.body, source.get_encoder()), (decoder.body, source.get_decoder())):
         half.load_state_dict(
             {k: v for k, v in theirs.state_dict().items() if not k.startswith("embed_tokens")}, strict=False
