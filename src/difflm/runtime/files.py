@@ -85,7 +85,8 @@ def locked(directory: Path) -> Iterator[None]:
         handle = _acquire_lock(directory)
     try:
         for left in directory.glob(f".*{TEMPORARY}"):  # by a process that was killed while it wrote
-            left.unlink(missing_ok=True)
+            with suppress(OSError):
+                left.unlink()
         yield
     finally:
         (directory / LOCK).unlink(missing_ok=True)  # before the lock is released: the next holder creates its own
