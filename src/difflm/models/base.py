@@ -87,7 +87,7 @@ class LanguageModel(Trainable):
     has_length_beam = False  # whether lengths are chosen before texts, so that candidates can spread over them
     has_latents = False  # whether it writes from latents of a whole text
     whole_canvas = False  # whether each call of the network reads all positions of a text
-    one_by_one = False  # whether a core of a CPU makes its texts one by one, and not some of them together
+    one_by_one = False  # whether a CPU makes the first texts of a seed one by one, and not some of them together
     allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
 
     @property

@@ -16,7 +16,7 @@ from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training.checkpoints import advise_resume
 
 FORMAT = 1
-ONE_BY_ONE = 8_000_000  # weights from which on a CPU gains nothing from texts that share a batch (docs/log.md)
+ONE_BY_ONE = 8_000_000  # weights from which a CPU gains little from texts that share a batch (docs/log.md)
 KEYS = ("model", "vocabulary", "tokenizer", "longest", "parameters", "sampling", "recipe")  # that every config has
 
 
@@ -85,7 +85,7 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({reason}).") from None
-    # A product over one text's positions is large enough; bfloat16 units, which wait for weights, share them.
+    # A product over one text's positions is large enough there; units for bfloat16 wait for weights, and share them.
     large = sum(p.numel() for p in model.parameters()) >= ONE_BY_ONE
     model.one_by_one = model.whole_canvas and large and not torch.cpu._is_amx_tile_supported()
     path = run / "model.safetensors"
