@@ -104,6 +104,16 @@ def test_logits_are_computed_for_a_part_of_the_rows_at_a_time(monkeypatch, name)
     assert len(sizes) > 2 and max(sizes) == (256, 128)
 
 
+@pytest.mark.parametrize("name", ["mdlm", "cmlm", "d3pm-absorbing"])
+def test_the_bound_needs_no_logits(monkeypatch, name):
+    model, batch, noise = make_model(name).eval(), make_batch(), Noise(4, torch.arange(TEXTS))
+    monkeypatch.setattr(diffusion, "has_linear_bound", lambda *_: False)
+    plain = model.nats(batch, noise, 3)
+    monkeypatch.undo()
+    model.denoiser.network.head.register_forward_pre_hook(lambda *_: pytest.fail("the head was asked of all positions"))
+    assert torch.allclose(model.nats(batch, noise, 3), plain, rtol=1e-5)
+
+
 def test_the_autoregressive_loss_is_the_likelihood():
     model, batch = make_model("autoregressive"), make_batch()
     assert torch.allclose(model(batch).total, model.nats(batch).sum(), rtol=1e-5)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
 from difflm.models.batching import LengthPolicy
 from difflm.models.sampling import Family
-from difflm.models.word_nats import WordNats, is_linear, read_masked
+from difflm.models.word_nats import WordDenoiser, WordNats, has_linear_bound, is_linear, read_masked
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # streams of random numbers in training
@@ -297,7 +297,8 @@ class DiffusionModel(LanguageModel):
             return super().nats_and_error(batch, noise, draws)
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         condition = self.condition_of(batch, ids)
-        estimates = self.bound(self.denoiser, self.times, ids, mask, noise, draws, condition)
+        asked = WordDenoiser(self.denoiser, ids) if has_linear_bound(self.denoiser) else self.denoiser
+        estimates = self.bound(cast(Denoiser, asked), self.times, ids, mask, noise, draws, condition)
         read = self.lengths.predict(self.denoiser, self.denoiser.conditioning.prepare(self.denoiser, condition))
         return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)
 

@@ -7,11 +7,13 @@ taken, and each counts for more: the loss is exact whenever all fit, and right o
 
 import math
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, Times
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Corrupted, Objective
@@ -40,8 +42,31 @@ class WordNats(Belief):
 def is_linear(objective: Objective, denoiser: Denoiser) -> bool:
     """Whether a loss is a weighted sum of cross-entropies of masked words, and the head can be asked of these alone."""
     alike = not objective.label_smoothing or {*objective.weights} == {"masked_ce"}
-    linear = getattr(denoiser.process, "linear", False) and {*objective.weights} <= LINEAR
-    return linear and alike and isinstance(denoiser.network, Transformer)
+    return alike and {*objective.weights} <= LINEAR and has_linear_bound(denoiser)
+
+
+def has_linear_bound(denoiser: Denoiser) -> bool:
+    """The same of the bound."""
+    return getattr(denoiser.process, "linear", False) and isinstance(denoiser.network, Transformer)
+
+
+class WordDenoiser:
+    """A denoiser of known texts [B, L] whose answer is the nats of masked words: all that a bound asks of it."""
+
+    def __init__(self, denoiser: Denoiser, ids: Tensor) -> None:
+        self.denoiser, self.ids = denoiser, ids
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.denoiser, name)
+
+    def __call__(self, x: Tensor, t: Times, mask: Tensor | None = None, condition: Condition = UNCONDITIONAL) -> Belief:
+        network, weights = self.denoiser.network, (x == self.denoiser.process.mask_id).float()
+        assert isinstance(network, Transformer)
+
+        def read(states: Tensor) -> Belief:
+            return read_nats(network, states, self.ids, weights, weights.numel(), weights.new_zeros(1), 0.0)
+
+        return cast(Belief, self.denoiser(x, t, mask, condition, read=read))
 
 
 def read_masked(

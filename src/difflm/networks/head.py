@@ -46,8 +46,21 @@ def weigh_nats(
     bias = F.pad(head.bias.to(dtype), (0, extra), value=float("-inf"))
     with torch.autocast(kind, enabled=False):
         given = states.to(dtype), weight, bias, targets, weights.float()
+        if not torch.is_grad_enabled():
+            return plain_nats(*given, head.out_features, smoothing)
         found: tuple[Tensor, Tensor] = WeighedNats.apply(*given, head.out_features, smoothing, network.slopes)
         return found
+
+
+def plain_nats(
+    states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, weights: Tensor, vocabulary: int, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """`WeighedNats` where nobody learns."""
+    size = rows_of_part(len(states), len(weight), states.device.type)
+    logits = (torch.addmm(bias, part, weight.t())[:, :vocabulary].float() for part in states.split(size))
+    parts = zip(logits, targets.split(size), strict=True)
+    nats = torch.cat([F.cross_entropy(*part, reduction="none", label_smoothing=smoothing) for part in parts])
+    return nats, (weights * nats).sum()
 
 
 def rows_of_part(rows: int, vocabulary: int, kind: str) -> int:
