@@ -1,12 +1,14 @@
 """Train every method that writes from a source for equal minutes, side by side, and measure all of them.
 
-  python -m benchmarks.seq2seq multi30k --data DIR --out runs/en-de --minutes 4 --jobs 7 --seconds 560
-  python -m benchmarks.seq2seq table --out runs/en-de
-  python -m benchmarks.seq2seq speed --out runs/en-de --only encoder-decoder,cmlm-distilled
+  python -m benchmarks.seq2seq multi30k,e2e --data DIR --out runs/pairs --minutes 3 --jobs 12 --seconds 560
+  python -m benchmarks.seq2seq table --out runs/pairs
+  python -m benchmarks.seq2seq plot --out runs/pairs
+  python -m benchmarks.seq2seq speed --out runs/pairs --only encoder-decoder,flagship
 
 All runs have about the same parameters and train on the same pairs, which lack 1,000: on those, settings of sampling
-are chosen. What the validation set says is written to OUT/results.jsonl, once for each run. A run that is not finished
-after `--seconds` is continued by the next command. `--jobs` runs train at a time: minutes are equal only at equal jobs.
+are chosen. What the validation set says is written to OUT/TASK/results.jsonl, once for each run. A run that is not
+finished after `--seconds` is continued by the next command. `--jobs` runs train at a time: minutes are equal only at
+equal jobs. Rows that learn from the twin's answers wait for them.
 """
 
 import argparse
@@ -17,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.timed import UNTIMED, read_results, run_side_by_side, train_for_minutes
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from difflm.evaluation.seq2seq import Outputs
     from difflm.generation.pipeline import TextDiffusion
 
-HELD_BACK = 1000  # training pairs on which settings are chosen
+HELD_BACK = 1000  # training sources on which settings are chosen, of a small corpus a tenth
 MOST_SOURCES = 1000  # of the validation set
 MOST_PAIRS = 120_000  # of training, in a seeded order: short runs see no more
 MOST_DISTILLED = 30_000  # sources that the twin answers for those that learn from it
@@ -37,17 +39,19 @@ CALLS = 20  # of the network for a text, all candidates counted
 @dataclass(frozen=True)
 class Row:
     """A run of the table: its recipe and what is changed in it. One that is `distilled` trains on what the twin's beam
-    search answers to the sources (Kim & Rush, 2016), and may have its candidates ranked by the twin."""
+    search answers to the sources (Kim & Rush, 2016), alone or beside the pairs, and may have its candidates ranked by
+    the twin; it may also begin with the twin's network."""
 
     recipe: str
     changes: Sequence[str] = ()
-    distilled: bool = False
+    distilled: Literal["", "answers", "both"] = ""
+    begun: bool = False
 
 
-def row(recipe: str, *changes: str, layers: int = 4, batch_size: int = 256, distilled: bool = False) -> Row:
+def row(recipe: str, *changes: str, layers: int = 4, batch_size: int = 256, **learned: Any) -> Row:
     """A recipe in the size of the table, for batches of equal size."""
     sizes = ["model.hidden=256", "model.heads=4", f"model.layers={layers}", f"batch_size={batch_size}"]
-    return Row(recipe, [*changes, *sizes], distilled)
+    return Row(recipe, [*changes, *sizes], **learned)
 
 
 ROWS = {
@@ -60,6 +64,7 @@ ROWS = {
     "ssd-lm": row("multi30k", "method=ssd-lm"),
     "cmlm": row("multi30k", "method=cmlm"),
     "levt": row("multi30k-levt"),
+    "diffuser": row("multi30k-diffuser"),
     "difformer": row("multi30k-difformer", layers=6),
     "dinoiser": row("multi30k-dinoiser", layers=6),
     "cdcd": row("multi30k-cdcd"),
@@ -69,7 +74,10 @@ ROWS = {
     "diffuseq": row("multi30k-diffuseq-v2", "method=diffuseq", layers=14),
     "diffuseq-v2": row("multi30k-diffuseq-v2", layers=14),
     "sed": row("multi30k-diffuseq-v2", "method=sed", "model.embedding_dim=32", "lr=5e-4", layers=14),
-    "cmlm-distilled": row("multi30k", "method=cmlm", distilled=True),
+    "distilled": row("multi30k", "method=cmlm", distilled="answers"),
+    "distilled-both": row("multi30k", "method=cmlm", distilled="both"),
+    "begun": row("multi30k", "method=cmlm", "model.encoder_layers=4", "lr=7e-4", distilled="answers", begun=True),
+    "begun-both": row("multi30k", "method=cmlm", "model.encoder_layers=4", "lr=7e-4", distilled="both", begun=True),
 }
 BLOCK_STEPS = {"block-diffusion": 3, "ssd-lm": 6}  # of each block, with few of which a text has about `CALLS` calls
 # The most tokens of a text and of a source, and widths of batches: nearly all pairs fit.
@@ -78,13 +86,15 @@ TASKS = {
     "multi30k-captions": ["longest=40", "source_longest=40", "widths=[16,24,40]", "vocabulary=6000"],
     "sgd": ["longest=48", "source_longest=48", "widths=[16,32,48]", "vocabulary=6000"],
     "e2e": ["longest=64", "source_longest=64", "widths=[32,64]", "tokenizer=words", "more_than=10"],
+    "simplification": ["longest=64", "source_longest=64", "widths=[32,64]", "vocabulary=6000"],
 }
+SHORT = ["warmup=400", "ema=0.998"]  # for runs of a few thousand steps
 
 
 @dataclass(frozen=True)
 class Asked:
     task: str
-    out: Path
+    out: Path  # of the task
     minutes: float
     seconds: float
     jobs: int
@@ -105,6 +115,9 @@ class Asked:
         asked = [name for name in self.only or ROWS]
         return [run for seed in self.seeds for name in asked if (run := f"{name}-{seed}") not in done]
 
+    def of_task(self, task: str) -> "Asked":
+        return replace(self, task=task, out=self.out / task)
+
 
 # -- pairs ------------------------------------------------------------------------------------------------------------
 
@@ -123,7 +136,7 @@ def write_pairs(asked: Asked) -> None:
         return
     everything = list(corpus_examples(asked.task, asked.data, "train", None))
     pairs = PairSet.group(asked.task, "train", everything)
-    back = pairs.sample(HELD_BACK, 0, 0)
+    back = pairs.sample(HELD_BACK if len(pairs.sources) > 3 * HELD_BACK else len(pairs.sources) // 10, 0, 0)
     chosen = set(back.sources)
     rest = [example for example in everything if example.source not in chosen]
     if len(rest) > MOST_PAIRS:
@@ -138,31 +151,26 @@ def write_pairs(asked: Asked) -> None:
     write_atomic(asked.out / "report.jsonl", lines(valid.sample(count, 0, 0)))
 
 
-def distil(seed: str, asked: Asked) -> Path:
-    """What the twin's beam search answers to the training sources, once the twin is there."""
+def distil(seed: str, asked: Asked) -> None:
+    """Write what the twin's beam search answers to the training sources, and these pairs behind the others."""
     from difflm.app.commands.options import load_model
     from difflm.runtime.files import write_atomic
 
-    path = asked.out / f"distilled-{seed}.jsonl"
-    twin = wait_for_twin(seed, asked)
+    path = answers(asked, "answers", seed)
     if not path.exists():
         sources = sorted({json.loads(line)["src"] for line in (asked.out / "train.jsonl").open()})
         random.Random(0).shuffle(sources)
-        lm = load_model(str(twin), asked.device)
+        lm = load_model(str(asked.out / f"{TWIN}-{seed}"), asked.device)
         sources = [s for s, fit in zip(sources, fits(lm, sources), strict=True) if fit][:MOST_DISTILLED]
         texts = lm.generate(1, source=sources, beams=5, length_penalty=1.0)
         pairs = ({"src": s, "trg": t.text} for s, t in zip(sources, texts, strict=True) if t.text.strip())
-        write_atomic(path, "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs))
-    return path
+        made = "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
+        write_atomic(answers(asked, "both", seed), (asked.out / "train.jsonl").read_text() + made)
+        write_atomic(path, made)
 
 
-def wait_for_twin(seed: str, asked: Asked) -> Path:
-    twin = asked.out / f"{TWIN}-{seed}"
-    while not (twin / "done").exists():
-        if asked.until and time.time() > asked.until - 60:
-            raise SystemExit(f"{TWIN}-{seed} is not there yet.")
-        time.sleep(1)
-    return twin
+def answers(asked: Asked, kind: str, seed: str) -> Path:
+    return asked.out / f"{kind}-{seed}.jsonl"
 
 
 # -- one run, in a process of its own ---------------------------------------------------------------------------------
@@ -177,8 +185,10 @@ def train(run: str, asked: Asked) -> bool:
         return True
     fixed = [f"data={asked.out / 'train.jsonl'}", "task=auto", f"seed={seed}", *TASKS[asked.task]]
     if ROWS[name].distilled:
-        fixed += [f"data={distil(seed, asked)}", f"tokenizer={asked.out / f'{TWIN}-{seed}'}"]
-    recipe = load_recipe(ROWS[name].recipe, ["compile=false", *ROWS[name].changes, *fixed, *UNTIMED, *asked.more])
+        twin = "init" if ROWS[name].begun else "tokenizer"
+        fixed += [f"data={answers(asked, ROWS[name].distilled, seed)}", f"{twin}={asked.out / f'{TWIN}-{seed}'}"]
+    changes = ["compile=false", *SHORT, *ROWS[name].changes, *fixed, *UNTIMED, *asked.more]
+    recipe = load_recipe(ROWS[name].recipe, changes)
     return train_for_minutes(recipe, out, asked.minutes, asked.until, asked.device, asked.data)
 
 
@@ -246,7 +256,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     choose, report = (read_pair_set(str(asked.out / f"{k}.jsonl"), None, None, "valid") for k in ("choose", "report"))
     choose, report = choose.keep(fits(lm, choose.sources)), report.keep(fits(lm, report.sources))
     name, seed = run.rsplit("-", 1)
-    twin = load_model(str(wait_for_twin(seed, asked)), asked.device) if ROWS[name].distilled else None
+    twin = load_model(str(asked.out / f"{TWIN}-{seed}"), asked.device) if ROWS[name].distilled else None
     best: tuple[float, dict[str, Any]] = (-1.0, {})
     tried = []
     for settings in settings_to_try(lm, twin is not None):
@@ -265,10 +275,9 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     ways = {"chosen": write(lm, report, best[1], twin=twin)}
     candidates = ("mbr", "rank", "length_beam", "beams", "length_penalty")
     sample = {k: v for k, v in best[1].items() if k not in candidates}
-    drawn = {"temperature": max(0.5, sample.get("temperature", 1.0))} if lm.model.predicts_words else {}
-    ways["three samples"] = write(lm, report, {**sample, **drawn}, 3)
-    if "left-to-right" not in lm.model.families:
-        ways["10 candidates"] = write(lm, report, {**sample, "mbr": 10})
+    drawn = [{"temperature": value} for value in (0.3, 0.5, 0.7, 1.0)] if lm.model.predicts_words else [{}]
+    for some in drawn:  # variety, and what it costs
+        ways[f"three samples, {some.get('temperature', 'as chosen')}"] = write(lm, report, {**sample, **some}, 3)
     (asked.out / f"{run}.texts.json").write_text(json.dumps(ways["chosen"].candidates, ensure_ascii=False))
     rows = measure_outputs(report.sources, report.references, ways).rows
     parameters = sum(p.numel() for p in lm.model.parameters())
@@ -288,6 +297,8 @@ def make(run: str, asked: Asked) -> None:
     from difflm.runtime.files import append_line
 
     if train(run, asked):
+        if run.startswith(f"{TWIN}-"):
+            distil(run.rsplit("-", 1)[1], asked)
         append_line(asked.results, json.dumps(measure(run, asked), ensure_ascii=False))
 
 
@@ -304,13 +315,37 @@ COLUMNS = {
 
 
 def put_table(asked: Asked) -> None:
-    print(f"| run | parameters | steps | {' | '.join(COLUMNS.values())} | MBR 10 | div-4 | chosen |\n|{'---|' * 11}")
+    head = f"| run | parameters | steps | {' | '.join(COLUMNS.values())} | samples: BLEU, div-4 | chosen |"
+    print(f"\n## {asked.task}\n\n{head}\n|{'---|' * (5 + len(COLUMNS))}")
     for record in sorted(read_results(asked.results), key=lambda r: -r["rows"]["chosen"]["bleu_sacre"]):
         rows, chosen = record["rows"], record["rows"]["chosen"]
         cells = [f"{chosen[key]:.3g}" if chosen.get(key) is not None else "–" for key in COLUMNS]
-        many = rows.get("10 candidates", {}).get("bleu_sacre")
-        cells += [f"{many:.2f}" if many is not None else "–", f"{rows['three samples']['div_4']:.3f}", chosen["how"]]
+        drawn = [row for name, row in rows.items() if name.startswith("three samples")]
+        cells += [", ".join(f"{row['bleu_sacre']:.1f} {row['div_4']:.2f}" for row in drawn), chosen["how"]]
         print(f"| {record['run']} | {record['parameters'] / 1e6:.1f}M | {record['steps']:,} | {' | '.join(cells)} |")
+    if read_results(asked.results):
+        copied = record["rows"]["copy of the source"]
+        cells = [f"{copied[key]:.3g}" if copied.get(key) is not None else "–" for key in COLUMNS]
+        print(f"| copy of the source | 0 | 0 | {' | '.join(cells)} | – | – |")
+
+
+def draw_plot(asked: Asked) -> None:
+    """What was tried on the held-back pairs: for each row the best quality up to each number of network calls."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5))
+    for record in read_results(asked.results):
+        if record["run"].endswith("-0"):
+            tried = sorted((calls, bleu) for _, bleu, calls in record["tried"])
+            best = [(calls, max(b for c, b in tried if c <= calls)) for calls, _ in tried]
+            axes.plot(*zip(*best, strict=True), marker="o", markersize=3, label=record["run"].rsplit("-", 1)[0])
+    axes.set(
+        xscale="log", xlabel="network calls of a text, all candidates counted", ylabel="sacreBLEU, held-back pairs"
+    )
+    axes.legend(fontsize=7, ncols=2)
+    figure.tight_layout()
+    figure.savefig(asked.out / "calls.png", dpi=110)
+    print(asked.out / "calls.png")
 
 
 def put_speed(asked: Asked) -> None:
@@ -345,7 +380,7 @@ def put_speed(asked: Asked) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=[*TASKS, "table", "speed"])
+    parser.add_argument("task", help=f"some of {', '.join(TASKS)}, with commas; or table, plot, speed")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=4.0, help="of training, for each run")
     parser.add_argument("--seconds", type=float, default=560.0, help="of the whole command")
@@ -359,17 +394,29 @@ def main() -> None:
     parser.add_argument("more", nargs="*", help="key=value changes to every recipe")
     asked = Asked(**vars(parser.parse_intermixed_args()))
     asked = replace(asked, out=asked.out.resolve())
-    asked.out.mkdir(parents=True, exist_ok=True)
-    if asked.task == "table":
-        put_table(asked)
-    elif asked.task == "speed":
-        put_speed(asked)
-    elif asked.one:
-        make(asked.one, asked)
-    else:
-        write_pairs(asked)
-        run_side_by_side(asked.names(), asked.out, asked.jobs, asked.seconds, words=sys.argv[1:])
-        put_table(asked)
+    show = {"table": put_table, "plot": draw_plot, "speed": put_speed}.get(asked.task)
+    tasks = [path.parent.name for path in asked.out.glob("*/results.jsonl")] if show else asked.task.split(",")
+    if unknown := [task for task in tasks if task not in TASKS]:
+        parser.error(f"unknown: {', '.join(unknown)}")
+    if asked.one:
+        task, run = asked.one.split(":")
+        return make(run, asked.of_task(task))
+    every = [asked.of_task(task) for task in tasks]
+    for one in every if not show else ():
+        one.out.mkdir(parents=True, exist_ok=True)
+        write_pairs(one)
+
+    def ready(name: str) -> bool:
+        task, run = name.split(":")
+        row, seed = run.rsplit("-", 1)
+        return not ROWS[row].distilled or answers(asked.of_task(task), ROWS[row].distilled, seed).exists()
+
+    if not show:
+        names = [f"{one.task}:{name}" for one in every for name in one.names()]
+        names.sort(key=lambda name: f":{TWIN}-" not in name)  # for whose answers others wait
+        run_side_by_side(names, asked.out, asked.jobs, asked.seconds, ready, sys.argv[1:])
+    for one in every:
+        (show or put_table)(one)
 
 
 if __name__ == "__main__":

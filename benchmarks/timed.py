@@ -87,11 +87,12 @@ def run_side_by_side(
     environment: dict[str, str] | None = None,
 ) -> None:
     """Processes for these names, so many at a time, until time is up: this command with `--one NAME`. A name waits
-    until it is `ready`, which others may have to see to."""
+    until it is `ready`, which others may have to see to; its place is kept meanwhile."""
     until = time.time() + seconds
     waiting, working = list(names), dict[str, subprocess.Popen[bytes]]()
     while waiting or working:
-        free = [name for name in waiting if ready(name)] if len(working) < jobs else []
+        first = waiting[: jobs - len(working)] if working else waiting
+        free = [name for name in first if ready(name)]
         if not working and not free:
             print(f"not begun: {', '.join(waiting)}", flush=True)
             return

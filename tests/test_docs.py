@@ -94,6 +94,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/ssd": "e2e-ssd-lm",
     "runs/ld4lg": "e2e-ld4lg",
     "runs/gpvae": "e2e-gpvae",
+    "runs/glyph": "e2e-glyph-diffusion",
     "runs/told": "e2e-mdlm data=told.txt",
     "runs/discrete/gidd": "e2e-mdlm method=gidd",
     "runs/dlm-guide": "classifier data=words.jsonl model.guides=runs/diffusion-lm",

@@ -9,10 +9,15 @@ from tiny import MODEL, Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs, 
 
 from difflm.app.cli import main
 from difflm.data.tokenizers import UNK, Tokenizer
+from difflm.diffusion.base import Levels
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods import METHODS
+from difflm.methods.base import TextSpec
+from difflm.models.autoregressive import Autoregressive
+from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.tensors import load_tensors
-from difflm.training.fit import train_run
+from difflm.training.fit import begin_with_twin, train_run
 from difflm.training.recipe import check, load_recipe
 from difflm.training.run import load_run, read_config
 
@@ -151,3 +156,32 @@ def test_resuming_repeats_to_the_bit(tiny_runs, tmp_path, texts, first, monkeypa
     """Stopped by an error after `first` steps; checkpoints are saved every second."""
     argv = ["train", "own-text", f"data={texts}", f"init={tiny_runs['difflm']}", *SHORT]
     assert_resumed_to_the_bit(argv, first, tmp_path, monkeypatch)
+
+
+def test_a_masked_model_begins_with_the_network_of_its_twin():
+    """Words, layers and encoder are the twin's, what the twin has not is new: read with the twin's eyes, from left to
+    right, its answers are the twin's."""
+    sizes = {"hidden": 16, "layers": 2, "heads": 2, "encoder_layers": 1}
+    spec = TextSpec(11, 8, 6, 11)
+    torch.manual_seed(0)
+    twin, model = METHODS["encoder-decoder"](**sizes).build(spec).eval(), METHODS["cmlm"](**sizes).build(spec).eval()
+    assert isinstance(twin, Autoregressive) and isinstance(model, DiffusionModel)
+    torch.nn.init.normal_(twin.network.head.weight)
+    begin_with_twin(model, twin)
+    words, source, there = torch.randint(5, 11, (3, 8)), torch.randint(5, 11, (3, 6)), torch.ones(3, 6).bool()
+    expected, _ = twin.read(words, memory=twin.encode_source(source, there))
+    network = model.denoiser.network
+    network.causal = True
+    inputs = model.denoiser.codec.inputs(words, Levels(torch.ones(3)), None)[0]
+    assert torch.allclose(network(inputs, None, None, network.encode(source, there), there), expected, atol=1e-5)
+    assert torch.allclose(model.denoiser.codec.raw[-1], twin.embedding.weight.mean(0))  # the mask
+
+
+@pytest.mark.long
+def test_a_masked_run_begins_with_a_twin(tiny_runs, tmp_path, texts, capsys):
+    argv = ["train", "own-text", f"data={texts}", "method=mdlm", f"init={tiny_runs['autoregressive']}", *SHORT]
+    assert main([*argv, "--out", str(tmp_path / "out")]) == 0
+    config = read_config(tmp_path / "out")
+    assert config["method"] == "mdlm" and config["model"]["hidden"] == MODEL["hidden"]
+    with pytest.raises(UsageError, match="is a autoregressive model; this recipe trains difflm"):
+        load_recipe("own-text", [f"data={texts}", f"init={tiny_runs['autoregressive']}"])

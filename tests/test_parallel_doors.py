@@ -1,4 +1,5 @@
-"""Every front door of the methods that write from a source in parallel: Diff-GLAT, Diffusion-NAT, LevT."""
+"""Every front door of the methods that write from a source in parallel, or by edits: Diff-GLAT, Diffusion-NAT, LevT,
+DiffusER."""
 
 import json
 from pathlib import Path
@@ -15,7 +16,7 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
-NAMES = ("diff-glat", "diffusion-nat", "levt")
+NAMES = ("diff-glat", "diffusion-nat", "levt", "diffuser")
 SIZES = {"hidden": 32, "layers": 3, "encoder_layers": 1, "heads": 2, "dropout": 0.1}
 SOURCES = ["a b c d e f", "f e", "h h h", "b a b"]
 
@@ -61,9 +62,9 @@ def test_what_a_model_can_be_asked_for_is_obeyed_and_the_rest_refused(name, runs
         (filled,) = lm.generate(source=SOURCES[0], controls=[Infill("a ___:2 b")], steps=3)
         assert filled.tokens[0] == "a" and filled.tokens[-1] == "b" and len(filled.tokens) == 4
         return
-    with pytest.raises(UsageError, match="this one is levt, which takes none"):
+    with pytest.raises(UsageError, match=f"this one is {name}, which takes none"):
         lm.generate(source=SOURCES[0], controls=[Length(4)])
-    with pytest.raises(UsageError, match="fudge decodes left-to-right models; this one is levt"):
+    with pytest.raises(UsageError, match=f"fudge decodes left-to-right models; this one is {name}"):
         lm.generate(source=SOURCES[0], controls=[Length(4)], method="fudge")
     with pytest.raises(UsageError, match="length beam"):
         lm.generate(source=SOURCES[0], length_beam=2)

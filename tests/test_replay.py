@@ -55,12 +55,14 @@ def test_a_shelf_lends_what_it_has_and_closes_what_it_lets_go() -> None:
     for kind in ("a", "b", "a", "c"):
         with shelf.acquire(kind, lambda kind=kind: made.setdefault(kind, Thing(kind))) as thing:  # type: ignore[misc]
             assert thing.name == kind and not thing.closed
+            assert shelf.latest is not thing  # which is in use
+        assert shelf.latest is thing
     assert {kind: thing.closed for kind, thing in made.items()} == {"a": False, "b": True, "c": False}
     with pytest.raises(ValueError), shelf.acquire("a", lambda: Thing("another")) as thing:
         raise ValueError
     assert thing is made["a"] and thing.closed  # who knows where it stopped
     shelf.clear()
-    assert made["c"].closed
+    assert made["c"].closed and shelf.latest is None
 
 
 @pytest.mark.parametrize("method", ["difflm", "autoregressive"])

@@ -24,6 +24,7 @@ BAR = 20  # cells
 # From low confidence (warm, faint) to high (cool, strong); the ramps of the player's two themes.
 ON_DARK = ("#a08d45", "#a99a61", "#b2a77b", "#bbb495", "#c4c2af", "#ced0c9", "#d8dde4", "#e2ebff")
 ON_LIGHT = ("#84640a", "#735b26", "#615234", "#50493e", "#3f4044", "#2d3647", "#1d2b49", "#0b1f4a")
+MARKS = {"replace": "~{}", "delete": "-{}", "insert": "{}+"}  # what the next step does with a word
 FAINT = Style(dim=True)
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # they would move the cursor or turn the line around
 
@@ -139,7 +140,8 @@ class TerminalView:
         for position, (token, space, sure) in enumerate(zip(tokens, apart, draft.confidence, strict=True)):
             style = self._styles[max(0, min(len(self._styles) - 1, int(sure * len(self._styles))))]
             line.append(" " * space)
-            line.append(hide_letters(token, sure, position), style)
+            edit = draft.edits[position] if draft.edits and token else "keep"
+            line.append(mark_word(hide_letters(token, sure, position), edit), style)
         return line
 
 
@@ -154,6 +156,12 @@ def word_styles(console: Console) -> list[Style]:
 
 def printable(token: str) -> str:
     return "".join(character for character in token if unicodedata.category(character) not in UNPRINTABLE)
+
+
+def mark_word(word: str, edit: str) -> str:
+    """Byte pairs keep their space before the mark."""
+    letters = word.lstrip(" ")
+    return " " * (len(word) - len(letters)) + MARKS.get(edit, "{}").format(letters)
 
 
 def hide_letters(word: str, sure: float, position: int) -> str:

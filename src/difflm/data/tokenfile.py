@@ -210,11 +210,19 @@ def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterat
 # -- texts that fit ---------------------------------------------------------------------------------------------------
 
 
+class Room(NamedTuple):
+    """The cells of a picture, with what stands behind the last token, and those that each token takes of it, [V]."""
+
+    cells: int
+    taken: Ints
+
+
 class Limits(NamedTuple):
-    """The most tokens of a text and of its source; None: texts have no source."""
+    """The most tokens of a text and of its source; None: texts have no source. `room` is for texts that are drawn."""
 
     target: int
     source: int | None = None
+    room: Room | None = None
 
 
 class Selection(NamedTuple):
@@ -232,6 +240,9 @@ def select_texts(tokens: TokenFile, limits: Limits, distinct: bool = False) -> S
     """Select the examples whose tokens are within the limits; longer ones are left out and counted, never cut.
     `distinct` keeps the first of equal examples (and holds a digest of each in memory)."""
     text_fits = _within(tokens.lengths, limits.target)
+    if limits.room is not None:
+        cells = np.concatenate([[0], limits.room.taken[tokens.ids].cumsum()])[tokens.offsets.astype(np.int64)]
+        text_fits &= np.diff(cells) <= limits.room.cells
     fits = text_fits if tokens.sources is None else text_fits & _within(tokens.sources.lengths, limits.source or 0)
     kept = fits
     if distinct:
@@ -263,6 +274,8 @@ def _all_too_long(tokens: TokenFile, limits: Limits) -> DifflmError:
             if shortest > MOST_TOKENS:
                 return DifflmError(f"{said} Split them into shorter texts.")
             return DifflmError(f"{said} Raise {key} by {shortest - limit} or more, or split the texts.")
+    if limits.room is not None:
+        return DifflmError(f"none of {len(tokens):,} texts fits into a picture. Raise model.token_cells.")
     both = " and ".join(f"{limit} tokens" for _, limit, _, _ in columns)
     return DifflmError(
         f"none of {len(tokens):,} texts fits beside its source: at most {both}. Raise longest, source_longest."

@@ -25,6 +25,7 @@ class Tokenizer(ABC):
     """Text ⇄ ids, the first four of which are specials. `encode` adds none of them; `decode` and `tokens` drop them."""
 
     kind: str
+    between = ""  # what separates the pieces of a text
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self.pieces = list(pieces)  # pieces[id - 4]: a text may hold the word END, so the specials are no pieces
@@ -47,6 +48,10 @@ class Tokenizer(ABC):
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The readable pieces of the text, in order."""
         return [self.pieces[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)]
+
+    def spellings(self) -> list[str]:
+        """Every piece as text; bytes that are no text by themselves as Python's surrogates (PEP 383)."""
+        return self.pieces
 
     @abstractmethod
     def contents(self) -> dict[str, Any]:
@@ -101,6 +106,7 @@ class Words(Tokenizer):
     """One id a word of `split_words`, case kept; a word that is not in `words` is UNK."""
 
     kind = "words"
+    between = " "
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)  # words[id]
@@ -224,8 +230,19 @@ class Bpe(Tokenizer):
         text: str = ByteLevel().decode(super().tokens(ids))
         return text
 
+    def spellings(self) -> list[str]:
+        byte = byte_alphabet()
+        return [bytes(byte[sign] for sign in piece).decode("utf-8", "surrogateescape") for piece in self.pieces]
+
     def contents(self) -> dict[str, Any]:
         return {"pieces": self.pieces, "merges": [f"{a} {b}" for a, b in self.merges]}
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The byte that each sign of the byte alphabet stands for: printable ones themselves, others from 256 on."""
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = sorted({*range(256)} - {*own})
+    return {chr(byte): byte for byte in own} | {chr(k): byte for k, byte in enumerate(others, 256)}
 
 
 def _byte_pair_encoder(**model: Any) -> "tokenizers.Tokenizer":

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+EDITS = ("keep", "replace", "delete", "insert")  # of a word; "insert" keeps it, and others come behind it
+KEEP, REPLACE, DELETE, INSERT = range(len(EDITS))
+
 
 def align(text: Tensor, mask: Tensor, target: Tensor, target_mask: Tensor) -> Tensor:
     """The position in the target [B, M] of every word of a longest common subsequence, and −1 for the other words of
@@ -48,3 +51,41 @@ def spread(text: Tensor, here: Tensor, to: Tensor, canvas: Tensor) -> Tensor:
     """The canvas [B, N] with the words that are `here` at the positions `to`."""
     # What is not there goes to the column behind the last, which is cut off.
     return F.pad(canvas, (0, 1)).scatter(1, torch.where(here, to, canvas.shape[1]), text)[:, :-1]
+
+
+def name_edits(found: Tensor) -> tuple[Tensor, Tensor]:
+    """The edit of every word, given what `align` found of texts that begin and end with words of the target, [B, N].
+    Between two words that are kept all others are replaced if the target has words there, else deleted; where none are
+    left but the target has some, they are inserted. Also the word of the target that each word stands for, by its
+    position: of those that are replaced the first for the first, and the last one for all that are too many."""
+    place, kept = torch.arange(found.shape[1], device=found.device), found >= 0
+    following = F.pad(torch.where(kept, found, found.amax(1, keepdim=True)).flip(1).cummin(1).values.flip(1), (0, 1))
+    before, at = found.cummax(1).values, torch.where(kept, place, -1).cummax(1).values
+    following = torch.maximum(following[:, 1:], before)  # behind the last one, itself
+    missing, beside = following > before + 1, F.pad(kept[:, 1:], (0, 1))
+    edits = torch.where(kept, torch.where(missing & beside, INSERT, KEEP), torch.where(missing, REPLACE, DELETE))
+    return edits, torch.where(kept, found, torch.minimum(before + place - at, following - 1).clamp(min=0))
+
+
+def open_slots(text: Tensor, mask: Tensor, edits: Tensor, slot: int, pad: int) -> Tensor:
+    """What edits leave of texts [B, N], with a slot wherever words are to be written, [B, 2 N]. Slots that touch each
+    other are one."""
+    room, stays = (0, text.shape[1]), mask & (edits != DELETE)
+    left = F.pad(keep_words(torch.where(edits == REPLACE, slot, text), stays, pad), room, value=pad)
+    counts = F.pad(keep_words((edits == INSERT).long(), stays, 0), room)
+    opened = insert_holes(left, left != pad, counts, slot, pad)
+    again = (opened == slot) & (F.pad(opened, (1, 0), value=pad)[:, :-1] == slot)
+    return keep_words(opened, (opened != pad) & ~again, pad)
+
+
+def close_slots(target: Tensor, mask: Tensor, found: Tensor, stop: int, pad: int) -> tuple[Tensor, Tensor]:
+    """What is written into the slots of a text: its target [B, M] with a `stop` behind the words of each slot, and the
+    mask of words that are written, stops among them. The last word of each target was found in the text: there are at
+    most M / 2 slots."""
+    written = mask & ~spread(torch.ones_like(found), found >= 0, found, torch.zeros_like(target)).bool()
+    ends = written & ~F.pad(written, (0, 1))[:, 1:]
+    room = (0, target.shape[1] // 2)
+    there, counts = F.pad(mask, room), F.pad(ends.long(), room)
+    closed = insert_holes(F.pad(target, room, value=pad), there, counts, stop, pad)
+    marks = insert_holes(F.pad(torch.where(written, 1, 0), room), there, counts, 1, 0)
+    return closed, marks.bool()

@@ -162,6 +162,7 @@ class Codec(nn.Module):
     vocabulary: int
     holds_tokens = False  # whether a state shows tokens, so that known ones can be put into it
     predicts_tokens = True  # whether the network answers with logits
+    whole_text = ""  # what stands for a text as a whole, where no word has a state of its own
     bias: Tensor  # [V] log-frequencies, learned
 
     def __init__(self, vocabulary: int) -> None:

@@ -46,7 +46,7 @@ Counted = Callable[[int, int], None]
 
 CHUNK = 256  # texts scored between two calls of on_progress
 JUDGED = "judge_nats_per_token"
-RECONSTRUCTED = "reconstructed"  # a figure of models with latents alone
+RECONSTRUCTED = "reconstructed"  # a figure of models with latents or pixels alone
 
 
 def evaluate_language(
@@ -93,7 +93,7 @@ def evaluate_language(
     scored, note = choose_scored(reference, list(writers.values()), score_texts)
     for row, lm in ((row, writers[row.name]) for row in rows if row.name in writers):
         add_likelihood(row, lm, scored, note, seed, draws, on_progress)
-        if lm.model.has_latents and scored:
+        if lm.model.whole_text and scored:
             row.figures[RECONSTRUCTED] = reconstructed_share(lm, lm.tokenizer.encode_batch(scored))
             row.texts[RECONSTRUCTED] = len(scored)
     repeated = round((rows[0].figures["copied"] or 0) * len(real))
@@ -297,7 +297,7 @@ def add_likelihood(
 
 
 def reconstructed_share(lm: TextDiffusion, rows: list[list[int]]) -> float:
-    """The share of tokens that come back at their place through the latents of a text."""
+    """The share of tokens that come back at their place through the latents or pixels of a text."""
     same = total = 0
     for start in range(0, len(rows), CHUNK):
         chosen = rows[start : start + CHUNK]

@@ -12,7 +12,7 @@ import torch
 
 from difflm.controls import Control
 from difflm.controls.guidance import STANDARD
-from difflm.controls.plan import ControlPlan, check_text, steering_for
+from difflm.controls.plan import ControlPlan, Edit, check_text, steering_for
 from difflm.controls.rivals import ControlDecoder
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.noise import Noise
@@ -29,6 +29,7 @@ MOST_TEXTS = 1_000_000
 FOREIGN = {  # why a model that is not of a family refuses its settings
     "vectors": "--{} is for models that diffuse word vectors, which this one does not.",
     "simplex": "--{} is for models that diffuse on a simplex, which this one does not.",
+    "edits": "--{} is for models that edit texts, which this one does not.",
     "masks": "a {} needs a model of masks over whole texts, such as mdlm, or one that learned to drop its condition.",
 }
 
@@ -54,6 +55,14 @@ def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
     known = [torch.float32, torch.bfloat16] + [torch.float16] * (device.type == "cuda")
     if dtype is not None and dtype not in known:
         raise UsageError(f"dtype must be {', '.join(map(str, known))} on {device.type}, not {dtype}.")
+
+
+def fastest_dtype(device: torch.device) -> torch.dtype | None:
+    """What networks write in: bfloat16 on GPUs, and on processors that have matrix units for it; texts are as good
+    (docs/performance.md). None: float32."""
+    if device.type == "cuda":
+        return torch.bfloat16
+    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else None
 
 
 def check_request(
@@ -91,6 +100,17 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         family = FAMILIES[name]
         if family in FOREIGN and family not in model.families and getattr(sampling, name) != setting.default:
             raise UsageError(FOREIGN[family].format(option_name(name)))
+    if sampling.revisions > 1 and not sampling.beams:
+        raise UsageError("--revisions are kept of a search: give --beams, too.")
+    if sampling.start not in model.starts:
+        raise UsageError(f"--start {sampling.start} is not for this model. Known: {', '.join(model.starts)}.")
+
+
+def plain_edit(edit: Edit) -> str:
+    """The text that a model of edits begins with."""
+    if edit.keep or edit.strength != Edit.strength:
+        raise UsageError("this model edits the text as it is: leave --keep and --strength out.")
+    return edit.text
 
 
 # -- a job and its texts ----------------------------------------------------------------------------------------------
@@ -124,6 +144,14 @@ class Draft:
     tokens: list[str]  # one a position; with byte pairs they are pieces of words
     confidence: list[float]
     changed: list[bool]
+    edits: list[str] = field(default_factory=list)  # what the next step does with each token, of a model that edits
+
+
+@dataclass(frozen=True)
+class DrawnDraft(Draft):
+    """The same of a model that denoises pixels; its tokens are what the pixels spell, a character each."""
+
+    picture: str = ""  # the pixels, as the address of a PNG that holds it
 
 
 Watch = Callable[[list[Draft]], None]
@@ -160,6 +188,7 @@ class GenerationJob:
     rows: list[Row] = field(default_factory=list)
     sources: Sequence[Ids] = ()  # of every text, where it is written from one
     first: int = 0  # the number of the first text, where a long list is written in pieces
+    begin: Ids = field(default_factory=list)  # the text that every text is edited from
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
     waiting: dict[int, tuple[Ids, Generation]] = field(default_factory=dict)  # by sample: candidates to choose from
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
@@ -171,7 +200,8 @@ class GenerationJob:
         beam = self.sampling.length_beam
         ranks = torch.arange(count) % self.each % beam if beam else None  # of the length of each candidate
         if self.plan is None:
-            return draw_rows(model, count, self.seed, owner, sources, first, ranks)
+            rows = draw_rows(model, count, self.seed, owner, sources, first, ranks)
+            return [replace(row, layout=replace(row.layout, begin=self.begin)) for row in rows] if self.begin else rows
         condition = source_condition(sources) if sources else UNCONDITIONAL
         layouts, unknown = self.plan.layouts(first + torch.arange(count), self.seed, condition, ranks)
         self.unknown = dict(enumerate(unknown, first))
@@ -344,5 +374,5 @@ def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
     classifier guides them."""
     own = replace(job.sampling, steps=1) if model.allows_mixed_steps else job.sampling
     if job.plan is None:
-        return own, STANDARD, False, False
+        return own, STANDARD, bool(job.begin), False
     return own, job.plan.guidance, job.plan.edit is not None, job.plan.guided

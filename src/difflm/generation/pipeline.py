@@ -19,12 +19,13 @@ from difflm.data.batches import Batch
 from difflm.data.corpora import describe_texts
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
-from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
+from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import UsageError
+from difflm.generation.drafts import read_drafts
 from difflm.generation.jobs import (
     BatchProgress,
     Chosen,
@@ -39,11 +40,13 @@ from difflm.generation.jobs import (
     check_request,
     check_sampling,
     choose_by_classifiers,
+    fastest_dtype,
     finished_rows,
+    plain_edit,
     run_jobs,
 )
 from difflm.generation.ranking import Rank, make_ranking
-from difflm.models.base import LATENTS, LanguageModel, Sampling
+from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
@@ -178,14 +181,15 @@ class TextDiffusion:
             n = len(sources)
         check_request(n, seed, mbr, candidates, None if rank else controls)
         sampling = self.sampling(**settings) if settings else self.model.sampling
-        plan = self.plan_controls(controls, edit, guidance, method)
+        begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.families else []
+        plan = self.plan_controls(controls, None if begin else edit, guidance, method)
         if isinstance(plan, ControlDecoder):
             if sampling.beams and not plan.searches:
                 raise UsageError(f"{method} chooses words one by one: leave --beams out.")
             sampling = replace(sampling, sampler=plan.sampler or sampling.sampler)
-        job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources)
-        if plan is not None and plan.unknown_words:
-            job.warnings = self.warnings(plan)
+        job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources, begin=begin)
+        if (plan is not None and plan.unknown_words) or UNK in begin:
+            job.warnings = self.warnings(plan, edit.text if edit else "")
         if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("a contrast is with known words: give some with --infill, or with --edit and --keep.")
         if rank is not None:
@@ -241,18 +245,17 @@ class TextDiffusion:
         if not controls and edit is None and method is None:
             return None
         kind, decoder = self.config["method"], None
-        if self.model.has_latents:
-            raise UsageError(LATENTS.format(kind))
+        if self.model.whole_text:
+            raise UsageError(NO_WORDS.format(kind, self.model.whole_text))
         if method is not None:
             decoder = choose_decoder(method, self.model, kind, controls, edit, guidance)
         model, most, first = self.model, self.model.longest, 0
         if isinstance(model, DiffusionModel):
             most, first = model.lengths.max_words, model.lengths.first
-        elif decoder is None and "left-to-right" not in model.families:
-            raise UsageError(f"controls are for diffusion models; this one is {kind}, which takes none.")
         elif decoder is None:
             known = " or ".join(name for name in DECODERS if isinstance(model, DECODERS[name].decodes))
-            raise UsageError(f"controls are for diffusion models; this one is {kind}: give --method {known}.")
+            how = f": give --method {known}" if known else ", which takes none"
+            raise UsageError(f"controls are for diffusion models; this one is {kind}{how}.")
         heads = {control.head for control in controls if control.head}
         classifiers = self._find_classifiers(heads) if decoder is None else [*map(self._load_classifier, self.guides)]
         labellings = {name: one for c in classifiers for name, one in c.labellings.items()}  # the later of two
@@ -277,9 +280,10 @@ class TextDiffusion:
             raise UsageError("the original's guidance climbs in vectors; this model diffuses tokens. Give a number.")
         return asked or self.usual_guidance
 
-    def warnings(self, plan: ControlPlan | ControlDecoder | None) -> list[str]:
+    def warnings(self, plan: ControlPlan | ControlDecoder | None, edited: str = "") -> list[str]:
         """Why texts may not be what was asked for, a sentence each: given words that the model does not know."""
-        unknown, tokenizer = plan.unknown_words if plan else [], self.tokenizer
+        tokenizer = self.tokenizer
+        unknown = plan.unknown_words if plan else [w for w in split_words(edited) if UNK in tokenizer.encode(w)]
         if not unknown:
             return []
         size = sum(bool(w.strip()) for w in tokenizer.words[len(SPECIALS) :]) if isinstance(tokenizer, Words) else 0
@@ -332,15 +336,7 @@ class TextDiffusion:
                 yield self._drafts(progress.batch, progress.frame, job, slice(None))
 
     def _drafts(self, batch: SampleBatch, frame: Frame, job: GenerationJob, part: slice) -> list[Draft]:
-        changed = torch.ones_like(frame.mask) if frame.changed is None else frame.changed
-        times = frame.t.reshape(len(frame.t), -1).mean(1)
-        read = (times, batch.samples, batch.lengths, frame.tokens, frame.confidence, changed)
-        own = slice(*part.indices(len(batch.rows)))
-        rows = zip(*(tensor[own].tolist() for tensor in read), strict=True)
-        return [
-            Draft(sample, frame.step, t, self._pieces_of(sample, ids[:length], job), sure[:length], new[:length])
-            for t, sample, length, ids, sure, new in rows
-        ]
+        return read_drafts(self.model, batch, frame, part, lambda sample, ids: self._pieces_of(sample, ids, job))
 
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:
         """The token at each position as text; words that were given and have no id as they were given."""
@@ -350,8 +346,8 @@ class TextDiffusion:
 
     @cached_property
     def _pieces(self) -> list[str]:
-        """Every token as text; a special is empty."""
-        return ["".join(self.tokenizer.tokens([token])) for token in range(self.tokenizer.size)]
+        """What a position may show as text, token by token; a special is empty."""
+        return [*self.model.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
 
     def source_room(self) -> int:
         """Tokens of the longest source that the model reads; a model that reads none is refused."""
@@ -440,11 +436,3 @@ class TextDiffusion:
             estimates = self.model.nats_and_error(batch, noise, draws)
             found[:, chosen] = torch.stack([part.float().cpu() for part in estimates])
         return found[0], found[1]
-
-
-def fastest_dtype(device: torch.device) -> torch.dtype | None:
-    """What networks write in: bfloat16 on GPUs, and on processors that have matrix units for it; texts are as good
-    (docs/performance.md). None: float32."""
-    if device.type == "cuda":
-        return torch.bfloat16
-    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else None

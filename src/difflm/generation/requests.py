@@ -54,6 +54,8 @@ class Request(BaseModel):
     top_p: float | None = setting("top_p")
     beams: int | None = setting("beams")
     length_penalty: float | None = setting("length_penalty")
+    start: str | None = setting("start")
+    revisions: int | None = setting("revisions")
     mbr: int = key("Of so many candidates, the one most like the others.", 1)
     candidates: int = key("Of so many, the one that the classifiers like best.", 1)
     length: int | None = key("So many words, punctuation included; of a model of characters, these.")

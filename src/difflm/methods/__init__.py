@@ -17,6 +17,7 @@ from difflm.methods.diff_glat import DiffGlat
 from difflm.methods.difflm import DiffLM
 from difflm.methods.difformer import Difformer
 from difflm.methods.diffuseq import DiffuSeq, DiffuSeqV2
+from difflm.methods.diffuser import DiffusER
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.methods.diffusion_nat import DiffusionNat
 from difflm.methods.diffusionbert import DiffusionBert
@@ -24,6 +25,7 @@ from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
 from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
+from difflm.methods.glyph_diffusion import GlyphDiffusion
 from difflm.methods.gpvae import Gpvae
 from difflm.methods.ld4lg import Ld4lg
 from difflm.methods.levt import LevT
@@ -49,6 +51,7 @@ LISTED: tuple[type[Method], ...] = (
     Dinoiser,
     SsdLm,
     Ld4lg,
+    GlyphDiffusion,
     D3pmUniform,
     D3pmAbsorbing,
     D3pmNearest,
@@ -56,6 +59,7 @@ LISTED: tuple[type[Method], ...] = (
     BertMouth,
     DiffGlat,
     DiffusionNat,
+    DiffusER,
     Cmlm,
     Mdlm,
     Sedd,

@@ -25,6 +25,7 @@ class TextSpec:
     longest: int
     source_longest: int = 0  # 0: texts have no source
     source_vocabulary: int = 0  # 0: that of the texts
+    tokenizer: "Tokenizer | None" = None  # for methods that show tokens otherwise than by their numbers
 
 
 def build_network(
@@ -73,6 +74,7 @@ class Method(BaseModel):
     task: ClassVar[Literal["text", "seq2seq", "either"]] = "text"
     one_canvas: ClassVar[bool] = False  # whether source and text stand on one canvas, and share its embedding
     reads_prompts: ClassVar[bool] = False  # whether texts can be learned behind prompts
+    begins_with: ClassVar[tuple[str, ...]] = ()  # other methods whose networks it can begin with (init=RUN)
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
 
     def has_bound(self) -> bool:

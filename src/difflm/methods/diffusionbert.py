@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 class DiffusionBert(TokenMethod):
     name, paper, family = "diffusionbert", "He et al. 2022", "masked"
+    begins_with = ()  # its encoder is of another make
 
     spindle: float = Field(0.3, ge=0, le=1)
     "λ; 0 is the flat schedule."

@@ -19,6 +19,7 @@ CONTINUOUS = (1e-4, 1 - 1e-4)  # times of training: the integrand is not finite 
 
 class TokenMethod(Method):
     task: ClassVar[Literal["seq2seq", "either"]] = "either"
+    begins_with: ClassVar[tuple[str, ...]] = ("autoregressive", "encoder-decoder")
 
     hidden: int = 384
     layers: int = 8

@@ -20,7 +20,7 @@ class Autoencoder(Autoregressive):
     VAEs); then each vector is scaled to length √dim. The decoder attends to them and decides itself where the text
     ends."""
 
-    has_latents = True
+    whole_text = "latents"
 
     def __init__(
         self,

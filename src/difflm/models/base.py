@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.data.batches import Batch
+from difflm.data.tokenfile import Room
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
@@ -16,7 +17,7 @@ from difflm.diffusion.samplers.steps import STEPS
 from difflm.models.sampling import Family, Sampling
 
 Likelihood = Literal["exact", "bound"]
-LATENTS = "{} writes from latents of a whole text, which no control and no classifier reaches."  # a refusal
+NO_WORDS = "{} writes from {} of a whole text, which no control and no classifier reaches."  # a refusal
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,16 @@ class LanguageModel(Trainable):
     samplers: tuple[str, ...] = tuple(STEPS)  # step rules it understands
     families: Collection[Family] = ("any", "left-to-right")  # of settings that it understands
     greedy = False  # whether temperature 0 means the likeliest word
+    starts: tuple[str, ...] = ("noise",)  # what its texts can be made from, beside a source
     predicts_words = True  # whether a temperature means something
     syncs_with_device = True  # whether sampling synchronises with the device
     source_longest = 0  # the most tokens of a source that it writes from; 0: it has no sources
     has_length_beam = False  # whether lengths are chosen before texts, so that candidates can spread over them
-    has_latents = False  # whether it writes from latents of a whole text
     whole_canvas = False  # whether each call of the network reads all positions of a text
     one_by_one = False  # whether a CPU makes the first texts of a seed one by one, and not some of them together
+    whole_text = ""  # what it writes from, "latents" or "pixels", where no word has a state of its own
+    pieces: Sequence[str] = ()  # what its positions show, where those are no tokens
+    room: Room | None = None  # of a picture, where texts are drawn
     allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
 
     @property
@@ -134,12 +138,16 @@ class LanguageModel(Trainable):
         """How many frames a text of so many words has at most."""
         return sampling.steps
 
+    def draw_pictures(self, frame: Frame) -> Tensor | None:
+        """The estimate of the clean state as grey pictures, [B, rows, columns] bytes, where it is made of pixels."""
+        return None
+
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         """Learn before training what needs none: how many texts have each length, and how often each token occurs."""
 
     def reconstruct(self, batch: Batch) -> Tensor:
-        """What a model with latents writes from those of given texts, [B, L]; PAD behind each."""
-        raise TypeError("this model has no latents")
+        """What is read off latents or pixels of given texts, [B, L]: rows of `words`."""
+        raise TypeError("this model has neither latents nor pixels")
 
     def observe_pairs(self, counts: Tensor) -> None:
         """The same of pairs: how many have each length of source and text, [S + 1, L + 1]."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
@@ -39,6 +40,9 @@ class LengthPolicy(nn.Module):
     first = 0  # canvas position of a text's first word
     forbidden: tuple[int, ...]  # ids that no position may have
     weight = 0.0  # of `fit_loss`
+    pieces: Sequence[str] = ()  # what positions show, where those are no tokens
+    vocabulary = 0  # tokens, where those are other ones than the codec's
+    room: Room | None = None  # of a picture, where texts are drawn
 
     def __init__(self, longest: int, max_words: int | None = None) -> None:
         super().__init__()
@@ -143,7 +147,7 @@ class PadTokens(LengthPolicy):
     """START words END PAD PAD …: a canvas of fixed width, on which the model itself decides where the text ends."""
 
     first = 1
-    forbidden = (UNK,)
+    forbidden: tuple[int, ...] = (UNK,)
 
     def __init__(self, longest: int) -> None:
         super().__init__(longest, longest - 2)

@@ -12,7 +12,7 @@ from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.base import Belief, Levels, Process
 from difflm.diffusion.bounds import Bound, standard_error
-from difflm.diffusion.codecs import Codec, Embedding, Simplex
+from difflm.diffusion.codecs import Codec, Embedding, Glyphs, Simplex
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import ConditionDrop, Conditioning, Denoiser, SelfConditioning
 from difflm.diffusion.given import GivenPositions
@@ -23,6 +23,7 @@ from difflm.diffusion.samplers.loop import (
     BanTokens,
     BoundDenoiser,
     Clamp,
+    ClipPixels,
     Denoise,
     Draw,
     Frame,
@@ -83,9 +84,11 @@ class DiffusionModel(LanguageModel):
             codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
         # A bound wants noise that is independent of the text.
         self.likelihood: Likelihood | None = "bound" if bound is not None and not reflow else None
-        self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, codec.vocabulary
+        self.sampling, self.longest = sampling, lengths.longest
+        self.vocabulary = lengths.vocabulary or codec.vocabulary
         self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
-        self.follows_frames = codec.holds_tokens
+        self.follows_frames, self.whole_text = codec.holds_tokens, codec.whole_text
+        self.pieces, self.room = lengths.pieces, lengths.room
         self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
         kinds: list[Family] = ["any", "diffusion", "masks" if self.can_hide_known else "diffusion"]
         states: dict[type[Codec], Family] = {Embedding: "vectors", Simplex: "simplex"}
@@ -340,7 +343,7 @@ class DiffusionModel(LanguageModel):
         if sampling.stop_at:  # the same steps, from where they begin to there
             grid = grid + sampling.stop_at * (1 - grid / grid[0])
         banned = codec.token_mask(self.lengths.forbidden)
-        transforms: list[Transform] = [BanTokens(banned)]
+        transforms: list[Transform] = [ClipPixels()] if isinstance(codec, Glyphs) else [BanTokens(banned)]
         if sampling.temperature != 1:
             transforms.append(Temperature(sampling.temperature))
         if isinstance(codec, Embedding):
@@ -422,3 +425,13 @@ class DiffusionModel(LanguageModel):
 
     def words(self, row: list[int]) -> list[int]:
         return self.lengths.words(row)
+
+    def draw_pictures(self, frame: Frame) -> Tensor | None:
+        codec, x = self.denoiser.codec, frame.clean
+        return codec.picture(x[:, : self.longest]) if isinstance(codec, Glyphs) and x is not None else None
+
+    def reconstruct(self, batch: Batch) -> Tensor:
+        if not self.whole_text:
+            return super().reconstruct(batch)
+        codec, (ids, _) = self.denoiser.codec, self.lengths.canvas(batch.ids, batch.lengths)
+        return codec.nearest(codec.encode(ids))

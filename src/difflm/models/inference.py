@@ -50,10 +50,10 @@ class Inference:
 
     @property
     def denoiser(self) -> Denoiser:
-        """The denoiser as it writes. Models of tokens write with their own."""
+        """The denoiser as it writes. Layers of another library, which may have tables of their own, are not copied."""
         assert isinstance(self.model, DiffusionModel | LatentDiffusion)
         source = self.model.denoiser
-        if source.codec.holds_tokens:
+        if not getattr(source.network, "capturable", True):
             return source
         with self._lock:
             dtype = source.precision or self.dtype
@@ -66,9 +66,11 @@ class Inference:
     def sync_weights(self) -> None:
         """Bring the copy up to the model's weights. On a CPU, texts that others are writing keep the copy that they
         began with; a GPU's is overwritten in place, after what was asked of it before."""
-        if not isinstance(self.model, DiffusionModel | LatentDiffusion) or self.model.denoiser.codec.holds_tokens:
+        if not isinstance(self.model, DiffusionModel | LatentDiffusion):
             return
-        source, _ = self.model.denoiser, self.denoiser
+        source = self.model.denoiser
+        if self.denoiser is source:
+            return
         with self._lock, torch.no_grad():
             assert self._copy is not None
             if source.codec.bias.device.type != "cpu":
@@ -111,7 +113,8 @@ class Inference:
 
     def _replay(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
         compiled = self.compiled and inputs.mask.is_cuda
-        with self._recorded.acquire(capture_key(inputs), lambda: RecordedSampler(inputs, compiled)) as recorded:
+        create = partial(RecordedSampler, inputs, compiled, self._recorded.latest)
+        with self._recorded.acquire(capture_key(inputs), create) as recorded:
             yield from recorded.frames(inputs, steering.watched_steps)
 
     def _decode(

@@ -37,7 +37,7 @@ class LatentDiffusion(LanguageModel):
     Self-conditioning shows the last estimate to all or none of a batch. `drop` is the share of texts that are learned
     without their source, for classifier-free guidance."""
 
-    greedy = has_latents = True
+    greedy, whole_text = True, "latents"
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies, training_noise
+from difflm.models.editing import between_ends, fit_width, masked_mean, source_mask
 from difflm.networks import EncoderDecoder
 from difflm.networks.transformer import Memory
 from difflm.runtime.cuda_graphs import DelayedFlag
@@ -176,27 +177,3 @@ class LevenshteinModel(LanguageModel):
 
     def words(self, row: list[int]) -> list[int]:
         return [token for token in row if token != PAD]
-
-
-def between_ends(batch: Batch) -> Tensor:
-    """START words END PAD …, [B, L + 2]."""
-    place = torch.arange(batch.ids.shape[1] + 2, device=batch.ids.device) - 1
-    inside, last = F.pad(batch.ids, (1, 1), value=PAD), batch.lengths.unsqueeze(1)
-    text = torch.where(place < last, inside, torch.where(place == last, END, PAD))
-    return torch.where(place < 0, START, text)
-
-
-def source_mask(batch: Batch) -> Tensor | None:
-    if batch.source is None or batch.source_lengths is None:
-        return None
-    return torch.arange(batch.source.shape[1], device=batch.ids.device) < batch.source_lengths.unsqueeze(1)
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Of what counts, 0 where nothing does."""
-    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
-
-
-def fit_width(values: Tensor, width: int, empty: int = 0) -> Tensor:
-    """What stands behind START, on a canvas of `width` positions."""
-    return F.pad(values[:, 1:], (0, max(0, width + 1 - values.shape[1])), value=empty)[:, :width]

@@ -11,7 +11,7 @@ from torch import Tensor, nn, zeros_like
 from difflm.diffusion.base import Levels
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import BeamState, decoding_state
-from difflm.diffusion.samplers.loop import Frame, Memory, SamplerInputs
+from difflm.diffusion.samplers.loop import BoundDenoiser, Frame, Memory, SamplerInputs
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 from difflm.networks.transformer import Slots, rotary
@@ -28,9 +28,9 @@ def can_capture(inputs: SamplerInputs) -> bool:
     does not read the device to decide what to do."""
     sampler = inputs.sampler
     parts = [inputs.denoise, *sampler.transforms, *([] if sampler.guide is None else [sampler.guide])]
-    return inputs.known is None and all(
-        is_dataclass(part) and not getattr(part, "syncs_with_device", False) for part in parts
-    )
+    network = inputs.denoise.denoiser.network if isinstance(inputs.denoise, BoundDenoiser) else None
+    known = all(is_dataclass(part) and not getattr(part, "syncs_with_device", False) for part in parts)
+    return known and getattr(network, "capturable", True)
 
 
 def capture_key(value: Any, seen: dict[int, int] | None = None) -> Hashable:
@@ -85,23 +85,27 @@ def paired_tensors(new: Any, old: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 class RecordedSampler:
     """Sampling whose every step is the same work on the same tensors, and so is its beginning: both are captured, and
-    compiled as one if so asked."""
+    compiled as one if so asked. What a step needs for its own duration it shares with those of `other`, which runs
+    before it or after it."""
 
-    def __init__(self, inputs: SamplerInputs, compiled: bool = False) -> None:
+    def __init__(self, inputs: SamplerInputs, compiled: bool = False, other: "RecordedSampler | None" = None) -> None:
         self.inputs: SamplerInputs = clone_tensors(inputs, {})
         self.levels, self.kind = stack_levels(inputs.levels), type(inputs.levels)
         self.x = inputs.start(inputs.draw_noise(0))
-        # No first answer is one of zeros, and a past of no length is none: the first step is like the others.
-        self.clean, self.last_level = zeros_like(self.x), self.levels[0].clone()
-        self.tokens, self.sure = zeros_like(self.inputs.mask).long(), zeros_like(self.x[..., 0])
+        # No first answer is one of zeros, and a past of no length is none: the first step is like the others. Steps of
+        # tokens ask for neither.
+        self.clean = zeros_like(self.x) if self.x.is_floating_point() else None
+        self.last_level = self.levels[0].clone()
+        self.tokens, self.sure = zeros_like(self.inputs.mask).long(), zeros_like(self.inputs.mask, dtype=torch.float32)
         self.predrawn = self._predraw() if self.x.numel() * len(self.levels) <= MAX_PREDRAWN else None
         kept = () if self.predrawn is None else (self.predrawn,)
-        both = (self.x, self.clean, self.last_level, self.inputs.step_counter)
+        past = () if self.clean is None else (self.clean,)
+        both = (self.x, *past, self.last_level, self.inputs.step_counter)
         begin, step = self._begin, self._step
         if compiled:
             begin = compile_whole(begin, (*both, self.levels, *kept))
             step = compile_whole(step, (*both, self.tokens, self.sure))
-        self.step = CapturedFunction(step, self.x.device)
+        self.step = CapturedFunction(step, self.x.device, share_pool_with=other.step if other else None)
         self.begin = CapturedFunction(begin, self.x.device, warmup=1, share_pool_with=self.step)
 
     def _predraw(self) -> Tensor:
@@ -120,7 +124,8 @@ class RecordedSampler:
         if self.predrawn is not None:
             self.predrawn.copy_(self._predraw())
         self.x.copy_(inputs.start(inputs.draw_noise(0) if self.predrawn is None else self.predrawn[0]))
-        self.clean.zero_()
+        if self.clean is not None:
+            self.clean.zero_()
         self.last_level.copy_(self.levels[0])
         inputs.step_counter.zero_()
 
@@ -128,12 +133,14 @@ class RecordedSampler:
         inputs, counter = self.inputs, self.inputs.step_counter
         here, there = (self.levels.index_select(0, at).squeeze(0) for at in (counter, counter + 1))
         level, next_level, last_level = (self.kind(*row.unbind()) for row in (here, there, self.last_level))
-        last, guided = (self.clean, last_level), counter + 1 < len(self.levels) - 1
+        last = None if self.clean is None else (self.clean, last_level)
+        guided = counter + 1 < len(self.levels) - 1
         x, belief = inputs.take_step(self.x, level, next_level, self.clean, last, self._noise, guided)
         self.tokens.copy_(inputs.process.display_tokens(x, belief.tokens, next_level))
         self.sure.copy_(belief.confidence_in(self.tokens))
         self.x.copy_(x)
-        self.clean.copy_(belief.clean)
+        if self.clean is not None:
+            self.clean.copy_(belief.clean)
         self.last_level.copy_(here)
         counter.add_(1)
 
@@ -149,12 +156,12 @@ class RecordedSampler:
         last = len(times) - 2
         for i in range(last + 1):
             self.step()
-            now = self.tokens, self.sure, self.x, self.clean
+            now = [self.tokens, self.sure, self.x, *([] if self.clean is None else [self.clean])]
             if watched := watched_steps is None or i in watched_steps or i == last:
-                now = self.tokens.clone(), self.sure.clone(), self.x.clone(), self.clean.clone()
-            tokens, sure, x, clean = now
+                now = [one.clone() for one in now]
+            tokens, sure, x, *clean = now
             changed = None if before is None or not watched else tokens != before
-            yield Frame(i, times[i + 1], tokens, sure, inputs.mask, changed, x, clean=clean)
+            yield Frame(i, times[i + 1], tokens, sure, inputs.mask, changed, x, clean=clean[0] if clean else None)
             before = tokens if watched else None
 
 

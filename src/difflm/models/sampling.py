@@ -12,8 +12,9 @@ from pydantic.dataclasses import dataclass
 
 from difflm.errors import UsageError
 
-Family = Literal["any", "diffusion", "vectors", "simplex", "masks", "left-to-right"]
+Family = Literal["any", "diffusion", "vectors", "simplex", "masks", "left-to-right", "edits"]
 Projection = Literal["mean", "greedy", "sample", "multi-hot"]
+Start = Literal["noise", "nothing", "source"]
 
 
 def setting(
@@ -70,6 +71,10 @@ class Sampling:
     length_penalty: Annotated[
         float, setting("left-to-right", "Beam search: above 0 it likes longer texts more. [0]", 0, 10)
     ] = 0.0
+    start: Annotated[Start, setting("edits", "Editing: what it begins with, noise, nothing or the source.")] = "noise"
+    revisions: Annotated[
+        int, setting("edits", "Editing with --beams: keep so many revisions of a text from round to round.", 1, 1000)
+    ] = 1
 
     def change(self, changes: Mapping[str, Any]) -> "Sampling":
         """The same with other values; `None` leaves one as it is. Unknown names and values out of range are refused."""

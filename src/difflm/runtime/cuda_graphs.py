@@ -55,6 +55,7 @@ class CapturedFunction:
         # Thread-local, since other threads may use the device meanwhile, such as a server's that draws lengths.
         with exclusive_capture(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self.function()
+        self.share_pool_with = None
         return graph
 
     def _warm_up(self) -> None:
@@ -129,6 +130,12 @@ class GraphPool(Generic[T]):
         finally:
             if not failed:
                 self._release((key, captured))
+
+    @property
+    def latest(self) -> T | None:
+        """The one that was used last, of those that nobody uses."""
+        with self.lock:
+            return self.idle[-1][1] if self.idle else None
 
     def _release(self, entry: tuple[Hashable, T]) -> None:
         with self.lock:

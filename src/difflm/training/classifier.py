@@ -21,7 +21,7 @@ from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import LATENTS, LanguageModel, Losses, Trainable, training_noise
+from difflm.models.base import NO_WORDS, LanguageModel, Losses, Trainable, training_noise
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import read_json
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
@@ -155,8 +155,8 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     """Load the model that is guided, read the labelled texts, and build the classifier."""
     recipe, method = setup.recipe, setup.recipe.model
     guided, tokenizer, _ = load_run(method["guides"])
-    if guided.has_latents:
-        raise UsageError(LATENTS.format(method["guides"]))
+    if guided.whole_text:
+        raise UsageError(NO_WORDS.format(method["guides"], guided.whole_text))
     if not isinstance(guided, DiffusionModel | Autoregressive):
         raise UsageError(f"{method['guides']} is no model of difflm's own: a classifier cannot see its texts.")
     view = guided.denoiser if isinstance(guided, DiffusionModel) else guided
@@ -283,8 +283,8 @@ def heads_of(folder: Path) -> set[str] | None:
 def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier | SentenceClassifier:
     """Load the classifier of a directory; one that was trained for another model is refused. A sentence classifier of
     the Hugging Face library was trained for none."""
-    if getattr(guided, "has_latents", False):
-        raise UsageError(LATENTS.format("this model"))
+    if whole := getattr(guided, "codec", guided).whole_text:
+        raise UsageError(NO_WORDS.format("this model", whole))
     if not (folder / "config.json").is_file():
         what = "holds no classifier" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {what}. Give the directory that `difflm train classifier` wrote.")

@@ -41,8 +41,10 @@ from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.methods.base import TextSpec
+from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Trainable
 from difflm.models.diffusion import DiffusionModel
+from difflm.networks import Transformer
 from difflm.runtime.files import locked, read_json, write_json
 from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import newest_checkpoint
@@ -130,8 +132,9 @@ def prepare_model(setup: Setup) -> Prepared:
     setup = replace(setup, recipe=choose_sizes(setup, tokenizer, tokens))
     recipe, method = setup.recipe, setup.recipe.build_method()
     torch.manual_seed(recipe.seed)
-    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, tokenizer.for_sources.size))
-    limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest)
+    own = tokenizer.for_sources.size if recipe.source_words == "own" else 0
+    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, own, tokenizer))
+    limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest, model.room)
     selection = select_texts(tokens, limits, recipe.distinct)
     training, held_out = read_splits(setup, tokenizer, tokens, selection)
     subset = training[1]
@@ -142,15 +145,18 @@ def prepare_model(setup: Setup) -> Prepared:
         advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
         setup.report(f"{overlap:,} of {len(held_out[1]):,} held-out texts also occur in training{advice}")
     lengths, words = histograms(tokens, subset, recipe.longest, tokenizer.size)
-    if initial:
+    if initial and type(initial[0]) is type(model):
         copy_matching_weights(model, initial[0], lengths)
-        report_unknown(setup, words)
     else:
         for part in model.pair_readers if isinstance(model, DiffusionModel) else ():
             part.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
         model.observe(lengths, words)
         if not newest_checkpoint(setup.out):  # whose weights would replace these
             method.start(model, tokenizer)
+            if initial:
+                begin_with_twin(model, initial[0])
+    if initial:
+        report_unknown(setup, words)
     if tokens.sources is not None:
         model.observe_pairs(pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
     if recipe.temperature is not None and model.predicts_words:
@@ -179,7 +185,7 @@ def prepare_model(setup: Setup) -> Prepared:
         **count_left_out(recipe, selection),
         **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
     }
-    noisy = {"vectors", "simplex"} & {*model.families} or model.has_latents
+    noisy = {"vectors", "simplex"} & {*model.families} or model.whole_text
     unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else "masked_nats"
     return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
 
@@ -241,6 +247,21 @@ def copy_matching_weights(model: LanguageModel, initial: LanguageModel, lengths:
     model.sampling = initial.sampling
 
 
+@torch.no_grad()
+def begin_with_twin(model: LanguageModel, twin: LanguageModel) -> None:
+    """Copy the network of a left-to-right model into one that denoises tokens: words, layers, the source's encoder. The
+    mask begins as the mean word, and places, which the twin was never told, with nothing."""
+    assert isinstance(model, DiffusionModel) and isinstance(twin, Autoregressive)
+    network, table = model.denoiser.network, model.denoiser.codec.get_parameter("raw")
+    own = network.state_dict()
+    fitting = {k: v for k, v in twin.network.state_dict().items() if k in own and own[k].shape == v.shape}
+    network.load_state_dict(fitting, strict=False)
+    table.copy_(twin.embedding.weight.mean(0).expand_as(table))
+    table[: twin.vocabulary] = twin.embedding.weight
+    if isinstance(network, Transformer) and network.places is not None:
+        network.places.zero_()
+
+
 def report_unknown(setup: Setup, tokens: torch.Tensor) -> None:
     init, unknown, total = str(setup.recipe.init), int(tokens[UNK]), int(tokens.sum())
     if unknown == total:
@@ -273,9 +294,13 @@ def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: 
     limits, _, total, too_long, source_too_long, repeated = selection
     share = f"{too_long / total:.0%} of the data. {advice or 'Split them into shorter texts.'}"
     many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
-    for count, what, limit in ((text_too_long, "texts", limits[0]), (source_too_long, "sources", limits[1])):
+    wide = " or are wider than a picture" if limits.room else ""
+    for count, what, limit in (
+        (text_too_long, "texts", f"{limits.target} tokens{wide}"),
+        (source_too_long, "sources", f"{limits.source} tokens"),
+    ):
         if count:
-            said = f"{count:,} of {total:,} {what} have more than {limit} tokens and are left out"
+            said = f"{count:,} of {total:,} {what} have more than {limit} and are left out"
             setup.report(f"{said}: {share}" if many else said, WARN if many else INFO)
     if repeated:
         setup.report(f"{repeated:,} of {total:,} texts were there before and are left out")

@@ -16,6 +16,7 @@ from difflm.errors import DifflmError, UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 
 TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
+SIZES = ("hidden", "layers", "encoder_layers", "heads")  # that networks of several methods have in common
 UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
 
 
@@ -184,16 +185,16 @@ def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
     from difflm.training.run import initial_run  # imports torch, which listing recipes does not need
 
     theirs = initial_run(str(init))
-    if theirs["method"] != method:
-        raise UsageError(f"init={init} is a {theirs['method']} model; this recipe trains {method}.")
-    return {**theirs, "model": dict(theirs["model"])}
+    if theirs["method"] == method:
+        return {**theirs, "model": dict(theirs["model"])}
+    if (ours := METHODS.get(str(method))) and theirs["method"] in ours.begins_with:
+        return {**theirs, "method": method, "model": {k: v for k, v in theirs["model"].items() if k in SIZES}}
+    raise UsageError(f"init={init} is a {theirs['method']} model; this recipe trains {method}.")
 
 
 def check_init(recipe: Recipe) -> None:
-    """Refuse an initial run of another method or of other sizes."""
-    from difflm.training.run import initial_run
-
-    theirs = initial_run(str(recipe.init))
+    """Refuse an initial run of a method that this one cannot begin with, or of other sizes."""
+    theirs = _sizes_of(recipe.init, recipe.method)
     ours = {**{key: getattr(recipe, key) for key in theirs}, "model": recipe.build_method().model_dump()}
     for key in theirs:
         if key != "model" and ours[key] != theirs[key]:

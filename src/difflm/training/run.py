@@ -77,7 +77,7 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
         method = METHODS[config["method"]](**config["model"])
         with SkipInit():
             sources = config["recipe"].get("source_longest", 0), config.get("source_vocabulary", 0)
-            model = method.build(TextSpec(config["vocabulary"], config["longest"], *sources))
+            model = method.build(TextSpec(config["vocabulary"], config["longest"], *sources, tokenizer))
         model.sampling = Sampling(**config["sampling"])
     except ValidationError as error:
         wrong = ".".join(str(part) for part in error.errors()[0]["loc"])

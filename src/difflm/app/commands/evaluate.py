@@ -27,7 +27,7 @@ from difflm.errors import UsageError
 
 SETTINGS = (
     *("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp"),
-    *("projection", "projection_top_p"),
+    *("projection", "projection_top_p", "start"),
 )
 
 

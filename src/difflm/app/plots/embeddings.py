@@ -52,7 +52,7 @@ class Tags:
 
 def word_vectors(name: str, lm: TextDiffusion) -> tuple[list[str], Floats]:
     """Return a model's words and their vectors [V, D] as they diffuse, without specials, blanks and single bytes."""
-    if not isinstance(lm.model, DiffusionModel):
+    if not isinstance(lm.model, DiffusionModel) or lm.model.whole_text:
         raise UsageError(f"{name} ({lm.config['method']}) does not diffuse word vectors. Give a diffusion model.")
     table = lm.model.denoiser.codec.table().detach().double().cpu().numpy()
     words = {i: "".join(lm.tokenizer.tokens([i])).strip() for i in range(len(SPECIALS), lm.tokenizer.size)}

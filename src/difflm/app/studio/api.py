@@ -182,4 +182,5 @@ async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> Async
 def streamed(draft: Draft, each: int, pieces: bool) -> dict[str, Any]:
     """A frame with what a page needs to draw it: the text that it is a candidate for, and the spaces."""
     added = {"text": draft.sample // each, "space": spaces(draft.tokens, pieces)}
-    return {**vars(draft), "confidence": [round(c, 4) for c in draft.confidence], **added}
+    known = {key: value for key, value in vars(draft).items() if key != "edits" or value}
+    return {**known, "confidence": [round(c, 4) for c in draft.confidence], **added}

@@ -38,7 +38,9 @@ class Packer:
 
     A cell is 2 × the token's number, plus 1 where a space is written before it. A frame holds its step `s`, its time
     `t`, its length `n`, the cells that differ from the frame before as pairs [position, cell, …] `w`, the
-    confidences `c`, a character each, and the positions of changed words `x`."""
+    confidences `c`, a character each, and the positions of changed words `x`. Of a model that edits it also holds the
+    first letter of what the next step does with each token, `e`; of pixels the picture
+    `p`."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}  # of each token, in order
@@ -59,7 +61,10 @@ class Packer:
                     "w": [value for i in new for value in (i, cells[i])],
                     "c": "".join(SIGNS[round(min(1.0, max(0.0, c)) * (len(SIGNS) - 1))] for c in draft.confidence),
                     "x": [i for i, changed in enumerate(draft.changed) if changed],
+                    **({"p": drawn} if (drawn := getattr(draft, "picture", None)) else {}),
                 }
             )
+            if draft.edits:
+                packed[-1]["e"] = "".join(edit[0] for edit in draft.edits)
             before = cells
         return packed

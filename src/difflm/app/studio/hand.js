@@ -99,7 +99,7 @@ export class Hand {
     card.find(".instead").value = this.#phrases().join(" … ");
     card.find(".to-sized").textContent = `Gap ___:${sizes[0]}`;
     card.find(".to-sized").hidden = sizes.some((size) => size !== sizes[0]) || !offers.sizes;
-    card.find(".change").hidden = card.find(".instead").hidden = sizes.length !== 1 || !offers.edit;
+    card.find(".change").hidden = card.find(".instead").hidden = sizes.length !== 1 || !offers.edit || offers.edit.noise;
     card.find(".to-gap").hidden = !offers.infill;
     card.find(".to-must").hidden = !offers.contains;
     card.find(".to-avoid").hidden = !offers.avoid;

@@ -158,7 +158,7 @@ export class Panel {
     const request = this.read();
     for (const key of SLIDERS) byId(key).closest("label").querySelector("output").textContent = byId(key).value;
     for (const key of ["guidance", "candidates"]) byId(key).disabled = !this.#steered(request);
-    byId("rewriting").hidden = !("edit" in request);
+    byId("rewriting").hidden = !("edit" in request) || this.controls.edit.noise === "none";
     byId("meaning").textContent = this.#meaning(request);
     for (const select of this.#selects) select.classList.toggle("set", select.value !== "");
     const asked = this.asked(request);
@@ -173,6 +173,7 @@ export class Panel {
   }
 
   #meaning(request) {
+    if ("edit" in request && this.controls.edit.noise === "none") return "This text is edited, as it is.";
     if ("edit" in request) return "This text is noised a part of the way and written anew.";
     if (!("infill" in request)) return "All words form at once, out of pure noise.";
     const gaps = this.#gaps(request.infill);

@@ -1,10 +1,12 @@
 // Draws one text at one step. Shared by the player and by every page that shows texts in the making.
 //
 // A text is {text, frames}; a frame is {step, t, tokens, confidence, changed} and, where it is known, `spaces`:
-// whether a space is written before each token.
+// whether a space is written before each token. A model that edits says in `edits` what the next step does with each.
+// Of a model that denoises pixels it has their `picture`.
 export const Player = (() => {
   const SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
   const LEVELS = 8;
+  const EDITS = { k: "keep", r: "replace", d: "delete", i: "insert" };
   const RIGHT_TO_LEFT =
     /^[^\p{L}]*[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
   const CONDENSE = [{ opacity: 0.15, filter: "blur(3px)" }, { opacity: 1, filter: "blur(0)" }];
@@ -24,6 +26,8 @@ export const Player = (() => {
         spaces: cells.map((cell) => (cell & 1) === 1),
         confidence: Array.from(packed.c, (sign) => SIGNS.indexOf(sign) / (SIGNS.length - 1)),
         changed,
+        edits: packed.e && Array.from(packed.e, (sign) => EDITS[sign]),
+        picture: packed.p,
       };
     });
   }
@@ -44,7 +48,7 @@ export const Player = (() => {
   function upToTheEnd(frame, text) {
     for (let end = frame.tokens.length; end > 0; end--) {
       const cut = { ...frame };
-      for (const key of ["tokens", "spaces", "confidence", "changed"]) cut[key] = frame[key]?.slice(0, end);
+      for (const key of ["tokens", "spaces", "confidence", "changed", "edits"]) cut[key] = frame[key]?.slice(0, end);
       if (written(cut) === text) return cut;
     }
     return frame;
@@ -70,13 +74,14 @@ export const Player = (() => {
     return element.childNodes;
   }
 
-  function drawWord(word, token, confidence, changed, animate, forming) {
+  function drawWord(word, token, confidence, changed, edit, animate, forming) {
     if (word.textContent !== token) {
       word.textContent = token;
       if (animate) word.animate(CONDENSE, { duration: 260, easing: "ease-out" });
     }
     word.dataset.level = Math.min(LEVELS - 1, Math.floor(confidence * LEVELS));
     word.classList.toggle("changed", changed);
+    word.dataset.edit = edit;
     word.title = forming ? `${Math.floor(confidence * 100)} % sure` : "";
   }
 
@@ -84,10 +89,22 @@ export const Player = (() => {
     element.replaceChildren(document.createTextNode(text));
   }
 
+  // The pixels that the words of a frame are read off, above them.
+  function drawPicture(element, url) {
+    let picture = element.previousElementSibling;
+    if (picture?.className !== "picture") {
+      picture = document.createElement("img");
+      Object.assign(picture, { className: "picture", alt: "the pixels of this text" });
+      element.before(picture);
+    }
+    picture.src = url;
+  }
+
   // Show `text` at `step` inside `element`. The end shows the finished text, even where its tokens spell another.
   function draw(element, text, step, animate = false) {
     element.dir = RIGHT_TO_LEFT.test(text.text ?? "") ? "rtl" : "ltr";
     const frame = at(text, step);
+    if (frame?.picture) drawPicture(element, frame.picture);
     const ended = step >= text.frames.length - 1 && text.text !== undefined;
     if (!frame || (ended && written(frame) !== text.text)) {
       drawPlain(element, text.text ?? "");
@@ -98,7 +115,8 @@ export const Player = (() => {
       const visible = token.trimStart(); // byte pairs bring their spaces along
       nodes[2 * i].data = spaceBefore(frame, i) + token.slice(0, token.length - visible.length);
       // The first draft has none before it that it could differ from.
-      drawWord(nodes[2 * i + 1], visible, frame.confidence[i], step > 0 && frame.changed[i], animate, !ended);
+      const changed = step > 0 && frame.changed[i], edit = ended ? "keep" : frame.edits?.[i] ?? "keep";
+      drawWord(nodes[2 * i + 1], visible, frame.confidence[i], changed, edit, animate, !ended);
     });
   }
 

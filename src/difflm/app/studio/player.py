@@ -106,7 +106,9 @@ def pack_text(played: PlayedText, packer: Packer) -> dict[str, Any]:
     pieces = any(made_of_pieces(draft.tokens) for draft in drafts)
     for last in drafts[-1:]:
         if end := count_spelling(last, made.text, pieces):  # some models write words behind the end of a text
-            cut: dict[str, Any] = {key: getattr(last, key)[:end] for key in ("tokens", "confidence", "changed")}
+            cut: dict[str, Any] = {
+                key: getattr(last, key)[:end] for key in ("tokens", "confidence", "changed", "edits")
+            }
             drafts = [*drafts[:-1], replace(last, **cut)]
     scores = [one.get("score") for one in made.controls]
     finite = [score if score is not None and isfinite(score) else None for score in scores]  # JSON has no infinity
@@ -134,8 +136,8 @@ def json_for_html(value: Any) -> str:
 
 
 def content_policy(style: str, scripts: Sequence[str]) -> str:
-    """Allow the page its own style and scripts, by their hashes, and nothing else."""
+    """Allow the page its own style and scripts, by their hashes, pictures that it holds, and nothing else."""
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, *scripts)]
     own, *allowed = [f"'sha256-{digest}'" for digest in digests]
-    sources = f"style-src {own}; script-src {' '.join(allowed)}"
+    sources = f"style-src {own}; script-src {' '.join(allowed)}; img-src data:"
     return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"

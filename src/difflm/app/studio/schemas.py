@@ -37,7 +37,7 @@ class Asked(Request):
     def check(self, limits: Limits) -> None:
         """Refuse what is too much for this server; what the model refuses is for `TextDiffusion.make_job` to say."""
         sizes = {"n": limits.n, "mbr": limits.candidates, "candidates": limits.candidates, "steps": limits.steps}
-        sizes["beams"] = limits.rows
+        sizes |= {"beams": limits.rows, "revisions": limits.candidates}
         for key, most in sizes.items():
             if (value := getattr(self, key)) is not None and value > most:
                 raise UsageError(f"{key} is at most {most} on this server, not {value}.")

@@ -34,12 +34,13 @@ class Served:
 
     @property
     def whole_words(self) -> bool:
-        return isinstance(self.lm.tokenizer, Words)
+        """Whether positions are words: they are neither pieces of words nor characters of a picture."""
+        return isinstance(self.lm.tokenizer, Words) and not self.lm.model.pieces
 
     def controls(self, limits: Limits) -> dict[str, Any]:
         """By the name of each control what may be asked; null where this model cannot."""
         lm = self.lm
-        steered = isinstance(lm.model, DiffusionModel)
+        steered = isinstance(lm.model, DiffusionModel) and not lm.model.whole_text
         labels, tags, phrases = self.known("text"), self.known("tags").get(POS), self.known("spans").get(PHRASES)
         exact = steered and self.whole_words
         return {
@@ -53,7 +54,7 @@ class Served:
             "contains": {"most": MOST} if steered else None,
             "avoid": {} if steered else None,
             "infill": {"sizes": exact} if steered else None,
-            "edit": {} if exact else None,
+            "edit": {} if exact else {"noise": "none"} if "edits" in lm.model.families else None,
             "samplers": list(lm.model.samplers),
             "limits": {"n": limits.n, "steps": limits.steps, "candidates": limits.candidates, "rows": limits.rows},
         }

@@ -2,6 +2,7 @@
 
 from difflm.diffusion.base import Codec
 from difflm.diffusion.codecs.embedding import CentredEmbedding, Embedding, FixedEmbedding, LearnedEmbedding
+from difflm.diffusion.codecs.glyphs import Glyphs
 from difflm.diffusion.codecs.latents import Latents
 from difflm.diffusion.codecs.readout import ReadoutEmbedding
 from difflm.diffusion.codecs.simplex import Simplex
@@ -12,6 +13,7 @@ __all__ = [
     "Codec",
     "Embedding",
     "FixedEmbedding",
+    "Glyphs",
     "Latents",
     "LearnedEmbedding",
     "ReadoutEmbedding",

@@ -14,7 +14,7 @@ class Latents(Codec):
     """`count` vectors of `dim` numbers that stand for a text together. No word has a vector of its own: a belief says
     nothing of words, which only the autoencoder's decoder can read off the clean state."""
 
-    predicts_tokens = False
+    predicts_tokens, whole_text = False, "latents"
 
     def __init__(self, count: int, dim: int, prediction: Prediction | None = None) -> None:
         super().__init__(vocabulary=1)

@@ -24,6 +24,9 @@ class Tokens(Codec):
         """The vectors of words, without that of the mask."""
         return self.raw[: self.vocabulary]
 
+    def frozen_tensors(self) -> list[Tensor]:
+        return [self.raw]
+
     def state_shape(self, width: int) -> tuple[int, ...]:
         return (width,)
 

@@ -60,6 +60,7 @@ class Frame:
     state: Tensor | None = None  # x_s itself
     calls: Tensor | None = None  # of the network so far, [B], where the words decide how many there are
     clean: Tensor | None = None  # what was believed of x_0
+    edits: Tensor | None = None  # what the next step does with each token, [B, L]: see `EDITS` in alignment.py
 
     @cached_property
     def confidence(self) -> Tensor:
@@ -206,6 +207,14 @@ class BanTokens:
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return belief.with_logits(belief.logits.masked_fill(self.banned, float("-inf")))
+
+
+@dataclass(frozen=True)
+class ClipPixels:
+    """Nothing is whiter than paper or darker than ink, however strongly a source guides (Saharia et al., 2022)."""
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        return belief.with_state(belief.clean.clamp(-1, 1))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,40 @@
+"""Pixels of rendered text: a state is a picture, cell by cell, and templates read it."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from difflm.diffusion.codecs.embedding import FixedEmbedding, Prediction
+
+LINE = 32  # cells of a line, where somebody looks at a picture
+
+
+class Glyphs(FixedEmbedding):
+    """Pictures of signs [S, height, width], ink 1 and paper 0, that diffuse between −1 and 1. The ids of a canvas are
+    signs, and no words: what can be asked of words cannot be asked of pixels. The first sign is the blank."""
+
+    whole_text = "pixels"
+
+    def __init__(self, pictures: Tensor, prediction: Prediction | None = None) -> None:
+        super().__init__(2 * pictures.flatten(1) - 1, prediction=prediction)
+        self.cell = pictures.shape[1:]
+        self.bias.requires_grad_(False)  # templates are as likely as each other
+
+    def set_pictures(self, pictures: Tensor) -> None:
+        """Take over the pictures of a font file before training begins."""
+        self.raw.copy_(2 * pictures.flatten(1) - 1)
+
+    def frozen(self) -> "Glyphs":
+        return self
+
+    def readout(self, x: Tensor) -> Tensor:
+        """Template matching: log N(x; the picture of each sign, 1) up to a constant."""
+        table = self.table()
+        return F.linear(x, table) - table.square().sum(-1) / 2
+
+    def picture(self, x: Tensor) -> Tensor:
+        """States [B, cells, pixels] as grey pictures [B, rows, columns] of bytes, dark ink, in lines of some cells."""
+        batch, cells, _ = x.shape
+        paper = F.pad(x, (0, 0, 0, -cells % LINE), value=-1.0).view(batch, -1, LINE, *self.cell)
+        grey = 255 * (1 - paper.clamp(-1, 1)) / 2
+        return grey.permute(0, 1, 3, 2, 4).flatten(3).flatten(1, 2).to(torch.uint8)

@@ -1,0 +1,51 @@
+"""DiffusER: Diffusion via Edit-based Reconstruction (Reid, Hellendoorn & Neubig, 2022). A tagger says which words are
+kept, replaced, deleted and inserted, and a generator writes the new ones from left to right.
+
+The released repository holds no code. Our choices: the corruption draws a text at any time at once, and its edits are
+not edited again (diffusion/processes/edits.py); the edits to learn are the fewest that lead to the text itself; a tag
+of START or of a word also says that words come behind it, and words next to each other that are replaced are replaced
+together, by any number of words. Edits are those of tokens. Of a source both networks read the same states. The paper's
+start from another model's text is --edit TEXT.
+"""
+
+from pydantic import Field
+
+from difflm.methods.base import LanguageModel, Method, TextSpec
+
+
+class DiffusER(Method):
+    name, paper, family, task, bound = "diffuser", "Reid et al. 2022", "edits", "either", False
+
+    hidden: int = 512
+    layers: int = 6
+    encoder_layers: int = 6
+    heads: int = 8
+    dropout: float = 0.3
+    span: float = Field(default=3.0, ge=0, le=20)
+    "The mean number of words of an edit; 8 for summaries in the paper."
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.data.tokenizers import END, PAD, SPECIALS
+        from difflm.diffusion.alignment import EDITS
+        from difflm.diffusion.processes.edits import EditProcess
+        from difflm.methods.base import build_lengths
+        from difflm.models.base import Sampling
+        from difflm.models.edit_diffusion import EditDiffusion
+        from difflm.networks import EncoderDecoder, Transformer
+
+        width, reads_source = texts.longest + 2, texts.source_longest > 0
+        sizes = self.hidden, self.layers, self.heads, self.dropout
+        tagger = Transformer(self.hidden, len(EDITS), *sizes, time="none", positions=width, reads_source=reads_source)
+        generator = EncoderDecoder(
+            *(self.hidden, texts.vocabulary, *sizes),
+            source_vocabulary=texts.source_vocabulary or 1,  # words that are shared have the vectors of the texts
+            source_longest=max(texts.source_longest, width),  # the encoder reads the edited text, too
+            encoder_layers=self.encoder_layers,
+            time="none",
+            causal=True,
+        )
+        process = EditProcess(len(SPECIALS), texts.vocabulary, END, PAD, self.span)
+        lengths = build_lengths(texts, self.hidden, "drawn")
+        sampling = Sampling("edits", steps=12, temperature=0.0 if reads_source else 1.0, start="nothing")
+        shares_words = not texts.source_vocabulary
+        return EditDiffusion(tagger, generator, process, lengths, texts.source_longest, shares_words, sampling)

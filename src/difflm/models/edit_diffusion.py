@@ -1,0 +1,413 @@
+"""Texts are denoised by edits: a tagger says what is kept, replaced, deleted and inserted, and a generator writes the
+words, from left to right (Reid et al., 2022)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.data.batches import Batch
+from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.diffusion.alignment import (
+    DELETE,
+    EDITS,
+    INSERT,
+    KEEP,
+    REPLACE,
+    align,
+    close_slots,
+    keep_words,
+    name_edits,
+    open_slots,
+)
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import cross_entropy
+from difflm.diffusion.processes.discrete import NUMBERS, draw_states
+from difflm.diffusion.processes.edits import EditProcess
+from difflm.diffusion.samplers.left_to_right import truncate_logits
+from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.errors import UsageError
+from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies, training_noise
+from difflm.models.batching import DrawnLength
+from difflm.models.editing import between_ends, fit_width, masked_mean, source_mask
+from difflm.networks import EncoderDecoder, Transformer
+from difflm.networks.transformer import Memory, Slots, rotary
+from difflm.runtime.cuda_graphs import DelayedFlag
+
+IMPOSSIBLE = float("-inf")
+BANNED = (START, UNK, PAD)  # tokens that nobody writes; END ends what is written into a slot
+MOST_ROWS = 1024  # partial texts that are searched at once
+OTHER_STARTS = 0.3  # the share of training texts that begin with something else than noise
+TIME, BAG, RUNS, WRITTEN = 35, 36, 37, 38  # streams of random numbers
+
+
+@dataclass(frozen=True)
+class Revision:
+    """Some texts, [R, N] with START and END, and the edits that the tagger wants to make in them."""
+
+    text: Tensor
+    edits: Tensor  # [R, N]
+    stays: Tensor  # the probability that a word is neither replaced nor deleted, [R, N]
+    log_p: Tensor  # of all edits of a text, [R]
+
+
+class EditDiffusion(LanguageModel):
+    """START words END on a canvas. A round of editing asks the tagger once, and the generator for each word of the
+    new text, those that are kept included: it reads all of them, and what it writes follows them.
+
+    The networks learn the fewest edits (`align`) from a corrupted text to the text itself, and not to the text of a
+    step before: of two steps' noise most was already there one step before, so that the likeliest tag would keep it.
+    Tags alone teach a tagger little. In training it also guesses the word that belongs where each word stands."""
+
+    samplers = ("edits", "ancestral")
+    families = ("any", "diffusion", "left-to-right", "edits")
+    greedy = True
+    banned: Tensor
+
+    def __init__(
+        self,
+        tagger: Transformer,
+        generator: EncoderDecoder,
+        process: EditProcess,
+        lengths: DrawnLength,
+        source_longest: int,
+        shares_words: bool,
+        sampling: Sampling,
+    ) -> None:
+        super().__init__()
+        hidden, vocabulary = generator.input.in_features, process.vocabulary
+        self.tagger, self.generator, self.process, self.lengths = tagger, generator, process, lengths
+        self.embedding, self.tag_embedding = nn.Embedding(vocabulary, hidden), nn.Embedding(4, hidden)
+        self.vocabulary, self.longest, self.source_longest = vocabulary, lengths.longest, source_longest
+        self.slot, self.sampling, self.shares_words = vocabulary, sampling, shares_words
+        self.starts = ("noise", "nothing", "source") if source_longest and shares_words else ("noise", "nothing")
+        self.precision: torch.dtype | None = None
+        # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
+        self.register_buffer("banned", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
+        self.banned[list(BANNED)] = True
+
+    def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
+        self.precision = dtype
+
+    def observe(self, lengths: Tensor, tokens: Tensor) -> None:
+        self.lengths.observe(lengths)
+        tokens = tokens.clone()
+        tokens[END] = lengths.sum()
+        start_from_frequencies(self.generator.head.bias, tokens)
+
+    def observe_pairs(self, counts: Tensor) -> None:
+        self.lengths.observe_pairs(counts)
+
+    # -- the two networks ---------------------------------------------------------------------------------------
+
+    def encode_source(self, source: Tensor | None, mask: Tensor | None) -> list[Memory] | None:
+        """Keys and values of sources for both networks; None of a model without sources."""
+        if not self.source_longest:
+            return None
+        if source is None or mask is None:
+            raise UsageError(NO_SOURCE)
+        with autocast_to(source.device, self.precision):
+            # Shared words have the same vectors on both sides: a word that stands in the source is found there.
+            words = self.embedding if self.shares_words else self.generator.embed_source
+            return self.generator.split_memory(self.generator.encode_states(words(source), mask), mask)
+
+    def read_text(self, text: Tensor, source: Sequence[Memory] | None) -> tuple[Tensor, Tensor]:
+        """The tagger's states of texts [B, N], and logits of the edits of every position, [B, N, 4]. START may be kept,
+        or have words behind it; END stays."""
+        mask, network = text != PAD, self.tagger
+        with autocast_to(text.device, self.precision):
+            x, _ = network.run(network.embed(self.embedding(text), mask), None, mask, None, 0, memory=source)
+            states = network.norm(x)
+            logits = network.head(states).float()
+        edit, starts = torch.arange(len(EDITS), device=text.device), (text == START).unsqueeze(-1)
+        ends = (~mask | (text == END)).unsqueeze(-1)
+        forbidden = (starts & (edit != KEEP) & (edit != INSERT)) | (ends & (edit != KEEP))
+        return states, logits.masked_fill(forbidden, IMPOSSIBLE)
+
+    def read_edited(self, text: Tensor, edits: Tensor, source: Sequence[Memory] | None) -> list[Memory]:
+        """What the generator reads: the text with its edits, without words that are deleted, behind the source."""
+        stays = (text != PAD) & (edits != DELETE)
+        text, edits = keep_words(text, stays, PAD), keep_words(edits, stays, KEEP)
+        mask = text != PAD
+        with autocast_to(text.device, self.precision):
+            states = self.embedding(text) + self.tag_embedding(edits)
+            own = self.generator.split_memory(self.generator.encode_states(states, mask), mask)
+        if source is None:
+            return own
+        both = zip(source, own, strict=True)
+        return [(torch.cat([a[0], b[0]], 2), torch.cat([a[1], b[1]], 2), torch.cat([a[2], b[2]], 3)) for a, b in both]
+
+    def write_nats(
+        self, text: Tensor, edits: Tensor, target: Tensor, found: Tensor, source: Sequence[Memory] | None
+    ) -> tuple[Tensor, Tensor]:
+        """−log p of each token that is written into the slots of texts, and the mask of these."""
+        closed, written = close_slots(target, target != PAD, found, END, PAD)
+        memory, network = self.read_edited(text, edits, source), self.generator
+        with autocast_to(text.device, self.precision):
+            x, _ = network.run(network.input(self.embedding(closed[:, :-1])), None, None, None, 0, memory=memory)
+            logits = network.answer(x).float()
+        return cross_entropy(logits, closed[:, 1:]), written[:, 1:]
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch) -> Losses:
+        target, noise = between_ends(batch), training_noise(batch)
+        source = self.encode_source(batch.source, source_mask(batch))
+        text = self.corrupt(target, noise, batch)
+        mask = text != PAD
+        found = align(text, mask, target, target != PAD)
+        edits, stands_for = name_edits(found)
+        states, tags = self.read_text(text, source)
+        with autocast_to(text.device, self.precision):
+            guesses = self.generator.head(states).float()
+        words, written = self.write_nats(text, edits, target, found, source)
+        inner = mask & (text != START) & (text != END)
+        with torch.autocast(target.device.type, enabled=False):
+            guessed = cross_entropy(guesses, target.gather(1, stands_for))
+            terms = {
+                "tags": masked_mean(cross_entropy(tags, edits.where(mask, KEEP)), mask & (text != END)),
+                "words": masked_mean(words, written),
+                "guesses": masked_mean(guessed, inner & ((edits == KEEP) | (edits == REPLACE))),
+            }
+            count = batch.lengths.sum().clamp(min=1)
+            terms = {name: value * count for name, value in terms.items()}
+            return Losses(torch.stack([*terms.values()]).sum(), terms, count)
+
+    def corrupt(self, target: Tensor, noise: Noise, batch: Batch) -> Tensor:
+        """Texts to learn from: most are at a random time of the process; of the others some are empty, some hold a few
+        words of the text in random order, and some are the source."""
+        t, kind = noise.uniform(0, 2, stream=TIME).unbind(1)
+        noised = self.process.corrupt(target, self.process.draw_script(noise, target.shape[1]), t, noise)
+        inner = (target != PAD) & (target != START) & (target != END)
+        order, chosen = noise.uniform(0, target.shape[1], 2, stream=BAG).unbind(2)
+        taken = inner & (chosen < t.unsqueeze(1))
+        shuffled = target.gather(1, torch.where(taken, order, 2.0).argsort(1))[:, :-2]
+        starts = [(shuffled, taken.sum(1)), (shuffled, torch.zeros_like(batch.lengths))]
+        if "source" in self.starts and batch.source is not None and batch.source_lengths is not None:
+            width = shuffled.shape[1]
+            longer = F.pad(batch.source, (0, width), value=PAD)[:, :width]
+            starts.append((longer, batch.source_lengths.clamp(max=width)))
+        which = (kind / OTHER_STARTS * len(starts)).long()
+        for k, (ids, lengths) in enumerate(starts):
+            other = between_ends(replace(batch, ids=ids, lengths=lengths))
+            noised = torch.where((which == k).unsqueeze(1), other, noised)
+        return noised
+
+    @torch.no_grad()
+    def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
+        """Of a text that is written from nothing in one round. A text can be written in many ways: this is no
+        likelihood of it, and tells a trainer whether training helps."""
+        target, source = between_ends(batch), self.encode_source(batch.source, source_mask(batch))
+        empty = between_ends(replace(batch, lengths=torch.zeros_like(batch.lengths)))
+        found = align(empty, empty != PAD, target, target != PAD)
+        edits = torch.where(empty == START, INSERT, KEEP)
+        nats, written = self.write_nats(empty, edits, target, found, source)
+        return torch.where(written, nats, 0.0).sum(-1)
+
+    # -- generation ---------------------------------------------------------------------------------------------
+
+    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return torch.full_like(noise.samples, self.longest)
+
+    def calls(self, sampling: Sampling, words: int) -> int:
+        """At most, if no text on the way is longer: the tagger's, and one for each word, END and end of a slot."""
+        revisions, beams = count_beams(sampling)
+        return revisions * (1 + sampling.steps * (1 + beams * (2 * words + 2)))
+
+    def begin(self, noise: Noise, sampling: Sampling, steering: Steering) -> Tensor:
+        """The texts that editing begins with, [B, N]."""
+        device, start = noise.samples.device, "text" if steering.begin is not None else sampling.start
+        ids = torch.full((len(noise.samples), self.longest), UNK, device=device)
+        lengths = torch.zeros_like(noise.samples)
+        given = {"text": steering.begin, "source": steering.source}.get(start)
+        if given is not None:
+            ids = F.pad(given, (0, self.longest), value=PAD)[:, : self.longest]
+            lengths = (ids != PAD).sum(1)
+        elif start == "noise":  # at the last time nothing is left of a text but its length
+            condition = Condition(source=steering.source, source_mask=steering.source_mask)
+            lengths = self.lengths.draw(noise.uniform(0, stream=TIME), condition)
+        text = between_ends(Batch(ids, lengths))
+        if start != "noise":
+            return text
+        script = self.process.draw_script(noise, text.shape[1])
+        return self.process.corrupt(text, script, torch.ones(len(ids), device=device), noise)
+
+    def plan_edits(
+        self, text: Tensor, source: Sequence[Memory] | None, sampling: Sampling, noise: Noise, step: int
+    ) -> Revision:
+        _, logits = self.read_text(text, source)
+        edit, unknown = torch.arange(len(EDITS), device=text.device), (text == UNK).unsqueeze(-1)
+        p = logits.masked_fill(unknown & (edit != REPLACE) & (edit != DELETE), IMPOSSIBLE).softmax(-1)
+        edits = p.argmax(-1)
+        if sampling.sampler == "ancestral":
+            fresh = noise.uniform(step, text.shape[1], NUMBERS).repeat_interleave(len(text) // len(noise.samples), 0)
+            edits = draw_states(p, fresh)
+        words = (text != START) & (text != END) & (text != PAD)
+        lost = ~(words & (edits != DELETE)).any(1, keepdim=True)  # no text is empty
+        edits = torch.where(lost & (text == START), INSERT, edits)
+        chosen = p.gather(-1, edits.unsqueeze(-1)).squeeze(-1)
+        chosen = torch.where(lost & (text == START), 1.0, chosen)
+        log_p = chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log().sum(-1)
+        return Revision(text, edits, p[..., KEEP] + p[..., INSERT], log_p)
+
+    def stream(
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+    ) -> Iterator[Frame]:
+        """A frame for every round. It shows the text after the round, and the edits of the next one; a text in which
+        nothing is to be edited is finished. Of several revisions the likeliest is shown."""
+        steering, (revisions, beams) = steering or Steering(), count_beams(sampling)
+
+        def repeat(tensor: Tensor) -> Tensor:
+            return tensor.repeat_interleave(revisions, 0)
+
+        source = self.encode_source(steering.source, steering.source_mask)
+        if source is not None and revisions > 1:
+            source = [(repeat(keys), repeat(values), repeat(mask)) for keys, values, mask in source]
+        text = repeat(self.begin(noise, sampling, steering))
+        scores = torch.zeros(len(lengths), revisions, device=lengths.device)
+        scores[:, 1:] = IMPOSSIBLE  # all revisions are the same at first
+        now = self.plan_edits(text, source, sampling, noise, 0)
+        waiting, all_done = torch.ones_like(lengths, dtype=torch.bool), DelayedFlag()
+        calls = torch.full_like(lengths, revisions)
+        for step in range(sampling.steps):
+            t, s = 1 - step / sampling.steps, 1 - (step + 1) / sampling.steps
+            edits = now.edits
+            if sampling.sampler == "ancestral":
+                edits = self.delay_edits(edits, noise, step, t, s)
+            plan = open_slots(now.text, now.text != PAD, edits, self.slot, PAD)
+            memory = self.read_edited(now.text, edits, source)
+            made, fresh, log_p, used = self.write(plan, memory, noise, step, sampling, beams)
+            log_p = (scores + now.log_p.view_as(scores)).unsqueeze(2) + log_p.view(*scores.shape, beams)
+            made, fresh, best = keep_best(made, fresh, log_p.flatten(1), revisions)
+            calls = calls + torch.where(waiting, revisions * (1 + beams * used.view_as(scores).amax(1)), 0)
+            changes = repeat(waiting).unsqueeze(1)
+            text = torch.where(changes, made, now.text)
+            scores = torch.where(waiting.unsqueeze(1), best, scores)
+            now = self.plan_edits(text, source, sampling, noise, step + 1)
+            wanted = (now.edits != KEEP).any(1).view_as(scores) & (scores > IMPOSSIBLE)
+            waiting = waiting & wanted.any(1)
+            first = slice(None, None, revisions)
+            tokens = fit_width(text[first].masked_fill(text[first] == END, PAD), width, PAD)
+            shown = fit_width(now.stays[first], width), tokens != PAD, fit_width((fresh & changes)[first], width)
+            edits = fit_width(torch.where(waiting.unsqueeze(1), now.edits[first], KEEP) * (s > 0), width)
+            yield Frame(step, torch.full_like(scores[:, 0], s), tokens, *shown, calls=calls, edits=edits)
+            if all_done(~waiting.any()):
+                return
+
+    def delay_edits(self, edits: Tensor, noise: Noise, step: int, t: float, s: float) -> Tensor:
+        """The edits that are made between t and s. Neighbours of one kind are one edit."""
+        runs = F.pad(edits[:, 1:] != edits[:, :-1], (1, 0)).cumsum(1)
+        u = noise.uniform(step, edits.shape[1], stream=RUNS).repeat_interleave(len(edits) // len(noise.samples), 0)
+        return torch.where(u.gather(1, runs) < self.process.undone_share(t, s), edits, KEEP)
+
+    def write(
+        self, plan: Tensor, memory: list[Memory], noise: Noise, step: int, sampling: Sampling, beams: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Fill the slots of plans [R, 2 N] from left to right. Of each the likeliest ways or, without beams, one: the
+        texts [R · beams, N], the mask of words that were written, log p of these [R, beams], and the calls, [R]."""
+        (rows, width), network, device = plan.shape, self.generator, plan.device
+        if sampling.beams and rows > (most := max(1, MOST_ROWS // beams)):
+            parts = [slice(k, k + most) for k in range(0, rows, most)]
+            own = [[(keys[part], values[part], mask[part]) for keys, values, mask in memory] for part in parts]
+            found = [self.write(plan[p], m, noise, step, sampling, beams) for p, m in zip(parts, own, strict=True)]
+            texts, fresh, log_p, used = (torch.cat(column) for column in zip(*found, strict=True))
+            return texts, fresh, log_p, used
+        kept = ((plan != PAD) & (plan != self.slot)).sum(1, keepdim=True) - 2
+        room = (self.longest - kept).expand(-1, beams)
+        place = torch.ones_like(room)  # START has been read
+        log_p = torch.zeros(rows, beams, device=device)
+        log_p[:, 1:] = IMPOSSIBLE
+        tokens = torch.full((rows, beams, width), PAD, device=device)
+        tokens[..., 0] = START
+        fresh, last = torch.zeros_like(tokens, dtype=torch.bool), tokens[..., :1]
+        used, all_done, ids = torch.zeros_like(kept[:, 0]), DelayedFlag(), torch.arange(self.vocabulary, device=device)
+        u = noise.uniform(step, width, stream=WRITTEN)
+        # As wide as the memory: what autocast makes of keys and values.
+        room_for = (len(memory), 2, rows * beams, network.heads, width, network.head_dim)
+        empty, at = torch.zeros(room_for, dtype=memory[0][0].dtype, device=device), torch.zeros_like(used[:1])
+        caches, turns = [Slots(keys, values, at) for keys, values in empty], rotary(width, network.head_dim, device)
+        positions, first = torch.arange(width, device=device), torch.arange(rows, device=device).unsqueeze(1) * beams
+        for k in range(width - 1):
+            logits = self.read_next(last.view(-1, 1), positions[k : k + 1], caches, turns, memory)
+            logits = logits.unflatten(0, (rows, beams)).masked_fill(self.banned, IMPOSSIBLE)
+            item = plan.gather(1, place)
+            opens = item == self.slot
+            # A text is neither empty nor longer than its canvas.
+            forbidden = torch.where(
+                (room < 1).unsqueeze(2), ids != END, (room == self.longest).unsqueeze(2) & (ids == END)
+            )
+            logits = truncate_logits(logits.masked_fill(forbidden, IMPOSSIBLE), sampling).log_softmax(-1)
+            given = torch.where(ids == item.unsqueeze(2), 0.0, IMPOSSIBLE)
+            logits = torch.where(opens.unsqueeze(2), logits, given)
+            if sampling.beams:
+                log_p, flat = (log_p.unsqueeze(2) + logits).flatten(1).topk(beams)
+                parent, word = flat // self.vocabulary, flat % self.vocabulary
+                place, room, item, opens = (part.gather(1, parent) for part in (place, room, item, opens))
+                across = parent.unsqueeze(2).expand_as(tokens)
+                tokens, fresh = tokens.gather(1, across), fresh.gather(1, across)
+                for one in caches:
+                    one.keys.copy_(one.keys.index_select(0, (first + parent).flatten()))
+                    one.values.copy_(one.values.index_select(0, (first + parent).flatten()))
+            else:
+                word = draw_one(logits.exp(), u[:, k]) if sampling.temperature else logits.argmax(-1)
+                log_p = log_p + logits.gather(2, word.unsqueeze(2)).squeeze(2)
+            writes = opens & (word != END)
+            used = used + (item != PAD).any(1)
+            tokens[..., k + 1], fresh[..., k + 1] = torch.where(opens & ~writes, self.slot, word), writes
+            room, place = room - writes.long(), place + (~writes & (item != PAD)).long()
+            last = word.unsqueeze(2)
+            if all_done((item == PAD).all()):
+                break
+        tokens, fresh = tokens.flatten(0, 1), fresh.flatten(0, 1)
+        stays = (tokens != PAD) & (tokens != self.slot)
+        cut = self.longest + 2
+        return keep_words(tokens, stays, PAD)[:, :cut], keep_words(fresh.long(), stays, 0)[:, :cut].bool(), log_p, used
+
+    def read_next(
+        self,
+        last: Tensor,
+        place: Tensor,
+        caches: Sequence[Slots],
+        turns: tuple[Tensor, Tensor],
+        memory: Sequence[Memory],
+    ) -> Tensor:
+        """Logits behind the last words [R, 1], which stand at `place` [1]."""
+        network, (cos, sin) = self.generator, turns
+        caches[0].place.copy_(place)
+        visible = (torch.arange(len(cos), device=last.device) <= place).view(1, 1, -1)
+        with autocast_to(last.device, self.precision):
+            turn = cos.index_select(0, place), sin.index_select(0, place)
+            x, _ = network.run(network.input(self.embedding(last)), None, visible, caches, 0, turn, memory)
+            return network.answer(x)[:, -1].float()
+
+    def words(self, row: list[int]) -> list[int]:
+        return [token for token in row if token != PAD]
+
+
+def count_beams(sampling: Sampling) -> tuple[int, int]:
+    """Revisions of a text that are kept, and ways to write each of them: one of both where words are drawn."""
+    return (max(1, sampling.revisions), sampling.beams) if sampling.beams else (1, 1)
+
+
+def draw_one(p: Tensor, u: Tensor) -> Tensor:
+    """One state each from p [B, 1, V] by uniform numbers [B]."""
+    shares = p.double().cumsum(-1)
+    return (shares <= (u.double().view(-1, 1, 1) * shares[..., -1:])).sum(-1).clamp(max=p.shape[-1] - 1)
+
+
+def keep_best(text: Tensor, fresh: Tensor, log_p: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest of candidates [B · C, N] with log p [B, C], `count` of each text: [B · count, N], their words that
+    were just written, and log p [B, count]. Of equal texts the likeliest alone."""
+    if log_p.shape[1] == 1:
+        return text, fresh, log_p
+    log_p, order = log_p.sort(dim=1, descending=True, stable=True)
+    across = order.unsqueeze(2).expand(-1, -1, text.shape[1])
+    text, fresh = (part.unflatten(0, log_p.shape).gather(1, across) for part in (text, fresh))
+    same = (text.unsqueeze(2) == text.unsqueeze(1)).all(3).tril(-1).any(2)
+    log_p, best = log_p.masked_fill(same, IMPOSSIBLE).sort(dim=1, descending=True, stable=True)
+    across = best[:, :count].unsqueeze(2).expand(-1, -1, text.shape[2])
+    return text.gather(1, across).flatten(0, 1), fresh.gather(1, across).flatten(0, 1), log_p[:, :count]

@@ -1,0 +1,32 @@
+"""What models share whose texts grow and shrink: START words END on a canvas, and what is shown of it."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from difflm.data.batches import Batch
+from difflm.data.tokenizers import END, PAD, START
+
+
+def between_ends(batch: Batch) -> Tensor:
+    """START words END PAD …, [B, L + 2]."""
+    place = torch.arange(batch.ids.shape[1] + 2, device=batch.ids.device) - 1
+    inside, last = F.pad(batch.ids, (1, 1), value=PAD), batch.lengths.unsqueeze(1)
+    text = torch.where(place < last, inside, torch.where(place == last, END, PAD))
+    return torch.where(place < 0, START, text)
+
+
+def source_mask(batch: Batch) -> Tensor | None:
+    if batch.source is None or batch.source_lengths is None:
+        return None
+    return torch.arange(batch.source.shape[1], device=batch.ids.device) < batch.source_lengths.unsqueeze(1)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Of what counts, 0 where nothing does."""
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def fit_width(values: Tensor, width: int, empty: int = 0) -> Tensor:
+    """What stands behind START, on a canvas of `width` positions."""
+    return F.pad(values[:, 1:], (0, max(0, width + 1 - values.shape[1])), value=empty)[:, :width]

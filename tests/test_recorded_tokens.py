@@ -1,0 +1,109 @@
+"""Recorded steps of token models write what the plain loop writes, whatever the process and the step rule."""
+
+from typing import Any
+
+import pytest
+import torch
+from test_repeated import DEVICES, Strict, assert_alike
+
+from difflm.diffusion.condition import FREE
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.methods import METHODS
+from difflm.methods.base import TextSpec
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.inference import Inference
+
+WORDS, WIDTH, ROWS = 19, 12, 5
+SIZES = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.1}
+RECORDED = ["mdlm", "cmlm", "diffusionbert", "d3pm-absorbing", "d3pm-nearest", "udlm", "gidd", "sedd"]
+
+
+def build_model(method: str, source_longest: int = 0, **more: Any) -> DiffusionModel:
+    torch.manual_seed(0)
+    model = METHODS[method](**SIZES, **more).build(TextSpec(WORDS, WIDTH, source_longest, WORDS))
+    assert isinstance(model, DiffusionModel)
+    counts = torch.arange(1, WORDS + 1)
+    for part in model.pair_readers:
+        part.read_pairs(counts.outer(counts))
+    model.observe(torch.ones(WIDTH + 1, dtype=torch.int64), counts)
+    with torch.no_grad():
+        for weight in model.denoiser.network.parameters():  # a head of zeros has no opinion
+            weight.add_(0.2 * torch.randn_like(weight))
+    return model.eval()
+
+
+def write_frames(
+    inference: Inference, record: bool, seed: int = 3, known: bool = False, sampler: str = "", steps: int = 6
+) -> list[Frame]:
+    """Frames of texts of several lengths, from sources where the model reads them."""
+    inference.record, model = record, inference.model
+    device = next(model.parameters()).device
+    noise = Noise(torch.full((ROWS,), seed, device=device), torch.arange(ROWS, device=device))
+    lengths = torch.tensor([1, 4, 7, WIDTH, WIDTH], device=device)
+    draw = torch.Generator().manual_seed(seed)
+    given, source, there = None, None, None
+    if known:
+        given = torch.full((ROWS, WIDTH), FREE, device=device)
+        given[:, seed % 4] = 7
+    if model.source_longest:
+        source = torch.randint(5, WORDS, (ROWS, model.source_longest), generator=draw).to(device)
+        there = torch.arange(model.source_longest, device=device) < torch.tensor([[2], [3], [4], [1], [4]]).to(device)
+    sampling = model.sampling.change({"steps": steps, **({"sampler": sampler} if sampler else {})})
+    steering = Steering(known=given, source=source, source_mask=there)
+    return list(inference.stream(noise, lengths, WIDTH, sampling, steering))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", RECORDED)
+def test_recorded_frames_are_those_of_the_plain_loop(method, device, monkeypatch):
+    """By every step rule, with and without given words. A second batch is written by what the first one recorded, and
+    nothing on the way asks the device."""
+    if device == "cpu":
+        monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    inference = Inference(build_model(method).to(device))
+    for sampler in inference.model.samplers:
+        inference.clear_recorded()
+        for seed, known in ((3, False), (4, False), (5, True)):
+            asked = {"seed": seed, "known": known, "sampler": sampler}
+            assert_alike(write_frames(inference, True, **asked), write_frames(inference, False, **asked))
+        assert len(inference._recorded.idle) == 2, sampler
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", ["mdlm", "cmlm", "diffusion-nat"])
+def test_sources_are_read_anew_by_recorded_steps(method, device, monkeypatch):
+    if device == "cpu":
+        monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    inference = Inference(build_model(method, source_longest=4, encoder_layers=1).to(device))
+    written = [write_frames(inference, True, seed) for seed in (3, 4, 5)]
+    assert len(inference._recorded.idle) == 1
+    for seed, made in zip((3, 4, 5), written, strict=True):
+        assert_alike(made, write_frames(inference, False, seed))
+
+
+def test_a_text_that_is_written_ends_the_recording_early_too():
+    inference = Inference(build_model("mdlm"))
+    frames = [len(write_frames(inference, record, sampler="confidence", steps=40)) for record in (True, False)]
+    assert frames == [WIDTH, WIDTH]  # a word a step at least
+
+
+def test_half_width_weights_are_copied_once_and_follow_the_model():
+    model = build_model("mdlm")
+    inference = Inference(model, torch.bfloat16)
+    assert inference.denoiser.network.head.weight.dtype is torch.bfloat16
+    assert model.denoiser.network.head.weight.dtype is torch.float32
+    before = write_frames(inference, True)[-1].tokens
+    with torch.no_grad():
+        model.denoiser.network.head.weight.neg_()
+    inference.sync_weights()
+    after = write_frames(inference, True)[-1].tokens
+    fresh = write_frames(Inference(model, torch.bfloat16), True)[-1].tokens
+    assert torch.equal(after, fresh) and not torch.equal(after, before)
+
+
+def test_blocks_and_stages_are_not_recorded():
+    for method, more in (("block-diffusion", {}), ("diff-glat", {"source_longest": 4, "encoder_layers": 1})):
+        inference = Inference(build_model(method, **more))
+        write_frames(inference, True)
+        assert not inference._recorded.idle
