@@ -55,6 +55,7 @@ FILES = {
     + '{"text": "Cotto is cheap. It serves French food.", "sentences": "several"}\n' * 6,
     "pairs.jsonl": '{"text": "The Mill is a pub.", "seed": 1}\n' * 12,
     "told.txt": "French : The Mill is a pub.\n" * 6 + "Any : Cotto is cheap.\n" * 6,
+    "documents.jsonl": '{"text": "The Mill is a pub. It is cheap.\\n\\nIt serves wine."}\n' * 12,
     "sources.txt": "a cheap pub\na family restaurant\n",
     "table.csv": "id,said\n1,a cheap pub\n",
     "test.jsonl": '{"src": "a cheap pub", "trg": "eine billige Kneipe"}\n',

@@ -143,7 +143,9 @@ def test_a_run_whose_texts_chose_longest_is_resumed(grammar, tmp_path, monkeypat
     assert read_config(tmp_path / "cut")["longest"] == 72
 
 
-@pytest.mark.parametrize(("words", "advice"), [(70, "Train with longest=72,"), (600, "Split them into shorter texts.")])
+@pytest.mark.parametrize(
+    ("words", "advice"), [(70, "Train with longest=72,"), (9000, "Split them into shorter texts.")]
+)
 def test_losing_much_of_the_data_is_a_warning_that_says_what_to_do(grammar, tmp_path, capsys, words, advice):
     with grammar.open("a") as file:
         file.write(("word " * words + "\n") * 20)
@@ -161,9 +163,9 @@ def test_a_warning_is_an_object_of_its_own_in_json(tmp_path, capsys):
 
 
 def test_texts_too_long_for_any_model_are_to_be_split(tmp_path, capsys):
-    (tmp_path / "my.txt").write_text(("word " * 600 + "\n") * 20)
+    (tmp_path / "my.txt").write_text(("word " * 9000 + "\n") * 20)
     assert train(tmp_path / "my.txt", tmp_path / "run") == 1
-    assert "the shortest 600. Split them into shorter texts." in capsys.readouterr().err
+    assert "the shortest 9000. Split them into shorter texts." in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

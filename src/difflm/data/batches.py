@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,13 +99,14 @@ class Batch:
     origin: tuple[Array, Array] | None = None  # seed and sample number of the noise that a teacher made each text of
     index: Array | None = None  # [B] the number of each text in the whole run: what its noise is drawn by
     seed: int = 0  # of the run
+    documents: Array | None = None  # [B, W] numbers of the documents of packed rows, −1 behind the last
+    ended: bool = False  # whether the documents of packed rows hold their END
     full: bool = False  # whether no text of the run is shorter than the canvas: nothing is padding
 
     def map(self, convert: Callable[[Array], Array]) -> "Batch":
         """The batch with every array converted."""
-        names = [
-            name for name in ("ids", "lengths", "source", "source_lengths", "index") if getattr(self, name) is not None
-        ]
+        own = ("ids", "lengths", "source", "source_lengths", "index", "documents")
+        names = [name for name in own if getattr(self, name) is not None]
         return replace(
             self,
             **{name: convert(getattr(self, name)) for name in names},
@@ -115,7 +116,7 @@ class Batch:
 
     def arrays(self) -> list[Array]:
         """All arrays, in a fixed order."""
-        found = [self.ids, self.lengths, self.source, self.source_lengths, *self.labels.values()]
+        found = [self.ids, self.lengths, self.source, self.source_lengths, self.documents, *self.labels.values()]
         return [array for array in [*found, *(self.origin or ()), self.index] if array is not None]
 
     @property
@@ -169,6 +170,7 @@ class Batches:
         sources: tuple[Ints | None, Ints | None] = (None, None)
         if (column := self.tokens.sources) is not None:
             sources = column.rows(chosen, smallest_width(self.source_widths, column.lengths[chosen]))
+        self.tokens.release()
         return Batch(
             *self.tokens.rows(chosen, width),
             *sources,
@@ -182,7 +184,7 @@ class Batches:
     def _group(self, group: int) -> Ints:
         """Indices of the texts of a group's batches, [batches, batch_size]."""
         size = self._group_size * self.batch_size
-        texts = self._stream(group * size, size)
+        texts = self.indices[shuffle_epochs(len(self.indices), self.seed, group * size, size)]
         keys: list[NDArray[Any]] = [self.tokens.lengths[texts]]
         if self.tokens.sources is not None:  # by the texts' width, and by the sources' lengths among equal ones
             told: NDArray[Any] = self.tokens.sources.lengths[texts]
@@ -193,15 +195,21 @@ class Batches:
         shuffle = Permutation(self._group_size, derive_seed(derive_seed(self.seed, -2), group))
         return texts.reshape(self._group_size, self.batch_size)[shuffle(np.arange(self._group_size))]
 
-    def _stream(self, start: int, count: int) -> Ints:
-        """Texts `start` … `start + count − 1` of all epochs, one epoch after the other."""
-        n = len(self.indices)
-        positions = start + np.arange(count)
-        shuffled = np.empty(count, np.int64)
-        for epoch in range(start // n, math.ceil((start + count) / n)):
-            here = positions // n == epoch
-            shuffled[here] = Permutation(n, derive_seed(self.seed, epoch))(positions[here] % n)
-        return self.indices[shuffled]
+
+def shuffle_epochs(n: int, seed: int, start: int, count: int) -> Ints:
+    """Numbers `start` … `start + count − 1` of all epochs of range(n), one epoch after the other, each shuffled."""
+    positions = start + np.arange(count)
+    shuffled = np.empty(count, np.int64)
+    for epoch in range(start // n, math.ceil((start + count) / n)):
+        here = positions // n == epoch
+        shuffled[here] = Permutation(n, derive_seed(seed, epoch))(positions[here] % n)
+    return shuffled
+
+
+class Stream(Protocol):
+    """Batches by the number of their step."""
+
+    def batch(self, step: int) -> Batch: ...
 
 
 def smallest_width(widths: Ints, lengths: NDArray[Any]) -> int:
@@ -209,7 +217,7 @@ def smallest_width(widths: Ints, lengths: NDArray[Any]) -> int:
     return int(widths[np.searchsorted(widths, lengths.max())])
 
 
-def prefetch(batches: Batches, start_step: int, depth: int = 4) -> Generator[tuple[int, Batch]]:
+def prefetch(batches: Stream, start_step: int, depth: int = 4) -> Generator[tuple[int, Batch]]:
     """Yield steps and batches from `start_step` on, prepared by a thread, at most `depth` ahead. Closing the iterator
     ends the thread."""
     with ThreadPoolExecutor(1, "prefetch") as thread:

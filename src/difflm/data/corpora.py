@@ -7,6 +7,7 @@ from pathlib import Path
 from difflm.data.e2e import Split, e2e_path, read_e2e
 from difflm.data.pair_corpora import PAIRS
 from difflm.data.prompts import read_prompted
+from difflm.data.remote import fetch_remote, is_remote, resolve_remote
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
 from difflm.data.texts import (
     FORMATS,
@@ -17,6 +18,7 @@ from difflm.data.texts import (
     read_examples,
     read_line_texts,
     read_texts,
+    text_files,
 )
 from difflm.errors import UsageError, suggest
 
@@ -67,6 +69,8 @@ def file_names(name_or_path: str) -> str:
 def split_paths(name_or_path: str | Path) -> list[str]:
     """The two paths of parallel files SOURCES,TARGETS; of anything else, itself."""
     text = str(name_or_path)
+    if is_remote(text):
+        return [text]
     parts = [part.strip() for part in text.split(",")]
     return parts if len(parts) == 2 and all(parts) and not Path(text).exists() else [text]
 
@@ -84,6 +88,8 @@ def corpus(
     if chunk:
         return check_any(read_chunks(path, chunk), f"there is no text in {path}.")
     known = KNOWN.get(str(name_or_path))
+    if path.is_dir():
+        return (text for file in text_files(path) for text in read_texts(file, column))
     return known.read(path) if known else read_texts(path, column)
 
 
@@ -161,6 +167,8 @@ def corpus_paths(name_or_path: str, root: Path | None, split: Split = "train") -
 
 def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "train") -> Path:
     """The file that `corpus` reads, the first of several."""
+    if is_remote(str(name_or_path)):
+        return fetch_remote(str(name_or_path), root)
     if str(name_or_path) in PAIRS:
         return PAIRS[str(name_or_path)].paths(root, split)[0]
     if str(name_or_path) in KNOWN:
@@ -169,7 +177,8 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
     if path.suffix or path.exists():
         if root and not path.exists():
             raise UsageError(f"{path} does not exist, nor is {path.name} in {root}.")
-        check_readable(path)
+        for file in text_files(path) if path.is_dir() else [path]:
+            check_readable(file)
         return path
     name = str(name_or_path)
     known = f"Known: {', '.join(NAMES)}; or the path of a {FORMATS}."
@@ -178,8 +187,10 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
 
 def resolve_data(name_or_path: str, root: Path | None) -> str:
     """A name for the same texts from any folder; what does not exist keeps its name."""
+    if is_remote(name_or_path):
+        return resolve_remote(name_or_path)
     paths = [_find_file(Path(part), root) for part in split_paths(name_or_path)]
-    if name_or_path in NAMES or not all(path.is_file() for path in paths):
+    if name_or_path in NAMES or not all(path.exists() for path in paths):
         return name_or_path
     return ",".join(str(path.resolve()) for path in paths)
 

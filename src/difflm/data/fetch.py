@@ -109,8 +109,9 @@ def fetch_file(
     sha256: str | None = None,
     timeout: float = TIMEOUT,
     progress: Progress = lambda *_: None,
+    most: int | None = None,
 ) -> None:
-    """Download `url` to a temporary file, check it, and rename it to `target`."""
+    """Download `url` to a temporary file, check it, and rename it to `target`. It has at most `most` bytes."""
     if not is_web_address(url):
         raise UsageError(f"only http and https addresses are fetched, not {url!r}.")
     if target.is_dir():
@@ -126,6 +127,8 @@ def fetch_file(
                 progress(target.name, 0, total)
                 for block in answer.iter_content(CHUNK):
                     done += len(block)
+                    if most is not None and max(done, total or 0) > most:
+                        raise DifflmError(f"{url} is longer than {most:,} bytes: refused.")
                     if total is not None and done > total:  # a body without a length might never end
                         raise DifflmError(f"{url} is longer than {total:,} bytes: another file is there now. Refused.")
                     file.write(block)

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from difflm.errors import DifflmError, UsageError, suggest
 
-MOST_TOKENS = 512  # of one text: no model here is made for longer ones
+LONGEST = 8192  # tokens of one text at most
+MOST_TOKENS = 512  # of a text with its source, and of a canvas whose size is chosen from the texts
 FORMATS = ".txt, .csv or .jsonl, each also with .gz"
 PAIR_COLUMNS = (("src", "trg"), ("source", "target"))  # names of source and target where a recipe gives none
 
@@ -118,6 +119,15 @@ def read_chunks(path: Path, size: int) -> Iterator[str]:
             rest = rest[size:]
     if rest:
         yield rest
+
+
+def text_files(directory: Path) -> list[Path]:
+    """The files of texts in a directory, by name: the shards of one corpus, all of one kind."""
+    found = sorted(path for path in directory.iterdir() if file_kind(path) in (".txt", *ROWS) and path.is_file())
+    if len(kinds := sorted({file_kind(path) for path in found})) != 1:
+        what = f"of {' and '.join(kinds)}: files of one kind are one corpus" if kinds else f"that end in {FORMATS}"
+        raise UsageError(f"{directory} holds {'files' if kinds else 'no files'} {what}.")
+    return found
 
 
 def check_readable(path: Path) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import mmap
 import os
 import shutil
 import tempfile
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,18 +20,23 @@ from numpy.typing import NDArray
 
 from difflm.data.prompts import cut_gap, end_prompt
 from difflm.data.spans import HIDDEN, cut_span
-from difflm.data.texts import MOST_TOKENS, Example
-from difflm.data.tokenizers import PAD, Tokenizer
+from difflm.data.texts import LONGEST, MOST_TOKENS, Example, text_files
+from difflm.data.tokenizers import END, PAD, Tokenizer
 from difflm.errors import DifflmError
 from difflm.runtime.files import explain_write_errors, read_json
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
+MOST_CHARACTERS = 1 << 20  # that are tokenised together, unless one text has more
+PACK = " Methods that pack cut them: method=mdlm rows=packed."
 HELD = 0.99  # share of the texts that a size chosen from them holds
 
 
 def source_fingerprint(path: Path) -> dict[str, Any]:
-    """A fingerprint by which a changed file is noticed without reading all of it: size, time, and its two ends."""
+    """A fingerprint by which a changed file is noticed without reading all of it: size, time, and its two ends; of a
+    directory, that of each file."""
+    if path.is_dir():
+        return {"files": {file.name: source_fingerprint(file) for file in text_files(path)}}
     try:
         stat = path.stat()
         with path.open("rb") as file:
@@ -60,6 +66,13 @@ class TokenColumn:
         """The tokens of a text as bytes: equal texts have equal keys."""
         return bytes(self.ids[self.offsets[index] : self.offsets[index + 1]].tobytes())
 
+    def release(self) -> None:
+        """Give back the memory of what was read so far, which the files hold: else it grows to the whole corpus."""
+        for array in (self.ids, self.offsets):
+            mapped = getattr(array.base, "obj", None)
+            if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                mapped.madvise(mmap.MADV_DONTNEED)
+
     def rows(self, indices: NDArray[Any], width: int) -> tuple[Ints, Ints]:
         """The texts `indices` [B] as ids [B, width], padded with PAD, and their lengths [B]."""
         begin = self.offsets[indices].astype(np.int64)
@@ -84,14 +97,18 @@ class TokenFile(TokenColumn):
     def build(
         cls, directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, origin: dict[str, Any]
     ) -> "TokenFile":
-        """Write the tokens of all examples. The directory appears whole or not at all."""
+        """Write the tokens of all examples; with `ended` in their origin, an END behind each. The directory appears
+        whole or not at all."""
         with explain_write_errors(directory), ExitStack() as stack:
             directory.parent.mkdir(parents=True, exist_ok=True)
+            for left in directory.parent.glob(f".{directory.name}.*"):  # by a process that was killed
+                shutil.rmtree(left)
             temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
             fresh = temporary / "new"
             fresh.mkdir()
-            meta = {**_write(fresh, examples, tokenizer), "tokenizer": tokenizer.fingerprint(), "source": origin}
+            sizes = _write(fresh, examples, tokenizer, [END] if origin.get("ended") else [])
+            meta = {**sizes, "tokenizer": tokenizer.fingerprint(), "source": origin}
             (fresh / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
             if directory.exists():
                 directory.rename(temporary / "old")
@@ -137,15 +154,25 @@ class TokenFile(TokenColumn):
             return source[: place * size] + target + source[(place + 1) * size :]
         return self.sources.lengths[index].tobytes() + self.sources.key(index) + target
 
+    def release(self) -> None:
+        super().release()
+        if self.sources is not None:
+            self.sources.release()
+
 
 def _map_column(directory: Path, meta: dict[str, Any], prefix: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    # Plain arrays over the maps: np.memmap costs more at every index than the index itself.
-    ids = np.asarray(np.memmap(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]), "r"))
-    offsets = np.asarray(np.memmap(directory / f"{prefix}offsets.bin", _OFFSET, "r"))
+    ids = _map_file(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]))
+    offsets = _map_file(directory / f"{prefix}offsets.bin", _OFFSET)
     total = meta[f"{prefix}tokens"]
     if len(ids) != total or len(offsets) != meta["count"] + 1 or int(offsets[-1]) != total:
         raise ValueError
     return ids, offsets
+
+
+def _map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    # A plain array over the map: np.memmap costs more at every index than the index itself.
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
 
 
 class _ColumnWriter:
@@ -160,7 +187,7 @@ class _ColumnWriter:
 
     def write(self, encoded: list[list[int]]) -> None:
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        flat = np.fromiter((i for one in encoded for i in one), self.dtype, int(lengths.sum()))
+        flat = np.fromiter(chain.from_iterable(encoded), self.dtype, int(lengths.sum()))
         self.ids.write(flat.tobytes())
         self.offsets.write((self.total + lengths.cumsum()).astype(_OFFSET).tobytes())
         self.total += len(flat)
@@ -171,7 +198,7 @@ class _ColumnWriter:
             os.fsync(file.fileno())
 
 
-def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer) -> dict[str, Any]:
+def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, behind: list[int]) -> dict[str, Any]:
     dtype = np.dtype("<u2" if max(tokenizer.size, tokenizer.for_sources.size) <= 1 << 16 else "<u4")
     columns: list[_ColumnWriter] = []
     count = 0
@@ -182,7 +209,7 @@ def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer) -
             ]
             count += len(encoded[0])
             for column, rows in zip(columns, encoded, strict=True):
-                column.write(rows)
+                column.write([ids + behind for ids in rows] if behind else rows)
         for column in columns:
             column.sync()
     if not columns or not columns[0].total:
@@ -191,9 +218,14 @@ def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer) -
 
 
 def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterator[list[list[list[int]]]]:
-    """Yield the ids of the targets and, where they have some, of the sources of 1024 examples at a time."""
+    """Yield the ids of the targets and, where they have some, of the sources of 1024 examples at a time, or of fewer
+    where they are long."""
     examples = iter(examples)
-    while some := list(islice(examples, 1024)):
+    while some := list(islice(examples, 1)):
+        size = len(some[0].target)
+        while len(some) < 1024 and size < MOST_CHARACTERS and (one := next(examples, None)) is not None:
+            some.append(one)
+            size += len(one.target)
         columns = [[one.target for one in some], [one.source for one in some if one.source is not None]]
         sides = zip((tokenizer, tokenizer.for_sources), columns, strict=True)
         encoded = [side.encode_batch(texts) for side, texts in sides if texts]
@@ -271,8 +303,8 @@ def _all_too_long(tokens: TokenFile, limits: Limits) -> DifflmError:
         if (shortest := int(lengths.min())) > limit:
             # By how much, not to what: some models need positions for more than the words.
             said = f"all {len(tokens):,} {what} have more than {limit} tokens, the shortest {shortest}."
-            if shortest > MOST_TOKENS:
-                return DifflmError(f"{said} Split them into shorter texts.")
+            if shortest > (LONGEST if tokens.sources is None else MOST_TOKENS):
+                return DifflmError(f"{said} Split them into shorter texts.{PACK if tokens.sources is None else ''}")
             return DifflmError(f"{said} Raise {key} by {shortest - limit} or more, or split the texts.")
     if limits.room is not None:
         return DifflmError(f"none of {len(tokens):,} texts fits into a picture. Raise model.token_cells.")
@@ -282,9 +314,13 @@ def _all_too_long(tokens: TokenFile, limits: Limits) -> DifflmError:
     )
 
 
+def digest_key(key: bytes) -> int:
+    """A short stand-in for a key: two different ones share it once in 2^64 pairs."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
 def is_new(key: bytes, seen: set[int]) -> bool:
-    """Whether this key comes for the first time; two different keys share a digest once in 2^64 pairs."""
-    digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+    """Whether this key comes for the first time."""
     before = len(seen)
-    seen.add(digest)
+    seen.add(digest_key(key))
     return len(seen) > before

@@ -1,4 +1,6 @@
-"""Words, byte pairs or characters: text to ids and back. Ids 0 to 3 are START, END, UNK and PAD in all of them."""
+"""Words, byte pairs or characters: text to ids and back. Ids 0 to 3 are START, END, UNK and PAD in all of them.
+
+Tokenizers of others are in `pretrained_tokenizer.py`."""
 
 import hashlib
 import json
@@ -71,6 +73,10 @@ class Tokenizer(ABC):
 
     def fingerprint(self) -> str:
         """Equal for equal tokenizers, on any machine."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -95,8 +101,13 @@ class Tokenizer(ABC):
             made = Bpe(_strings(data, "pieces"), [_pair(merge) for merge in _strings(data, "merges")])
         elif kind == Characters.kind:
             made = Characters(_strings(data, "characters"))
+        elif kind == "pretrained":
+            from difflm.data.pretrained_tokenizer import PretrainedTokenizer
+
+            made = PretrainedTokenizer(data.get("tokenizer"))
         else:
-            raise ValueError(f"its kind is {kind!r}, not {Words.kind!r}, {Bpe.kind!r} or {Characters.kind!r}")
+            kinds = f"{Words.kind!r}, {Bpe.kind!r}, {Characters.kind!r} or 'pretrained'"
+            raise ValueError(f"its kind is {kind!r}, not {kinds}")
         if "for_sources" in data:
             made.for_sources = Tokenizer.from_json(data["for_sources"])
         return made

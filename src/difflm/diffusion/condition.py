@@ -20,6 +20,7 @@ class Condition:
     memory: Tensor | None = None  # [B, S, H]: what an encoder made of the source, once a generation
     given: Tensor | None = None  # [B, L] ids of known positions, HIDDEN where they are dropped, FREE elsewhere
     label: Tensor | None = None  # [B]
+    documents: Tensor | None = None  # [B, L] numbers of the documents of packed rows, −1 where there is none
     length_logits: Tensor | None = None  # [B, K]: of the text's length beside the source's, predicted of the source
 
     def __getitem__(self, rows: Any) -> "Condition":

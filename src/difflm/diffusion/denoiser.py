@@ -127,8 +127,8 @@ class Conditioning(nn.Module):
     def place(
         self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
     ) -> Canvas:
-        """The canvas that the network reads."""
-        return Canvas(x, level, mask)
+        """The canvas that the network reads. Of packed rows its mask tells the documents."""
+        return Canvas(x, level, mask if condition.documents is None else condition.documents)
 
 
 class CleanGiven(Conditioning):

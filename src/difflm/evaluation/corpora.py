@@ -73,7 +73,8 @@ def _number_distinct(lm: TextDiffusion, pairs: Sequence[Example]) -> list[int]:
 
 
 def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[str]]) -> Corpus:
-    """Split the texts of a file as training did, then leave out those that are too long for the model."""
+    """Split the texts of a file as training did, then leave out those that are too long for the model; of packed rows,
+    cut them as training did."""
     recipe = lm.config["recipe"]
     wanted, unseen = choose_numbers(lm, sum(1 for _ in read()), split)
 
@@ -81,10 +82,18 @@ def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[str]
         return _drop_repeated(lm, read()) if recipe.get("distinct") else enumerate(read())
 
     texts = [text for number, text in numbered() if number in wanted]
+    if recipe.get("rows") == "packed":
+        texts = cut_texts(lm, texts)
     texts = list(compress(texts, fits(lm, texts)))
     return Corpus(
         Path(recipe["data"]).name, split, texts, lambda: (text for number, text in numbered() if number not in unseen)
     )
+
+
+def cut_texts(lm: TextDiffusion, texts: Sequence[str]) -> list[str]:
+    """Cut texts into pieces of as many tokens as the model holds."""
+    rows, size = lm.tokenizer.encode_batch(list(texts)), lm.model.max_words
+    return [lm.tokenizer.decode(ids[k : k + size]) for ids in rows for k in range(0, len(ids), size)]
 
 
 def choose_numbers(lm: TextDiffusion, total: int, split: str) -> tuple[set[int], set[int]]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 class AutoregressiveTwin(Method):
     name, paper, family = "autoregressive", "Vaswani et al. 2017", "autoregressive"
-    kind, reads_prompts, one_canvas = "baseline", True, True
+    kind, reads_prompts, one_canvas, packs = "baseline", True, True, True
 
     hidden: int = 384
     layers: int = 9

@@ -74,6 +74,7 @@ class Method(BaseModel):
     task: ClassVar[Literal["text", "seq2seq", "either"]] = "text"
     one_canvas: ClassVar[bool] = False  # whether source and text stand on one canvas, and share its embedding
     reads_prompts: ClassVar[bool] = False  # whether texts can be learned behind prompts
+    packs: ClassVar[bool] = False  # whether a row may hold several documents, each learned by itself
     begins_with: ClassVar[tuple[str, ...]] = ()  # other methods whose networks it can begin with (init=RUN)
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
 

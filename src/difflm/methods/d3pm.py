@@ -13,6 +13,7 @@ LAMBDA = 0.01  # beside one step; beside the sum over a chain of T of them it is
 
 class D3pm(TokenMethod):
     paper = "Austin et al. 2021"
+    packs = True
 
     chain: int = 1000
 
@@ -49,6 +50,7 @@ class D3pmNearest(D3pm):
     """Words become words that keep like company in the training texts."""
 
     name, family = "d3pm-nearest", "matrix"
+    packs = False  # it counts which words stand beside each other
 
     neighbours: int = 20
 

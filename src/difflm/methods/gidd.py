@@ -9,6 +9,7 @@ from difflm.methods.tokens import TokenMethod
 
 class Gidd(TokenMethod):
     name, paper, family = "gidd", "von Rütte et al. 2025", "hybrid"
+    packs = True
 
     random_words: float = Field(0.1, ge=0, lt=1)
 

@@ -9,6 +9,7 @@ from difflm.methods.tokens import TokenMethod
 
 class Mdlm(TokenMethod):
     name, paper, family = "mdlm", "Sahoo et al. 2024", "masked"
+    packs = True
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Absorbing

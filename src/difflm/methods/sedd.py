@@ -13,6 +13,7 @@ from difflm.methods.tokens import TokenMethod
 
 class Sedd(TokenMethod):
     name, paper, family = "sedd", "Lou et al. 2024", "masked"
+    packs = True
 
     noise: Literal["masks", "uniform"] = "masks"
 

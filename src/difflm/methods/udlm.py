@@ -6,6 +6,7 @@ from difflm.methods.tokens import TokenMethod
 
 class Udlm(TokenMethod):
     name, paper, family = "udlm", "Schiff et al. 2024", "uniform"
+    packs = True
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Uniform

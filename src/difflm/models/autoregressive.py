@@ -19,6 +19,7 @@ from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies
 from difflm.models.batching import words_before_end
 from difflm.networks import EncoderDecoder, Transformer
+from difflm.networks.documents import NOTHING, document_ends
 from difflm.networks.head import weigh_nats
 
 BANNED = (START, UNK, PAD)  # tokens that no text contains
@@ -110,15 +111,21 @@ class Autoregressive(LanguageModel):
         return F.layer_norm(vectors, vectors.shape[-1:])
 
     def read(
-        self, words: Tensor, caches: Caches | None = None, memory: Memory | None = None, answers: bool = True
+        self,
+        words: Tensor,
+        caches: Caches | None = None,
+        memory: Memory | None = None,
+        answers: bool = True,
+        documents: Tensor | None = None,
     ) -> tuple[Tensor, Caches]:
         """Logits after each of `words`, [B, L, V], and the caches that now include them. Words are ids [B, L], or
         probabilities [B, L, V], which gradients reach. An empty list of caches begins a text; None: they are not kept.
         `memory` is what `encode_source` made of the sources; each may have several texts, one after the other.
+        `documents` are the numbers of those that stand in packed rows: each is read by itself.
         Without `answers`: the network's last states in the place of logits.
         """
         network, length, before = self.network, words.shape[1], caches[0][0].shape[2] if caches else 0
-        empty, mask = [None] * len(network.blocks), None
+        empty, mask = [None] * len(network.blocks), documents
         if before and length > 1:  # attention with a cache is not causal by itself
             visible = torch.ones(1, length, before + length, dtype=torch.bool, device=words.device)
             mask = visible.tril(diagonal=before)
@@ -137,11 +144,13 @@ class Autoregressive(LanguageModel):
     def batch_nats(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """`token_nats` of a batch, given its sources."""
         inputs, targets, mask, memory = self.lay_out(batch)
-        return cross_entropy(self.read(inputs, memory=memory)[0], targets), mask
+        return cross_entropy(self.read(inputs, memory=memory, documents=batch.documents)[0], targets), mask
 
     def lay_out(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Memory | None]:
         """What is read of a batch [B, L], what follows each word of it, the mask of those that count, and its sources:
         an encoder reads them, or they are prompts before the texts."""
+        if batch.documents is not None:
+            return *self.lay_out_documents(batch.ids, batch.documents), None
         if batch.source is None or batch.source_lengths is None:
             inputs, memory = start_words(batch.ids), self.encode_source(None, None)
             return inputs, *following_words(inputs, batch.lengths + 1), memory
@@ -155,9 +164,15 @@ class Autoregressive(LanguageModel):
         position = torch.arange(inputs.shape[1], device=inputs.device)
         return inputs, targets, mask & (position >= lengths.unsqueeze(1) - 1), None  # behind START, which ends a prompt
 
+    def lay_out_documents(self, ids: Tensor, documents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of packed rows, whose documents hold their END. A document that a row cuts off has no END there, and
+        its rest begins the next row as one of its own."""
+        first = document_ends(documents)[0] == torch.arange(ids.shape[1], device=ids.device)
+        return F.pad(ids[:, :-1], (1, 0)).masked_fill(first, START), ids, documents != NOTHING
+
     def forward(self, batch: Batch) -> Losses:
         inputs, targets, mask, memory = self.lay_out(batch)
-        states, _ = self.read(inputs, memory=memory, answers=False)
+        states, _ = self.read(inputs, memory=memory, answers=False, documents=batch.documents)
         _, total = weigh_nats(
             self.network, states.flatten(0, 1), targets.flatten(), mask.flatten(), self.label_smoothing
         )

@@ -87,11 +87,11 @@ class LanguageModel(Trainable):
     syncs_with_device = True  # whether sampling synchronises with the device
     source_longest = 0  # the most tokens of a source that it writes from; 0: it has no sources
     has_length_beam = False  # whether lengths are chosen before texts, so that candidates can spread over them
-    whole_canvas = False  # whether each call of the network reads all positions of a text
-    one_by_one = False  # whether a CPU makes the first texts of a seed one by one, and not some of them together
     whole_text = ""  # what it writes from, "latents" or "pixels", where no word has a state of its own
     pieces: Sequence[str] = ()  # what its positions show, where those are no tokens
     room: Room | None = None  # of a picture, where texts are drawn
+    whole_canvas = False  # whether each call of the network reads all positions of a text
+    one_by_one = False  # whether a CPU makes the first texts of a seed one by one, and not some of them together
     allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
 
     @property

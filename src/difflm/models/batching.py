@@ -183,11 +183,10 @@ def words_before_end(row: list[int]) -> list[int]:
 
 def pad_token_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Ids of texts of different lengths [B, L], PAD behind each, and the lengths [B]."""
-    lengths = torch.tensor([len(row) for row in rows])
-    ids = torch.full((len(rows), int(lengths.max())), PAD)
-    for k, row in enumerate(rows):
-        ids[k, : len(row)] = torch.tensor(row)
-    return ids, lengths
+    lengths = [len(row) for row in rows]
+    widest = max(lengths)
+    ids = torch.tensor([[*row, *[PAD] * (widest - len(row))] for row in rows], dtype=torch.int64)
+    return ids, torch.tensor(lengths)
 
 
 @dataclass(frozen=True)

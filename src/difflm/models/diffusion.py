@@ -41,6 +41,7 @@ from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, star
 from difflm.models.batching import LengthPolicy
 from difflm.models.sampling import Family
 from difflm.models.word_nats import WordDenoiser, WordNats, has_linear_bound, is_linear, read_masked
+from difflm.networks.documents import document_ends
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # streams of random numbers in training
@@ -152,7 +153,7 @@ class DiffusionModel(LanguageModel):
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
         """What is known beside the noisy state of a batch with these `ids` on its canvas."""
         if batch.source is None or batch.source_lengths is None:
-            return Condition()
+            return Condition(documents=batch.documents)
         place = torch.arange(batch.source.shape[1], device=batch.source.device)
         return Condition(source=batch.source, source_mask=place < batch.source_lengths.unsqueeze(1))
 
@@ -303,7 +304,12 @@ class DiffusionModel(LanguageModel):
         asked = WordDenoiser(self.denoiser, ids) if has_linear_bound(self.denoiser) else self.denoiser
         estimates = self.bound(cast(Denoiser, asked), self.times, ids, mask, noise, draws, condition)
         read = self.lengths.predict(self.denoiser, self.denoiser.conditioning.prepare(self.denoiser, condition))
-        return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)
+        if batch.documents is None:
+            return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)
+        first, last = document_ends(batch.documents)  # each document of a packed row has a length
+        begins = mask & (first == torch.arange(ids.shape[1], device=ids.device))
+        lengths = (self.lengths.nats(last - first + 1, read) * begins).sum(-1)
+        return estimates.mean(1) + lengths, standard_error(estimates)
 
     def nats_calls(self, draws: int) -> int:
         return 1 if self.bound is None else self.bound.calls(self.denoiser, draws)

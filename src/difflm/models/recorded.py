@@ -105,7 +105,9 @@ class RecordedSampler:
         if compiled:
             begin = compile_whole(begin, (*both, self.levels, *kept))
             step = compile_whole(step, (*both, self.tokens, self.sure))
-        self.step = CapturedFunction(step, self.x.device, share_pool_with=other.step if other else None)
+        self.step: CapturedFunction = CapturedFunction(
+            step, self.x.device, share_pool_with=other.step if other else None
+        )
         self.begin = CapturedFunction(begin, self.x.device, warmup=1, share_pool_with=self.step)
 
     def _predraw(self) -> Tensor:

@@ -4,7 +4,8 @@
 every layer; "prefix": it is a position of its own before the text; "none": it is not told.
 
 `positions` adds learned places, counted from both ends, for texts of up to that length.
-Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a position that exists) → [B, L, out_dim].
+Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a position that exists) → [B, L, out_dim]. Where
+rows are packed, the mask holds numbers of documents (`networks/documents.py`).
 """
 
 import math
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from difflm.networks.documents import document_ends, same_document
 from difflm.networks.head import weigh_slopes
 
 if TRITON := find_spec("triton") is not None:
@@ -287,6 +289,10 @@ class Transformer(nn.Module):
         if self.places is None:
             return x
         place, most = torch.arange(x.shape[1], device=x.device), self.places.shape[1] - 1
+        if mask is not None and mask.dtype is torch.int64:  # numbers of documents
+            first, end = document_ends(mask)
+            ends = (place - first).clamp(max=most), (end - place).clamp(max=most)
+            return x + (F.embedding(ends[0], self.places[0]) + F.embedding(ends[1], self.places[1]))
         last = x.shape[1] - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
         # A canvas may be wider than the longest text; what stands there is masked, and its place does not matter.
         from_end = F.embedding((last - place).clamp(0, most), self.places[1])  # its gradient beats an index's
@@ -323,6 +329,11 @@ class Transformer(nn.Module):
         elif turn is None:  # those of whole canvases are kept while it writes, for good: a captured step refers to them
             key = x.shape[1], x.device
             turn = self._turns[key] = self._turns.get(key) or rotary(x.shape[1], self.head_dim, x.device)
+        causal = self.causal
+        if mask is not None and mask.dtype is torch.int64:  # numbers of documents, each of which begins at position 0
+            place = torch.arange(x.shape[1], device=x.device) - document_ends(mask)[0]
+            turn = turn[0][place].unsqueeze(1), turn[1][place].unsqueeze(1)
+            mask, causal = same_document(mask, causal), False
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
         grown: list[Cache | None] = []
@@ -331,7 +342,7 @@ class Transformer(nn.Module):
         sources: Sequence[Memory | None] = [None] * len(self.blocks) if memory is None else memory
         for block, modulation, cache, source in zip(self.blocks, modulations, before, sources, strict=True):
             x = x + told if self.time == "layers" and told is not None else x
-            x, cache = block(x, modulation, mask, turn, self.causal, cache, keeps, source)
+            x, cache = block(x, modulation, mask, turn, causal, cache, keeps, source)
             grown.append(cache)
         return x, grown
 

@@ -1,10 +1,26 @@
 """What is counted in training texts before training begins."""
 
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 
 from difflm.data.batches import Permutation
-from difflm.data.tokenfile import Ints, TokenFile
+from difflm.data.tokenfile import Ints, TokenFile, digest_key
+
+RELEASE = 1 << 14  # texts that are compared before memory is given back
+
+
+def count_overlap(tokens: TokenFile, subset: Iterable[int], others: TokenFile, few: Iterable[int]) -> int:
+    """How many of `few` held-out texts also occur, token for token, in a subset of the training texts."""
+    unseen, seen = Counter(digest_key(others.key(i)) for i in few), set()
+    for i in subset:
+        if (key := digest_key(tokens.key(i))) in unseen:
+            seen.add(key)
+        if i % RELEASE == 0:
+            tokens.release()
+    return sum(unseen[key] for key in seen)
 
 
 def sample_rows(tokens: TokenFile, subset: Ints, longest: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,34 +1,33 @@
 """From a recipe to a run: read the texts, build the tokenizer and the model, train."""
 
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from difflm.data.batches import Batch, Batches, split
+from difflm.data.batches import Batch, Batches, Stream, split
 from difflm.data.corpora import (
     NAMES,
     corpus_examples,
     corpus_path,
     corpus_paths,
-    counted_texts,
     cut_examples,
-    plain_texts,
     prompted_examples,
     resolve_data,
 )
 from difflm.data.e2e import Split as SplitName
 from difflm.data.pairs import read_pairs
-from difflm.data.prompts import labels_told, prompt_words
-from difflm.data.texts import MOST_TOKENS
+from difflm.data.prompts import labels_told
+from difflm.data.remote import fetch_remote, is_remote
+from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.data.tokenfile import (
     HELD,
+    PACK,
     Ints,
     Limits,
     Selection,
@@ -37,10 +36,10 @@ from difflm.data.tokenfile import (
     source_fingerprint,
     tokens_that_hold_most,
 )
-from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
+from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
-from difflm.methods.base import TextSpec
+from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Trainable
 from difflm.models.diffusion import DiffusionModel
@@ -48,18 +47,18 @@ from difflm.networks import Transformer
 from difflm.runtime.files import locked, read_json, write_json
 from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import newest_checkpoint
-from difflm.training.counts import count_neighbours, histograms, pair_lengths
-from difflm.training.recipe import TOKENIZERS, Recipe, check, check_init
+from difflm.training.counts import count_neighbours, count_overlap, histograms, pair_lengths
+from difflm.training.packed import pack_texts
+from difflm.training.recipe import Recipe, check, check_init
 from difflm.training.run import FORMAT, bundled_runs, find_run, load_run
 from difflm.training.trainer import Figure, Outcome, Trainer, Watcher
+from difflm.training.vocabulary import Note, build_tokenizer, report_reading
 
 VALIDATION_BATCHES = 16
 LEAST_LONGEST = 64  # of a canvas whose size is chosen from the texts: batches of short texts are narrower anyway
 WARN_SHARE = 0.05  # share of the texts above which leaving them out is a warning
 
 INFO, WARN = 0, -1
-Note = Callable[[str, int], None]  # (what is being read, texts so far), (a message, INFO) or (a warning, WARN)
-Item = TypeVar("Item")
 Origin = tuple[Ints, Ints]  # seed and sample number of the noise that a teacher made each text of
 Split = tuple[TokenFile, Ints]  # texts, and the indices of those that belong to the split
 Initial = tuple[LanguageModel, Tokenizer]
@@ -88,7 +87,7 @@ class Prepared:
 
     recipe: Recipe  # with the sizes that were chosen from the texts
     model: Trainable
-    batches: Batches
+    batches: Stream
     held_out: list[Batch]
     figure: Figure
     config: dict[str, Any]
@@ -99,6 +98,8 @@ def train_run(
 ) -> Outcome:
     """Train a run in `out`, which is locked meanwhile; with `resume`, continue the one there."""
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_init(recipe.init)})
+    if is_remote(recipe.data):
+        fetch_remote(recipe.data, root, recipe.column, note)
     return train_prepared(Setup(recipe, out, device, note, root, resume), prepare_model, watcher)
 
 
@@ -126,7 +127,9 @@ def prepare_model(setup: Setup) -> Prepared:
     """Read the texts of a recipe, and build the tokenizer and the model."""
     initial = load_initial(setup.recipe)
     if not setup.resume:
-        (initial[1] if initial else build_tokenizer(setup)).save(setup.out / "tokenizer.json")
+        (initial[1] if initial else build_tokenizer(setup.recipe, setup.root, setup.note)).save(
+            setup.out / "tokenizer.json"
+        )
     tokenizer = Tokenizer.load(setup.out / "tokenizer.json")
     tokens = read_tokens(setup, tokenizer, "train")
     setup = replace(setup, recipe=choose_sizes(setup, tokenizer, tokens))
@@ -134,33 +137,25 @@ def prepare_model(setup: Setup) -> Prepared:
     torch.manual_seed(recipe.seed)
     own = tokenizer.for_sources.size if recipe.source_words == "own" else 0
     model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, own, tokenizer))
+    if recipe.rows == "packed":
+        return prepare_packed(setup, model, tokenizer, tokens, initial)
     limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest, model.room)
     selection = select_texts(tokens, limits, recipe.distinct)
     training, held_out = read_splits(setup, tokenizer, tokens, selection)
     subset = training[1]
     advice = advise_longest(recipe, recipe.longest - limits.target, tokens)
     report_left_out(setup, selection, held_out[1], advice)
-    overlap = count_overlap(training, held_out)
+    overlap = count_overlap(*training, *held_out)
     if overlap:
         advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
         setup.report(f"{overlap:,} of {len(held_out[1]):,} held-out texts also occur in training{advice}")
     lengths, words = histograms(tokens, subset, recipe.longest, tokenizer.size)
-    if initial and type(initial[0]) is type(model):
-        copy_matching_weights(model, initial[0], lengths)
-    else:
-        for part in model.pair_readers if isinstance(model, DiffusionModel) else ():
+    if isinstance(model, DiffusionModel) and not (initial and type(initial[0]) is type(model)):
+        for part in model.pair_readers:
             part.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
-        model.observe(lengths, words)
-        if not newest_checkpoint(setup.out):  # whose weights would replace these
-            method.start(model, tokenizer)
-            if initial:
-                begin_with_twin(model, initial[0])
-    if initial:
-        report_unknown(setup, words)
+    start_weights(setup, model, tokenizer, lengths, words, initial)
     if tokens.sources is not None:
         model.observe_pairs(pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
-    if recipe.temperature is not None and model.predicts_words:
-        model.sampling = replace(model.sampling, temperature=recipe.temperature)
     origin: Origin | None = None
     if isinstance(model, DiffusionModel) and model.reflow:
         if not initial:
@@ -168,10 +163,63 @@ def prepare_model(setup: Setup) -> Prepared:
         origin = read_pairs(corpus_path(recipe.data, setup.root), recipe.column or "text")
         report_odd_pairs(setup, origin, (tokens, selection.kept), initial[0])
     batches, validation = make_batches(setup, recipe.longest, training, held_out, origin=origin)
-    config = {
+    counts: dict[str, Any] = {
+        "texts": len(subset),
+        "held_out": len(held_out[1]),
+        "held_out_seen": overlap,
+        **count_left_out(recipe, selection),
+        **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
+    }
+    config = describe_run(recipe, model, tokenizer, counts)
+    noisy = {"vectors", "simplex"} & {*model.families} or model.whole_text
+    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else "masked_nats"
+    return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
+
+
+def prepare_packed(
+    setup: Setup, model: LanguageModel, tokenizer: Tokenizer, tokens: TokenFile, initial: Initial | None
+) -> Prepared:
+    """The same where a row holds several documents."""
+    recipe = setup.recipe
+    valid = read_tokens(setup, tokenizer, "valid") if recipe.data in NAMES else None
+    texts = pack_texts(tokens, valid, recipe, setup.report)
+    lengths, words = texts.count(tokenizer.size)
+    start_weights(setup, model, tokenizer, lengths, words, initial)
+    batches, validation = texts.make_batches(recipe, VALIDATION_BATCHES)
+    config = describe_run(recipe, model, tokenizer, texts.counts)
+    return Prepared(recipe, model, batches, validation, "nats_per_token", config)
+
+
+def start_weights(
+    setup: Setup,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    lengths: torch.Tensor,
+    words: torch.Tensor,
+    initial: Initial | None,
+) -> None:
+    """Start a model with the weights of another, or with what needs no training, and with pretrained weights where its
+    method has some."""
+    if initial and type(initial[0]) is type(model):
+        copy_matching_weights(model, initial[0], lengths)
+    else:
+        model.observe(lengths, words)
+        if not newest_checkpoint(setup.out):  # whose weights would replace these
+            setup.recipe.build_method().start(model, tokenizer)
+            if initial:
+                begin_with_twin(model, initial[0])
+    if initial:
+        report_unknown(setup, words)
+
+
+def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, counts: dict[str, Any]) -> dict[str, Any]:
+    """The config of a run. The model gets the sampling defaults of its recipe."""
+    if recipe.temperature is not None and model.predicts_words:
+        model.sampling = replace(model.sampling, temperature=recipe.temperature)
+    return {
         "format": FORMAT,
         "method": recipe.method,
-        "model": method.model_dump(),
+        "model": recipe.build_method().model_dump(),
         "vocabulary": tokenizer.size,
         **({"source_vocabulary": tokenizer.for_sources.size} if recipe.source_words == "own" else {}),
         "tokenizer": tokenizer.fingerprint(),
@@ -179,15 +227,8 @@ def prepare_model(setup: Setup) -> Prepared:
         "parameters": sum(p.numel() for p in model.parameters()),
         "sampling": asdict(model.sampling),
         "recipe": recipe.model_dump(),
-        "texts": len(subset),
-        "held_out": len(held_out[1]),
-        "held_out_seen": overlap,
-        **count_left_out(recipe, selection),
-        **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
+        **counts,
     }
-    noisy = {"vectors", "simplex"} & {*model.families} or model.whole_text
-    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else "masked_nats"
-    return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------
@@ -292,7 +333,8 @@ def count_left_out(recipe: Recipe, selection: Selection) -> dict[str, int]:
 def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: str = "") -> None:
     """Report which texts are left out; as a warning, with advice, where they are many."""
     limits, _, total, too_long, source_too_long, repeated = selection
-    share = f"{too_long / total:.0%} of the data. {advice or 'Split them into shorter texts.'}"
+    split_them = f"Split them into shorter texts.{'' if setup.recipe.has_sources else PACK}"
+    share = f"{too_long / total:.0%} of the data. {advice or split_them}"
     many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
     wide = " or are wider than a picture" if limits.room else ""
     for count, what, limit in (
@@ -314,7 +356,7 @@ def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
     needed = {"longest": round_up(tokens_that_hold_most(tokens.lengths) + extra)}
     needed["source_longest"] = round_up(tokens_that_hold_most(tokens.sources.lengths)) if tokens.sources else 0
     raised = {key: value for key, value in needed.items() if value > getattr(recipe, key)}
-    if recipe.init or not raised or sum(needed.values()) > MOST_TOKENS:
+    if recipe.init or not raised or sum(needed.values()) > (MOST_TOKENS if tokens.sources else LONGEST):
         return ""
     widths = " widths=[]" if recipe.widths and max(recipe.widths) < needed["longest"] else ""
     changes = " ".join(f"{key}={value}" for key, value in raised.items())
@@ -324,6 +366,8 @@ def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
 def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recipe:
     """The recipe with canvas sizes that hold 99 % of the texts and of their sources, where it leaves them open."""
     recipe, note = setup.recipe, setup.note
+    if recipe.rows == "packed":
+        return recipe.model_copy(update={"longest": recipe.longest or MOST_TOKENS})
     if recipe.longest and (recipe.source_longest or not recipe.has_sources):
         return recipe
     longest, source_longest = recipe.longest, recipe.source_longest
@@ -348,45 +392,6 @@ def round_up(tokens: int) -> int:
     return -(-tokens // 8) * 8
 
 
-def count_overlap(training: Split, held_out: Split) -> int:
-    """How many held-out texts also occur, token for token, among the training texts."""
-    (tokens, subset), (others, few) = training, held_out
-    unseen = Counter(others.key(i) for i in few)
-    seen = {key for i in subset if (key := tokens.key(i)) in unseen}
-    return sum(unseen[key] for key in seen)
-
-
-def build_tokenizer(setup: Setup) -> Tokenizer:
-    """Build a tokenizer from the training texts and their sources, or one from each; or take that of a run."""
-    if setup.recipe.tokenizer not in TOKENIZERS:
-        return Tokenizer.load(find_run(setup.recipe.tokenizer) / "tokenizer.json")
-    if setup.recipe.source_words == "shared":
-        return learn_words(setup, ("source", "target") if setup.recipe.has_sources else ())
-    tokenizer = learn_words(setup, ("target",))
-    tokenizer.for_sources = learn_words(setup, ("source",))
-    return tokenizer
-
-
-def learn_words(setup: Setup, sides: tuple[str, ...]) -> Tokenizer:
-    """Build one tokenizer from the training texts; of pairs, from some sides."""
-    recipe = setup.recipe
-    if recipe.cuts_spans:
-        found = plain_texts(recipe.data, setup.root, "train", recipe.column, recipe.chunk)
-    elif recipe.tells_labels:
-        found = prompt_words(corpus_path(recipe.data, setup.root), recipe.column)
-    else:
-        found = counted_texts(recipe.data, setup.root, recipe.column, recipe.chunk, sides)
-    texts = report_reading(found, "learning words", setup.note)
-    tokenizer: Tokenizer
-    if recipe.tokenizer == "bpe":
-        tokenizer = Bpe.build(texts, recipe.vocabulary)
-    else:
-        tokenizer = (Words if recipe.tokenizer == "words" else Characters).build(texts, recipe.more_than)
-    if tokenizer.size <= 5:
-        raise DifflmError(f"{recipe.data} gives no vocabulary. Give more text, or a lower more_than.")
-    return tokenizer
-
-
 def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection: Selection) -> tuple[Split, Split]:
     """Training and held-out texts: the corpus's own split, or a hundredth of a file that has none."""
     if setup.recipe.data in NAMES:
@@ -406,6 +411,8 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
         origin["chunk"] = recipe.chunk
     if recipe.cuts_spans or recipe.tells_labels:
         origin["task"] = recipe.task
+    if recipe.rows == "packed" and METHODS[recipe.method].family == "autoregressive":
+        origin["ended"] = True
     if directory.exists():
         tokens = TokenFile.open(directory)
         same = tokens.matches(tokenizer, origin)
@@ -417,13 +424,6 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     where = recipe.data, setup.root, split, recipe.column, recipe.chunk
     examples = made(*where) if made else corpus_examples(*where, recipe.has_sources)
     return TokenFile.build(directory, report_reading(examples, f"reading {split} texts", setup.note), tokenizer, origin)
-
-
-def report_reading(items: Iterable[Item], what: str, note: Note) -> Iterator[Item]:
-    for number, item in enumerate(items, start=1):
-        if number % 10_000 == 0:
-            note(what, number)
-        yield item
 
 
 def make_batches(

@@ -86,7 +86,7 @@ def summarise(config: dict[str, Any]) -> dict[str, str]:
     if "source_vocabulary" in config:
         vocabulary += f", {config['source_vocabulary']:,} in that of the sources"
     return {
-        "tokens": f"{recipe['tokenizer']}, {vocabulary}; texts of up to {config['longest']} tokens",
+        "tokens": f"{Path(recipe['tokenizer']).name}, {vocabulary}; texts of up to {config['longest']} tokens",
         "data": f"{file_names(recipe['data'])} ({recipe['licence'] or 'licence not stated'}), {texts}",
         "training": training_summary(config),
         "command": config.get("command", "not noted"),

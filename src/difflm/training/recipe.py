@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from difflm.data.corpora import split_paths
 from difflm.data.pair_corpora import PAIRS
-from difflm.data.texts import MOST_TOKENS
+from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
+from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.errors import DifflmError, UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 
@@ -31,19 +32,24 @@ class Recipe(BaseModel):
     "A bundled model or the directory of a run whose tokenizer and weights this one begins with."
 
     data: str
-    "The name of a corpus (`e2e`, `roc`, `multi30k` …), the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS."
+    "The name of a corpus (`e2e`, `roc`, `multi30k` …), the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS; \
+    the https address of such a file; or hf:NAME of a dataset."
     column: str | None = None
     "The column of a .csv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
     chunk: int = Field(default=0, ge=0, le=512)
     "Cut a .txt file into texts of so many characters, instead of taking each line as one."
     tokenizer: str = "bpe"
-    "words, bpe or characters, learned from the texts; or a run whose words this one shares."
+    "words, bpe or characters, learned from the texts; or a run whose words this one shares; or the directory of a \
+    Hugging Face tokenizer."
     vocabulary: PositiveInt = 2000
     "Largest number of BPE pieces."
     more_than: int = Field(default=10, ge=0)
     "A word, or a character, of the vocabulary was seen more often than this."
-    longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    longest: int = Field(default=0, ge=0, le=LONGEST)
     "Tokens of a canvas; longer texts are left out, and counted. 0: enough for 99 % of the texts."
+    rows: Literal["texts", "packed"] = "texts"
+    "`packed`: rows of `longest` tokens, filled with texts one behind the other and cut at their ends; each text is \
+    learned by itself."
     source_longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
     "Tokens of the longest source, where texts have one. 0: enough for 99 % of the sources."
     source_words: Literal["shared", "own"] = "shared"
@@ -206,9 +212,18 @@ def check_init(recipe: Recipe) -> None:
 
 
 def check_tokenizer(recipe: Recipe) -> None:
-    """Refuse a tokenizer that is neither learned nor that of a run with the same kind of sources."""
+    """Refuse a tokenizer that is neither learned nor that of a run with the same kind of sources, nor one of others."""
     from difflm.training.run import initial_run
 
+    if is_pretrained(Path(recipe.tokenizer)):
+        if recipe.tells_labels or recipe.source_words == "own":
+            asked = "task=prompts asks for words" if recipe.tells_labels else "source_words=own asks for two"
+            raise UsageError(f"tokenizer={recipe.tokenizer} is one of pieces; {asked}. Give tokenizer=words.")
+        PretrainedTokenizer.read(Path(recipe.tokenizer))
+        return
+    folder = Path(recipe.tokenizer)
+    if folder.is_dir() and not (folder / "tokenizer.json").exists():
+        raise UsageError(f"{folder} holds no tokenizer.json: a fast tokenizer's save_pretrained writes one.")
     try:
         theirs = initial_run(recipe.tokenizer)
     except DifflmError as error:
@@ -233,6 +248,7 @@ def check(values: Mapping[str, Any]) -> Recipe:
             raise UsageError("recipe: longest: should be at least 2, or 0 to choose it from the texts.")
         _check_sizes(recipe.build_method())
         _check_sources(recipe)
+        _check_rows(recipe)
         return recipe
     except ValidationError as error:
         raise UsageError(_explain(error, values)) from None
@@ -312,6 +328,22 @@ def _check_sources(recipe: Recipe) -> None:
         raise UsageError("recipe: source_words: in span-denoising, source and text are one text. Leave it out.")
     if not recipe.has_sources and len(split_paths(recipe.data)) > 1:
         raise UsageError(f"recipe: data: {recipe.method} reads no sources. Name one file, not {recipe.data}.")
+
+
+def _check_rows(recipe: Recipe) -> None:
+    if recipe.rows == "texts":
+        return
+    if not METHODS[recipe.method].packs or recipe.model.get("pretrained"):
+        able = ", ".join(name for name, method in METHODS.items() if method.packs)
+        pretrained = " with model.pretrained" if METHODS[recipe.method].packs else ""
+        raise UsageError(
+            f"recipe: rows: {recipe.method}{pretrained} reads one text a row. These read packed rows: {able}."
+        )
+    if recipe.has_sources:
+        raise UsageError("recipe: rows: packed rows have no sources. Leave rows=packed out.")
+    if recipe.distinct or recipe.widths:
+        change = "distinct=false" if recipe.distinct else "widths=[]"
+        raise UsageError(f"recipe: rows: packed rows have all texts and one width, that of longest. Give {change}.")
 
 
 def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:

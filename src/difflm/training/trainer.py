@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from difflm.data.batches import Batch, Batches, prefetch
+from difflm.data.batches import Batch, Stream, prefetch
 from difflm.diffusion.noise import Noise, fold_counter
 from difflm.errors import DifflmError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
@@ -221,6 +221,7 @@ class Trainer:
         counts: list[Tensor] = []  # their denominators
         texts = sum(len(batch.lengths) for batch in batches)
         draws, copies = validation_draws(texts) if self.model.likelihood == "bound" else (1, 1)
+        copies = copies if batches[0].documents is None else 1  # packed rows are long
         for number, batch in enumerate(batches):
             size = len(batch.lengths) * copies
             repeated = self.to_device(batch).map(lambda array: array.repeat_interleave(copies, 0))
@@ -230,7 +231,10 @@ class Trainer:
             found.append(nats.double().view(-1, copies).mean(1))
             # The denominator is words and END, or texts; a reflow path has no END.
             words = repeated.lengths[::copies] * (self.figure != "label_nats")
-            counts.append((words + (self.figure != "pair_nats")).double())
+            ends: Tensor | bool = self.figure != "pair_nats"
+            if repeated.documents is not None:
+                ends = (repeated.documents.amax(-1) + 1) * (not repeated.ended)
+            counts.append((words + ends).double())
         nats, count = torch.cat(found), torch.cat(counts)
         value = nats.sum() / count.sum().clamp(min=1)
         if self.model.likelihood != "bound" or len(nats) < 2:
@@ -271,7 +275,7 @@ class Trainer:
 
     # -- the run ------------------------------------------------------------------------------------------------
 
-    def fit(self, batches: Batches, held_out: list[Batch], watcher: Watcher) -> Outcome:
+    def fit(self, batches: Stream, held_out: list[Batch], watcher: Watcher) -> Outcome:
         recipe = self.recipe
         stop: Stopped = "done"
         if self.step >= recipe.steps or self.out_of_patience():  # a finished run lacks at most model.safetensors
