@@ -219,7 +219,7 @@ class DiffusionModel(LanguageModel):
             return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, *more)
         one = WordNats((counted & (x_t == process.mask_id)).float())  # what the loss makes of 1 nat is its weight
         made = Corrupted(ids, counted, clean, x0, x_t, own, level, one, *more)
-        read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, made, weight, noise)
+        read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, made, weight)
         return replace(made, belief=self.denoiser(x_t, level, seen, condition, previous, read))
 
     def noise_one_stretch(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:

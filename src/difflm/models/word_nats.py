@@ -24,7 +24,6 @@ from difflm.networks.head import rows_of_part, weigh_nats
 
 LINEAR = {"elbo", "masked_ce", "chain_kl", "ce"}  # terms that are so under masks
 WATCHED = 4096  # batches whose times tell how many words are masked at most
-ROWS = 33  # the stream of random numbers that says which rows are left out
 SPARE = 3.0  # times the root of all positions: six standard deviations of how many are masked, or more
 
 
@@ -76,7 +75,6 @@ def read_masked(
     rows: dict[torch.Size, int],
     made: Corrupted,
     weight: Tensor,
-    noise: Noise,
     states: Tensor,
 ) -> WordNats:
     """The nats of a batch's masked words under the weights of its times, given the network's last states. `made`
@@ -88,7 +86,7 @@ def read_masked(
         weights = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
     if shape not in rows:
         rows[shape] = most_masked(process, times, shape[0], shape[1], states.device)
-    u = noise.uniform(0, stream=ROWS)[:1]
+    u = made.noise[:1, 0, 2]  # a uniform number that masks have no use for
     return read_nats(network, states, made.ids, weights, rows[shape], u, objective.label_smoothing)
 
 
