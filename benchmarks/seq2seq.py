@@ -333,16 +333,16 @@ def draw_plot(asked: Asked) -> None:
     """What was tried on the held-back pairs: for each row the best quality up to each number of network calls."""
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 5))
-    for record in read_results(asked.results):
-        if record["run"].endswith("-0"):
-            tried = sorted((calls, bleu) for _, bleu, calls in record["tried"])
-            best = [(calls, max(b for c, b in tried if c <= calls)) for calls, _ in tried]
-            axes.plot(*zip(*best, strict=True), marker="o", markersize=3, label=record["run"].rsplit("-", 1)[0])
-    axes.set(
-        xscale="log", xlabel="network calls of a text, all candidates counted", ylabel="sacreBLEU, held-back pairs"
-    )
-    axes.legend(fontsize=7, ncols=2)
+    figure, axes = plt.subplots(figsize=(8, 6))
+    records = [record for record in read_results(asked.results) if record["run"].endswith("-0")]
+    for colour, record in zip(plt.get_cmap("tab20").colors, records, strict=False):  # type: ignore[attr-defined]
+        tried = sorted((calls, bleu) for _, bleu, calls in record["tried"])
+        best = [(calls, max(b for c, b in tried if c <= calls)) for calls, _ in tried]
+        axes.plot(*zip(*best, strict=True), marker="o", markersize=3, color=colour)
+        axes.annotate(f" {record['run'].rsplit('-', 1)[0]}", best[-1], color=colour, fontsize=8, va="center")
+    axes.set(xscale="log", xlim=(4, 250), xticks=[5, 10, 20, 40, 80, 160], xticklabels=[5, 10, 20, 40, 80, 160])
+    axes.set(xlabel="network calls of a text, all candidates counted", ylabel="sacreBLEU, held-back pairs")
+    axes.minorticks_off()
     figure.tight_layout()
     figure.savefig(asked.out / "calls.png", dpi=110)
     print(asked.out / "calls.png")
