@@ -137,7 +137,8 @@ class DiffusionModel(LanguageModel):
             named = dict(zip(terms, sums[:-1], strict=True))
             watched = total if self.times.observed_term is None else terms[self.times.observed_term]
             self.times.observe(t, watched.detach(), counted & (ids != self.times.ignored_token))
-            descended = corrupted.belief.total if isinstance(corrupted.belief, WordNats) else sums[-1]
+            own: Tensor | None = getattr(corrupted.belief, "total", None)  # of `WordNats`
+            descended = sums[-1] if own is None else own
             fit, length_ce = self.times.fit_loss(t, total, counted), self.lengths.fit_loss(batch.lengths, prepared)
             if fit is not None:
                 named["warp"] = fit * count

@@ -6,7 +6,7 @@ taken, and each counts for more: the loss is exact whenever all fit, and right o
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -32,7 +32,7 @@ class WordNats(Belief):
     """Cross-entropies of the text's own words [B, L] in the place of logits, 0 where no mask stands. They have no
     gradient; `total` has, their sum as the loss weighs them."""
 
-    total: Tensor = field(default_factory=lambda: torch.zeros(()))
+    total: Tensor | None = None
 
     def cross_entropy(self, ids: Tensor, smoothing: float = 0.0) -> Tensor:
         return self.logits

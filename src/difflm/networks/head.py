@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 ALIGNED = 64  # words of the head are padded to a multiple of it: else a GPU's matrix units cannot read rows of logits
-CHUNK = {"cuda": 2**28, "cpu": 2**24}  # logits at a time
+CHUNK = {"cuda": 2**28, "cpu": 2**24}  # logits at a time; on other devices as on a GPU
 ROWS = 128  # rows of a part are a multiple of it
 
 
@@ -40,7 +40,8 @@ def weigh_nats(
     sum under `weights` [N], which has one. `smoothing` is the share of the target that all words have alike."""
     head: nn.Linear = network.head
     states, kind = network.norm(states), states.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if cast else states.dtype
     extra = -head.out_features % ALIGNED
     weight = F.pad(head.weight.to(dtype), (0, 0, 0, extra))
     bias = F.pad(head.bias.to(dtype), (0, extra), value=float("-inf"))
@@ -65,7 +66,7 @@ def plain_nats(
 
 def rows_of_part(rows: int, vocabulary: int, kind: str) -> int:
     """Rows of each of the parts, about alike, of so many rows on a kind of device."""
-    parts = -(-rows * vocabulary // CHUNK[kind])
+    parts = -(-rows * vocabulary // CHUNK.get(kind, CHUNK["cuda"]))
     return -(-rows // (parts * ROWS)) * ROWS
 
 
