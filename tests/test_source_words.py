@@ -170,7 +170,7 @@ def test_words_of_another_run_are_shared_whatever_the_texts(tmp_path, capsys):
     others = tmp_path / "others.jsonl"
     others.write_text('{"src": "a b", "trg": "α β"}\n' * 8)
     changes = [f"data={others}", "source_words=own", "steps=1", "batch_size=2", "longest=8", "licence=none"]
-    changes += [f"model.{key}={value}" for key, value in SMALL.items()]
+    changes += ["method=difflm", *(f"model.{key}={value}" for key, value in SMALL.items())]
     assert main(["train", "multi30k", f"tokenizer={first}", *changes, "--out", str(tmp_path / "second")]) == 0
     assert load_run(tmp_path / "second")[1].fingerprint() == load_run(first)[1].fingerprint()
     capsys.readouterr()

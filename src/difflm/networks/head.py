@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.diffusion.precision import avoid_onednn
+
 ALIGNED = 64  # words of the head are padded to a multiple of it: else a GPU's matrix units cannot read rows of logits
 CHUNK = {"cuda": 2**28, "cpu": 2**24}  # logits at a time; on other devices as on a GPU
 ROWS = 128  # rows of a part are a multiple of it
@@ -45,7 +47,7 @@ def weigh_nats(
     extra = -head.out_features % ALIGNED
     weight = F.pad(head.weight.to(dtype), (0, 0, 0, extra))
     bias = F.pad(head.bias.to(dtype), (0, extra), value=float("-inf"))
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(kind, enabled=False), avoid_onednn(states.device, dtype):
         given = states.to(dtype), weight, bias, targets, weights.float()
         if not torch.is_grad_enabled():
             return plain_nats(*given, head.out_features, smoothing)
