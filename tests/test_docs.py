@@ -96,6 +96,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/ld4lg": "e2e-ld4lg",
     "runs/gpvae": "e2e-gpvae",
     "runs/glyph": "e2e-glyph-diffusion",
+    "runs/diff-glat": "multi30k-diff-glat data=train.en,train.de tokenizer=words",
     "runs/edits": "e2e-mdlm method=diffuser",
     "runs/diffuser": "multi30k-diffuser data=train.en,train.de tokenizer=words",
     "runs/told": "e2e-mdlm data=told.txt",
@@ -253,10 +254,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runs_named(text: str) -> list[str]:
     """The runs that a text names, with what they were made from and what stands in their folders."""
-    named = [name for name in RUNS if re.search(rf"(?<![\w/-]){re.escape(name)}(?![\w-])", text)]
-    more = {name for name in RUNS for one in named if name.startswith(f"{one}/") or one.startswith(f"{name}/")}
-    more = more.union(*(runs_named(RUNS[one]) for one in {*named, *more}))
-    return [name for name in RUNS if name in {*named, *more}]
+    found: set[str] = set()
+    while True:
+        told = "\n".join([text, *(RUNS[one] for one in found)])
+        named = {name for name in RUNS if re.search(rf"(?<![\w/-]){re.escape(name)}(?![\w-])", told)}
+        inside = {
+            name for name in RUNS for one in named if f"{name}/".startswith(f"{one}/") or one.startswith(f"{name}/")
+        }
+        if named | inside == found:
+            return [name for name in RUNS if name in found]
+        found = named | inside
 
 
 def make_runs(home: Path, names: list[str]) -> None:
