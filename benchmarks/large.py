@@ -33,10 +33,10 @@ class Size:
     texts: int
     words: int
 
-    def recipe(self, method: str) -> Recipe:
+    def recipe(self, method: str, **changes: Any) -> Recipe:
         sizes = {"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "dropout": 0.0}
         asked = {"method": method, "model": sizes, "data": "none", "steps": 1000, "batch_size": self.texts}
-        return check(asked).model_copy(update={"longest": self.words})
+        return check({**asked, **changes}).model_copy(update={"longest": self.words})
 
     def needed_flops(self, causal: bool) -> float:
         """Of one token, forward and backward."""
@@ -55,6 +55,7 @@ SAMPLED = {"cuda": (("small", (1, 16), 512, 64),), "cpu": (("tiny", (1, 2), 32, 
 def large_rows(device: torch.device, gflops: float) -> Iterator[Callable[[], Row]]:
     for name, size in SIZES[device.type].items():
         yield partial(training_row, name, size, "mdlm", device, gflops)
+        yield partial(training_row, name, size, "mdlm", device, gflops, recompute="light")
         yield partial(training_row, name, size, "autoregressive", device, gflops)
         yield partial(plain_row, name, size, device, gflops)
     for name, batches, positions, steps in SAMPLED[device.type]:
@@ -69,9 +70,9 @@ def rate_row(name: str, size: Size, rival: str, causal: bool, seconds: float, gf
     return {**about, "needed_gflops": rounded(rate), "share_of_matrix_rate": rounded(rate / gflops)}
 
 
-def training_row(name: str, size: Size, method: str, device: torch.device, gflops: float) -> Row:
-    row = bench.training_speed(size.recipe(method), size.vocabulary, device, size.texts, size.words)
-    return {**row, **rate_row(name, size, method, method == "autoregressive", row["seconds"], gflops)}
+def training_row(name: str, size: Size, method: str, device: torch.device, gflops: float, **changes: Any) -> Row:
+    row = bench.training_speed(size.recipe(method, **changes), size.vocabulary, device, size.texts, size.words)
+    return {**row, **rate_row(name, size, method, method == "autoregressive", row["seconds"], gflops), **changes}
 
 
 def sampling_row(name: str, size: Size, texts: int, positions: int, steps: int, device: torch.device) -> Row:

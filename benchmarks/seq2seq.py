@@ -56,7 +56,7 @@ def row(recipe: str, *changes: str, layers: int = 4, batch_size: int = 256, **le
 
 ROWS = {
     TWIN: row("multi30k-encoder-decoder", "model.encoder_layers=4"),
-    "difflm": row("multi30k"),
+    "difflm": row("multi30k", "method=difflm"),
     "mdlm": row("multi30k", "method=mdlm"),
     "diff-glat": row("multi30k-diff-glat", "model.settled_at=4000", layers=6),
     "diffusion-nat": row("multi30k-diffusion-nat"),

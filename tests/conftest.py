@@ -24,7 +24,7 @@ settings.load_profile("difflm")
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Torch's own numbers are the same whichever tests run before, and so is its arithmetic: who trains in bfloat16 on
-    an ARM processor without it leaves oneDNN turned off (see `difflm.diffusion.denoiser.OneDnn`)."""
+    an ARM processor without it leaves oneDNN turned off (see `difflm.diffusion.precision.OneDnn`)."""
     torch.manual_seed(0)
     torch._C._set_mkldnn_enabled(True)
 

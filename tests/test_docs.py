@@ -96,6 +96,9 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/ld4lg": "e2e-ld4lg",
     "runs/gpvae": "e2e-gpvae",
     "runs/glyph": "e2e-glyph-diffusion",
+    "runs/diff-glat": "multi30k-diff-glat data=train.en,train.de tokenizer=words",
+    "runs/edits": "e2e-mdlm method=diffuser",
+    "runs/diffuser": "multi30k-diffuser data=train.en,train.de tokenizer=words",
     "runs/told": "e2e-mdlm data=told.txt",
     "runs/discrete/gidd": "e2e-mdlm method=gidd",
     "runs/dlm-guide": "classifier data=words.jsonl model.guides=runs/diffusion-lm",
@@ -246,22 +249,44 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for split in ("train", "val"):
             (home / "DIR" / "multi30k" / f"task1.{split}.{side}").write_text(FILES[f"train.{side}"], encoding="utf-8")
     shutil.copytree(home / "DIR", home / "data")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        patch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
-        made: dict[str, str] = {}
-        for name, recipe in RUNS.items():
-            if recipe in made:
-                shutil.copytree(made[recipe], name)
-            else:
-                argv = ["train", *recipe.split(), *tiny(recipe.split()[0]), "--data", "DIR", "--out", name]
-                assert main([*argv, "--device", "cpu"]) == 0
-                made[recipe] = name
     return home
 
 
+def runs_named(text: str) -> list[str]:
+    """The runs that a text names, with what they were made from and what stands in their folders."""
+    found: set[str] = set()
+    while True:
+        told = "\n".join([text, *(RUNS[one] for one in found)])
+        named = {name for name in RUNS if re.search(rf"(?<![\w/-]){re.escape(name)}(?![\w-])", told)}
+        inside = {
+            name for name in RUNS for one in named if f"{name}/".startswith(f"{one}/") or one.startswith(f"{name}/")
+        }
+        if named | inside == found:
+            return [name for name in RUNS if name in found]
+        found = named | inside
+
+
+def make_runs(home: Path, names: list[str]) -> None:
+    """Train those that are not there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+        for name in names:
+            alike = [one for one, recipe in RUNS.items() if recipe == RUNS[name] and Path(one).exists()]
+            if alike and name not in alike:
+                shutil.copytree(alike[0], name)
+            elif not alike:
+                recipe = RUNS[name].split()
+                argv = ["train", *recipe, *tiny(recipe[0]), "--data", "DIR", "--out", name]
+                assert main([*argv, "--device", "cpu"]) == 0
+
+
 @pytest.fixture
-def there(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def there(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """A copy of the home with the runs that a command or a block names."""
+    shown = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    texts = [one.text for one in shown.values() if isinstance(one, Shown)]
+    make_runs(home, runs_named("\n".join(texts)))
     folder = tmp_path / "there"
     shutil.copytree(home, folder)
     monkeypatch.chdir(folder)

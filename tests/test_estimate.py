@@ -41,6 +41,8 @@ def test_more_of_anything_costs_more():
     assert estimate("steps=10").gflop * load_recipe("own-text", CHANGES).steps == pytest.approx(10 * base.gflop)
     assert estimate("batch_size=128").gib["activations"] == pytest.approx(2 * base.gib["activations"])
     assert estimate("recompute=true").gib["activations"] < base.gib["activations"] / 10
+    light = estimate("recompute=light", kind="cuda").gib["activations"]
+    assert 0.5 < light / estimate(kind="cuda").gib["activations"] < 0.8
     assert estimate(kind="cuda").gib["activations"] < base.gib["activations"]  # in bfloat16
     assert estimate("method=mdlm", "vocabulary=30000", "batch_size=4096").gib["logits"] < 1
     assert estimate("method=udlm", "vocabulary=30000", "batch_size=4096").gib["logits"] > 20

@@ -16,7 +16,9 @@ from difflm.models.inference import Inference
 
 WORDS, WIDTH, ROWS = 19, 12, 5
 SIZES = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.1}
-RECORDED = ["mdlm", "cmlm", "diffusionbert", "d3pm-absorbing", "d3pm-nearest", "udlm", "gidd", "sedd"]
+QUICK = ["mdlm", "udlm"]
+LONG = ["cmlm", "diffusionbert", "d3pm-absorbing", "d3pm-nearest", "gidd", "sedd"]
+RECORDED = [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
 
 
 def build_model(method: str, source_longest: int = 0, **more: Any) -> DiffusionModel:

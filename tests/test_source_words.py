@@ -170,7 +170,7 @@ def test_words_of_another_run_are_shared_whatever_the_texts(tmp_path, capsys):
     others = tmp_path / "others.jsonl"
     others.write_text('{"src": "a b", "trg": "α β"}\n' * 8)
     changes = [f"data={others}", "source_words=own", "steps=1", "batch_size=2", "longest=8", "licence=none"]
-    changes += [f"model.{key}={value}" for key, value in SMALL.items()]
+    changes += ["method=difflm", *(f"model.{key}={value}" for key, value in SMALL.items())]
     assert main(["train", "multi30k", f"tokenizer={first}", *changes, "--out", str(tmp_path / "second")]) == 0
     assert load_run(tmp_path / "second")[1].fingerprint() == load_run(first)[1].fingerprint()
     capsys.readouterr()
@@ -199,7 +199,7 @@ def test_a_stopped_run_is_resumed_and_keeps_its_words(tmp_path, monkeypatch, cap
     changes = [f"model.{key}={value}" for key, value in SMALL.items()]
     changes += ["steps=6", "save_every=3", "batch_size=8", "warmup=0", "tokenizer=words", "more_than=0", "longest=8"]
     changes += ["source_longest=8", "validate_every=99", "licence=none", f"data={data}"]
-    argv = ["train", "multi30k", *changes]
+    argv = ["train", "multi30k", "method=difflm", *changes]
     assert_resumed_to_the_bit([*argv, "source_words=own"], 4, tmp_path, monkeypatch)
     capsys.readouterr()
     assert main([*argv, "--out", str(tmp_path / "cut"), "--resume"]) == 2

@@ -9,7 +9,7 @@ from difflm.controls import Avoid, Contains, Infill, Label, Length
 from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.plan import Edit
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.batching import CPU_BATCH, Layout, Row, make_batches, pad_batch
+from difflm.models.batching import CPU_BATCH, GUIDED_BATCH, Layout, Row, make_batches, pad_batch
 
 assert tiny_runs and guide  # fixtures
 
@@ -123,14 +123,17 @@ def test_the_shape_of_a_request_tells_which_tiles_it_needs(tiny_runs):
     assert lm.count_rows(lm.make_job(1, 5, mbr=4, controls=[Length(5)])) == {kinds[0]: 4}
 
 
-def test_texts_made_one_by_one_are_the_same_alone_and_among_others(tiny_runs):
+def test_first_texts_made_one_by_one_are_the_same_alone_and_among_others(tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
-    shared = [g.tokens for g in lm.generate(5, 7, steps=4)]
+    shared = [g.tokens for g in lm.generate(12, 7, steps=4)]
     lm.model.one_by_one = True
-    rows = [Row(0, k, Layout(5 + k)) for k in range(20)]
+    rows = [Row(0, k, Layout(5 + 16 * (k % 2)), guided=k == 9) for k in range(15)]
     tiles = list(make_batches(lm.model, rows, torch.device("cpu")))
-    assert [(tile.rows[0].sample, len(tile.lengths), tile.width) for tile in tiles] == [
-        (k, 1, Layout(5 + k).width) for k in range(20)
+    assert [[row.sample for row in tile.rows] for tile in tiles] == [[k] for k in range(8)] + [
+        [8, 10, 12, 14],
+        [9],
+        [11, 13],
     ]
-    five, one = lm.generate(5, 7, steps=4), lm.generate(1, 7, steps=4)
-    assert five[0].tokens == one[0].tokens and [g.tokens for g in five] == shared
+    assert [len(tile.lengths) for tile in tiles] == [1] * 8 + [CPU_BATCH, GUIDED_BATCH, CPU_BATCH]
+    twelve, one = lm.generate(12, 7, steps=4), lm.generate(1, 7, steps=4)
+    assert twelve[0].tokens == one[0].tokens and [g.tokens for g in twelve] == shared

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -138,6 +139,36 @@ def test_computing_again_moves_weights_alike(tmp_path):
     """Dropout too: the second time draws what the first did."""
     kept, again = (moved(tmp_path, [made_up(0)], recompute=recompute) for recompute in (False, True))
     assert all(torch.equal(kept[1][name], again[1][name]) for name in kept[1])
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch compiles with g++")
+def test_a_compiler_that_computes_norms_again_keeps_less(tmp_path):
+    def keep(recompute):
+        """Bytes that one step keeps for its gradient, and the gradient of an input layer."""
+        sizes = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.0}
+        recipe = check({**SMALL, "method": "mdlm", "model": sizes, "steps": 10, "recompute": recompute})
+        torch.manual_seed(0)
+        model = recipe.build_method().build(TextSpec(50, 16))
+        trainer = Trainer(model, recipe, tmp_path, torch.device("cpu"))
+        trainer.recipe = trainer.recipe.model_copy(update={"compile": True})
+        trainer._prepare_blocks(model.denoiser.network)
+        kept = {}
+
+        def note(tensor):
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        torch._dynamo.reset()
+        batch = replace(made_up(0), index=np.arange(8))
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            trainer.gradients(trainer.to_device(batch))
+        weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+        found = sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in weights)
+        return found, model.denoiser.network.input.weight.grad
+
+    (whole, gradient), (less, again) = keep(False), keep("light")
+    assert less < 0.85 * whole and torch.allclose(gradient, again, atol=1e-5)
 
 
 def test_losses_of_several_batches_are_their_mean(tmp_path):

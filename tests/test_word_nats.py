@@ -10,8 +10,8 @@ from difflm.data.batches import Batch, Batches
 from difflm.data.texts import Example
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import Words
-from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import LowDiscrepancy, MostlyAt
 from difflm.methods import METHODS, TextSpec
@@ -102,6 +102,16 @@ def test_logits_are_computed_for_a_part_of_the_rows_at_a_time(monkeypatch, name)
     network.head.register_forward_pre_hook(lambda *_: pytest.fail("the head was asked of all positions"))
     losses_and_gradients(model, batch)
     assert len(sizes) > 2 and max(sizes) == (256, 128)
+
+
+@pytest.mark.parametrize("name", ["mdlm", "cmlm", "d3pm-absorbing"])
+def test_the_bound_needs_no_logits(monkeypatch, name):
+    model, batch, noise = make_model(name).eval(), make_batch(), Noise(4, torch.arange(TEXTS))
+    monkeypatch.setattr(diffusion, "has_linear_bound", lambda *_: False)
+    plain = model.nats(batch, noise, 3)
+    monkeypatch.undo()
+    model.denoiser.network.head.register_forward_pre_hook(lambda *_: pytest.fail("the head was asked of all positions"))
+    assert torch.allclose(model.nats(batch, noise, 3), plain, rtol=1e-5)
 
 
 def test_the_autoregressive_loss_is_the_likelihood():

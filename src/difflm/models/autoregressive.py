@@ -11,8 +11,9 @@ from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import cross_entropy
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
+from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.errors import UsageError
@@ -37,7 +38,6 @@ class Autoregressive(LanguageModel):
     samplers = ("autoregressive",)
     greedy = True
     start, end, pad = START, END, PAD
-    banned: Tensor
 
     def __init__(
         self,
@@ -75,13 +75,7 @@ class Autoregressive(LanguageModel):
         self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
         self.source_longest, self.label_smoothing = source_longest, label_smoothing
         self.view_dim = hidden
-        self.precision: torch.dtype | None = None
-        # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
-        self.register_buffer("banned", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
-        self.banned[list(BANNED)] = True
-
-    def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
-        self.precision = dtype
+        self.ban_tokens(BANNED)
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         tokens = tokens.clone()

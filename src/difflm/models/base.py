@@ -84,6 +84,8 @@ class LanguageModel(Trainable):
     greedy = False  # whether temperature 0 means the likeliest word
     starts: tuple[str, ...] = ("noise",)  # what its texts can be made from, beside a source
     predicts_words = True  # whether a temperature means something
+    precision: torch.dtype | None = None  # the width of its network's arithmetic; None: that of the weights
+    banned: Tensor
     syncs_with_device = True  # whether sampling synchronises with the device
     source_longest = 0  # the most tokens of a source that it writes from; 0: it has no sources
     has_length_beam = False  # whether lengths are chosen before texts, so that candidates can spread over them
@@ -91,7 +93,7 @@ class LanguageModel(Trainable):
     pieces: Sequence[str] = ()  # what its positions show, where those are no tokens
     room: Room | None = None  # of a picture, where texts are drawn
     whole_canvas = False  # whether each call of the network reads all positions of a text
-    one_by_one = False  # whether a core of a CPU makes its texts one by one, and not some of them together
+    one_by_one = False  # whether a CPU makes the first texts of a seed one by one, and not some of them together
     allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
 
     @property
@@ -108,9 +110,15 @@ class LanguageModel(Trainable):
         """Network calls that the nats of a text cost, with so many draws of a bound."""
         return 1
 
-    @abstractmethod
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         """Run the network in `dtype`; weights stay as they are."""
+        self.precision = dtype
+
+    def ban_tokens(self, ids: Sequence[int]) -> None:
+        """Keep as `banned` [V] which tokens no text contains."""
+        # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
+        self.register_buffer("banned", torch.zeros(self.vocabulary, dtype=torch.bool), persistent=False)
+        self.banned[list(ids)] = True
 
     @abstractmethod
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:

@@ -2,8 +2,8 @@
 
 The length of a text is drawn before denoising, or the model writes padding as tokens: a length policy says which.
 
-On the CPU a batch always has the same shape for a given length: matrix products then round alike, and sample k of a
-seed is the same to the bit however many are asked for.
+On the CPU a batch always has the same shape for a given length and sample number: matrix products then round alike, and
+sample k of a seed is the same to the bit however many are asked for.
 """
 
 from abc import abstractmethod
@@ -26,6 +26,7 @@ from difflm.models.base import LanguageModel
 
 CPU_BATCH = 4  # small enough that one text does not pay for many, large enough to be worth a call
 GUIDED_BATCH = 2  # the same where a classifier is climbed, which costs each text as much again
+ALONE = 8  # first texts of a seed that have batches of their own where that pays: few texts shall not pay for padding
 GPU_BATCH = 1024  # at most, and fewer where words are many
 SINGLE_BATCH_POSITIONS = 8192  # positions up to which a GPU takes no longer for more: widths then share a batch
 GPU_BYTES = 2**31  # that a batch's float32 logits may take
@@ -262,10 +263,9 @@ def make_batches(
 ) -> Iterator[SampleBatch]:
     """The rows in batches on `device`, sized as for devices of `device_type`; None: as for this one."""
     kind = device_type or device.type
-    if kind == "cpu" and model.one_by_one:
-        yield from (pad_batch([row], row.layout.width, device, kind, size=1) for row in rows)
-        return
-    for chosen, width in batched(rows, model.vocabulary, kind):
+    first = ALONE if kind == "cpu" and model.one_by_one else 0
+    yield from (pad_batch([row], row.layout.width, device, kind, size=1) for row in rows if row.sample < first)
+    for chosen, width in batched([row for row in rows if row.sample >= first], model.vocabulary, kind):
         yield pad_batch(chosen, width, device, kind)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
 from difflm.models.batching import LengthPolicy
 from difflm.models.sampling import Family
-from difflm.models.word_nats import WordNats, is_linear, read_masked
+from difflm.models.word_nats import WordDenoiser, WordNats, has_linear_bound, is_linear, read_masked
 from difflm.networks.documents import document_ends
 from difflm.runtime.cuda_graphs import DelayedFlag
 
@@ -137,7 +137,8 @@ class DiffusionModel(LanguageModel):
             named = dict(zip(terms, sums[:-1], strict=True))
             watched = total if self.times.observed_term is None else terms[self.times.observed_term]
             self.times.observe(t, watched.detach(), counted & (ids != self.times.ignored_token))
-            descended = corrupted.belief.total if isinstance(corrupted.belief, WordNats) else sums[-1]
+            own: Tensor | None = getattr(corrupted.belief, "total", None)  # of `WordNats`
+            descended = sums[-1] if own is None else own
             fit, length_ce = self.times.fit_loss(t, total, counted), self.lengths.fit_loss(batch.lengths, prepared)
             if fit is not None:
                 named["warp"] = fit * count
@@ -219,7 +220,7 @@ class DiffusionModel(LanguageModel):
             return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, *more)
         one = WordNats((counted & (x_t == process.mask_id)).float())  # what the loss makes of 1 nat is its weight
         made = Corrupted(ids, counted, clean, x0, x_t, own, level, one, *more)
-        read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, made, weight, noise)
+        read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, made, weight)
         return replace(made, belief=self.denoiser(x_t, level, seen, condition, previous, read))
 
     def noise_one_stretch(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
@@ -301,7 +302,8 @@ class DiffusionModel(LanguageModel):
             return super().nats_and_error(batch, noise, draws)
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         condition = self.condition_of(batch, ids)
-        estimates = self.bound(self.denoiser, self.times, ids, mask, noise, draws, condition)
+        asked = WordDenoiser(self.denoiser, ids) if has_linear_bound(self.denoiser) else self.denoiser
+        estimates = self.bound(cast(Denoiser, asked), self.times, ids, mask, noise, draws, condition)
         read = self.lengths.predict(self.denoiser, self.denoiser.conditioning.prepare(self.denoiser, condition))
         if batch.documents is None:
             return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)

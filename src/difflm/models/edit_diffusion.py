@@ -23,9 +23,10 @@ from difflm.diffusion.alignment import (
     open_slots,
 )
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
+from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
+from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.processes.edits import EditProcess
 from difflm.diffusion.samplers.left_to_right import truncate_logits
@@ -66,7 +67,6 @@ class EditDiffusion(LanguageModel):
     samplers = ("edits", "ancestral")
     families = ("any", "diffusion", "left-to-right", "edits")
     greedy = True
-    banned: Tensor
 
     def __init__(
         self,
@@ -85,13 +85,7 @@ class EditDiffusion(LanguageModel):
         self.vocabulary, self.longest, self.source_longest = vocabulary, lengths.longest, source_longest
         self.slot, self.sampling, self.shares_words = vocabulary, sampling, shares_words
         self.starts = ("noise", "nothing", "source") if source_longest and shares_words else ("noise", "nothing")
-        self.precision: torch.dtype | None = None
-        # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
-        self.register_buffer("banned", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
-        self.banned[list(BANNED)] = True
-
-    def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
-        self.precision = dtype
+        self.ban_tokens(BANNED)
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         self.lengths.observe(lengths)

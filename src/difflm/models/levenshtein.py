@@ -10,9 +10,10 @@ from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.alignment import align, insert_holes, keep_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
+from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
+from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError
@@ -36,7 +37,6 @@ class LevenshteinModel(LanguageModel):
     samplers = ("edits",)
     families = ("any", "diffusion")
     greedy = True
-    banned: Tensor
 
     def __init__(
         self, network: EncoderDecoder, vocabulary: int, longest: int, source_longest: int, sampling: Sampling
@@ -52,13 +52,7 @@ class LevenshteinModel(LanguageModel):
             source_longest,
             sampling,
         )
-        self.precision: torch.dtype | None = None
-        # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
-        self.register_buffer("banned", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
-        self.banned[list(BANNED)] = True
-
-    def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
-        self.precision = dtype
+        self.ban_tokens(BANNED)
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         start_from_frequencies(self.network.head.bias, tokens)

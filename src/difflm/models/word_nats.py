@@ -6,12 +6,14 @@ taken, and each counts for more: the loss is exact whenever all fit, and right o
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, Times
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Corrupted, Objective
@@ -22,7 +24,6 @@ from difflm.networks.head import rows_of_part, weigh_nats
 
 LINEAR = {"elbo", "masked_ce", "chain_kl", "ce"}  # terms that are so under masks
 WATCHED = 4096  # batches whose times tell how many words are masked at most
-ROWS = 33  # the stream of random numbers that says which rows are left out
 SPARE = 3.0  # times the root of all positions: six standard deviations of how many are masked, or more
 
 
@@ -31,7 +32,7 @@ class WordNats(Belief):
     """Cross-entropies of the text's own words [B, L] in the place of logits, 0 where no mask stands. They have no
     gradient; `total` has, their sum as the loss weighs them."""
 
-    total: Tensor = field(default_factory=lambda: torch.zeros(()))
+    total: Tensor | None = None
 
     def cross_entropy(self, ids: Tensor, smoothing: float = 0.0) -> Tensor:
         return self.logits
@@ -40,8 +41,31 @@ class WordNats(Belief):
 def is_linear(objective: Objective, denoiser: Denoiser) -> bool:
     """Whether a loss is a weighted sum of cross-entropies of masked words, and the head can be asked of these alone."""
     alike = not objective.label_smoothing or {*objective.weights} == {"masked_ce"}
-    linear = getattr(denoiser.process, "linear", False) and {*objective.weights} <= LINEAR
-    return linear and alike and isinstance(denoiser.network, Transformer)
+    return alike and {*objective.weights} <= LINEAR and has_linear_bound(denoiser)
+
+
+def has_linear_bound(denoiser: Denoiser) -> bool:
+    """The same of the bound."""
+    return getattr(denoiser.process, "linear", False) and isinstance(denoiser.network, Transformer)
+
+
+class WordDenoiser:
+    """A denoiser of known texts [B, L] whose answer is the nats of masked words: all that a bound asks of it."""
+
+    def __init__(self, denoiser: Denoiser, ids: Tensor) -> None:
+        self.denoiser, self.ids = denoiser, ids
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.denoiser, name)
+
+    def __call__(self, x: Tensor, t: Times, mask: Tensor | None = None, condition: Condition = UNCONDITIONAL) -> Belief:
+        network, weights = self.denoiser.network, (x == self.denoiser.process.mask_id).float()
+        assert isinstance(network, Transformer)
+
+        def read(states: Tensor) -> Belief:
+            return read_nats(network, states, self.ids, weights, weights.numel(), weights.new_zeros(1), 0.0)
+
+        return cast(Belief, self.denoiser(x, t, mask, condition, read=read))
 
 
 def read_masked(
@@ -51,7 +75,6 @@ def read_masked(
     rows: dict[torch.Size, int],
     made: Corrupted,
     weight: Tensor,
-    noise: Noise,
     states: Tensor,
 ) -> WordNats:
     """The nats of a batch's masked words under the weights of its times, given the network's last states. `made`
@@ -63,7 +86,7 @@ def read_masked(
         weights = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
     if shape not in rows:
         rows[shape] = most_masked(process, times, shape[0], shape[1], states.device)
-    u = noise.uniform(0, stream=ROWS)[:1]
+    u = made.noise[:1, 0, 2]  # a uniform number that masks have no use for
     return read_nats(network, states, made.ids, weights, rows[shape], u, objective.label_smoothing)
 
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.diffusion.precision import avoid_onednn
+
 ALIGNED = 64  # words of the head are padded to a multiple of it: else a GPU's matrix units cannot read rows of logits
-CHUNK = {"cuda": 2**28, "cpu": 2**24}  # logits at a time
+CHUNK = {"cuda": 2**28, "cpu": 2**24}  # logits at a time; on other devices as on a GPU
 ROWS = 128  # rows of a part are a multiple of it
 
 
@@ -40,19 +42,33 @@ def weigh_nats(
     sum under `weights` [N], which has one. `smoothing` is the share of the target that all words have alike."""
     head: nn.Linear = network.head
     states, kind = network.norm(states), states.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if cast else states.dtype
     extra = -head.out_features % ALIGNED
     weight = F.pad(head.weight.to(dtype), (0, 0, 0, extra))
     bias = F.pad(head.bias.to(dtype), (0, extra), value=float("-inf"))
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(kind, enabled=False), avoid_onednn(states.device, dtype):
         given = states.to(dtype), weight, bias, targets, weights.float()
+        if not torch.is_grad_enabled():
+            return plain_nats(*given, head.out_features, smoothing)
         found: tuple[Tensor, Tensor] = WeighedNats.apply(*given, head.out_features, smoothing, network.slopes)
         return found
 
 
+def plain_nats(
+    states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, weights: Tensor, vocabulary: int, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """`WeighedNats` where nobody learns."""
+    size = rows_of_part(len(states), len(weight), states.device.type)
+    logits = (torch.addmm(bias, part, weight.t())[:, :vocabulary].float() for part in states.split(size))
+    parts = zip(logits, targets.split(size), strict=True)
+    nats = torch.cat([F.cross_entropy(*part, reduction="none", label_smoothing=smoothing) for part in parts])
+    return nats, (weights * nats).sum()
+
+
 def rows_of_part(rows: int, vocabulary: int, kind: str) -> int:
     """Rows of each of the parts, about alike, of so many rows on a kind of device."""
-    parts = -(-rows * vocabulary // CHUNK[kind])
+    parts = -(-rows * vocabulary // CHUNK.get(kind, CHUNK["cuda"]))
     return -(-rows // (parts * ROWS)) * ROWS
 
 

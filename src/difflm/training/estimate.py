@@ -18,8 +18,9 @@ from difflm.training.recipe import TOKENIZERS, Recipe
 # Bytes of a weight: itself, two moments, its average, its gradient; in bfloat16 a copy whose gradient is as narrow.
 WEIGHT = 20
 # Bytes that a block keeps for its gradient, for each position and each of its hidden numbers: counted on what autograd
-# keeps without a compiler, which keeps less (2026-11-16).
+# keeps without a compiler (with one: 38 in bfloat16), and with one that computes norms and GELUs again (2026-11-16).
 ACTIVATION = {"fp32": 72, "bf16": 40}
+LIGHT = 27
 INPUT = 4  # the same where blocks are computed again: their input
 LOGIT = 13  # bytes of each logit of a loss that sees all of them: 34 GiB at GPT-2-small's sizes (H200, November 2026)
 PART = 8  # the same where logits are computed a part at a time: themselves and their slopes
@@ -45,7 +46,7 @@ class Estimate:
         parts = ", ".join(f"{name} {gib:.2g}" for name, gib in self.gib.items())
         size = f"{self.texts.vocabulary:,} words and texts of {self.texts.longest} tokens"
         memory = f"at most {sum(self.gib.values()):.2g} GiB ({parts})"
-        time = f"at most about {spoken} minutes of steps at {gflops:,.0f} Gflop/s"
+        time = f"about {spoken} minutes of steps at {gflops:,.0f} Gflop/s"
         return f"estimate for {size}: {self.parameters:,} parameters, {memory}, {time}"
 
 
@@ -73,7 +74,9 @@ def estimate_training(recipe: Recipe, kind: str) -> Estimate:
     logits = rows * texts.vocabulary
     in_parts = masks_words(model) or model.likelihood == "exact"
     parameters = sum(p.numel() for p in model.parameters())
-    kept = INPUT if recipe.recompute else ACTIVATION[recipe.precision]
+    kept = INPUT if recipe.recompute is True else ACTIVATION[recipe.precision]
+    if recipe.recompute == "light" and recipe.compile:
+        kept = LIGHT
     gib = {
         "weights": WEIGHT * parameters / 2**30,
         "activations": kept * numbers / 2**30,

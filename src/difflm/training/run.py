@@ -18,7 +18,7 @@ from difflm.training.checkpoints import advise_resume
 
 FORMAT = 1
 NOT_A_MODEL = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, AttributeError, AssertionError)
-ONE_BY_ONE = 8_000_000  # weights from which on a CPU gains nothing from texts that share a batch (docs/log.md)
+ONE_BY_ONE = 8_000_000  # weights from which a CPU gains little from texts that share a batch (docs/log.md)
 # What every config has.
 KEYS = dict(model=dict, vocabulary=int, tokenizer=str, longest=int, parameters=int, sampling=dict, recipe=dict)
 
@@ -107,12 +107,12 @@ def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Lo
         part = "sampling"
         model.sampling = Sampling(**config["sampling"])
     except ValidationError as error:
-        wrong = ".".join(str(part) for part in error.errors()[0]["loc"])
+        wrong = ".".join(str(one) for one in error.errors()[0]["loc"])
         raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({part}.{wrong}).") from None
     except NOT_A_MODEL as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({reason}).") from None
-    # A product over one text's positions is large enough; bfloat16 units, which wait for weights, share them.
+    # A product over one text's positions is large enough there; units for bfloat16 wait for weights, and share them.
     large = sum(p.numel() for p in model.parameters()) >= ONE_BY_ONE
     model.one_by_one = model.whole_canvas and large and not torch.cpu._is_amx_tile_supported()
     load_into(model, weights, path)

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from difflm.data.batches import Batch, Stream, prefetch
@@ -143,7 +144,7 @@ class Trainer:
         self.model, self.recipe, self.run, self.device = model.to(device), recipe.adapt_to(device.type), run, device
         self.figure = figure  # what validation measures
         # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator.
-        capturable = not recipe.recompute and all(getattr(part, "capturable", True) for part in model.modules())
+        capturable = recipe.recompute is not True and all(getattr(part, "capturable", True) for part in model.modules())
         self.recording = capture and capturable and device.type == "cuda"  # whether steps are CUDA graphs
         # Gradients may be in bfloat16, but for those of several micro-batches, which are summed.
         narrow = self.recording and self.recipe.precision == "bf16" and recipe.accumulate == 1
@@ -164,7 +165,7 @@ class Trainer:
         """Checkpoint or compile the blocks of the network; compile its input layers and the slopes of its head too,
         where they are costly."""
         for block in network.blocks:
-            if self.recipe.recompute:
+            if self.recipe.recompute is True:
                 block.forward = partial(recomputed, block.forward, use_reentrant=False)
             if self.recipe.compile:  # block by block: equal blocks share their code, which saves minutes
                 block.compile(dynamic=False, options=COMPILED)
@@ -206,7 +207,9 @@ class Trainer:
 
     def gradients(self, batch: Batch) -> Losses:
         """Compute the losses of a micro-batch and add the gradient of their mean (of the sum, if there are several)."""
-        with self.autocast():
+        # What the compiler may compute again, it decides when it first sees a block.
+        again = {"ban_recompute_materialized_backward": False} if self.recipe.recompute == "light" else {}
+        with self.autocast(), functorch_config.patch(again):
             losses: Losses = self.masters.model(batch)
         (losses.total / (losses.count if self.recipe.accumulate == 1 else UNIT)).backward()
         return losses

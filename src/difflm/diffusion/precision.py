@@ -1,0 +1,59 @@
+"""The width of arithmetic: autocast, and processors that have no bfloat16."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+
+class OneDnn:
+    """Torch's matrix products on a CPU. Asked for bfloat16 on an ARM processor without it, torch tries oneDNN, fails,
+    and turns oneDNN off for the rest of the process: from then on float32, too, rounds otherwise. So it is off while
+    anybody computes in bfloat16 there, and on again afterwards."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = threading.Lock(), 0, True
+
+    @contextmanager
+    def avoided(self) -> Iterator[None]:
+        with self.lock:
+            self.before = self.before if self.inside else torch._C._get_mkldnn_enabled()
+            self.inside += 1
+            torch._C._set_mkldnn_enabled(False)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.inside -= 1
+                if not self.inside:
+                    torch._C._set_mkldnn_enabled(self.before)
+
+
+ONE_DNN = OneDnn()
+
+
+@contextmanager
+def emulated(dtype: torch.dtype) -> Iterator[None]:
+    with ONE_DNN.avoided(), torch.autocast("cpu", dtype=dtype):
+        yield
+
+
+def lacks_bfloat16() -> bool:
+    """Whether oneDNN has no bfloat16 on this processor."""
+    return torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Autocast to `dtype`; `None` leaves things as they are, which in training may be autocast already."""
+    if dtype is None:
+        return nullcontext()
+    if device.type == "cpu" and dtype is torch.bfloat16 and lacks_bfloat16():
+        return emulated(dtype)
+    return torch.autocast(device.type, dtype=dtype)
+
+
+def avoid_onednn(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """For products in `dtype` outside of autocast."""
+    lacking = device.type == "cpu" and dtype is torch.bfloat16 and lacks_bfloat16()
+    return ONE_DNN.avoided() if lacking else nullcontext()
