@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import tiny_run
 
-from difflm import TextDiffusion
-from difflm.data.regular import compile_characters
+from difflm import Avoid, Contains, Infill, Length, Pattern, TextDiffusion, WordCount
 from difflm.controls.patterns import chain_of
+from difflm.data.regular import compile_characters, follow_paths, parse_pattern
 from difflm.data.token_automata import NEVER, compile_pattern, intersect, learn_spacing, smallest_automaton
 from difflm.data.tokenizers import Bpe, Characters
 from difflm.data.words import join_words
@@ -286,3 +287,109 @@ def test_extreme_beliefs_stay_numbers():
             assert automaton.accepts(draw_accepted(chain, logits.to(dtype), inside, torch.rand(1, 200))[0].tolist())
             found = posterior_logits(chain, logits.to(dtype), inside)
             assert not found.isnan().any() and found.isfinite().any(-1).all()
+
+
+# -- finished texts ----------------------------------------------------------------------------------------------------
+
+FAMILIES = ["difflm", "diffusion-lm", "mdlm", "udlm"]
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("patterns")
+    made = {}
+    for method in FAMILIES:
+        run = tiny_run(folder, method, steps=1, validate_every=1, save_every=1)
+        made[method] = TextDiffusion.from_pretrained(run)
+    return made
+
+
+ASKED = [
+    r"The \w+ (pub|inn) .*\.",
+    r"[^,]*, and is cheap\.?",
+    r".*£30.*£30.*",
+    r"(\w+ ){3,5}\w+",
+    r"[A-Z]\w*( [a-z]+)+( [A-Z]\w*)?\.",
+    r"(red |old )+inn",
+    r"(\w{3} ){2,}\w{4}",
+]
+
+
+@pytest.mark.parametrize("method", FAMILIES)
+def test_finished_texts_match(untrained, method):
+    """Untrained models know nothing of the pattern, and obey it."""
+    for pattern in ASKED:
+        for text in untrained[method].generate(2, controls=[Pattern(pattern)], steps=3):
+            assert re.fullmatch(pattern, text.text), (pattern, text.text)
+            assert text.controls[0]["satisfied"]
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "confidence", "first-hitting", "threshold", "remask", "gibbs"])
+def test_no_order_of_writing_ends_nowhere(untrained, sampler):
+    """(aab|…) needs words that fit each other from end to end, however many are written at once."""
+    pattern = r"(The red inn |A small pub )+(the river )*near"
+    for steps in (1, 4, 30):
+        for text in untrained["mdlm"].generate(3, controls=[Pattern(pattern)], steps=steps, sampler=sampler):
+            assert re.fullmatch(pattern, text.text), text.text
+
+
+def test_other_controls_hold_beside_a_pattern(untrained):
+    for method in ("difflm", "mdlm"):
+        asked = [Pattern(r"[A-Z].*\."), Pattern(".*near.*"), WordCount(5, 7), Avoid("river"), Length(8)]
+        for text in untrained[method].generate(2, controls=asked, steps=3):
+            assert [one["satisfied"] for one in text.controls] == [True] * 5, text.text
+
+
+@pytest.mark.parametrize(
+    ("controls", "reason"),
+    [
+        ([Pattern("The .*"), Contains("river")], "exclude each other"),
+        ([Pattern("The .*"), Infill("The ___")], "exclude each other"),
+        ([Pattern("The inn"), Length(3)], "no text with 3 words matches"),
+        ([Pattern("The inn"), Avoid("inn")], "no text"),
+        ([Pattern("The .*"), Pattern("A .*")], "no text"),
+        ([Pattern("zebra")], "no text"),
+    ],
+)
+def test_contradictions_are_refused(untrained, controls, reason):
+    with pytest.raises(UsageError, match=reason):
+        untrained["mdlm"].generate(1, controls=controls)
+
+
+@pytest.mark.parametrize("method", FAMILIES)
+def test_requests_with_and_without_a_pattern_share_a_batch(untrained, method):
+    """Each gets the texts that it would get alone."""
+    lm, asked = untrained[method], [[Pattern(r"The inn (\w+ )*cheap"), Length(5)], [Avoid("inn")], [Length(5)]]
+    jobs = [lm.make_job(1, controls=controls, steps=2) for controls in asked]
+    together = {owner: texts[0].text for owner, texts in lm.run_jobs(jobs)}
+    assert [together[k] for k in range(3)] == [lm.generate(1, controls=c, steps=2)[0].text for c in asked]
+
+
+def test_lengths_are_drawn_among_those_that_match(untrained):
+    """Pairs of words have even lengths; words between spaces are about as many as tokens."""
+    plan = untrained["difflm"].plan_controls([Pattern(r"(\w+ \w+ )*\w+ \w+")])
+    assert {one.positions % 2 for one in plan.layouts(torch.arange(50), 0)[0]} == {0}
+    plan = untrained["difflm"].plan_controls([WordCount(6)])
+    lengths = [one.positions for one in plan.layouts(torch.arange(50), 0)[0]]
+    assert min(lengths) >= 6 and np.mean(lengths) < 9
+
+
+def test_a_check_does_not_backtrack_for_ever():
+    begun = time.perf_counter()
+    assert Pattern("(a|a)*(a|b)*c|a*").check("a" * 200).satisfied
+    assert not Pattern("(x+x+)+y").check("x" * 200).satisfied
+    assert Pattern("[a-z ]+").check("the river").checker == "re.fullmatch"
+    assert time.perf_counter() - begun < 1
+
+
+@pytest.mark.parametrize(("pattern", "ends"), [("a*", 5), ("(a|a)*", 31), ("(a*)*", 31), ("a*a*", 15), ("aaab|b", 0)])
+def test_ways_to_read_a_text_are_counted(pattern, ends):
+    """By hand, those of all beginnings of aaaa: Σ 2ⁿ⁻¹ splits, pairs of lengths."""
+    found = follow_paths(parse_pattern(pattern), "aaaa", {0: 1}, [0], 10**9)
+    assert sum(found.values()) >= ends and (ends > 0 or not found)
+
+
+@pytest.mark.parametrize("value", ["0", "5-3", "x", "", "2000", "-3"])
+def test_bad_word_counts_are_refused(value):
+    with pytest.raises(UsageError, match="words: give a number"):
+        WordCount.parse(value)

@@ -44,6 +44,20 @@ class TokenAutomaton:
                 found.append(n)
         return found
 
+    def length_shares(self, lengths: Sequence[int], frequencies: Array) -> list[float]:
+        """How likely texts of these lengths are accepted, if their tokens are independent, relative to the likeliest:
+        twenty tokens hardly ever make three words."""
+        own = np.bincount(self.classes, frequencies, self.table.shape[1])
+        begin, kind, end = self.edges.T
+        chances, nats, found = np.eye(1, len(self.table))[0], 0.0, dict[int, float]()
+        for n in range(1, max(lengths) + 1):
+            chances = np.bincount(end, chances[begin] * own[kind], len(self.table))
+            total = max(chances.sum(), 1e-300)
+            chances, nats = chances / total, nats + float(np.log(total))
+            found[n] = nats + float(np.log(max(chances[self.accepting].sum(), 1e-300)))
+        best = max(found[n] for n in lengths)
+        return [float(np.exp(found[n] - best)) for n in lengths]
+
     def accepts(self, ids: Sequence[int]) -> bool:
         state = 0
         for token in ids:
@@ -105,7 +119,7 @@ def spell_columns(automaton: CharacterAutomaton, texts: Sequence[str | None]) ->
     found: dict[str, Array] = {}
     read, maps = "", [same]
     for text in sorted({text for text in texts if text}):
-        shared = next((k for k, (a, b) in enumerate(zip(read, text)) if a != b), min(len(read), len(text)))
+        shared = next((k for k, (a, b) in enumerate(zip(read, text, strict=False)) if a != b), len(read))
         del maps[shared + 1 :]
         for char in text[shared:]:
             maps.append(table[maps[-1], automaton.columns[char]])
