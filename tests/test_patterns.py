@@ -366,12 +366,19 @@ def test_requests_with_and_without_a_pattern_share_a_batch(untrained, method):
 
 
 def test_lengths_are_drawn_among_those_that_match(untrained):
-    """Pairs of words have even lengths; words between spaces are about as many as tokens."""
+    """Pairs of words have even lengths."""
     plan = untrained["difflm"].plan_controls([Pattern(r"(\w+ \w+ )*\w+ \w+")])
     assert {one.positions % 2 for one in plan.layouts(torch.arange(50), 0)[0]} == {0}
-    plan = untrained["difflm"].plan_controls([WordCount(6)])
-    lengths = [one.positions for one in plan.layouts(torch.arange(50), 0)[0]]
-    assert min(lengths) >= 6 and np.mean(lengths) < 9
+
+
+def test_shares_of_lengths_are_those_of_independent_tokens():
+    automaton = random_case(7)[0]
+    p = np.array([0.1, 0.3, 0.2, 0.15, 0.25])
+    lengths = automaton.lengths(4)
+    expected = [
+        sum(p[[*text]].prod() for text in product(range(5), repeat=n) if automaton.accepts(text)) for n in lengths
+    ]
+    np.testing.assert_allclose(automaton.length_shares(lengths, p), np.array(expected) / max(expected))
 
 
 def test_a_check_does_not_backtrack_for_ever():

@@ -176,7 +176,7 @@ _SPECIAL = frozenset(
     (*" ".join(_FUSED).split(), *_UNITS.split("|"), "st", "mr", "mrs", "ms", "dr", "jr", "prof", "inc", "ltd", "vs")
 )
 _STOPS = frozenset(",.;:!?-…")
-_RUNS = ((re.compile("[A-Z]+"), "A"), (re.compile("[a-z]+"), "a"), (re.compile("[0-9]+"), "9"))
+_RUNS = (("[A-Z]{2,}", "AA"), ("[a-z]{2,}", "aa"), ("[0-9]+", "9"))
 
 
 def word_shape(word: str) -> str | None:
@@ -189,7 +189,7 @@ def word_shape(word: str) -> str | None:
     if not word.isascii():
         word = "é".join(one if one.isascii() else "é" for one in (word[0], word[-1]))
     for run, sign in _RUNS:
-        word = run.sub(lambda found, sign=sign: sign * min(2, len(found[0])), word)
+        word = re.sub(run, sign, word)
     return word
 
 
