@@ -13,13 +13,23 @@ from hypothesis import strategies as st
 from tiny import tiny_run
 
 from difflm import Avoid, Contains, Infill, Length, Pattern, TextDiffusion, WordCount
+from difflm.controls.base import Canvas
 from difflm.controls.patterns import chain_of
 from difflm.data.regular import compile_characters, follow_paths, parse_pattern
-from difflm.data.token_automata import NEVER, compile_pattern, intersect, learn_spacing, smallest_automaton
+from difflm.data.token_automata import (
+    NEVER,
+    compile_pattern,
+    intersect,
+    learn_spacing,
+    readable_pieces,
+    smallest_automaton,
+)
 from difflm.data.tokenizers import Bpe, Characters
 from difflm.data.words import join_words
+from difflm.diffusion.base import Belief
 from difflm.diffusion.forward_backward import draw_accepted, likeliest_accepted, log_evidence, posterior_logits
 from difflm.errors import UsageError
+from difflm.models.recorded import capture_key, clone_tensors
 
 LETTERS = "abA1 .\n-é"
 
@@ -41,7 +51,7 @@ patterns = st.recursive(
 
 
 @given(patterns, st.lists(st.text(LETTERS, max_size=5), min_size=5, max_size=20))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_automata_accept_what_re_matches(pattern, texts):
     automaton = compile_characters(pattern, LETTERS)
     for text in [*texts, pattern, "", *LETTERS]:
@@ -103,12 +113,12 @@ def test_sets_that_re_warns_of_are_refused():
 # -- tokens ----------------------------------------------------------------------------------------------------------
 
 E2E = TextDiffusion.from_pretrained("e2e").tokenizer
-SPACING = learn_spacing((*E2E.pieces,))
+SPACING = learn_spacing((*readable_pieces(E2E),))
 SIGNS = [w for w in E2E.pieces if not w.isalpha()]
 
 
 @given(st.lists(st.one_of(st.sampled_from(SIGNS), st.sampled_from(E2E.pieces[:150])), min_size=1, max_size=9))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_spacing_is_that_of_the_printed_text(words):
     """What the transducer lets through is printed as it says."""
     spacing = SPACING
@@ -326,10 +336,10 @@ def test_finished_texts_match(untrained, method):
 
 @pytest.mark.parametrize("sampler", ["ancestral", "confidence", "first-hitting", "threshold", "remask", "gibbs"])
 def test_no_order_of_writing_ends_nowhere(untrained, sampler):
-    """(aab|…) needs words that fit each other from end to end, however many are written at once."""
+    """Words must fit each other from end to end, however many are written at once."""
     pattern = r"(The red inn |A small pub )+(the river )*near"
-    for steps in (1, 4, 30):
-        for text in untrained["mdlm"].generate(3, controls=[Pattern(pattern)], steps=steps, sampler=sampler):
+    for steps in (1, 4):
+        for text in untrained["mdlm"].generate(2, controls=[Pattern(pattern)], steps=steps, sampler=sampler):
             assert re.fullmatch(pattern, text.text), text.text
 
 
@@ -400,3 +410,23 @@ def test_ways_to_read_a_text_are_counted(pattern, ends):
 def test_bad_word_counts_are_refused(value):
     with pytest.raises(UsageError, match="words: give a number"):
         WordCount.parse(value)
+
+
+def test_byte_pairs_follow_patterns(tmp_path):
+    run = tiny_run(tmp_path, "mdlm", steps=1, validate_every=1, save_every=1, tokenizer="bpe", vocabulary=300)
+    asked = [Pattern(r"(The|A) .*\."), WordCount(2, 3)]
+    for text in TextDiffusion.from_pretrained(run).generate(2, controls=asked, steps=3):
+        assert re.fullmatch(r"(The|A) .*\.", text.text) and len(text.text.split()) in (2, 3)
+
+
+def test_a_gpu_can_capture_the_rule(untrained):
+    """All of its tensors are found, and a copy of them does the same."""
+    plan = untrained["mdlm"].plan_controls([Pattern("The .*")])
+    mask = torch.ones(1, 6, dtype=torch.bool)
+    rule = plan.pattern.rule(plan.denoiser.codec, Canvas(mask, 0, ~mask))
+    belief = Belief(torch.randn(1, 6, plan.denoiser.codec.vocabulary))
+    found, again = rule(belief, mask, mask), clone_tensors(rule, {})(belief, mask, mask)
+    assert torch.equal(found.logits, again.logits) and torch.equal(found.words, again.words)
+    assert capture_key(rule) == capture_key(clone_tensors(rule, {}))
+    u = torch.rand(1, 6)
+    assert torch.equal(found.draw(u), again.draw(u))
