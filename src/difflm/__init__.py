@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span, Tags, Tree
+    from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Pattern, Span, Tags, Tree, WordCount
     from difflm.controls.plan import Edit
     from difflm.errors import DifflmError, UsageError
     from difflm.generation.jobs import Draft, Generation
@@ -22,11 +22,13 @@ __all__ = [
     "Infill",
     "Label",
     "Length",
+    "Pattern",
     "Span",
     "Tags",
     "TextDiffusion",
     "Tree",
     "UsageError",
+    "WordCount",
     "__version__",
 ]
 
@@ -39,9 +41,11 @@ _HOMES = {
     "Infill": "difflm.controls",
     "Label": "difflm.controls",
     "Length": "difflm.controls",
+    "Pattern": "difflm.controls",
     "Span": "difflm.controls",
     "Tags": "difflm.controls",
     "Tree": "difflm.controls",
+    "WordCount": "difflm.controls",
     "DifflmError": "difflm.errors",
     "Draft": "difflm.generation.jobs",
     "Generation": "difflm.generation.jobs",

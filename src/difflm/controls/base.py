@@ -67,6 +67,7 @@ class Control(ABC):
     name: ClassVar[str]
 
     head: str | None = None  # the head of a classifier that guides towards it
+    reads_text: ClassVar[bool] = False  # whether `check` judges the printed text itself and not its words
     whole: ClassVar[bool] = False  # whether the spans it asks for shall be the only ones
 
     @property

@@ -45,6 +45,8 @@ class Length(Control):
 class Letters(Length):
     """So many characters: what a length is to a model that writes these."""
 
+    reads_text = True
+
     def prepare(self, info: ModelInfo) -> None:
         if not 1 <= self.words <= info.max_words:
             raise UsageError(f"length must lie between 1 and {info.max_words} characters for this model.")

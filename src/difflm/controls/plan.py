@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from difflm.controls.guidance import (
     GuidedBelief,
     labels_on_canvas,
 )
+from difflm.controls.patterns import Pattern, join_patterns
 from difflm.controls.phrases import choose_phrases
 from difflm.controls.rules import ForbidSpecials
 from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
@@ -27,7 +29,7 @@ from difflm.data.labels import NOTHING
 from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
 from difflm.data.words import split_words
 from difflm.diffusion.base import Belief
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import certain_logits
@@ -81,9 +83,17 @@ class ControlPlan:
         able = {control.head: [c for c in classifiers if control.head in c.labellings] for control in self.controls}
         self.asked_classifiers = list({id(some[0]): some[0] for some in able.values() if some}.values())
         self.words, self.least = agree_on_length(self.controls, info, edit)
+        patterns, self.pattern = [c for c in self.controls if isinstance(c, Pattern)], None
+        if patterns:
+            if edit is not None or not model.whole_canvas:
+                raise UsageError("pattern: a text that is edited, or written block by block, cannot follow one.")
+            bias = model.denoiser.codec.bias
+            self.pattern = join_patterns(patterns, self.controls, info, self.words, self.least, bias)
         # Whether nothing settles the length, and the model writes its own end.
         own_end = END not in model.lengths.forbidden
-        self.open_ended = own_end and self.words is None and self.least <= 1 and self.infill is None
+        self.open_ended = (
+            own_end and self.words is None and self.least <= 1 and self.infill is None and not self.pattern
+        )
         given = self.infill.parts if self.infill else (edit.text,) if edit else ()
         # Words that were given and that the model does not know, each once.
         self.unknown_words = list(
@@ -94,7 +104,8 @@ class ControlPlan:
             check_avoided(self.controls, info, known)
         self.imposed = [c for c in self.controls if guidance.impose or not c.head]
         # Tilting single words hardly ever makes a phrase appear: docs/log.md has the figures.
-        self.phrases = choose_phrases(self.imposed, info, known, self.words, model.denoiser.codec.holds_tokens)
+        placed = [] if self.pattern else self.imposed  # what a pattern leaves no place for is not placed
+        self.phrases = choose_phrases(placed, info, known, self.words, model.denoiser.codec.holds_tokens)
         self.extra = self.phrases.more(self.infill, self.words) if self.infill else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)
@@ -138,7 +149,10 @@ class ControlPlan:
             lengths, most = self.model.lengths, max(least, room)
             if condition is not UNCONDITIONAL:
                 condition = lengths.predict(self.model.denoiser, condition)
-            if ranks is None or infill:
+            if self.pattern:
+                own = self.pattern.lengths, self.pattern.shares
+                drawn = lengths.draw_among(noise.uniform(0, stream=1), *own, condition)
+            elif ranks is None or infill:
                 drawn = lengths.draw_between(noise.uniform(0, stream=1), least, most, condition)
             else:
                 drawn = lengths.rank_between(ranks, least, most, condition)
@@ -211,7 +225,7 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
     template holds words that the model does not know, infilling is not judged: that they stand there says nothing."""
     words, found = split_words(text), []
     for control in controls:
-        check = control.check(text if isinstance(control, Letters) else words)
+        check = control.check(text if control.reads_text else words)
         if unknown_words and check.satisfied and isinstance(control, Infill):
             check = Check(None, None, "none: the model does not know all words")
         score = None if check.score is None else round(check.score, 4)
@@ -277,10 +291,18 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(mask)
     canvas = Canvas(mask, lead.info.first, settled)
     if len(parts) == 1:
-        rules, targets = lead.rules(canvas), lead.targets(canvas)
+        rules, targets, last = lead.rules(canvas), lead.targets(canvas), []
+        if lead.pattern:
+            last = [lead.pattern.rule(lead.denoiser.codec, canvas)]
     else:
         rows = [(plan, part, canvas.rows(part)) for plan, part in parts]
         rules = merge_rules([(part, plan.rules(own) if plan else []) for plan, part, own in rows], canvas)
+        last = merge_last(
+            [
+                (part, [plan.pattern.rule(lead.denoiser.codec, own)] if plan and plan.pattern else [])
+                for plan, part, own in rows
+            ]
+        )
         sizes = [len(own.mask) for *_, own in rows]
         targets = merge_targets([plan.targets(own) if plan else [] for plan, _, own in rows], sizes)
     readers = [target for target in targets if isinstance(target.classifier, SentenceClassifier)]
@@ -290,6 +312,7 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
         rules, guidance = [GuidedBelief(guidance), *rules], None
     if readers:  # last: it makes nothing possible that a rule forbids, and reads what rules leave
         rules = [*rules, SentenceGuidance(readers, mask, lead.guidance.size)]
+    rules = [*rules, *last]
     told = batch.condition
     return Steering(batch.known, batch.begin, spans, rules, guidance, source=told.source, source_mask=told.source_mask)
 
@@ -312,6 +335,11 @@ def merge_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) 
         slices += [part for part, _ in found]
         rules += [own for _, own in found]
     return rules[0] if len(slices) == 1 else [PerRowTransforms(slices, rules)]
+
+
+def merge_last(parts: Sequence[tuple[slice, list[Transform]]]) -> list[Transform]:
+    """Rules that come last, of parts of the rows, as rules of all."""
+    return [PerRowTransforms(*map(list, zip(*parts, strict=True)))] if any(own for _, own in parts) else []
 
 
 @dataclass(frozen=True)
@@ -337,7 +365,17 @@ class PerRowTransforms:
             logits=torch.cat([own.logits for own in ruled]),
             state=None if all(own.state is None for own in ruled) else torch.cat([own.clean for own in ruled]),
             words=None if all(own.words is None for own in ruled) else torch.cat([own.tokens for own in ruled]),
+            draw=None if all(own.draw is None for own in ruled) else partial(draw_by_rows, self.parts, ruled),
         )
+
+
+def draw_by_rows(parts: Sequence[slice], beliefs: Sequence[Belief], u: Tensor) -> Tensor:
+    """Tokens that are drawn together, of those parts of the rows [B, L] that have such."""
+    whole = torch.full_like(u, FREE, dtype=torch.long)
+    for part, own in zip(parts, beliefs, strict=True):
+        if own.draw is not None:
+            whole[part] = own.draw(u[part])
+    return whole
 
 
 def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:

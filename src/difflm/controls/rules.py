@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from difflm.controls.base import Canvas
 from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
+from difflm.diffusion.forward_backward import TokenChain, draw_accepted, likeliest_accepted, posterior_logits
 from difflm.diffusion.samplers.loop import impose_tokens
 
 SMOOTH = 0.01  # of a word's count, over all labels: what was never seen is not impossible
@@ -245,3 +246,23 @@ class WordPrior:
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return belief.with_logits(belief.logits + self.log_shares)
+
+
+@dataclass(frozen=True)
+class ImposePattern:
+    """Beliefs given that the text is accepted. The tokens to print are the likeliest ones that are; steps that draw
+    tokens draw all of them together, so that whatever part of them a step writes belongs to an accepted text."""
+
+    codec: Codec
+    chain: TokenChain
+    inside: Tensor  # [B, W] positions of the text
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        logits = posterior_logits(self.chain, belief.logits, self.inside).to(belief.logits.dtype)
+        words = torch.where(self.inside, likeliest_accepted(self.chain, belief.logits, self.inside), belief.tokens)
+        state = belief.state
+        if state is not None:
+            nearest = self.codec.nearest(belief.clean) if belief.words is None else belief.words
+            state = torch.where((words != nearest).unsqueeze(-1), self.codec.clean_of(words), state)
+        draw = partial(draw_accepted, self.chain, belief.logits, self.inside)
+        return replace(belief, logits=logits, state=state, words=words, draw=draw)

@@ -168,3 +168,46 @@ def _stable_pieces(chunk: list[str]) -> Iterator[str]:
             size -= 1
         yield "".join(chunk[:size])
         chunk = chunk[size:]
+
+
+# -- spacing word by word, for those who must know it before the text is there ---------------------------------------
+
+_SPECIAL = frozenset(
+    (*" ".join(_FUSED).split(), *_UNITS.split("|"), "st", "mr", "mrs", "ms", "dr", "jr", "prof", "inc", "ltd", "vs")
+)
+_STOPS = frozenset(",.;:!?-…")
+_RUNS = (("[A-Z]{2,}", "AA"), ("[a-z]{2,}", "aa"), ("[0-9]+", "9"))
+
+
+def word_shape(word: str) -> str | None:
+    """Words of one shape are spaced alike, whatever stands beside them; None: how this one is spaced, a whole text
+    alone decides (quotation marks, and what is no single word)."""
+    if word in _MARKS or split_words(word) != [word]:
+        return None
+    if len(word) == 1 or word.lower() in _SPECIAL or not all(map(_plain, word)):
+        return "字" if _HAN.fullmatch(word) else word
+    if not word.isascii():
+        word = "é".join(one if one.isascii() else "é" for one in (word[0], word[-1]))
+    for run, sign in _RUNS:
+        word = re.sub(run, sign, word)
+    return word
+
+
+def _plain(char: str) -> bool:
+    """Whether it is a letter, a mark of a letter or one of ten digits."""
+    return "0" <= char <= "9" or unicodedata.category(char)[0] in "LM"
+
+
+def extend_run(run: Sequence[str], word: str) -> bool | None:
+    """Whether a word is written without a space behind a run of words that are; None: that is not to be said, where
+    two signs
+    follow each other, unless the second alone is a stop."""
+    if not _touch(run[-1], word):
+        return False
+    signs = not run[-1][0].isalnum() and not word[0].isalnum()
+    return None if signs and (run[-1][0] in _STOPS or word[0] not in _STOPS) else True
+
+
+def reads_back(run: Sequence[str]) -> bool:
+    """Whether words that are written without spaces are read as themselves."""
+    return _split_chunk("".join(run)) == tuple(run)

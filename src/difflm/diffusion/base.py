@@ -1,7 +1,7 @@
 """What the parts of a diffusion model ask of each other: noise levels, a belief, a process, a codec."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Self
@@ -53,7 +53,8 @@ class Belief:
     x_t at the position itself and is known in closed form; what remains, `context`, is the network's opinion from
     elsewhere: the leave-one-out posterior, which uniform and hybrid noise put in the place of x_0.
     `state` is a clean state other than the codec's mean under the logits: one that the network predicted itself, or
-    that was clamped to a word. `words` are ids that were chosen by other means than the likeliest logit.
+    that was clamped to a word. `words` are ids that were chosen by other means than the likeliest logit. `draw` draws
+    tokens that depend on each other together, [B, L], by uniform numbers [B, L]; −1 where they do not.
     """
 
     logits: Tensor  # [B, L, V]
@@ -61,6 +62,7 @@ class Belief:
     codec: "Codec | None" = None  # what turns logits into a clean state
     state: Tensor | None = None
     words: Tensor | None = None  # [B, L]
+    draw: Callable[[Tensor], Tensor] | None = None
 
     @cached_property
     def clean(self) -> Tensor:

@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from difflm.controls import Avoid, Contains, Control, Field, Infill, Label, Length, Span, Tags, Tree, parse_control
+from difflm.controls import (
+    Avoid,
+    Contains,
+    Control,
+    Field,
+    Infill,
+    Label,
+    Length,
+    Pattern,
+    Span,
+    Tags,
+    Tree,
+    WordCount,
+    parse_control,
+)
 from difflm.errors import DifflmError, UsageError, explain_faults
 from difflm.models.sampling import SETTINGS
 
@@ -61,6 +75,8 @@ class Request(BaseModel):
     length: int | None = key("So many words, punctuation included; of a model of characters, these.")
     contains: list[str] = key("A word or phrase that must appear.", [])
     avoid: list[str] = key("A word that must not appear.", [])
+    pattern: list[str] = key("A regular expression that the whole text matches.", [])
+    words: str | None = key("How many words between spaces: 12, or 8-12.")
     field: dict[str, str] = key("A fact, such as food=Japanese.", {})
     label: dict[str, str] = key("A label of your own --guide.", {})
     pos: str | None = key('A part of speech for every word, such as "PROPN AUX ADJ".')
@@ -101,6 +117,9 @@ class Request(BaseModel):
         asked += [Span.parse(span) for span in self.span]
         asked += [Contains(phrase) for phrase in self.contains]
         asked += [Avoid(word) for word in self.avoid]
+        asked += [Pattern(regex) for regex in self.pattern]
+        if self.words is not None:
+            asked.append(WordCount.parse(self.words))
         asked += [parse_control(pair) for pair in self.control]
         return asked
 

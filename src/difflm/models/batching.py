@@ -73,6 +73,13 @@ class LengthPolicy(nn.Module):
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         """Draw numbers of words from `low` to `high`, [B], by uniform numbers [B]."""
 
+    def draw_among(
+        self, u: Tensor, lengths: Sequence[int], shares: Sequence[float], condition: Condition = UNCONDITIONAL
+    ) -> Tensor:
+        """Draw one of some numbers of words, [B], in proportion to `shares` and to how likely the policy finds each;
+        where it has no counts, among the FEW smallest."""
+        return draw_one(lengths[: FEW + 1], torch.tensor([shares[: FEW + 1]], dtype=torch.float64), u)
+
     def rank_between(self, ranks: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         """Numbers of words from `low` to `high` by their rank [B], 0 the likeliest: a beam of lengths."""
         raise UsageError("this model writes the end of its texts itself: it has no beam of lengths.")
@@ -126,6 +133,13 @@ class DrawnLength(LengthPolicy):
         order = chances.sort(stable=True, dim=-1, descending=True).indices + low  # of equal ones the shorter
         return order.expand(len(ranks), -1).gather(1, ranks.clamp(max=high - low).unsqueeze(1)).squeeze(1)
 
+    def draw_among(
+        self, u: Tensor, lengths: Sequence[int], shares: Sequence[float], condition: Condition = UNCONDITIONAL
+    ) -> Tensor:
+        chances = self.chances_between(lengths[0], lengths[-1], condition).double()
+        chances = chances[:, [n - lengths[0] for n in lengths]] * torch.tensor(shares).to(chances)
+        return draw_one(lengths, chances, u)
+
     def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         """p(length) up to a factor, of every length from `low` to `high`, [1 or B, high − low + 1]."""
         return observed_counts(self.counts[low - 1 : high].double()).unsqueeze(0)
@@ -135,6 +149,14 @@ class DrawnLength(LengthPolicy):
 
     def words(self, row: list[int]) -> list[int]:
         return row
+
+
+def draw_one(lengths: Sequence[int], chances: Tensor, u: Tensor) -> Tensor:
+    """One of some lengths for every number in u [B], by chances [1 or B, N] up to a factor; alike, if all are 0."""
+    chances = chances.to(u.device)
+    sums = torch.where(chances.sum(-1, keepdim=True) > 0, chances, 1.0).cumsum(-1)
+    chosen = (sums <= u.double().unsqueeze(1) * sums[:, -1:]).sum(-1).clamp(max=len(lengths) - 1)
+    return torch.tensor(lengths, device=u.device)[chosen]
 
 
 def observed_counts(smoothed: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from difflm.diffusion.processes.discrete import draw_states, draw_transition, expand_to
+from difflm.diffusion.base import Belief
+from difflm.diffusion.processes.discrete import certain_logits, draw_states, draw_transition, expand_to
 from difflm.diffusion.samplers.steps import Step, StepState
 
 REMASK = 0.02  # share of the words that is masked again in a step, at most
@@ -22,7 +23,8 @@ SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and 
 
 def ancestral(now: StepState) -> Tensor:
     """Draw x_s ~ p(x_s | x_t), over as many levels of the chain as lie between (Austin et al., 2021)."""
-    return draw_transition(now.process.reverse(now.x, now.belief, now.t, now.s), now.x, now.noise())
+    fresh = now.noise()
+    return draw_transition(now.process.reverse(now.x, drawn_belief(now, fresh), now.t, now.s), now.x, fresh)
 
 
 def truncated(now: StepState) -> Tensor:
@@ -74,7 +76,7 @@ def gibbs(now: StepState) -> Tensor:
     left = torch.where(ends(now), 0, (masked(now).sum(-1) - 1).clamp(min=0))
     late = expand_to(now.t <= BURNT_IN, now.belief.logits, now.belief.logits > 0)
     logits = torch.where(late, keep_likeliest(now.belief.logits, LIKELY), now.belief.logits)
-    x = written(now, draw_states(logits.softmax(-1), fresh), fresh[..., 0], left)
+    x = written(now, words_of(now, fresh, logits), fresh[..., 0], left)
     again = (x != now.process.mask_id).all(-1, keepdim=True) & ~ends(now).unsqueeze(-1)
     rank = fresh[..., 0] if now.free is None else fresh[..., 0].masked_fill(~now.free, -1.0)
     place = rank.argmax(-1, keepdim=True)
@@ -86,7 +88,7 @@ def self_correct(now: StepState) -> Tensor:
     """Ancestral steps while time passes. Where it stands still, at SETTLED, a word each is drawn from the context at a
     low temperature, and the likeliest that differs from what stands takes its place (von Rütte et al., 2025)."""
     process, x, fresh = now.process, now.x, now.noise()
-    moved = draw_transition(process.reverse(x, now.belief, now.t, now.s), x, fresh)
+    moved = draw_transition(process.reverse(x, drawn_belief(now, fresh), now.t, now.s), x, fresh)
     share = (now.belief.context / COLD).softmax(-1)
     words = draw_states(share, fresh)
     gain = share.gather(-1, words.unsqueeze(-1)).squeeze(-1) * (words != x)
@@ -107,9 +109,25 @@ def keep_likeliest(logits: Tensor, count: int) -> Tensor:
     return torch.full_like(logits, float("-inf")).scatter(-1, best.indices, best.values)
 
 
-def words_of(now: StepState, fresh: Tensor) -> Tensor:
-    """A word each from the belief, [B, L]."""
-    return draw_states(now.belief.logits.softmax(-1), fresh)
+def words_of(now: StepState, fresh: Tensor, logits: Tensor | None = None) -> Tensor:
+    """A word each from the belief, or from other logits, [B, L]; those that are drawn together instead, where they
+    are."""
+    words = draw_states((now.belief.logits if logits is None else logits).softmax(-1), fresh)
+    if now.belief.draw is None:
+        return words
+    together = now.belief.draw(fresh[..., 2])
+    return torch.where(together >= 0, together, words)
+
+
+def drawn_belief(now: StepState, fresh: Tensor) -> Belief:
+    """The belief, sure of words that are drawn together: x_s then follows q(x_s | x_t, x_0). Their random number is
+    the third, since the first two move x_t."""
+    belief = now.belief
+    if belief.draw is None:
+        return belief
+    together = belief.draw(fresh[..., 2])
+    sure = certain_logits(together.clamp(min=0), belief.logits.shape[-1], belief.logits.dtype)
+    return belief.with_logits(torch.where((together >= 0).unsqueeze(-1), sure, belief.logits))
 
 
 def masked(now: StepState) -> Tensor:

@@ -2,8 +2,9 @@
 2023, section 3.3)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from difflm.diffusion.base import Belief
@@ -18,7 +19,7 @@ class TopP:
     share: float
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        return belief.with_logits(keep_top_p(belief.logits, self.share))
+        return replace(belief, logits=keep_top_p(belief.logits, self.share))
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class Sample:
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         chances, u = belief.logits.softmax(-1), self.uniform()
         drawn = draw_by_inverse_cdf(chances.flatten(0, 1), u.flatten()).view(u.shape)
+        if belief.draw is not None:
+            together = belief.draw(u)
+            drawn = torch.where(together >= 0, together, drawn)
         return belief.with_state(self.codec.encode(drawn), drawn)
 
 

@@ -1,0 +1,129 @@
+"""Patterns: regular expressions that the whole printed text matches, exactly."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from difflm.controls.base import Canvas, Check, Control, ModelInfo
+from difflm.controls.exact import Avoid, Infill, spell_variants
+from difflm.data.regular import MAX_COUNT, compile_characters, count_paths, parse_pattern
+from difflm.data.token_automata import TokenAutomaton, compile_pattern, intersect
+from difflm.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from difflm.diffusion.codecs import Codec
+    from difflm.diffusion.forward_backward import TokenChain
+    from difflm.diffusion.samplers.loop import Transform
+
+MAX_PATHS = 100_000  # ways to read a text, from which on `re`, which may try them all, is not asked
+
+
+@dataclass(frozen=True)
+class Pattern(Control):
+    """A regular expression that the whole text matches: a subset of Python's syntax."""
+
+    regex: str
+    name = "pattern"
+    reads_text = True
+
+    def prepare(self, info: ModelInfo) -> None:
+        compile_pattern(self.regex, info.tokenizer)
+
+    def check(self, text: Sequence[str]) -> Check:
+        """By `re`, of the printed text; where that might try ways without end, by an automaton of this text alone."""
+        assert isinstance(text, str)
+        if count_paths(parse_pattern(self.regex), text, MAX_PATHS) <= MAX_PATHS:
+            matches, checker = re.fullmatch(self.regex, text) is not None, "re.fullmatch"
+        else:
+            matches, checker = compile_characters(self.regex, text).accepts(text), "an automaton over characters"
+        return Check(matches, float(matches), checker)
+
+
+@dataclass(frozen=True)
+class WordCount(Pattern):
+    """So many words, or from `low` to `high`: what stands between spaces, whatever a model's tokens are."""
+
+    regex: str = field(init=False)
+    low: int
+    high: int | None = None
+    name = "words"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.most <= MAX_COUNT:
+            raise UsageError(f"words: give a number such as 12 or 8-12, from 1 to {MAX_COUNT}, not {self.target}.")
+        object.__setattr__(self, "regex", rf"\S+( \S+){{{self.low - 1},{self.most - 1}}}")
+
+    @classmethod
+    def parse(cls, value: str) -> "WordCount":
+        found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", value.strip())
+        if found is None:
+            raise UsageError(f"words: give a number such as 12 or 8-12, not {value!r}.")
+        return cls(int(found[1]), int(found[2]) if found[2] else None)
+
+    @property
+    def most(self) -> int:
+        return self.low if self.high is None else self.high
+
+    @property
+    def target(self) -> str:
+        return str(self.low) if self.high is None else f"{self.low}-{self.high}"
+
+    def check(self, text: Sequence[str]) -> Check:
+        assert isinstance(text, str)
+        kept = self.low <= len(text.split()) <= self.most
+        return Check(kept, float(kept), "words between spaces of the printed text")
+
+
+@dataclass(frozen=True)
+class BoundPattern:
+    """All patterns of a request, for one vocabulary."""
+
+    automaton: TokenAutomaton
+    lengths: Sequence[int]  # numbers of tokens of texts that match
+    shares: Sequence[float]  # how likely texts of these lengths do
+
+    def rule(self, codec: "Codec", canvas: Canvas) -> "Transform":
+        from difflm.controls.rules import ImposePattern
+
+        chain = chain_of(self.automaton, canvas.mask.device)
+        return ImposePattern(codec, chain, canvas.mask & ~canvas.settled)
+
+
+def join_patterns(
+    patterns: Sequence[Pattern],
+    controls: Sequence[Control],
+    info: ModelInfo,
+    words: int | None,
+    least: int,
+    bias: "torch.Tensor",
+) -> BoundPattern:
+    """The patterns as one, of texts with `words` tokens, or at least so many; what cannot stand beside a pattern is
+    refused. `bias` [V] are the log frequencies of tokens."""
+    for control in controls:
+        if isinstance(control, Infill) or control.name in ("contains", "edit"):
+            raise UsageError(f"{control.name} and pattern exclude each other: write the words into the pattern.")
+    avoided = [spell for c in controls if isinstance(c, Avoid) for spell in spell_variants(c.word, info)]
+    if avoided and not info.whole_words:
+        raise UsageError("avoid and pattern exclude each other where a model writes pieces of words.")
+    banned = frozenset(ids[0] for ids in avoided)
+    automaton = reduce(intersect, (compile_pattern(one.regex, info.tokenizer, banned) for one in patterns))
+    found = [n for n in automaton.lengths(info.max_words) if n >= least and words in (None, n)]
+    if not found:
+        what = f"with {words} {info.unit}" if words is not None else f"of up to {info.max_words} {info.unit}"
+        raise UsageError(f"{' and '.join(map(str, patterns))}: no text {what} matches.")
+    frequencies = bias.detach().double().softmax(-1).cpu().numpy()
+    return BoundPattern(automaton, found, automaton.length_shares(found, frequencies))
+
+
+def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain":
+    """The automaton as tensors."""
+    import torch
+
+    from difflm.diffusion.forward_backward import TokenChain
+
+    parts = (automaton.classes, automaton.table, automaton.accepting, automaton.edges.T)
+    return TokenChain(*(torch.tensor(part, device=device) for part in parts))

@@ -1,0 +1,394 @@
+"""Regular expressions as automata over characters: a subset of Python's syntax, read once and without backtracking.
+
+A pattern speaks of the whole text, as `re.fullmatch` does. A language that is not regular cannot be written in it, and
+whatever would make too large an automaton is refused, however it is spelt."""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from difflm.errors import UsageError
+
+MAX_LENGTH = 2000  # characters of a pattern
+MAX_DEPTH = 40  # groups inside of groups
+MAX_COUNT = 1000  # repetitions that a number asks for
+MAX_STATES = 1000  # of the automaton
+MAX_WORK = 500_000  # steps of building it: well below a second
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+NAMED: Mapping[str, Callable[[str], bool]] = {
+    "d": str.isdecimal,
+    "w": lambda char: char.isalnum() or char == "_",
+    "s": str.isspace,
+}
+CONTROLS = {"n": "\n", "t": "\t", "r": "\r"}
+COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+
+
+# -- the syntax tree ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chars:
+    """One character: of some ranges or some named sets (a capital for all others), or none of them."""
+
+    ranges: tuple[tuple[str, str], ...] = ()
+    named: str = ""
+    negated: bool = False
+
+    def members(self, alphabet: Sequence[str]) -> Array:
+        """Whether each character of a sorted alphabet is meant."""
+        found = np.zeros(len(alphabet), dtype=bool)
+        for first, last in self.ranges:
+            found[bisect_left(alphabet, first) : bisect_right(alphabet, last)] = True
+        for name in self.named:
+            found |= np.array([NAMED[name.lower()](char) != name.isupper() for char in alphabet], dtype=bool)
+        return ~found if self.negated else found
+
+
+@dataclass(frozen=True)
+class Sequenced:
+    parts: tuple["Node", ...]
+
+
+@dataclass(frozen=True)
+class Either:
+    parts: tuple["Node", ...]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    part: "Node"
+    least: int
+    most: int | None
+
+
+Node = Chars | Sequenced | Either | Repeated
+ANY = Chars((("\n", "\n"),), negated=True)
+
+
+def parse_pattern(pattern: str) -> Node:
+    if len(pattern) > MAX_LENGTH:
+        raise UsageError(f"pattern: it has {len(pattern)} characters; at most {MAX_LENGTH} are read.")
+    parser = Parser(pattern)
+    tree = parser.read_either(0)
+    if parser.at < len(pattern):
+        parser.refuse("a closing bracket has no opening one")
+    return tree
+
+
+class Parser:
+    """Reads from left to right; nothing is tried twice."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern, self.at = pattern, 0
+
+    def refuse(self, reason: str) -> NoReturn:
+        raise UsageError(f"pattern, character {self.at + 1}: {reason}.")
+
+    @property
+    def next(self) -> str:
+        return self.pattern[self.at : self.at + 1]
+
+    def take(self) -> str:
+        if not self.next:
+            self.refuse("the pattern ends too early")
+        self.at += 1
+        return self.pattern[self.at - 1]
+
+    def read_either(self, depth: int) -> Node:
+        if depth > MAX_DEPTH:
+            self.refuse(f"more than {MAX_DEPTH} groups stand inside of each other")
+        parts = [self.read_sequence(depth)]
+        while self.next == "|":
+            self.at += 1
+            parts.append(self.read_sequence(depth))
+        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+
+    def read_sequence(self, depth: int) -> Node:
+        parts: list[Node] = []
+        while self.next and self.next not in "|)":
+            parts.append(self.read_repeats(self.read_one(depth)))
+        return Sequenced(tuple(parts))
+
+    def read_one(self, depth: int) -> Node:
+        char = self.next
+        if char in "*+?{":
+            self.refuse(f"{char!r} repeats nothing here; \\{char} is the sign itself")
+        if char in "^$":
+            self.refuse(f"{char!r} is not needed: a pattern is of the whole text; \\{char} is the sign itself")
+        self.at += 1
+        if char == "(":
+            if self.next == "?":
+                if self.pattern[self.at : self.at + 2] != "?:":
+                    self.refuse("of groups that begin with ?, only (?:…) is known")
+                self.at += 2
+            inner = self.read_either(depth + 1)
+            if self.next != ")":
+                self.refuse("a closing bracket is missing")
+            self.at += 1
+            return inner
+        if char == "[":
+            return self.read_set()
+        if char == ".":
+            return ANY
+        return self.read_escape() if char == "\\" else Chars(((char, char),))
+
+    def read_repeats(self, part: Node) -> Node:
+        least, most = 1, None
+        if self.next and self.next in "*+?":
+            sign = self.take()
+            least, most = int(sign == "+"), 1 if sign == "?" else None
+        elif self.next == "{":
+            found = COUNT.match(self.pattern, self.at)
+            if found is None or not (found[1] or found[3]):
+                self.refuse("a number such as {3} or {2,5} is expected; \\{ is the sign itself")
+            low, comma, high = found.groups()
+            if len(low) > 4 or len(high) > 4 or max(int(low or 0), int(high or 0)) > MAX_COUNT:
+                self.refuse(f"at most {MAX_COUNT} repetitions can be asked for")
+            least, most = int(low or 0), int(high) if high else None if comma else int(low)
+            if most is not None and most < least:
+                self.refuse(f"{{{least},{most}}} has its larger number first")
+            self.at = found.end()
+        else:
+            return part
+        if self.next and self.next in "*+?{":
+            self.refuse("a repetition is repeated: put it into a group")
+        return Repeated(part, least, most)
+
+    def read_escape(self) -> Chars:
+        char = self.take()
+        if char.lower() in NAMED:
+            return Chars(named=char)
+        if char in CONTROLS:
+            return Chars(((CONTROLS[char], CONTROLS[char]),))
+        if char.isalnum():
+            self.at -= 1
+            self.refuse(f"\\{char} is not known; \\d \\w \\s \\D \\W \\S \\n \\t \\r are, and \\ before a sign")
+        return Chars(((char, char),))
+
+    def read_set(self) -> Chars:
+        negated = self.next == "^"
+        self.at += negated
+        ranges, named = list[tuple[str, str]](), ""
+        while self.next != "]" or not (ranges or named):
+            if self.next in ("[", "]") or self.pattern[self.at : self.at + 2] in ("--", "&&", "~~", "||"):
+                self.refuse(f"inside of [ ] write \\{self.next}")
+            first = self.read_member()
+            if self.next == "-" and self.pattern[self.at + 1 : self.at + 2] != "]" and not first.named:
+                self.at += 1
+                last = self.read_member()
+                if last.named or last.ranges[0][0] < first.ranges[0][0]:
+                    self.refuse("a range such as a-z has its smaller end first")
+                first = Chars(((first.ranges[0][0], last.ranges[0][0]),))
+            ranges, named = [*ranges, *first.ranges], named + first.named
+        self.at += 1
+        return Chars(tuple(ranges), named, negated)
+
+    def read_member(self) -> Chars:
+        char = self.take()
+        return self.read_escape() if char == "\\" else Chars(((char, char),))
+
+
+# -- from the tree to an automaton -------------------------------------------------------------------------------------
+
+
+class Thompson:
+    """A nondeterministic automaton with free moves (Thompson, 1968); state 0 is its start."""
+
+    def __init__(self, tree: Node) -> None:
+        self.reads: list[list[tuple[Chars, int]]] = [[]]
+        self.free: list[list[int]] = [[]]
+        self.work = 0
+        self.end = self.add(tree, 0)
+
+    def spend(self, work: int = 1) -> None:
+        self.work += work
+        if self.work > MAX_WORK:
+            raise UsageError("pattern: it is too large; fewer or smaller repetitions make it smaller.")
+
+    def new_state(self) -> int:
+        self.reads.append([])
+        self.free.append([])
+        return len(self.reads) - 1
+
+    def add(self, node: Node, start: int) -> int:
+        """The state in which `node`, begun in `start`, ends."""
+        self.spend(10)
+        if isinstance(node, Chars):
+            end = self.new_state()
+            self.reads[start].append((node, end))
+            return end
+        if isinstance(node, Sequenced):
+            for part in node.parts:
+                start = self.add(part, start)
+            return start
+        if isinstance(node, Either):
+            end = self.new_state()
+            for part in node.parts:
+                self.free[start].append(own := self.new_state())
+                self.free[self.add(part, own)].append(end)
+            return end
+        for _ in range(node.least):
+            start = self.add(node.part, start)
+        end = self.new_state()
+        self.free[start].append(end)
+        if node.most is None:  # a loop through `end`
+            self.free[self.add(node.part, end)].append(end)
+            return end
+        for _ in range(node.most - node.least):
+            start = self.add(node.part, start)
+            self.free[start].append(end)
+        return end
+
+    def closure(self, states: Iterable[int]) -> frozenset[int]:
+        """The states that are reached without reading."""
+        found, left = set(states), list(states)
+        while left:
+            for state in self.free[left.pop()]:
+                self.spend()
+                if state not in found:
+                    found.add(state)
+                    left.append(state)
+        return frozenset(found)
+
+
+@dataclass(frozen=True)
+class CharacterAutomaton:
+    """The smallest deterministic automaton of a pattern; state 0 is its start, and the last one is never left.
+    Characters that it does not tell apart share a column."""
+
+    columns: Mapping[str, int]
+    table: Array  # [states, columns]
+    accepting: Array  # [states]
+
+    def accepts(self, text: str) -> bool:
+        state = 0
+        for char in text:
+            state = self.table[state, self.columns[char]] if char in self.columns else len(self.table) - 1
+        return bool(self.accepting[state])
+
+
+def compile_characters(pattern: str, characters: Iterable[str]) -> CharacterAutomaton:
+    """The automaton of a pattern over these characters; texts with others are not accepted."""
+    found, alphabet = Thompson(parse_pattern(pattern)), sorted({*characters})
+    sets = list({chars: None for reads in found.reads for chars, _ in reads})
+    members = np.array([chars.members(alphabet) for chars in sets], dtype=bool).reshape(len(sets), len(alphabet))
+    columns = number_rows(members.T)
+    meant = {chars: np.unique(columns[row]).tolist() for chars, row in zip(sets, members, strict=True)}
+    numbers, rows = {found.closure([0]): 0}, list[dict[int, int]]()
+    left = list(numbers)
+    while left:
+        subset, to = left.pop(0), dict[int, set[int]]()
+        for state in subset:
+            for chars, end in found.reads[state]:
+                found.spend(1 + len(meant[chars]))
+                for column in meant[chars]:
+                    to.setdefault(column, set()).add(end)
+        rows.append({})
+        for column, ends in to.items():
+            closed = found.closure(ends)
+            if closed not in numbers:
+                numbers[closed] = len(numbers)
+                left.append(closed)
+            rows[-1][column] = numbers[closed]
+        if len(numbers) > MAX_STATES:
+            raise UsageError(f"pattern: it is too large; its automaton has more than {MAX_STATES} states.")
+    table = np.full((len(rows) + 1, int(columns.max(initial=-1)) + 1), len(rows))
+    for state, row in enumerate(rows):
+        table[state, list(row)] = list(row.values())
+    accepting = np.array([*(found.end in subset for subset in numbers), False])
+    return CharacterAutomaton(dict(zip(alphabet, columns.tolist(), strict=True)), *minimise(table, accepting))
+
+
+def minimise(table: Array, accepting: Array) -> tuple[Array, Array]:
+    """The same automaton with as few states as possible: those that are reached from 0 and reach the end, no two of
+    them alike (Moore, 1956), and a last one that stands for all others."""
+    dead = len(table)
+    table, accepting = np.vstack([table, np.full(table.shape[1], dead)]), np.append(accepting, False)
+    reached, useful = np.arange(dead + 1) == 0, accepting.copy()
+    while not reached[table[reached]].all():
+        reached[table[reached]] = True
+    while (more := useful | useful[table].any(1)).sum() > useful.sum():
+        useful = more
+    kept = reached & useful
+    table = np.where(kept[table] & kept[:, None], table, dead)
+    labels = refine(table, accepting & kept)
+    order = dict.fromkeys(labels[:-1][kept[:-1]].tolist())  # by first appearance: 0 stays the start, where it is kept
+    first = [int(np.flatnonzero(labels == label)[0]) for label in order]
+    number = np.full(int(labels.max()) + 1, len(first))
+    number[list(order)] = np.arange(len(first))
+    chosen = [*first, dead]
+    return number[labels[table[chosen]]], (accepting & kept)[chosen]
+
+
+def refine(table: Array, labels: Array) -> Array:
+    """The coarsest partition of states that tells apart what `labels` do, now or after any steps."""
+    labels = number_rows(labels[:, None])
+    while True:
+        finer = number_rows(np.column_stack([labels, labels[table]]))
+        if finer.max() == labels.max():
+            return finer
+        labels = finer
+
+
+def number_rows(rows: Array) -> Array:
+    """Equal numbers for equal rows, by first appearance."""
+    numbers: dict[bytes, int] = {}
+    rows = np.ascontiguousarray(rows)
+    return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows], dtype=np.int64)
+
+
+# -- what another matcher would have to do ----------------------------------------------------------------------
+
+
+def count_paths(tree: Node, text: str, most: int) -> int:
+    """How many ways there are to read beginnings of a text: as many as a matcher that backtracks may have to try. It
+    is not counted beyond `most`."""
+    counted = [0]
+    follow_paths(tree, text, {0: 1}, counted, most)
+    return counted[0]
+
+
+def follow_paths(node: Node, text: str, starts: dict[int, int], counted: list[int], most: int) -> dict[int, int]:
+    """Where a part ends that begins at `starts`, and in how many ways; nowhere, once too many were counted."""
+    counted[0] += sum(starts.values())
+    if counted[0] > most or not starts:
+        return {}
+    ends: dict[int, int] = {}
+    if isinstance(node, Chars):
+        return {at + 1: ways for at, ways in starts.items() if at < len(text) and is_member(node, text[at])}
+    if isinstance(node, Sequenced):
+        for part in node.parts:
+            starts = follow_paths(part, text, starts, counted, most)
+        return starts
+    if isinstance(node, Either):
+        for part in node.parts:
+            add_paths(ends, follow_paths(part, text, starts, counted, most))
+        return ends
+    for _ in range(node.least):
+        starts = follow_paths(node.part, text, starts, counted, most)
+    add_paths(ends, starts)
+    for _ in range(len(text) if node.most is None else node.most - node.least):
+        if not starts:
+            break
+        after, first = follow_paths(node.part, text, starts, counted, most), min(starts)
+        starts = {at: ways for at, ways in after.items() if at > first}  # what reads nothing repeats nothing
+        add_paths(ends, starts)
+    return ends
+
+
+def add_paths(ends: dict[int, int], more: Mapping[int, int]) -> None:
+    for at, ways in more.items():
+        ends[at] = ends.get(at, 0) + ways
+
+
+@lru_cache(maxsize=1 << 12)
+def is_member(chars: Chars, char: str) -> bool:
+    return bool(chars.members([char])[0])

@@ -1,0 +1,226 @@
+"""Automata over the tokens of a vocabulary: which sequences of them print a text that matches a pattern."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from difflm.data.regular import Array, CharacterAutomaton, compile_characters, minimise, number_rows, refine
+from difflm.data.tokenizers import SPECIALS, Bpe, Characters, Tokenizer, Words
+from difflm.data.words import extend_run, reads_back, word_shape
+from difflm.errors import UsageError
+
+MAX_SIZE = 200_000  # states times classes of tokens
+MAX_RAW = 20_000  # states before the smallest automaton is found
+Context = tuple[tuple[str, ...], bool]  # the last words since a space, and whether they are read back as they are
+NEWLINE = ("\n",)
+GLUE, SPACE, NEVER = 0, 1, 2  # what stands before a word
+
+
+@dataclass(frozen=True)
+class TokenAutomaton:
+    """State 0 is the start, the last one is never left. Tokens that it does not tell apart share a class; those of the
+    last class are never read."""
+
+    classes: Array  # [V]
+    table: Array  # [states, classes]
+    accepting: Array  # [states]
+
+    @cached_property
+    def edges(self) -> Array:
+        """(from, class, to) of all transitions, [E, 3]."""
+        dead = len(self.table) - 1
+        begin, kind = np.nonzero(self.table != dead)
+        return np.stack([begin, kind, self.table[begin, kind]], 1)
+
+    def lengths(self, most: int) -> list[int]:
+        """The numbers of tokens, up to `most`, of which there is an accepted sequence."""
+        reached, found = np.arange(len(self.table)) == 0, list[int]()
+        for n in range(1, most + 1):
+            reached = np.isin(np.arange(len(self.table)), self.table[reached])
+            reached[-1] = False
+            if reached[self.accepting].any():
+                found.append(n)
+        return found
+
+    def length_shares(self, lengths: Sequence[int], frequencies: Array) -> list[float]:
+        """How likely texts of these lengths are accepted, if their tokens are independent, relative to the likeliest:
+        twenty tokens hardly ever make three words."""
+        own = np.bincount(self.classes, frequencies, self.table.shape[1])
+        begin, kind, end = self.edges.T
+        chances, nats, found = np.eye(1, len(self.table))[0], 0.0, dict[int, float]()
+        for n in range(1, max(lengths) + 1):
+            chances = np.bincount(end, chances[begin] * own[kind], len(self.table))
+            total = max(chances.sum(), 1e-300)
+            chances, nats = chances / total, nats + float(np.log(total))
+            found[n] = nats + float(np.log(max(chances[self.accepting].sum(), 1e-300)))
+        best = max(found[n] for n in lengths)
+        return [float(np.exp(found[n] - best)) for n in lengths]
+
+    def accepts(self, ids: Sequence[int]) -> bool:
+        state = 0
+        for token in ids:
+            state = self.table[state, self.classes[token]]
+        return bool(self.accepting[state])
+
+
+def smallest_automaton(columns: Sequence[Array | None], accepting: Array) -> TokenAutomaton:
+    """From what each token does to each state [states], None for one that is never read; the last state is dead."""
+    unread = np.full(len(accepting), len(accepting) - 1)
+    numbers = {unread.tobytes(): 0}
+    distinct, own = [unread], []
+    for column in columns:
+        key = unread.tobytes() if column is None else column.tobytes()
+        if key not in numbers:
+            assert column is not None
+            numbers[key] = len(distinct)
+            distinct.append(column)
+        own.append(numbers[key])
+    table, accepting = minimise(np.stack(distinct, 1), accepting)
+    kinds = number_rows(table.T)  # the first column is that of tokens which are never read
+    count = int(kinds.max()) + 1
+    first = [int(np.flatnonzero(kinds == kind)[0]) for kind in [*range(1, count), 0]]
+    if len(table) * count > MAX_SIZE:
+        raise UsageError(f"pattern: it is too large for this vocabulary: {len(table)} states, {count} classes.")
+    return TokenAutomaton((kinds[own] - 1) % count, table[:, first], accepting)
+
+
+@lru_cache(maxsize=64)
+def compile_pattern(pattern: str, tokenizer: Tokenizer, banned: frozenset[int] = frozenset()) -> TokenAutomaton:
+    """The automaton of a pattern over a vocabulary, in which `banned` tokens are not read."""
+    spelt = [None if i in banned else text for i, text in enumerate(readable_pieces(tokenizer), len(SPECIALS))]
+    characters = compile_characters(pattern, {" ", *(char for text in spelt if text for char in text)})
+    if len(characters.table) == 1:
+        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {pattern!r}.")
+    columns = list(spell_columns(characters, spelt))
+    if isinstance(tokenizer, Words):
+        found = space_words(characters, spelt, columns)
+    else:
+        found = smallest_automaton([None] * len(SPECIALS) + columns, characters.accepting)
+    if len(found.table) == 1:
+        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {pattern!r}.")
+    return found
+
+
+def readable_pieces(tokenizer: Tokenizer) -> list[str | None]:
+    """The text of every token but the specials; None: it is no text by itself, or its spacing depends on a whole
+    text."""
+    if isinstance(tokenizer, Words):
+        return [None if word_shape(word) is None else word for word in tokenizer.pieces]
+    if isinstance(tokenizer, Bpe | Characters):
+        return [None if any("\ud800" <= one <= "\udfff" for one in text) else text for text in tokenizer.spellings()]
+    raise UsageError(f"pattern: the {tokenizer.kind} tokenizer of this model does not say how its tokens are spelt.")
+
+
+def spell_columns(automaton: CharacterAutomaton, texts: Sequence[str | None]) -> Iterator[Array | None]:
+    """To which state each text leads from each state, [states]; beginnings that texts share are read once."""
+    table, same = automaton.table, np.arange(len(automaton.table))
+    found: dict[str, Array] = {}
+    read, maps = "", [same]
+    for text in sorted({text for text in texts if text}):
+        shared = next((k for k, (a, b) in enumerate(zip(read, text, strict=False)) if a != b), len(read))
+        del maps[shared + 1 :]
+        for char in text[shared:]:
+            maps.append(table[maps[-1], automaton.columns[char]])
+        read, found[text] = text, maps[-1]
+    return (found[text] if text else None for text in texts)
+
+
+# -- words, which are printed with spaces between them -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """What is printed before each word, as far as the words before it decide: a transducer, state 0 its start."""
+
+    shapes: Array  # [words] the shape of each word; −1: it is not read
+    before: Array  # [states, shapes] GLUE, SPACE or NEVER
+    table: Array  # [states, shapes]
+    ends: Array  # [states] whether a text may end there
+
+
+def follow(context: Context, shape: str, sample: Mapping[str, str]) -> tuple[int, Context]:
+    """What stands before a word of this shape, and the context that it leaves."""
+    run, decided = context
+    if shape == "\n":
+        return (GLUE if decided else NEVER), (NEWLINE, True)
+    if run in ((), NEWLINE):
+        return GLUE, ((shape,), True)
+    words = [sample[one] for one in (*run, shape)]
+    glued = extend_run(words[:-1], words[-1])
+    if not glued:
+        return (SPACE if glued is False and decided else NEVER), ((shape,), True)
+    read = reads_back(words)
+    # What was before the last word but one that begins with a letter or a digit has no say any more.
+    kept = max((k for k in range(len(words) - 1) if words[k][0].isalnum()), default=0)
+    return (GLUE if read or decided else NEVER), ((*run, shape)[kept:], read)
+
+
+@lru_cache(maxsize=4)
+def learn_spacing(words: tuple[str | None, ...]) -> Spacing:
+    """The spacing of `join_words` for these words. A run without spaces must be read back as it is written, which its
+    last words decide; a hyphen is undecided until a word follows it. What would be read otherwise is never written."""
+    shapes = [None if word is None else word_shape(word) for word in words]
+    sample = {shape: word for shape, word in zip(shapes, words, strict=True) if shape is not None and word is not None}
+    order = sorted(sample)
+    contexts: dict[Context, int] = {((), False): 0}
+    before, table = list[list[int]](), list[list[int]]()
+    left = list(contexts)
+    while left:
+        context = left.pop(0)
+        followers = [follow(context, shape, sample) for shape in order]
+        for _, after in followers:
+            if after not in contexts:
+                contexts[after] = len(contexts)
+                left.append(after)
+        before.append([sign for sign, _ in followers])
+        table.append([contexts[after] for _, after in followers])
+    ends = np.array([decided and run != NEWLINE for run, decided in contexts])
+    signs, steps = np.array(before), np.array(table)
+    labels = refine(steps, number_rows(np.column_stack([ends, signs])))
+    first = np.array([np.flatnonzero(labels == label)[0] for label in range(labels.max() + 1)])
+    numbers = {shape: k for k, shape in enumerate(order)}
+    own = np.array([-1 if shape is None else numbers[shape] for shape in shapes])
+    return Spacing(own, signs[first], labels[steps[first]], ends[first])
+
+
+def space_words(
+    characters: CharacterAutomaton, words: Sequence[str | None], columns: Sequence[Array | None]
+) -> TokenAutomaton:
+    """The automaton of words whose print, with its spaces, matches."""
+    spacing, states = learn_spacing(tuple(words)), len(characters.table)
+    if states * len(spacing.table) > MAX_RAW:
+        raise UsageError(f"pattern: it is too large for a vocabulary of words: {states} states.")
+    dead, space = states * len(spacing.table), characters.table[:, characters.columns[" "]]
+    lifted = list[Array | None]()
+    for shape, column in zip(spacing.shapes.tolist(), columns, strict=True):
+        if column is None or shape < 0:
+            lifted.append(None)
+            continue
+        sign, follows = spacing.before[:, shape], spacing.table[:, shape]
+        ends = np.where((sign == SPACE)[:, None], column[space], column)  # [spacings, states]
+        never = (ends == states - 1) | (sign == NEVER)[:, None]
+        lifted.append(np.append(np.where(never, dead, follows[:, None] * states + ends).ravel(), dead))
+    accepting = np.append((spacing.ends[:, None] & characters.accepting).ravel(), False)
+    return smallest_automaton([None] * len(SPECIALS) + lifted, accepting)
+
+
+# -- several at once -------------------------------------------------------------------------------------------------
+
+
+def intersect(one: TokenAutomaton, other: TokenAutomaton) -> TokenAutomaton:
+    """The automaton of what both accept."""
+    rows, columns = len(one.table), len(other.table)
+    if rows * columns > MAX_RAW:
+        raise UsageError(f"pattern: together they are too large: {rows} times {columns} states.")
+    pairs = number_rows(np.stack([one.classes, other.classes], 1))
+    dead = rows * columns
+    found = dict[int, Array]()
+    for pair, a, b in zip(pairs.tolist(), one.classes.tolist(), other.classes.tolist(), strict=True):
+        if pair not in found:
+            left, right = one.table[:, a, None], other.table[:, b]
+            never = (left == rows - 1) | (right == columns - 1)
+            found[pair] = np.append(np.where(never, dead, left * columns + right).ravel(), dead)
+    accepting = np.append((one.accepting[:, None] & other.accepting).ravel(), False)
+    return smallest_automaton([found[pair] for pair in pairs.tolist()], accepting)

@@ -1,0 +1,432 @@
+"""Patterns: automata against Python's `re`, forward–backward against enumeration, finished texts against both."""
+
+import re
+import time
+import warnings
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import tiny_run
+
+from difflm import Avoid, Contains, Infill, Length, Pattern, TextDiffusion, WordCount
+from difflm.controls.base import Canvas
+from difflm.controls.patterns import chain_of
+from difflm.data.regular import compile_characters, follow_paths, parse_pattern
+from difflm.data.token_automata import (
+    NEVER,
+    compile_pattern,
+    intersect,
+    learn_spacing,
+    readable_pieces,
+    smallest_automaton,
+)
+from difflm.data.tokenizers import Bpe, Characters
+from difflm.data.words import join_words
+from difflm.diffusion.base import Belief
+from difflm.diffusion.forward_backward import draw_accepted, likeliest_accepted, log_evidence, posterior_logits
+from difflm.errors import UsageError
+from difflm.models.recorded import capture_key, clone_tensors
+
+LETTERS = "abA1 .\n-é"
+
+# Patterns whose own texts are few and small, so that `re` does not backtrack for long.
+atoms = st.sampled_from(
+    ["a", "b", "A", ".", " ", r"\.", "-", "é", r"\d", r"\w", r"\S", r"\n", "[ab]", "[^a]", r"[\d-]", "[A-b]"]
+)
+patterns = st.recursive(
+    atoms,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map("".join),
+        st.lists(inner, min_size=1, max_size=3).map(lambda some: f"({'|'.join(some)})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,2}", "{,2}", "{2,}"])).map(
+            lambda p: f"(?:{p[0]}){p[1]}"
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@given(patterns, st.lists(st.text(LETTERS, max_size=5), min_size=5, max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_automata_accept_what_re_matches(pattern, texts):
+    automaton = compile_characters(pattern, LETTERS)
+    for text in [*texts, pattern, "", *LETTERS]:
+        expected = re.fullmatch(pattern, text) is not None and {*text} <= {*LETTERS}
+        assert automaton.accepts(text) == expected, (pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "states"),
+    [("(a|b)*abb", 4), ("a*", 1), ("(a|aa)+", 2), ("a{3,5}", 6), ("(a*)*b", 2), ("(?:a|b)(?:a|b)", 3), ("", 1)],
+)
+def test_automata_are_minimal(pattern, states):
+    """Sizes by hand, beside the one state that accepts nothing."""
+    assert len(compile_characters(pattern, "ab").table) == states + 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(a|b)*a(a|b){12}", "more than 1000 states"),
+        ("((a?){1000}){1000}", "too large"),
+        ("((((){1000}){1000}){1000}){1000}", "too large"),
+        ("(a?){1000}a{1000}", "too large"),
+        ("(" * 200 + "a" + ")" * 200, "groups stand inside"),
+        ("a" * 5000, "at most 2000"),
+        ("a{1001}", "at most 1000"),
+        ("a{99999999999999999999}", "at most 1000"),
+        ("a**", "repeated"),
+        ("a{3,2}", "larger number first"),
+        ("*a", "repeats nothing"),
+        ("^a$", "whole text"),
+        ("(a", "missing"),
+        ("a)", "no opening"),
+        ("[a", "too early"),
+        ("[b-a]", "smaller end first"),
+        (r"(a)\1", "not known"),
+        ("(?=a)b", "only"),
+        ("a\\", "too early"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_at_once(pattern, reason):
+    begun = time.perf_counter()
+    with pytest.raises(UsageError, match=reason) as refused:
+        compile_characters(pattern, map(chr, range(32, 1000)))
+    assert time.perf_counter() - begun < 1
+    assert "\n" not in str(refused.value)
+
+
+def test_sets_that_re_warns_of_are_refused():
+    for pattern in ("[[a]", "[a--b]", "[a&&b]", "[a||b]", "[]a]"):
+        with pytest.raises(UsageError):
+            compile_characters(pattern, "ab")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        re.compile(r"[\[a\-b&|]")
+    assert compile_characters(r"[\[a\-b&|]", "[-&").accepts("-")
+
+
+# -- tokens ----------------------------------------------------------------------------------------------------------
+
+E2E = TextDiffusion.from_pretrained("e2e").tokenizer
+SPACING = learn_spacing((*readable_pieces(E2E),))
+SIGNS = [w for w in E2E.pieces if not w.isalpha()]
+
+
+@given(st.lists(st.one_of(st.sampled_from(SIGNS), st.sampled_from(E2E.pieces[:150])), min_size=1, max_size=9))
+@settings(max_examples=200, deadline=None)
+def test_spacing_is_that_of_the_printed_text(words):
+    """What the transducer lets through is printed as it says."""
+    spacing = SPACING
+    state, text = 0, ""
+    for word in words:
+        shape = spacing.shapes[E2E.pieces.index(word)]
+        if shape < 0 or spacing.before[state, shape] == NEVER:
+            return
+        text += " " * int(spacing.before[state, shape]) + word
+        state = spacing.table[state, shape]
+    if spacing.ends[state]:
+        assert text == join_words(words)
+
+
+def test_real_texts_are_spaced_as_they_are():
+    texts = [
+        "The Eagle is a cheap, family-friendly pub near Burger King.",
+        "Cotto's price range is £20-25.",
+        "Loch Fyne: French food, 5 out of 5, less than £20; no kids.",
+    ]
+    for text in texts:
+        pattern = re.sub(r"([.?*+{}()|\[\]\\^$])", r"\\\1", text)
+        automaton = compile_pattern(pattern, E2E)
+        assert automaton.accepts(E2E.encode(text)), text
+        assert not automaton.accepts(E2E.encode(text)[:-1])
+
+
+@pytest.mark.parametrize("pattern", ["The .* is .*near.*", r"[^,]*\.", r"\w+( \w+){3}\.", ".*£[0-9]+.*"])
+def test_words_are_accepted_if_their_print_matches(pattern):
+    """Random texts, and one token more or fewer than the pattern wants."""
+    rng = np.random.default_rng(0)
+    automaton = compile_pattern(pattern, E2E)
+    some = E2E.encode("The Eagle is near a cheap £ 20 - 25 , pub . restaurant")
+    accepted = 0
+    for _ in range(400):
+        ids = (
+            automaton_walk(automaton, rng, some)
+            if rng.random() < 0.5
+            else rng.choice(some, rng.integers(1, 7)).tolist()
+        )
+        text, spaced = E2E.decode(ids), SPACING
+        state, ok = 0, True
+        for token in ids:
+            shape = spaced.shapes[token - 4]
+            ok &= bool(spaced.before[state, shape] != NEVER)
+            state = spaced.table[state, shape]
+        if ok and spaced.ends[state]:
+            accepted += automaton.accepts(ids)
+            assert automaton.accepts(ids) == (re.fullmatch(pattern, text) is not None), text
+    assert accepted > 20
+
+
+def automaton_walk(automaton, rng, some):
+    """A random accepted sequence of some tokens, or what came of it."""
+    ids, state = [], 0
+    for _ in range(12):
+        if automaton.accepting[state] and rng.random() < 0.3:
+            break
+        able = [t for t in some if automaton.table[state, automaton.classes[t]] < len(automaton.table) - 1]
+        if not able:
+            break
+        ids.append(int(rng.choice(able)))
+        state = automaton.table[state, automaton.classes[ids[-1]]]
+    return ids or [int(some[0])]
+
+
+TEXTS = ["the river is near 2026-11-16 and the riverside", "a café: the rivers' banks, 1999-01-02."] * 20
+PIECES = [Bpe.build(TEXTS, 320), Characters.build(TEXTS)]
+
+
+@pytest.mark.parametrize("tokenizer", PIECES, ids=lambda one: one.kind)
+@pytest.mark.parametrize("pattern", [r"\d{4}-\d{2}-\d{2}", ".*river.*", "[a-z]+( [a-z]+)*", "(the|a) .{3,9}"])
+def test_pieces_are_accepted_if_their_text_matches(tokenizer, pattern):
+    rng = np.random.default_rng(1)
+    automaton = compile_pattern(pattern, tokenizer)
+    for text in ["2026-11-16", "the river", "the riverside", "a café", "river", "the rivers banks", "2026-1-16"]:
+        assert automaton.accepts(tokenizer.encode(text)) == (re.fullmatch(pattern, text) is not None), text
+    for _ in range(100):
+        ids = automaton_walk(automaton, rng, range(4, tokenizer.size))
+        assert automaton.accepts(ids) == (re.fullmatch(pattern, tokenizer.decode(ids)) is not None)
+
+
+def test_lengths_are_those_of_accepted_texts():
+    letters = Characters(["a", "b"])
+    assert compile_pattern("(aab)+|b{4}", letters).lengths(10) == [3, 4, 6, 9]
+    both = intersect(compile_pattern("(aab)+|b{4}", letters), compile_pattern("a.{5}|b*", letters))
+    assert both.lengths(10) == [4, 6]
+    assert both.accepts(letters.encode("aabaab")) and not both.accepts(letters.encode("aab"))
+
+
+@pytest.mark.parametrize("pattern", ["x+", "[^ab]", "a[^\\w\\W]"])
+def test_an_empty_language_is_refused(pattern):
+    with pytest.raises(UsageError, match="no text"):
+        compile_pattern(pattern, Characters(["a", "b"]))
+
+
+# -- forward and backward ----------------------------------------------------------------------------------------------
+
+
+def random_case(seed, length=4, states=4, tokens=5):
+    """A random automaton that accepts something of this length, a belief, and every text with its log probability."""
+    rng = np.random.default_rng(seed)
+    while True:
+        table = np.where(rng.random((states, tokens)) < 0.4, states, rng.integers(0, states, (states, tokens)))
+        accepting = np.append(rng.random(states) < 0.5, False)
+        automaton = smallest_automaton([*np.vstack([table, np.full(tokens, states)]).T], accepting)
+        if length in automaton.lengths(length):
+            break
+    logits = torch.tensor(rng.normal(0, 3, (2, length, tokens)), dtype=torch.float32)
+    texts = torch.tensor([*product(range(tokens), repeat=length)])
+    accepted = torch.tensor([automaton.accepts(text) for text in texts.tolist()])
+    log_p = logits.double().log_softmax(-1)
+    nats = torch.stack([log_p[:, i, texts[:, i]] for i in range(length)]).sum(0)
+    return automaton, logits, texts[accepted], nats[:, accepted]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_forward_backward_is_enumeration(seed):
+    automaton, logits, texts, nats = random_case(seed)
+    chain, inside = chain_of(automaton, torch.device("cpu")), torch.ones(2, 4, dtype=torch.bool)
+    log_z = nats.logsumexp(-1)
+    torch.testing.assert_close(log_evidence(chain, logits, inside).double(), log_z, rtol=1e-5, atol=1e-5)
+    shares = (nats - log_z[:, None]).exp()
+    expected = torch.zeros(2, 4, 5, dtype=torch.double)
+    for i in range(4):
+        expected[:, i].index_add_(1, texts[:, i], shares)
+    found = posterior_logits(chain, logits, inside).softmax(-1).double()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert torch.equal(likeliest_accepted(chain, logits, inside), texts[nats.argmax(-1)])
+
+
+def test_joint_draws_have_the_law_of_rejection():
+    """Frequencies of whole texts; 20,000 draws are off by less than 4 standard deviations, 0.014."""
+    automaton, logits, texts, nats = random_case(3)
+    chain, draws = chain_of(automaton, torch.device("cpu")), 20_000
+    many, u = logits[:1].expand(draws, -1, -1), torch.rand(draws, 4, generator=torch.Generator().manual_seed(0))
+    drawn = draw_accepted(chain, many, torch.ones(draws, 4, dtype=torch.bool), u)
+    keys = lambda ids: (ids * 5 ** torch.arange(4)).sum(-1)  # noqa: E731
+    counts = (keys(drawn)[:, None] == keys(texts)).double().mean(0)
+    assert counts.sum() == 1
+    torch.testing.assert_close(counts, nats[0].softmax(-1), rtol=0, atol=0.014)
+
+
+def test_a_pattern_that_tells_nothing_changes_no_bit():
+    letters = Characters(["a", "b", "c"])
+    chain = chain_of(compile_pattern(".*", letters), torch.device("cpu"))
+    logits = torch.randn(2, 6, 7, generator=torch.Generator().manual_seed(0))
+    logits[..., :4] = float("-inf")
+    assert chain.table.shape == (2, 2)
+    assert torch.equal(posterior_logits(chain, logits, torch.ones(2, 6, dtype=torch.bool)), logits)
+
+
+def test_texts_of_different_lengths_stand_side_by_side():
+    """Positions outside of a text change nothing, wherever they are."""
+    automaton, logits, _, _ = random_case(5)
+    chain, inside = chain_of(automaton, torch.device("cpu")), torch.ones(2, 4, dtype=torch.bool)
+    wide, there = torch.randn(2, 7, 5), torch.tensor([False, True, True, False, True, True, False]).expand(2, 7)
+    wide[there] = logits.flatten(0, 1)
+    found = posterior_logits(chain, wide, there)
+    torch.testing.assert_close(found[there].view(2, 4, 5), posterior_logits(chain, logits, inside))
+    assert torch.equal(found[~there], wide[~there])
+    assert torch.equal(
+        likeliest_accepted(chain, wide, there)[there].view(2, 4), likeliest_accepted(chain, logits, inside)
+    )
+
+
+def test_extreme_beliefs_stay_numbers():
+    """Certain words, forbidden ones, bfloat16, and a belief that contradicts the pattern: the text still matches."""
+    letters = Characters(["a", "b"])
+    automaton = compile_pattern("(ab)+", letters)
+    chain, inside = chain_of(automaton, torch.device("cpu")), torch.ones(1, 200, dtype=torch.bool)
+    for logits in (torch.full((1, 200, 6), -1e4), torch.full((1, 200, 6), float("-inf"))):
+        logits[..., 4] = 0  # sure of a, everywhere
+        for dtype in (torch.float32, torch.bfloat16):
+            assert automaton.accepts(likeliest_accepted(chain, logits.to(dtype), inside)[0].tolist())
+            assert automaton.accepts(draw_accepted(chain, logits.to(dtype), inside, torch.rand(1, 200))[0].tolist())
+            found = posterior_logits(chain, logits.to(dtype), inside)
+            assert not found.isnan().any() and found.isfinite().any(-1).all()
+
+
+# -- finished texts ----------------------------------------------------------------------------------------------------
+
+FAMILIES = ["difflm", "diffusion-lm", "mdlm", "udlm"]
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("patterns")
+    made = {}
+    for method in FAMILIES:
+        run = tiny_run(folder, method, steps=1, validate_every=1, save_every=1)
+        made[method] = TextDiffusion.from_pretrained(run)
+    return made
+
+
+ASKED = [
+    r"The \w+ (pub|inn) .*\.",
+    r"[^,]*, and is cheap\.?",
+    r".*£30.*£30.*",
+    r"(\w+ ){3,5}\w+",
+    r"[A-Z]\w*( [a-z]+)+( [A-Z]\w*)?\.",
+    r"(red |old )+inn",
+    r"(\w{3} ){2,}\w{4}",
+]
+
+
+@pytest.mark.parametrize("method", FAMILIES)
+def test_finished_texts_match(untrained, method):
+    """Untrained models know nothing of the pattern, and obey it."""
+    for pattern in ASKED:
+        for text in untrained[method].generate(2, controls=[Pattern(pattern)], steps=3):
+            assert re.fullmatch(pattern, text.text), (pattern, text.text)
+            assert text.controls[0]["satisfied"]
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "confidence", "first-hitting", "threshold", "remask", "gibbs"])
+def test_no_order_of_writing_ends_nowhere(untrained, sampler):
+    """Words must fit each other from end to end, however many are written at once."""
+    pattern = r"(The red inn |A small pub )+(the river )*near"
+    for steps in (1, 4):
+        for text in untrained["mdlm"].generate(2, controls=[Pattern(pattern)], steps=steps, sampler=sampler):
+            assert re.fullmatch(pattern, text.text), text.text
+
+
+def test_other_controls_hold_beside_a_pattern(untrained):
+    for method in ("difflm", "mdlm"):
+        asked = [Pattern(r"[A-Z].*\."), Pattern(".*near.*"), WordCount(5, 7), Avoid("river"), Length(8)]
+        for text in untrained[method].generate(2, controls=asked, steps=3):
+            assert [one["satisfied"] for one in text.controls] == [True] * 5, text.text
+
+
+@pytest.mark.parametrize(
+    ("controls", "reason"),
+    [
+        ([Pattern("The .*"), Contains("river")], "exclude each other"),
+        ([Pattern("The .*"), Infill("The ___")], "exclude each other"),
+        ([Pattern("The inn"), Length(3)], "no text with 3 words matches"),
+        ([Pattern("The inn"), Avoid("inn")], "no text"),
+        ([Pattern("The .*"), Pattern("A .*")], "no text"),
+        ([Pattern("zebra")], "no text"),
+    ],
+)
+def test_contradictions_are_refused(untrained, controls, reason):
+    with pytest.raises(UsageError, match=reason):
+        untrained["mdlm"].generate(1, controls=controls)
+
+
+@pytest.mark.parametrize("method", FAMILIES)
+def test_requests_with_and_without_a_pattern_share_a_batch(untrained, method):
+    """Each gets the texts that it would get alone."""
+    lm, asked = untrained[method], [[Pattern(r"The inn (\w+ )*cheap"), Length(5)], [Avoid("inn")], [Length(5)]]
+    jobs = [lm.make_job(1, controls=controls, steps=2) for controls in asked]
+    together = {owner: texts[0].text for owner, texts in lm.run_jobs(jobs)}
+    assert [together[k] for k in range(3)] == [lm.generate(1, controls=c, steps=2)[0].text for c in asked]
+
+
+def test_lengths_are_drawn_among_those_that_match(untrained):
+    """Pairs of words have even lengths."""
+    plan = untrained["difflm"].plan_controls([Pattern(r"(\w+ \w+ )*\w+ \w+")])
+    assert {one.positions % 2 for one in plan.layouts(torch.arange(50), 0)[0]} == {0}
+
+
+def test_shares_of_lengths_are_those_of_independent_tokens():
+    automaton = random_case(7)[0]
+    p = np.array([0.1, 0.3, 0.2, 0.15, 0.25])
+    lengths = automaton.lengths(4)
+    expected = [
+        sum(p[[*text]].prod() for text in product(range(5), repeat=n) if automaton.accepts(text)) for n in lengths
+    ]
+    np.testing.assert_allclose(automaton.length_shares(lengths, p), np.array(expected) / max(expected))
+
+
+def test_a_check_does_not_backtrack_for_ever():
+    begun = time.perf_counter()
+    assert Pattern("(a|a)*(a|b)*c|a*").check("a" * 200).satisfied
+    assert not Pattern("(x+x+)+y").check("x" * 200).satisfied
+    assert Pattern("[a-z ]+").check("the river").checker == "re.fullmatch"
+    assert time.perf_counter() - begun < 1
+
+
+@pytest.mark.parametrize(("pattern", "ends"), [("a*", 5), ("(a|a)*", 31), ("(a*)*", 31), ("a*a*", 15), ("aaab|b", 0)])
+def test_ways_to_read_a_text_are_counted(pattern, ends):
+    """By hand, those of all beginnings of aaaa: Σ 2ⁿ⁻¹ splits, pairs of lengths."""
+    found = follow_paths(parse_pattern(pattern), "aaaa", {0: 1}, [0], 10**9)
+    assert sum(found.values()) >= ends and (ends > 0 or not found)
+
+
+@pytest.mark.parametrize("value", ["0", "5-3", "x", "", "2000", "-3"])
+def test_bad_word_counts_are_refused(value):
+    with pytest.raises(UsageError, match="words: give a number"):
+        WordCount.parse(value)
+
+
+def test_byte_pairs_follow_patterns(tmp_path):
+    run = tiny_run(tmp_path, "mdlm", steps=1, validate_every=1, save_every=1, tokenizer="bpe", vocabulary=300)
+    asked = [Pattern(r"(The|A) .*\."), WordCount(2, 3)]
+    for text in TextDiffusion.from_pretrained(run).generate(2, controls=asked, steps=3):
+        assert re.fullmatch(r"(The|A) .*\.", text.text) and len(text.text.split()) in (2, 3)
+
+
+def test_a_gpu_can_capture_the_rule(untrained):
+    """All of its tensors are found, and a copy of them does the same."""
+    plan = untrained["mdlm"].plan_controls([Pattern("The .*")])
+    mask = torch.ones(1, 6, dtype=torch.bool)
+    rule = plan.pattern.rule(plan.denoiser.codec, Canvas(mask, 0, ~mask))
+    belief = Belief(torch.randn(1, 6, plan.denoiser.codec.vocabulary))
+    found, again = rule(belief, mask, mask), clone_tensors(rule, {})(belief, mask, mask)
+    assert torch.equal(found.logits, again.logits) and torch.equal(found.words, again.words)
+    assert capture_key(rule) == capture_key(clone_tensors(rule, {}))
+    u = torch.rand(1, 6)
+    assert torch.equal(found.draw(u), again.draw(u))
