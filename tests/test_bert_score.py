@@ -32,6 +32,7 @@ def test_greedy_matches_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert"])
+@pytest.mark.long
 def test_a_text_is_its_own_best_match(tmp_path: Path, kind: str) -> None:
     score = BertScore(str(make_encoder(tmp_path / kind, kind, masked_lm=True)), CPU)
     same, other, either = score(

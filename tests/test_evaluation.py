@@ -231,6 +231,7 @@ def test_the_standard_error_is_the_spread_over_draws_of_texts():
     assert ratio(nats, tokens)[1] == pytest.approx(spread, rel=0.08)
 
 
+@pytest.mark.long
 def test_three_methods_in_one_report(tiny_runs):  # noqa: F811
     methods = ("diffusion-lm", "difflm", "autoregressive")
     lms = {method: TextDiffusion.from_pretrained(tiny_runs[method]) for method in methods}

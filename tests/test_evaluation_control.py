@@ -459,6 +459,7 @@ def test_what_cannot_be_measured_is_told_in_a_line(home, runs, capsys, more, tol
     assert len(complaint) == 1 and told in complaint[0]
 
 
+@pytest.mark.long
 def test_a_model_without_a_guide_is_told_so(home, runs, pairs, capsys):
     bare = tiny_run(home / "bare", "difflm", data=str(home / "texts.txt"), longest=48, steps=1)
     argv = ["evaluate", bare, "--task", "control", "--data", home, "--controls", "field", "--samples", 1]

@@ -101,6 +101,7 @@ def test_a_tree_that_wins_by_far_costs_nothing_whatever_is_padded():
 
 
 @pytest.mark.parametrize("kind", ["hashed", "pretrained"])
+@pytest.mark.long
 def test_padding_does_not_change_scores(kind, tmp_path):
     if kind == "pretrained":
         encoders = pytest.importorskip("benchmarks.encoders", reason="needs transformers")

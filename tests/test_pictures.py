@@ -301,6 +301,7 @@ def test_runs_that_noted_nothing_are_refused(tiny_runs, tmp_path):  # noqa: F811
 
 
 @drawing
+@pytest.mark.long
 def test_every_schedule_is_in_the_picture_light_or_dark(tmp_path):
     for dark, look in ((False, canvas.LIGHT), (True, canvas.DARK)):
         out = tmp_path / f"{dark}.png"

@@ -33,6 +33,7 @@ def rows_of(out: str) -> Iterator[dict]:
     return map(json.loads, out.splitlines())
 
 
+@pytest.mark.long
 def test_decoders_are_rows_beside_a_diffusion_run(home, capsys):
     """Each row has its successes, judge, diversity, cost and interval; what a rival cannot take has a reason."""
     argv = f"e2e judge --task control --data {home} --controls length,field --samples 1 --each 2 --steps 2"

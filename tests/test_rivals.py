@@ -264,6 +264,7 @@ def test_only_the_likeliest_words_are_asked_about(twin, classifier, monkeypatch)
     assert torch.equal(scores > float("-inf"), likeliest)
 
 
+@pytest.mark.long
 def test_it_learns_the_label_as_soon_as_a_word_tells_it(twin):
     """The label is that of the first word: before it the classifier knows the frequencies, behind it the label. The
     span of the last two words has it too, as soon as it is known, before they are there; other pairs are none."""

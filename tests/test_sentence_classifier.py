@@ -175,6 +175,7 @@ LONG = pytest.mark.long
     ("method", "most", "least"),
     [("ssd-lm", 3, 7), pytest.param("mdlm", 2, 4, marks=LONG), pytest.param("difflm", 1, 3, marks=LONG)],
 )
+@pytest.mark.long
 def test_it_steers_whatever_predicts_words(tiny_runs, cuisine, method, most, least):
     """Few of eight texts name the cuisine by chance; guided ones do. Without strength nothing changes."""
     lm = TextDiffusion.from_pretrained(tiny_runs[method]).guided_by(cuisine)

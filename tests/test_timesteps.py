@@ -147,6 +147,7 @@ def fitted() -> LearnedWarp:
     return warp
 
 
+@pytest.mark.long
 def test_warped_time_makes_the_loss_linear(fitted):
     u = torch.linspace(0, 1, 201)
 

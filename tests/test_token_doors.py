@@ -85,6 +85,7 @@ def test_what_is_no_bound_prints_no_perplexity(tiny_runs, capsys, tmp_path):
     assert "nats_per_token" not in said and "nats/token" not in said and "erplexity" not in said
 
 
+@pytest.mark.long
 def test_one_report_of_both_worlds(tiny_runs):
     """A bound where there is one, the network's calls as they were made, and no likelihood for BERT-Mouth."""
     names = ("difflm", "mdlm", "block-diffusion", "bert-mouth")

@@ -114,6 +114,7 @@ def test_the_way_and_the_place_are_those_that_the_belief_likes():
     assert rule(belief, torch.zeros(1), torch.zeros(1)).tokens.tolist() == [[8, 8, 5, 6], [7, 8, 8, 8]]
 
 
+@pytest.mark.long
 def test_a_wording_stands_where_its_tags_fit():
     """The one place for "kid - friendly", where spaCy calls *kid* an adverb; guidance alone has "moderately-friendly"
     in the second of these texts."""
