@@ -164,6 +164,7 @@ def test_characters_are_learned_from_each_side(tmp_path):
     assert tokenizer.pieces == sorted({*GREEK, " "}) and tokenizer.for_sources.pieces == sorted({*LATIN, " "})
 
 
+@pytest.mark.long
 def test_words_of_another_run_are_shared_whatever_the_texts(tmp_path, capsys):
     """So that the other run can rank what this one writes, though it learned from other texts."""
     first = train(tmp_path / "first", data=str(write_pairs(tmp_path / "pairs.jsonl", 40)), **ONE_STEP)
