@@ -215,6 +215,7 @@ def test_the_whole_way(runs, data, tmp_path, capsys):
     assert "roc-infill-twin, greedy:" in text
 
 
+@pytest.mark.long
 def test_one_candidate_and_a_file_of_figures(runs, data, tmp_path, capsys):
     out = tmp_path / "figures.jsonl"
     argv = ["evaluate", str(runs["roc"]), "--task", "infill", "--data", str(data), "--samples", "3", "--mbr", "1"]
@@ -257,6 +258,7 @@ def test_options_of_this_task_belong_to_it(capsys):
     assert "--rival belongs to --task infill" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_gaps_that_do_not_fit_are_left_out_and_told(runs, data):
     long = Gap("A b. " * 20, "C d.", ("x",))
     lm = TextDiffusion.from_pretrained(runs["roc-twin"])
@@ -287,6 +289,7 @@ def test_a_model_of_any_diffusion_method_can_be_asked(tmp_path, data):
     assert [row.figures["kept"] for row in report.rows] == [1.0, 1.0]
 
 
+@pytest.mark.long
 def test_sides_with_unknown_words_are_counted_as_kept(runs):
     """They stand as they were given, though an answer to a user leaves such a gap unjudged."""
     lm = TextDiffusion.from_pretrained(runs["roc"])

@@ -58,6 +58,12 @@ def run(tmp_path_factory) -> Path:
     return train(tmp_path_factory.mktemp("source"))
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory) -> Path:
+    """A run that has learned next to nothing."""
+    return train(tmp_path_factory.mktemp("begun"), steps=2)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["mdlm", "block-diffusion", "diff-glat"])
 def test_models_of_tokens_read_a_source_too(method, tmp_path):
@@ -92,8 +98,8 @@ def test_unseen_sequences_are_reversed_and_only_the_source_says_how(run, monkeyp
     assert lm.config["recipe"]["source_longest"] == 8 and lm.model.likelihood == "bound"
 
 
-def test_a_text_is_the_same_whatever_is_written_beside_it(run):
-    lm = TextDiffusion.from_pretrained(run)
+def test_a_text_is_the_same_whatever_is_written_beside_it(begun):
+    lm = TextDiffusion.from_pretrained(begun)
     alone = lm.generate(source="a b c d e f", steps=4)
     beside = lm.generate(source=["a b c d e f", "a b", "h h h h h", "g f"], steps=4)
     assert alone[0].text == beside[0].text
@@ -101,8 +107,8 @@ def test_a_text_is_the_same_whatever_is_written_beside_it(run):
     assert len(several) == 4 and several[0].text == alone[0].text
 
 
-def test_what_cannot_be_written_from_is_refused(run, tiny_runs):
-    lm = TextDiffusion.from_pretrained(run)
+def test_what_cannot_be_written_from_is_refused(begun, tiny_runs):
+    lm = TextDiffusion.from_pretrained(begun)
     with pytest.raises(UsageError, match=r"source 2 has 9 tokens; this model reads 8"):
         lm.generate(source=["a b", "a " * 9])
     with pytest.raises(UsageError, match="source 1 is empty"):
@@ -120,8 +126,8 @@ def test_candidates_and_controls_work_with_a_source(run):
     assert [len(text.tokens) for text in made] == [4, 4] and {text.denoiser_calls for text in made} == {9}
 
 
-def test_a_gpus_batches_hold_sources_of_several_lengths(run):
-    lm = TextDiffusion.from_pretrained(run)
+def test_a_gpus_batches_hold_sources_of_several_lengths(begun):
+    lm = TextDiffusion.from_pretrained(begun)
     job = lm.make_job(1, source=["a b c d e f", "a", "b c"])
     (batch,) = make_batches(lm.model, job.make_rows(lm.model), torch.device("cpu"), "cuda")
     assert batch.condition.source.shape == batch.condition.source_mask.shape == (3, 16)
