@@ -170,7 +170,7 @@ class Batches:
         sources: tuple[Ints | None, Ints | None] = (None, None)
         if (column := self.tokens.sources) is not None:
             sources = column.rows(chosen, smallest_width(self.source_widths, column.lengths[chosen]))
-        self.tokens.release()
+        self.tokens.release_pages()
         return Batch(
             *self.tokens.rows(chosen, width),
             *sources,

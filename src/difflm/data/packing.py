@@ -45,7 +45,7 @@ class PackedRows:
         numbered = np.zeros_like(place)
         np.cumsum(document[:, 1:] != document[:, :-1], axis=1, out=numbered[:, 1:])
         ids = np.where(there, self.tokens.ids[place].astype(np.int64), PAD)
-        self.tokens.release()
+        self.tokens.release_pages()
         return ids, there.sum(1), np.where(there, numbered, -1)
 
     def count(self, vocabulary: int) -> tuple[Ints, Ints]:

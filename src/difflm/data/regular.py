@@ -96,7 +96,7 @@ class Parser:
     def next(self) -> str:
         return self.pattern[self.at : self.at + 1]
 
-    def take(self) -> str:
+    def take_character(self) -> str:
         if not self.next:
             self.refuse("the pattern ends too early")
         self.at += 1
@@ -143,7 +143,7 @@ class Parser:
     def read_repeats(self, part: Node) -> Node:
         least, most = 1, None
         if self.next and self.next in "*+?":
-            sign = self.take()
+            sign = self.take_character()
             least, most = int(sign == "+"), 1 if sign == "?" else None
         elif self.next == "{":
             found = COUNT.match(self.pattern, self.at)
@@ -163,7 +163,7 @@ class Parser:
         return Repeated(part, least, most)
 
     def read_escape(self) -> Chars:
-        char = self.take()
+        char = self.take_character()
         if char.lower() in NAMED:
             return Chars(named=char)
         if char in CONTROLS:
@@ -192,7 +192,7 @@ class Parser:
         return Chars(tuple(ranges), named, negated)
 
     def read_member(self) -> Chars:
-        char = self.take()
+        char = self.take_character()
         return self.read_escape() if char == "\\" else Chars(((char, char),))
 
 
@@ -208,7 +208,7 @@ class Thompson:
         self.work = 0
         self.end = self.add(tree, 0)
 
-    def spend(self, work: int = 1) -> None:
+    def spend_work(self, work: int = 1) -> None:
         self.work += work
         if self.work > MAX_WORK:
             raise UsageError("pattern: it is too large; fewer or smaller repetitions make it smaller.")
@@ -220,7 +220,7 @@ class Thompson:
 
     def add(self, node: Node, start: int) -> int:
         """The state in which `node`, begun in `start`, ends."""
-        self.spend(10)
+        self.spend_work(10)
         if isinstance(node, Chars):
             end = self.new_state()
             self.reads[start].append((node, end))
@@ -252,7 +252,7 @@ class Thompson:
         found, left = set(states), list(states)
         while left:
             for state in self.free[left.pop()]:
-                self.spend()
+                self.spend_work()
                 if state not in found:
                     found.add(state)
                     left.append(state)
@@ -288,7 +288,7 @@ def compile_characters(pattern: str, characters: Iterable[str]) -> CharacterAuto
         subset, to = left.pop(0), dict[int, set[int]]()
         for state in subset:
             for chars, end in found.reads[state]:
-                found.spend(1 + len(meant[chars]))
+                found.spend_work(1 + len(meant[chars]))
                 for column in meant[chars]:
                     to.setdefault(column, set()).add(end)
         rows.append({})

@@ -65,7 +65,7 @@ class TokenColumn:
         """The tokens of a text as bytes: equal texts have equal keys."""
         return bytes(self.ids[self.offsets[index] : self.offsets[index + 1]].tobytes())
 
-    def release(self) -> None:
+    def release_pages(self) -> None:
         """Give back the memory of what was read so far, which the files hold: else it grows to the whole corpus."""
         for array in (self.ids, self.offsets):
             mapped = getattr(array.base, "obj", None)
@@ -153,10 +153,10 @@ class TokenFile(TokenColumn):
             return source[: place * size] + target + source[(place + 1) * size :]
         return self.sources.lengths[index].tobytes() + self.sources.key(index) + target
 
-    def release(self) -> None:
-        super().release()
+    def release_pages(self) -> None:
+        super().release_pages()
         if self.sources is not None:
-            self.sources.release()
+            self.sources.release_pages()
 
 
 def _map_column(directory: Path, meta: dict[str, Any], prefix: str) -> tuple[NDArray[Any], NDArray[Any]]:

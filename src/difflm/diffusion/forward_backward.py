@@ -38,7 +38,7 @@ class TokenChain:
         begin, kind, end = self.edges
         return scatter_logsumexp(earlier[:, begin] + log_q[:, kind], end, len(self.table))
 
-    def backward(self, log_q: Tensor, inside: Tensor, combine: "Combine") -> list[Tensor]:
+    def backward_messages(self, log_q: Tensor, inside: Tensor, combine: "Combine") -> list[Tensor]:
         """Messages [B, S] behind each position, the last ones first made: log P(accepted | state there). Positions that
         are not `inside` [B, L] are passed over."""
         last = torch.where(self.accepting, 0.0, IMPOSSIBLE).expand(len(log_q), -1)
@@ -47,7 +47,7 @@ class TokenChain:
             found.append(torch.where(inside[:, i, None], self.step_back(found[-1], log_q[:, i], combine), found[-1]))
         return found[::-1]
 
-    def walk(
+    def choose_tokens(
         self, log_p: Tensor, inside: Tensor, messages: list[Tensor], choose: Callable[[Tensor, int], Tensor]
     ) -> Tensor:
         """A token at every position [B, L], chosen one after the other by its log probability and that of what then
@@ -86,7 +86,7 @@ def floor_logits(logits: Tensor) -> Tensor:
 def log_evidence(chain: TokenChain, logits: Tensor, inside: Tensor) -> Tensor:
     """log P(accepted), [B]."""
     log_q = chain.log_classes(floor_logits(logits).log_softmax(-1))
-    return chain.backward(log_q, inside, scatter_logsumexp)[0][:, 0]
+    return chain.backward_messages(log_q, inside, scatter_logsumexp)[0][:, 0]
 
 
 def posterior_logits(chain: TokenChain, logits: Tensor, inside: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def posterior_logits(chain: TokenChain, logits: Tensor, inside: Tensor) -> Tenso
     of them 0, so that a pattern that tells nothing changes no bit."""
     logits = floor_logits(logits)
     log_q = chain.log_classes(logits.log_softmax(-1))
-    messages = chain.backward(log_q, inside, scatter_logsumexp)
+    messages = chain.backward_messages(log_q, inside, scatter_logsumexp)
     begin, kind, end = chain.edges
     states = torch.arange(len(chain.table), device=logits.device)
     earlier, factors = torch.where(states == 0, 0.0, IMPOSSIBLE).expand(len(logits), -1), []
@@ -113,13 +113,15 @@ def posterior_logits(chain: TokenChain, logits: Tensor, inside: Tensor) -> Tenso
 def draw_accepted(chain: TokenChain, logits: Tensor, inside: Tensor, u: Tensor) -> Tensor:
     """A text [B, L] from the belief, given that it is accepted, by uniform numbers [B, L]."""
     log_p = floor_logits(logits).log_softmax(-1)
-    messages = chain.backward(chain.log_classes(log_p), inside, scatter_logsumexp)
-    return chain.walk(log_p, inside, messages, lambda scores, i: draw_by_inverse_cdf(scores.softmax(-1), u[:, i]))
+    messages = chain.backward_messages(chain.log_classes(log_p), inside, scatter_logsumexp)
+    return chain.choose_tokens(
+        log_p, inside, messages, lambda scores, i: draw_by_inverse_cdf(scores.softmax(-1), u[:, i])
+    )
 
 
 def likeliest_accepted(chain: TokenChain, logits: Tensor, inside: Tensor) -> Tensor:
     """The likeliest text that is accepted, [B, L] (Viterbi, 1967)."""
     log_p = floor_logits(logits).log_softmax(-1)
     log_q = scatter_max(log_p, chain.classes, chain.table.shape[1])
-    messages = chain.backward(log_q, inside, scatter_max)
-    return chain.walk(log_p, inside, messages, lambda scores, i: scores.argmax(-1))
+    messages = chain.backward_messages(log_q, inside, scatter_max)
+    return chain.choose_tokens(log_p, inside, messages, lambda scores, i: scores.argmax(-1))

@@ -19,7 +19,7 @@ def count_overlap(tokens: TokenFile, subset: Iterable[int], others: TokenFile, f
         if (key := digest_key(tokens.key(i))) in unseen:
             seen.add(key)
         if i % RELEASE == 0:
-            tokens.release()
+            tokens.release_pages()
     return sum(unseen[key] for key in seen)
 
 
