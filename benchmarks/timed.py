@@ -71,7 +71,7 @@ def train_for_minutes(
     with TrainingView(out, as_json=False) as view:
         given = recipe if resume else timed(recipe, minutes)
         outcome = make(given, out, check_device(device), view, view.reading, data, resume=resume)
-    if outcome.seconds < 60 * minutes - 2:
+    if outcome.stopped == "interrupted" and outcome.seconds < 60 * minutes - 2:  # it had not lost its patience
         return False
     (out / "done").write_text(json.dumps({"minutes": outcome.seconds / 60, "steps": outcome.step}))
     return True
