@@ -38,7 +38,7 @@ def short_paragraphs(path: Path) -> Iterator[str]:
 
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
         for line in lines:
-            if WORDS[0] <= len(split_words(line.strip())) <= WORDS[1]:
+            if line.count(" ") < WORDS[1] and WORDS[0] <= len(split_words(line.strip())) <= WORDS[1]:
                 yield line.strip()
 
 
@@ -126,7 +126,7 @@ def describe(texts: Sequence[str], judge: "TextDiffusion", asked: argparse.Names
     for name in CLASSIFIERS:
         found = classify(asked.out / name, texts, asked.device)
         row[name] = {label: found.count(label) / len(found) for label in sorted(asked.files)}
-    ids = [row for text in texts if (row := judge.tokenizer.encode(text)[: judge.model.max_words])]
+    ids = [own for text in texts if (own := judge.tokenizer.encode(text)[: judge.model.max_words])]
     row["judge_nats_per_token"] = float(judge.score_ids(ids).sum()) / sum(len(one) + 1 for one in ids)
     return {**row, "distinct_4": distinct_n([split_words(text) for text in texts], 4)}
 
