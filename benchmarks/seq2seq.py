@@ -311,6 +311,7 @@ COLUMNS = {
     "bleu_sacre": "sacreBLEU",
     "bleu_sentence_nltk4": "BLEU",
     "rouge_l": "ROUGE-L",
+    "sari": "SARI",
     "calls": "calls",
     "seconds": "seconds",
 }
