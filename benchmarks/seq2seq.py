@@ -203,7 +203,7 @@ def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str
     """Rounds of settings; the best of each round is the base of the next. `mbr` is the number of candidates, of which
     the most central one is chosen, or by `rank` the one that the twin finds likeliest."""
     model, own, method = lm.model, lm.model.sampling, lm.config["method"]
-    beams = [{"beams": 5, "length_penalty": penalty} for penalty in (0.0, 0.6, 1.0)]
+    beams = [{"beams": 5, "length_penalty": penalty} for penalty in (0.6, 1.0, 1.4)]
     if "edits" in model.families:
         yield [{"temperature": 0.0, "start": start, "steps": 12} for start in model.starts]
         yield [{}, {"steps": 1}, {"steps": 3}, {"sampler": "ancestral"}]
@@ -294,6 +294,8 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     candidates = ("mbr", "rank", "length_beam", "beams", "length_penalty", "revisions")
     sample = {k: v for k, v in best[1].items() if k not in candidates}
     drawn = [{"temperature": value} for value in (0.3, 0.5, 0.7, 1.0)] if lm.model.predicts_words else [{}]
+    if twin is not None:  # its few steps were chosen for the sake of several candidates
+        sample["steps"] = CALLS
     for some in drawn:  # variety, and what it costs
         ways[f"three samples, {some.get('temperature', 'as chosen')}"] = write(lm, report, {**sample, **some}, 3)
     (asked.out / f"{run}.texts.json").write_text(json.dumps(ways["chosen"].candidates, ensure_ascii=False))
@@ -327,6 +329,7 @@ COLUMNS = {
     "bleu_sacre": "sacreBLEU",
     "bleu_sentence_nltk4": "BLEU",
     "rouge_l": "ROUGE-L",
+    "sari": "SARI",
     "calls": "calls",
     "seconds": "seconds",
 }
