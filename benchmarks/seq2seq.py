@@ -59,12 +59,12 @@ ROWS = {
     TWIN: row("multi30k-encoder-decoder", "model.encoder_layers=4"),
     "difflm": row("multi30k", "method=difflm"),
     "mdlm": row("multi30k", "method=mdlm"),
-    "diff-glat": row("multi30k-diff-glat", "lr=1e-3", "model.settled_at=1000", "model.encoder_layers=2", layers=6),
-    "diffusion-nat": row("multi30k-diffusion-nat", "lr=1e-3"),
+    "diff-glat": row("multi30k-diff-glat", "model.settled_at=4000", layers=6),
+    "diffusion-nat": row("multi30k-diffusion-nat"),
     "block-diffusion": row("multi30k", "method=block-diffusion"),
     "ssd-lm": row("multi30k", "method=ssd-lm"),
     "cmlm": row("multi30k", "method=cmlm"),
-    "levt": row("multi30k-levt", "lr=1e-3"),
+    "levt": row("multi30k-levt"),
     "diffuser": row("multi30k-diffuser", "lr=1e-3", "model.encoder_layers=3", layers=3),
     "ld4lg": row("multi30k-laptop", "method=ld4lg", "model.encoder_layers=3", *LATENT, hidden=192),
     "gpvae": row("multi30k-laptop", "method=gpvae", "lr=1e-3", layers=2),
@@ -205,8 +205,8 @@ def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str
     model, own, method = lm.model, lm.model.sampling, lm.config["method"]
     beams = [{"beams": 5, "length_penalty": penalty} for penalty in (0.6, 1.0, 1.4)]
     if "edits" in model.families:
-        yield [{"temperature": 0.0, "start": start, "steps": 12} for start in model.starts]
-        yield [{}, {"steps": 1}, {"steps": 3}, {"sampler": "ancestral"}]
+        yield [{"temperature": 0.0, "start": start, "steps": 3} for start in model.starts]
+        yield [{}, {"steps": 1}, {"steps": 12}]
         yield [{}, {"steps": 3, "beams": 5}, {"steps": 3, "beams": 5, "revisions": 3}]
         return
     if "left-to-right" in model.families:
