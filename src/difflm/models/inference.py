@@ -16,6 +16,7 @@ from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.few_places import ask_few_places
 from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
 from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
@@ -113,6 +114,7 @@ class Inference:
 
     def _replay(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
         compiled = self.compiled and inputs.mask.is_cuda
+        inputs = inputs if steering.watched_steps is None else ask_few_places(inputs)
         create = partial(RecordedSampler, inputs, compiled, self._recorded.latest)
         with self._recorded.acquire(capture_key(inputs), create) as recorded:
             yield from recorded.frames(inputs, steering.watched_steps)
