@@ -18,7 +18,8 @@ from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.few_places import ask_few_places
 from difflm.models.latent_diffusion import LatentDiffusion
-from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
+from difflm.models.recorded import RecordedDecoder, RecordedSampler, capture_key
+from difflm.models.recorded_blocks import recorder_of
 from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
@@ -99,23 +100,25 @@ class Inference:
         elif isinstance(model, DiffusionModel):
             inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
             record = lengths.is_cuda if self.record is None else self.record
-            frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
+            recorder = recorder_of(inputs) if record else None
+            frames = inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
             follow = model.follows_frames
             yield from model.follow_frames(frames, lengths, sampling, steering) if follow else frames
         elif isinstance(model, LatentDiffusion):
             inputs = model.sampler_inputs(self.denoiser, noise, sampling, steering)
             record = lengths.is_cuda if self.record is None else self.record
-            frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
+            recorder = recorder_of(inputs) if record else None
+            frames = inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
             yield from model.write_frames(
                 frames, partial(self._decode, model.autoencoder), noise, width, sampling, steering
             )
         else:
             yield from model.stream(noise, lengths, width, sampling, steering)
 
-    def _replay(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
+    def _replay(self, recorder: type[RecordedSampler], inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
         compiled = self.compiled and inputs.mask.is_cuda
         inputs = inputs if steering.watched_steps is None else ask_few_places(inputs)
-        create = partial(RecordedSampler, inputs, compiled, self._recorded.latest)
+        create = partial(recorder, inputs, compiled, self._recorded.latest)
         with self._recorded.acquire(capture_key(inputs), create) as recorded:
             yield from recorded.frames(inputs, steering.watched_steps)
 
