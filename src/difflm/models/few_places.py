@@ -13,6 +13,7 @@ from difflm.diffusion.processes.discrete import draw_states
 from difflm.diffusion.samplers.discrete_steps import ancestral
 from difflm.diffusion.samplers.loop import BanTokens, BoundDenoiser, ImposeTokens, SamplerInputs, Temperature
 from difflm.models.word_nats import has_linear_bound
+from difflm.networks import Transformer
 
 FEWEST = 8  # places at a time: with fewer, batches would more often differ in their number
 MAX_DRAWN = 2**24  # random numbers that are looked at together
@@ -56,12 +57,14 @@ def write_places(
     """x_s, with masks where none was due, and how likely its new words were, 1 where there are none, [B, L] each."""
     process, bound = inputs.process, inputs.denoise
     assert isinstance(process, Absorbing) and isinstance(bound, BoundDenoiser)
+    network = bound.denoiser.network
+    assert isinstance(network, Transformer)
     moves = process.moves(x, level.t, next_level.t, fresh)
     at = moves.long().argsort(dim=-1, descending=True, stable=True)[:, : inputs.places]
 
     def read(states: Tensor) -> Belief:
         chosen = states.gather(1, at.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
-        return Belief(bound.denoiser.network.answer(chosen).float(), codec=bound.denoiser.codec)
+        return Belief(network.answer(chosen).float(), codec=bound.denoiser.codec)
 
     belief = bound.denoiser(x, level, bound.mask, bound.condition, None, read)
     for transform in inputs.sampler.transforms:

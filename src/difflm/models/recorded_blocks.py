@@ -43,7 +43,7 @@ class RecordedBlocks(RecordedSampler):
         self.angles = rotary(width + size, network.head_dim, device, -size)
         self.slot = torch.zeros(2 * size, dtype=torch.int64, device=device)  # where two blocks stand
         heads = network.input.out_features // network.head_dim
-        dtype = next(network.blocks[0].attention.parameters()).dtype
+        dtype = network.input.weight.dtype  # of all linear layers
         empty = torch.zeros(texts, heads, width + size, network.head_dim, dtype=dtype, device=device)
         self.slots = [Slots(empty.clone(), empty.clone(), self.slot) for _ in network.blocks]
         super().__init__(inputs, compiled, other)
