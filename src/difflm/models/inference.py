@@ -21,6 +21,7 @@ from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.recorded import RecordedDecoder, RecordedSampler, capture_key
 from difflm.models.recorded_blocks import recorder_of
 from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
+from difflm.runtime.eight_bit import use_eight_bits
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
 MAX_RECORDED = 8  # captured samplers, of the last few shapes
@@ -30,7 +31,8 @@ ALIGNMENT = 8
 
 
 class Inference:
-    """`dtype` is the network's arithmetic while it writes, where the model itself does not say. `record` captures
+    """`dtype` is the network's arithmetic while it writes, where the model itself does not say; int8 is that of the
+    products in its blocks alone. `record` captures
     sampling steps; None: on a GPU. Several readers may use one object at once, in one thread or in many.
 
     The copy of the denoiser follows the model at the beginning of every request, so that training, loading and moving
@@ -79,7 +81,7 @@ class Inference:
                 self._copy.sync_weights(source)
             # On a CPU nobody waits for the answer whether weights are still the same.
             elif any(not torch.equal(mine, new.to(mine.dtype)) for mine, new in self._copy.pairs(source)):
-                self._renew(source, self._copy.denoiser.precision)
+                self._renew(source, self._copy.key[1])
 
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
         self._recorded.clear()
@@ -194,7 +196,7 @@ class DenoiserCopy:
         self.denoiser.codec = source.codec.frozen()
         if self.apart:
             self.denoiser.network = prepare_network(source.network, dtype, compiled)
-        self.denoiser.precision = dtype
+        self.denoiser.precision = None if dtype is torch.int8 else dtype
         self._copying: tuple[tuple[int, ...], CapturedFunction] | None = None
         self.sync_weights(source)
 
@@ -240,11 +242,12 @@ class PaddedLinear(nn.Linear):
 def prepare_network(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.Module:
     """A copy whose linear layers are in `dtype`. On a CPU its blocks are compiled, one by one, since they are alike; on
     a GPU whole steps are. Its weights are still to be copied."""
-    network = cast_linears(copy.deepcopy(network).requires_grad_(False).eval(), dtype)
+    network = copy.deepcopy(network).requires_grad_(False).eval()
+    network = use_eight_bits(network) if dtype is torch.int8 else cast_linears(network, dtype)
     if is_on_gpu(network):
         if isinstance(head := getattr(network, "head", None), nn.Linear) and head.out_features % ALIGNMENT:
             network.head = PaddedLinear(head)
-    elif compiled:
+    elif compiled and dtype is not torch.int8:
         for block in getattr(network, "blocks", [network]):
             block.compile(dynamic=False)
     return network
