@@ -19,8 +19,9 @@ test: .venv/.ready
 test-ci: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
+# FUZZ: seconds of fuzzing what reads files, requests and patterns.
 test-slow: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	OMP_NUM_THREADS=1 DIFFLM_FUZZ=$(FUZZ) $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

@@ -49,11 +49,12 @@ class Studio:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), SECONDS)
 
-    def ask(self, request: bytes) -> bytes:
-        """All that a request is answered with."""
+    def ask(self, request: bytes, whole: bool = True) -> bytes:
+        """All that a request is answered with. One that may lack its end is followed by the end of the connection."""
         with self.connect() as connection:
             connection.sendall(request)
-            connection.shutdown(socket.SHUT_WR)
+            if not whole:
+                connection.shutdown(socket.SHUT_WR)
             found = b""
             with suppress(ConnectionError):
                 while piece := connection.recv(1 << 16):
@@ -78,7 +79,7 @@ def serve(run: Path) -> Iterator[Studio]:
     from difflm.generation.pipeline import TextDiffusion
 
     listening, loops = listen("127.0.0.1", 0), list[asyncio.AbstractEventLoop]()
-    limits = Limits(n=4, rows=8, candidates=4, steps=8, body_seconds=2, stall_seconds=2)
+    limits = Limits(n=4, rows=8, candidates=4, steps=8, body_seconds=1, stall_seconds=2)
     server = make_server(Served(TextDiffusion.from_pretrained(run), "tiny"), limits, None)
 
     async def work() -> None:
@@ -102,8 +103,8 @@ def post(path: str, body: bytes) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def draw_request(draw: random.Random) -> bytes:
-    """A request that is damaged in its JSON, its values or its bytes."""
+def draw_request(draw: random.Random) -> tuple[bytes, bool]:
+    """A request that is damaged in its JSON, its values or its bytes; and whether its bytes are whole."""
     path = draw.choice(PATHS)
     body = dict(GOOD.get(path, {}))
     inner = (
@@ -116,7 +117,7 @@ def draw_request(draw: random.Random) -> bytes:
     if draw.random() < 0.3:
         body = damage_value(body, draw)
     whole = post(path, json.dumps(body).encode())
-    return damage_bytes(whole, draw) if draw.random() < 0.3 else whole
+    return (damage_bytes(whole, draw), False) if draw.random() < 0.3 else (whole, True)
 
 
 def send_requests(folder: Path, count: int) -> dict[str, object]:
@@ -128,9 +129,9 @@ def send_requests(folder: Path, count: int) -> dict[str, object]:
         with serve(run) as studio:
             before = studio.tasks()
             for k in range(count):
-                request = draw_request(draw)
+                request, whole = draw_request(draw)
                 try:
-                    answer = studio.ask(request)
+                    answer = studio.ask(request, whole)
                 except TimeoutError:
                     tally.faults.append(f"request {k}: hangs: {request[-200:]!r}")
                     continue

@@ -21,6 +21,7 @@ TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
 SIZES = ("hidden", "layers", "encoder_layers", "heads")  # that networks of several methods have in common
 UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
 
+MOST_BYTES = 1 << 16  # of a recipe: the reader of YAML takes seconds for what is nested deeply
 # What the reader of YAML raises: its own errors, and others for dates of no month, numbers of 5,000 digits, deep lists.
 NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)
 
@@ -263,6 +264,8 @@ def _read(name_or_path: str) -> dict[str, Any]:
     path = bundled.get(name_or_path) or Path(name_or_path)
     try:
         check_regular(path)
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path} is not a recipe: it has more than {MOST_BYTES:,} bytes.")
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
         hint = suggest(name_or_path, bundled, quoted=False)

@@ -51,7 +51,7 @@ def drop_records_after(metrics: Path, step: int) -> None:
 
     def is_kept(line: str) -> bool:
         record = parse_record(line)
-        at = record.get("step", 0)
+        at = record.get("step")
         return bool(record) and (record.get("kind") not in REPEATED or (isinstance(at, int) and at <= step))
 
     if metrics.exists():
