@@ -154,7 +154,7 @@ def wait_for_child(pid: int, log: Path, seconds: float) -> Ended:
         if not hung and time.monotonic() > end:
             os.kill(pid, signal.SIGKILL)
             hung = True
-        time.sleep(0.002)
+        time.sleep(0.01)
     return Ended(os.waitstatus_to_exitcode(found[1]), log.read_text(errors="replace") if log.exists() else "", hung)
 
 

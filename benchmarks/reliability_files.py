@@ -6,7 +6,6 @@ import io
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import traceback
@@ -111,6 +110,8 @@ def try_command(argv: list[object], tally: Tally, where: str, allowed: str = "un
 
 def run_in_child(folder: Path, work: Callable[[Tally], str]) -> dict[str, object]:
     """Let a child do all tries, so that nothing that happens there ends the whole; with the most memory it took."""
+    import resource  # Windows has none, and fuzzing works there
+
     found, log = folder / "found.json", folder / "said-files.txt"
 
     def whole() -> int:
