@@ -150,7 +150,7 @@ def try_lock(handle: int) -> bool:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         elif msvcrt:
             os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
             os.lseek(handle, 0, os.SEEK_SET)
     except (BlockingIOError, PermissionError):
         os.lseek(handle, 0, os.SEEK_SET)
