@@ -19,6 +19,7 @@ from tiny import tiny_runs
 from difflm.app.studio import engine as engine_module
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import log_event
+from difflm.data.regular import count_paths, parse_pattern
 from difflm.data.words import join_words, split_words
 from difflm.generation.pipeline import TextDiffusion
 
@@ -62,6 +63,18 @@ def test_long_words_of_clients_stay_in_no_cache() -> None:
                 "y" * 4000,
             ]
         del words
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_patterns_of_clients_leave_nothing_behind_when_a_text_is_checked() -> None:
+    classes = ["".join(chr(0x4E00 + 2000 * k + i) for i in range(1900)) for k in range(4)]
+    count_paths(parse_pattern("[ab]*"), "abab", 1000)
+    tracemalloc.start()
+    try:
+        for signs in classes:
+            assert count_paths(parse_pattern(f"[ab{signs}]*"), "abab", 1000) > 4
         assert tracemalloc.get_traced_memory()[0] < 200_000
     finally:
         tracemalloc.stop()
