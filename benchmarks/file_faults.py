@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 KINDS = ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync", "ftruncate", "write", "chmod")
 TAKES_SPACE = ("mkdir", "fsync", "write", "create")
-What = Literal["count", "kill", "full"]
+What = Literal["kill", "full"]
+NEVER = 1 << 60  # a call that is not reached: calls are only counted
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class FileCalls:
     """Counts the calls of this process that change files below a folder. At call number `at` the process ends, or from
     it on whatever takes space fails."""
 
-    def __init__(self, folder: Path, what: What = "count", at: int = -1) -> None:
+    def __init__(self, folder: Path, what: What, at: int = NEVER) -> None:
         self.folder, self.what, self.at, self.count = str(folder), what, at, 0
         self.open = io.open
 
@@ -137,6 +138,7 @@ def start_child(work: Callable[[], int], log: Path) -> int:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         code = work()
     except BaseException:
         traceback.print_exc()
@@ -168,7 +170,7 @@ def run_command(
         if calls is not None:
             calls.install()
         code = main([str(one) for one in argv])
-        if calls is not None and calls.what == "count":
+        if calls is not None and calls.at == NEVER:
             print(f"calls: {calls.count}")
         return code
 

@@ -83,7 +83,7 @@ def main() -> int:
             continue
         folder, begun = Path(tempfile.mkdtemp(prefix="difflm-reliability-")), time.monotonic()
         try:
-            results[name] = attempt(folder, max(1, round(options.share * count)))
+            results[name] = attempt(folder, count and max(1, round(options.share * count)))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         results[name]["seconds"] = round(time.monotonic() - begun)

@@ -9,7 +9,7 @@ import shutil
 import time
 from pathlib import Path
 
-from benchmarks.file_faults import Ended, FileCalls, run_command, start_child, wait_for_child
+from benchmarks.file_faults import Ended, FileCalls, What, run_command, start_child, wait_for_child
 from difflm.app.cli import main
 from difflm.errors import DifflmError
 
@@ -123,38 +123,38 @@ def kill_at_random(folder: Path, count: int) -> dict[str, object]:
     return tally.result(f"nothing; at most {repeated} steps repeated")
 
 
-def kill_at_every_call(folder: Path, _: int = 0) -> dict[str, object]:
+def choose_calls(training: Training, out: Path, what: What, count: int) -> list[int]:
+    """The numbers of the calls that a whole training makes; or `count` of them."""
+    said = training.go_on(out, FileCalls(out, what)).said
+    calls = range(1, 1 + int(re.findall(r"^calls: (\d+)$", said, re.MULTILINE)[0]))
+    return [*calls[:: max(1, len(calls) // count)]] if count else [*calls]
+
+
+def kill_at_every_call(folder: Path, count: int) -> dict[str, object]:
     """Kill a training at each of its file-system calls, writes in their middle; then resume."""
     training, tally, out = Training(folder), Tally(), folder / "called"
-    shutil.rmtree(out, ignore_errors=True)
-    counted = training.go_on(out, FileCalls(out))
-    calls = int(re.findall(r"^calls: (\d+)$", counted.said, re.MULTILINE)[0])
-    for at in range(1, calls + 1):
+    for at in choose_calls(training, out, "kill", count):
         shutil.rmtree(out, ignore_errors=True)
         ended = training.go_on(out, FileCalls(out, "kill", at))
-        if ended.code == 0:  # a run makes a few calls less or more, by the time that it takes
-            tally.add("over before")
-            continue
         tally.check(ended, f"call {at}")
-        if training.finish(out, tally, f"after a kill at call {at}"):
-            tally.add("killed and resumed bit by bit")
+        if ended.code >= 0:
+            tally.faults.append(f"call {at}: there was none: {ended.said[-200:]}")
+        elif training.finish(out, tally, f"after a kill at call {at}"):
+            tally.add("killed, and resumed bit by bit")
     return tally.result("nothing")
 
 
-def fill_the_disk(folder: Path, _: int = 0) -> dict[str, object]:
+def fill_the_disk(folder: Path, count: int) -> dict[str, object]:
     """Let a training find the disk full, from each call that takes space on; then free it and resume."""
-    training, tally, out, at = Training(folder), Tally(), folder / "full", 0
-    while True:
-        at += 1
+    training, tally, out = Training(folder), Tally(), folder / "full"
+    for at in choose_calls(training, out, "full", count):
         shutil.rmtree(out, ignore_errors=True)
         ended = training.go_on(out, FileCalls(out, "full", at))
-        if ended.code == 0:
-            break
         where = f"disk full from call {at}"
         if not tally.check(ended, where) or "disk is full" not in ended.said:
-            tally.faults.append(f"{where}: said {ended.said[-200:]!r}")
+            tally.faults.append(f"{where}: {ended.code}, said {ended.said[-200:]!r}")
         elif training.finish(out, tally, f"after {where}"):
-            tally.add("one line, and resumed bit by bit")
+            tally.add("said in a line, and resumed bit by bit")
     return tally.result("nothing")
 
 

@@ -175,6 +175,7 @@ def test_what_a_killed_write_left_is_removed_when_its_folder_is_locked_next(tmp_
     os.wait()
     (run / ".hidden").write_text("of somebody else")
     (run / "checkpoints" / ".step-8.123").mkdir()
+    (run / "data" / ".train.abc" / "old").mkdir(parents=True)  # beside tokens that are whole
     assert len(list(run.glob(".model*"))) == 1
     resume(run)
     assert [path.name for path in run.rglob(".*")] == [".hidden"]

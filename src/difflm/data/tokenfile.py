@@ -98,8 +98,7 @@ class TokenFile(TokenColumn):
         whole or not at all."""
         with explain_write_errors(directory), ExitStack() as stack:
             directory.parent.mkdir(parents=True, exist_ok=True)
-            for left in directory.parent.glob(f".{directory.name}.*"):  # by a process that was killed
-                shutil.rmtree(left)
+            cls.remove_leftovers(directory)
             temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
             fresh = temporary / "new"
@@ -122,6 +121,12 @@ class TokenFile(TokenColumn):
         except (KeyError, TypeError, ValueError, OSError):
             advice = "Delete the directory; it will be made again."
             raise DifflmError(f"the tokens in {directory} are damaged. {advice}") from None
+
+    @staticmethod
+    def remove_leftovers(directory: Path) -> None:
+        """Remove what a process left that was killed while it built the tokens, or just after."""
+        for left in directory.parent.glob(f".{directory.name}.*"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def matches(self, tokenizer: Tokenizer, origin: dict[str, Any]) -> bool:
         """Whether the tokens were made from the same file with the same tokenizer."""

@@ -392,6 +392,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     """Open the token file of a split; it is built first where it does not exist or its origin changed."""
     recipe, out = setup.recipe, setup.out
     directory = out / "data" / split
+    TokenFile.remove_leftovers(directory)
     first, *others = (source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
     origin = {**first, "column": recipe.column, **({"parallel": others} if others else {})}
     if recipe.chunk:
