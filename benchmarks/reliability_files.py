@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.file_faults import start_child, wait_for_child
-from benchmarks.reliability_runs import SECONDS, Tally, Training
+from benchmarks.reliability_runs import RECIPE, SECONDS, Tally, Training
 from difflm.app.cli import main
 
 LIMIT = 20  # seconds of one command, after which it hangs
@@ -150,7 +150,7 @@ def damage_configs(folder: Path, count: int) -> dict[str, object]:
             if not (out / "config.json").exists() or k == 0 or commands[name] is resume:
                 shutil.rmtree(out, ignore_errors=True)
                 shutil.copytree(training.whole, out)
-            path = out / "checkpoints" / "step-6" / name if name == "state.json" else out / name
+            path = out / "checkpoints" / f"step-{RECIPE['steps']}" / name if name == "state.json" else out / name
             whole = path.read_bytes()
             path.write_bytes(damage_json(whole, draw))
             try_command(commands[name], tally, f"damaged {name}, number {k}")

@@ -19,12 +19,12 @@ RECIPE = {
     "tokenizer": "words",
     "more_than": 0,
     "longest": 16,
-    "steps": 6,
+    "steps": 4,
     "batch_size": 4,
     "warmup": 2,
     "log_every": 1,
     "save_every": 2,
-    "validate_every": 3,
+    "validate_every": 2,
     "sample_every": 0,
 }
 WORDS = ("The", "old", "pub", "near", "the", "river", "serves", "cheap", "food")
