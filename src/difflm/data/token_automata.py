@@ -86,7 +86,7 @@ def smallest_automaton(columns: Sequence[Array | None], accepting: Array) -> Tok
     return TokenAutomaton((kinds[own] - 1) % count, table[:, first], accepting)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # of a few megabytes each at most
 def compile_pattern(pattern: str, tokenizer: Tokenizer, banned: frozenset[int] = frozenset()) -> TokenAutomaton:
     """The automaton of a pattern over a vocabulary, in which `banned` tokens are not read."""
     spelt = [None if i in banned else text for i, text in enumerate(readable_pieces(tokenizer), len(SPECIALS))]
