@@ -1,14 +1,16 @@
 """Patterns: regular expressions that the whole printed text matches, exactly."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import TYPE_CHECKING
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, spell_variants
-from difflm.data.regular import MAX_COUNT, compile_characters, count_paths, parse_pattern
+from difflm.data.json_schema import is_json_of, schema_tree
+from difflm.data.regular import MAX_COUNT, Node, matches_wholly
 from difflm.data.token_automata import TokenAutomaton, compile_pattern, intersect
 from difflm.errors import UsageError
 
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from difflm.diffusion.forward_backward import TokenChain
     from difflm.diffusion.samplers.loop import Transform
 
-MAX_PATHS = 100_000  # ways to read a text, from which on `re`, which may try them all, is not asked
-
 
 @dataclass(frozen=True)
 class Pattern(Control):
@@ -30,16 +30,17 @@ class Pattern(Control):
     name = "pattern"
     reads_text = True
 
+    @property
+    def expression(self) -> str | Node:
+        """What the automaton is made of."""
+        return self.regex
+
     def prepare(self, info: ModelInfo) -> None:
-        compile_pattern(self.regex, info.tokenizer)
+        compile_pattern(self.expression, info.tokenizer)
 
     def check(self, text: Sequence[str]) -> Check:
-        """By `re`, of the printed text; where that might try ways without end, by an automaton of this text alone."""
         assert isinstance(text, str)
-        if count_paths(parse_pattern(self.regex), text, MAX_PATHS) <= MAX_PATHS:
-            matches, checker = re.fullmatch(self.regex, text) is not None, "re.fullmatch"
-        else:
-            matches, checker = compile_characters(self.regex, text).accepts(text), "an automaton over characters"
+        matches, checker = matches_wholly(self.regex, text)
         return Check(matches, float(matches), checker)
 
 
@@ -79,6 +80,42 @@ class WordCount(Pattern):
 
 
 @dataclass(frozen=True)
+class Json(Pattern):
+    """A JSON schema, of a subset that is regular; the whole text is JSON that it allows."""
+
+    regex: str = field(init=False, default="")
+    schema: str | Mapping[str, Any]  # kept as JSON
+    name = "json"
+
+    def __post_init__(self) -> None:
+        try:
+            text = self.schema if isinstance(self.schema, str) else json.dumps(self.schema, allow_nan=False)
+            known = isinstance(json.loads(text), dict)
+        except (ValueError, TypeError, RecursionError):
+            known = False
+        if not known:
+            raise UsageError("JSON schema: it is not a JSON object.")
+        object.__setattr__(self, "schema", text)
+
+    @cached_property
+    def target(self) -> Any:
+        assert isinstance(self.schema, str)
+        return json.loads(self.schema)
+
+    @cached_property
+    def expression(self) -> Node:  # type: ignore[override]
+        return schema_tree(self.target)
+
+    def check(self, text: Sequence[str]) -> Check:
+        assert isinstance(text, str)
+        valid = is_json_of(text, self.target)
+        return Check(valid, float(valid), "json.loads and the rules of the schema")
+
+    def __str__(self) -> str:
+        return "the JSON schema"
+
+
+@dataclass(frozen=True)
 class BoundPattern:
     """All patterns of a request, for one vocabulary."""
 
@@ -110,7 +147,7 @@ def join_patterns(
     if avoided and not info.whole_words:
         raise UsageError("avoid and pattern exclude each other where a model writes pieces of words.")
     banned = frozenset(ids[0] for ids in avoided)
-    automaton = reduce(intersect, (compile_pattern(one.regex, info.tokenizer, banned) for one in patterns))
+    automaton = reduce(intersect, (compile_pattern(one.expression, info.tokenizer, banned) for one in patterns))
     found = [n for n in automaton.lengths(info.max_words) if n >= least and words in (None, n)]
     if not found:
         what = f"with {words} {info.unit}" if words is not None else f"of up to {info.max_words} {info.unit}"

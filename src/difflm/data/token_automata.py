@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from difflm.data.regular import Array, CharacterAutomaton, compile_characters, minimise, number_rows, refine
+from difflm.data.regular import Array, CharacterAutomaton, Node, compile_characters, minimise, number_rows, refine
 from difflm.data.tokenizers import SPECIALS, Bpe, Characters, Tokenizer, Words
 from difflm.data.words import extend_run, reads_back, word_shape
 from difflm.errors import UsageError
@@ -87,19 +87,20 @@ def smallest_automaton(columns: Sequence[Array | None], accepting: Array) -> Tok
 
 
 @lru_cache(maxsize=64)
-def compile_pattern(pattern: str, tokenizer: Tokenizer, banned: frozenset[int] = frozenset()) -> TokenAutomaton:
+def compile_pattern(pattern: str | Node, tokenizer: Tokenizer, banned: frozenset[int] = frozenset()) -> TokenAutomaton:
     """The automaton of a pattern over a vocabulary, in which `banned` tokens are not read."""
     spelt = [None if i in banned else text for i, text in enumerate(readable_pieces(tokenizer), len(SPECIALS))]
     characters = compile_characters(pattern, {" ", *(char for text in spelt if text for char in text)})
+    named = repr(pattern) if isinstance(pattern, str) else "the schema"
     if len(characters.table) == 1:
-        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {pattern!r}.")
+        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
     columns = list(spell_columns(characters, spelt))
     if isinstance(tokenizer, Words):
         found = space_words(characters, spelt, columns)
     else:
         found = smallest_automaton([None] * len(SPECIALS) + columns, characters.accepting)
     if len(found.table) == 1:
-        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {pattern!r}.")
+        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
     return found
 
 
