@@ -286,7 +286,7 @@ def find_reference(name: Any, root: Schema) -> Any:
     return named.get(name.removeprefix("#/$defs/"))
 
 
-# -- the check of a finished text ---------------------------------------------------------------------------------------
+# -- the check of a finished text --------------------------------------------------------------------------------------
 
 
 def is_json_of(text: str, schema: Schema) -> bool:

@@ -82,7 +82,11 @@ def generate(
 
 def make_request(asked: dict[str, Any]) -> Request:
     """A request of the options that are given."""
-    read = {"field": named_values, "label": named_values, "json_schema": read_json}
+    read: dict[str, Callable[[str, Any], Any]] = {
+        "field": named_values,
+        "label": named_values,
+        "json_schema": read_json,
+    }
     return Request(**asked | {key: reader(key, asked[key]) for key, reader in read.items() if key in asked})
 
 
