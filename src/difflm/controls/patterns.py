@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, spell_variants
 from difflm.data.json_schema import is_json_of, schema_tree
-from difflm.data.regular import MAX_COUNT, Node, matches_wholly
+from difflm.data.regular import MAX_COUNT, Node, Repeated, Sequenced, literal, matches_wholly, parse_pattern
 from difflm.data.token_automata import GAP, Template, TokenAutomaton, compile_pattern, intersect
 from difflm.data.tokenizers import SPECIALS, UNK
 from difflm.errors import UsageError
@@ -115,6 +115,36 @@ class Json(Pattern):
 
     def __str__(self) -> str:
         return "the JSON schema"
+
+
+@dataclass(frozen=True)
+class Between(Pattern):
+    """A pattern of what stands between a beginning and an end of the text, and spaces if there are any."""
+
+    regex: str = field(init=False, default="")
+    inner: Pattern
+    before: str
+    after: str = ""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.inner.name
+
+    @property
+    def target(self) -> Any:
+        return self.inner.target
+
+    @property
+    def expression(self) -> Node:
+        own, space = self.inner.expression, Repeated(literal(" "), 0, 1)
+        inner = parse_pattern(own) if isinstance(own, str) else own
+        return Sequenced((literal(self.before), space, inner, space, literal(self.after)))
+
+    def check(self, text: Sequence[str]) -> Check:
+        assert isinstance(text, str)
+        if not text.startswith(self.before) or not text.endswith(self.after):
+            return Check(False, 0.0, "the words around")
+        return self.inner.check(text[len(self.before) : len(text) - len(self.after)].strip(" "))
 
 
 @dataclass(frozen=True)

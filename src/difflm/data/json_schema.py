@@ -17,6 +17,7 @@ from difflm.data.regular import (
     Node,
     Repeated,
     Sequenced,
+    literal,
     matches_wholly,
     parse_pattern,
 )
@@ -48,10 +49,6 @@ KEYWORDS: Mapping[str, set[str]] = {
 def schema_tree(schema: Schema) -> Node:
     """The regular expression of the texts of a schema."""
     return Compiler(schema).compile(schema, "", 0)
-
-
-def literal(text: str) -> Node:
-    return Sequenced(tuple(Chars(((char, char),)) for char in text))
 
 
 class Compiler:

@@ -74,6 +74,10 @@ Node = Chars | Sequenced | Either | Repeated
 ANY = Chars((("\n", "\n"),), negated=True)
 
 
+def literal(text: str) -> Node:
+    return Sequenced(tuple(Chars(((char, char),)) for char in text))
+
+
 def parse_pattern(pattern: str) -> Node:
     if len(pattern) > MAX_LENGTH:
         raise UsageError(f"pattern: it has {len(pattern)} characters; at most {MAX_LENGTH} are read.")
