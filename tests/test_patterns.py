@@ -32,7 +32,6 @@ from difflm.data.token_automata import (
 from difflm.data.tokenizers import Bpe, Characters
 from difflm.data.words import join_words
 from difflm.diffusion.base import Belief
-from difflm.diffusion.forward_backward import draw_accepted, likeliest_accepted, log_evidence, posterior_logits
 from difflm.errors import UsageError
 from difflm.models.recorded import capture_key, clone_tensors
 
@@ -245,14 +244,14 @@ def test_forward_backward_is_enumeration(seed):
     automaton, logits, texts, nats = random_case(seed)
     chain, inside = chain_of(automaton, torch.device("cpu")), torch.ones(2, 4, dtype=torch.bool)
     log_z = nats.logsumexp(-1)
-    torch.testing.assert_close(log_evidence(chain, logits, inside).double(), log_z, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(chain.pass_messages(logits, inside).log_evidence().double(), log_z, rtol=1e-5, atol=1e-5)
     shares = (nats - log_z[:, None]).exp()
     expected = torch.zeros(2, 4, 5, dtype=torch.double)
     for i in range(4):
         expected[:, i].index_add_(1, texts[:, i], shares)
-    found = posterior_logits(chain, logits, inside).softmax(-1).double()
+    found = chain.pass_messages(logits, inside).posterior_logits(logits).softmax(-1).double()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-    assert torch.equal(likeliest_accepted(chain, logits, inside), texts[nats.argmax(-1)])
+    assert torch.equal(chain.pass_messages(logits, inside).likeliest(), texts[nats.argmax(-1)])
 
 
 def test_joint_draws_have_the_law_of_rejection():
@@ -260,7 +259,7 @@ def test_joint_draws_have_the_law_of_rejection():
     automaton, logits, texts, nats = random_case(3)
     chain, draws = chain_of(automaton, torch.device("cpu")), 20_000
     many, u = logits[:1].expand(draws, -1, -1), torch.rand(draws, 4, generator=torch.Generator().manual_seed(0))
-    drawn = draw_accepted(chain, many, torch.ones(draws, 4, dtype=torch.bool), u)
+    drawn = chain.pass_messages(many, torch.ones(draws, 4, dtype=torch.bool)).draw(u)
     keys = lambda ids: (ids * 5 ** torch.arange(4)).sum(-1)  # noqa: E731
     counts = (keys(drawn)[:, None] == keys(texts)).double().mean(0)
     assert counts.sum() == 1
@@ -272,8 +271,8 @@ def test_a_pattern_that_tells_nothing_changes_no_bit():
     chain = chain_of(compile_pattern(".*", letters), torch.device("cpu"))
     logits = torch.randn(2, 6, 7, generator=torch.Generator().manual_seed(0))
     logits[..., :4] = float("-inf")
-    assert chain.table.shape == (2, 2)
-    assert torch.equal(posterior_logits(chain, logits, torch.ones(2, 6, dtype=torch.bool)), logits)
+    assert len(chain.accepting) == 2
+    assert torch.equal(chain.pass_messages(logits, torch.ones(2, 6, dtype=torch.bool)).posterior_logits(logits), logits)
 
 
 def test_texts_of_different_lengths_stand_side_by_side():
@@ -282,11 +281,11 @@ def test_texts_of_different_lengths_stand_side_by_side():
     chain, inside = chain_of(automaton, torch.device("cpu")), torch.ones(2, 4, dtype=torch.bool)
     wide, there = torch.randn(2, 7, 5), torch.tensor([False, True, True, False, True, True, False]).expand(2, 7)
     wide[there] = logits.flatten(0, 1)
-    found = posterior_logits(chain, wide, there)
-    torch.testing.assert_close(found[there].view(2, 4, 5), posterior_logits(chain, logits, inside))
+    found = chain.pass_messages(wide, there).posterior_logits(wide)
+    torch.testing.assert_close(found[there].view(2, 4, 5), chain.pass_messages(logits, inside).posterior_logits(logits))
     assert torch.equal(found[~there], wide[~there])
     assert torch.equal(
-        likeliest_accepted(chain, wide, there)[there].view(2, 4), likeliest_accepted(chain, logits, inside)
+        chain.pass_messages(wide, there).likeliest()[there].view(2, 4), chain.pass_messages(logits, inside).likeliest()
     )
 
 
@@ -298,9 +297,9 @@ def test_extreme_beliefs_stay_numbers():
     for logits in (torch.full((1, 200, 6), -1e4), torch.full((1, 200, 6), float("-inf"))):
         logits[..., 4] = 0  # sure of a, everywhere
         for dtype in (torch.float32, torch.bfloat16):
-            assert automaton.accepts(likeliest_accepted(chain, logits.to(dtype), inside)[0].tolist())
-            assert automaton.accepts(draw_accepted(chain, logits.to(dtype), inside, torch.rand(1, 200))[0].tolist())
-            found = posterior_logits(chain, logits.to(dtype), inside)
+            assert automaton.accepts(chain.pass_messages(logits.to(dtype), inside).likeliest()[0].tolist())
+            assert automaton.accepts(chain.pass_messages(logits.to(dtype), inside).draw(torch.rand(1, 200))[0].tolist())
+            found = chain.pass_messages(logits.to(dtype), inside).posterior_logits(logits.to(dtype))
             assert not found.isnan().any() and found.isfinite().any(-1).all()
 
 
