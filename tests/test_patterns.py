@@ -506,3 +506,36 @@ def test_a_gpu_can_capture_the_rule(untrained):
     assert capture_key(rule) == capture_key(clone_tensors(rule, {}))
     u = torch.rand(1, 6)
     assert torch.equal(found.draw(u), again.draw(u))
+
+
+@pytest.mark.long
+def test_the_benchmark_prints_its_tables(monkeypatch, capsys):
+    benchmark = pytest.importorskip("benchmarks.patterns", reason="run from the repository's root")
+    monkeypatch.setattr(benchmark, "KINDS", {"beginning": benchmark.KINDS["beginning"]})
+    monkeypatch.setattr(benchmark, "LARGE", "(a )*a")
+    monkeypatch.setattr(benchmark, "STEPS", 1)
+    few = [
+        "--device",
+        "cpu",
+        "--texts",
+        "1",
+        "--places",
+        "40",
+        "--pieces",
+        "300",
+        "--each",
+        "2",
+        "--plain",
+        "3",
+        "--steps",
+        "1",
+        "--sizes",
+        "1",
+    ]
+    assert benchmark.main([*few, "--masked", "e2e-mdlm-laptop"]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if " | " in line]
+    assert [row[0] for row in rows] == [
+        *("model", "e2e", "mdlm", "rule alone", "words", "words", "300 pieces", "300 pieces", "pattern"),
+        *["beginning"] * 3,
+    ]
+    assert rows[9][1:3] == ["forward–backward", "100.0 %"]

@@ -158,13 +158,15 @@ class BoundPattern:
 
     template: Template
     lengths: Mapping[int, float]  # numbers of tokens of texts that match, and how likely texts of as many do
+    chains: "dict[torch.device, TokenChain]" = field(default_factory=dict)  # by device: every batch has the same
 
     def rule(self, codec: "Codec", canvas: Canvas, known: "Tensor | None") -> "Transform":
         """`known` [B, W] are ids of given positions. Of those, specials are no part of the text."""
         from difflm.controls.rules import ImposePattern
         from difflm.diffusion.condition import FREE
 
-        chain = chain_of(self.template.automaton, canvas.mask.device)
+        device = canvas.mask.device
+        chain = self.chains[device] = self.chains.get(device) or chain_of(self.template.automaton, device)
         if known is None:
             return ImposePattern(codec, chain, canvas.mask)
         words = known >= len(SPECIALS)
