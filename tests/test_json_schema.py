@@ -234,3 +234,24 @@ def test_the_command_reads_a_file_and_says_what_is_wrong(tmp_path, text, said):
         path.write_text(text)
     done = CliRunner().invoke(app, ["generate", "e2e", "--json-schema", str(path)], standalone_mode=False)
     assert done.return_value == 2 and said in done.output + done.stderr and "Traceback" not in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", WRITERS)
+def test_texts_of_schemas_that_nobody_chose_are_valid(writers, key):
+    written = []
+
+    @given(schemas)
+    @settings(max_examples=60, deadline=None)
+    def write(schema):
+        try:
+            made = writers[key].generate(8, controls=[Json(schema)], steps=2)
+        except UsageError as error:  # signs that the model lacks, or more than it holds
+            assert "no text" in str(error)
+            return
+        for text in made:
+            assert validator.is_valid(schema, json.loads(text.text)), (schema, text.text)
+        written.append(len(made))
+
+    write()
+    assert sum(written) >= 240

@@ -1,5 +1,6 @@
 """Patterns: automata against Python's `re`, forward–backward against enumeration, finished texts against both."""
 
+import random
 import re
 import time
 import warnings
@@ -16,7 +17,7 @@ from tiny import tiny_run
 from difflm import Avoid, Contains, Edit, Infill, Length, Pattern, TextDiffusion, WordCount
 from difflm.controls.base import Canvas
 from difflm.controls.patterns import chain_of
-from difflm.data.regular import compile_characters, follow_paths, parse_pattern
+from difflm.data.regular import compile_characters, count_paths, follow_paths, parse_pattern
 from difflm.data.token_automata import (
     ANY,
     GAP,
@@ -347,6 +348,76 @@ def test_no_order_of_writing_ends_nowhere(untrained, sampler):
             assert re.fullmatch(pattern, text.text), text.text
 
 
+def test_no_order_of_revealing_ends_nowhere():
+    """1,000 texts, each in an order of its own, under beliefs that are new at every step: what stands is certain."""
+    automaton, rows, chance = compile_pattern("(ab|ba)*c(a|bb)+", Characters(["a", "b", "c"])), 1000, torch.Generator()
+    chain, inside = chain_of(automaton, torch.device("cpu")), torch.ones(rows, 9, dtype=torch.bool)
+    order, written = torch.rand(rows, 9, generator=chance).argsort(-1), torch.full((rows, 9), -1)
+    for step in range(5):
+        logits = 20 * torch.randn(rows, 9, 7, generator=chance)
+        known = torch.full_like(logits, float("-inf")).scatter(-1, written.clamp(min=0).unsqueeze(-1), 0.0)
+        logits = torch.where(written.unsqueeze(-1) >= 0, known, logits)
+        drawn = chain.pass_messages(logits, inside).draw(torch.rand(rows, 9, generator=chance))
+        assert torch.equal(drawn[written >= 0], written[written >= 0])
+        written = torch.where(order < 2 * (step + 1), drawn, written)
+    assert all(automaton.accepts(row) for row in written.tolist())
+
+
+WORDS = ["The", "A", "old", "small", "pub", "inn", "near", "beside", "the river", "serves", "French", "food", "£30"]
+
+
+def make_pattern(chance: random.Random, depth: int = 0) -> str:
+    """A pattern of words: some alternatives, repetitions and gaps, one in the other."""
+    made = []
+    for _ in range(chance.randint(1, 3)):
+        kind = chance.randrange(6 if depth < 2 else 3)
+        if kind == 0:
+            made.append(re.escape(chance.choice(WORDS)))
+        elif kind == 1:
+            made.append(chance.choice([r"\w+", r"[A-Z]\w*", r"[^aeiou ]+[aeiou]\w*", r"\S{3,6}", r"\w+,?"]))
+        elif kind == 2:
+            made.append(f"({'|'.join(re.escape(word) for word in chance.sample(WORDS, 3))})")
+        elif kind == 3:
+            made.append(f"({make_pattern(chance, depth + 1)}|{make_pattern(chance, depth + 1)})")
+        elif kind == 4:
+            again = chance.choice(["*", "+", "{1,3}", "{2}", "?"])
+            made.append(f"({make_pattern(chance, depth + 1)} ){again}{re.escape(chance.choice(WORDS))}")
+        else:
+            made.append(".*")
+    return " ".join(made) + ("" if depth else chance.choice(["", r"\.", ".*", r"( \w+)*"]))
+
+
+def write_matching(lm: TextDiffusion, patterns: int, texts: int) -> int:
+    """How many texts were written, all of which match; patterns that no text matches, or `re` might try for ever, are
+    passed over."""
+    chance, written = random.Random(0), 0
+    while written < patterns * texts:
+        pattern = make_pattern(chance)
+        try:
+            made = lm.generate(texts, seed=written, controls=[Pattern(pattern)], steps=2)
+        except UsageError as error:
+            assert "no text" in str(error) or "too large" in str(error)
+            continue
+        written += len(made)
+        for text in made:
+            if count_paths(parse_pattern(pattern), text.text, 10**5) <= 10**5:
+                assert re.fullmatch(pattern, text.text), (pattern, text.text)
+    return written
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["difflm", "mdlm"])
+def test_texts_match_patterns_that_nobody_chose(untrained, method):
+    assert write_matching(untrained[method], patterns=12, texts=8) == 96
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["difflm", "mdlm"])
+def test_ten_thousand_texts_match_two_hundred_patterns(untrained, method):
+    """5,000 of each family."""
+    assert write_matching(untrained[method], patterns=200, texts=25) == 5000
+
+
 def test_other_controls_hold_beside_a_pattern(untrained):
     for method in ("difflm", "mdlm"):
         asked = [Pattern(r"[A-Z].*\."), Pattern(".*near.*"), WordCount(5, 7), Avoid("river"), Length(8)]
@@ -514,25 +585,9 @@ def test_the_benchmark_prints_its_tables(monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "KINDS", {"beginning": benchmark.KINDS["beginning"]})
     monkeypatch.setattr(benchmark, "LARGE", "(a )*a")
     monkeypatch.setattr(benchmark, "STEPS", 1)
-    few = [
-        "--device",
-        "cpu",
-        "--texts",
-        "1",
-        "--places",
-        "40",
-        "--pieces",
-        "300",
-        "--each",
-        "2",
-        "--plain",
-        "3",
-        "--steps",
-        "1",
-        "--sizes",
-        "1",
-    ]
-    assert benchmark.main([*few, "--masked", "e2e-mdlm-laptop"]) == 0
+    few = {"device": "cpu", "texts": 1, "places": 40, "pieces": 300, "each": 2, "plain": 3, "steps": 1, "sizes": 1}
+    few |= {"masked": "e2e-mdlm-laptop"}
+    assert benchmark.main([part for key, value in few.items() for part in (f"--{key}", str(value))]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if " | " in line]
     assert [row[0] for row in rows] == [
         *("model", "e2e", "mdlm", "rule alone", "words", "words", "300 pieces", "300 pieces", "pattern"),
