@@ -96,6 +96,11 @@ def compile_pattern(
     return found
 
 
+def spells_tokens(tokenizer: Tokenizer) -> bool:
+    """Whether it says how its tokens are spelt."""
+    return isinstance(tokenizer, Words | Bpe | Characters)
+
+
 def readable_pieces(tokenizer: Tokenizer) -> list[str | None]:
     """The text of every token but the specials; None: it is no text by itself, or its spacing depends on a whole
     text."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -113,6 +114,12 @@ def routes(served: Served, engine: Engine) -> APIRouter:
     async def controls() -> Any:
         """What can be asked of the model, by the name of each control; null where it cannot."""
         return served.controls(limits)
+
+    @router.post("/api/pattern", response_model=schemas.PatternAnswer, tags=["server"], responses=ERRORS)
+    async def pattern(asked: schemas.PatternAsked) -> Any:
+        """Whether texts of this model can match a regular expression, and of which lengths."""
+        schemas.check_size("pattern", asked.pattern, limits)
+        return await engine.answer(partial(served.judge_pattern, asked.pattern))
 
     async def texts(request: Request, asked: schemas.Asked) -> dict[str, Any]:
         asked.check(limits)
