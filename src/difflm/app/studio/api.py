@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -35,7 +36,7 @@ def one_event(*names: str) -> dict[str, Any]:
 Responses = dict[int | str, dict[str, Any]]
 
 MEANINGS = {
-    400: "The body is not JSON.",
+    400: "The body is not JSON, or asks for a response_format that cannot be followed.",
     401: "The token is missing or wrong.",
     403: "Another host name or another page's origin.",
     408: "The body did not arrive in time.",
@@ -121,6 +122,12 @@ def routes(served: Served, engine: Engine) -> APIRouter:
     async def controls() -> Any:
         """What can be asked of the model, by the name of each control; null where it cannot."""
         return served.controls(limits)
+
+    @router.post("/api/pattern", response_model=schemas.PatternAnswer, tags=["server"], responses=ERRORS)
+    async def pattern(asked: schemas.PatternAsked) -> Any:
+        """Whether texts of this model can match a regular expression, and of which lengths."""
+        schemas.check_size("pattern", asked.pattern, limits)
+        return await engine.answer(partial(served.judge_pattern, asked.pattern))
 
     async def texts(request: Request, asked: schemas.Asked) -> dict[str, Any]:
         asked.check(limits)

@@ -201,6 +201,16 @@ class Engine:
             self._change.notify()
         return jobs
 
+    async def answer(self, question: Callable[[], Any]) -> Any:
+        """What is soon worked out without the model, one question after the other."""
+        if self.queue + 1 > self.limits.queue:
+            raise self._full()
+        self._binding += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._binder, question)
+        finally:
+            self._binding -= 1
+
     @property
     def still_seconds(self) -> float:
         """For how long nothing has moved, although there is work."""
