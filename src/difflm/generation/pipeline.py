@@ -437,6 +437,6 @@ class TextDiffusion:
             told = pad_token_rows([sources[i] for i in chosen]) if sources else ()
             batch = Batch(*(part.to(self.device) for part in (*padded, *told)))
             noise = Noise(seed, samples[chosen].to(self.device))
-            estimates = self.model.nats_and_error(batch, noise, draws)
+            estimates = self.inference.nats_and_error(batch, noise, draws)
             found[:, chosen] = torch.stack([part.float().cpu() for part in estimates])
         return found[0], found[1]

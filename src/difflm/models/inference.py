@@ -5,35 +5,41 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from difflm.data.batches import Batch
+from difflm.data.tokenizers import PAD
 from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
+from difflm.models.batching import WIDTH
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.few_places import ask_few_places
 from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.recorded import RecordedDecoder, RecordedSampler, capture_key
 from difflm.models.recorded_blocks import recorder_of
-from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
+from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool
 from difflm.runtime.eight_bit import use_eight_bits
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
 MAX_RECORDED = 8  # captured samplers, of the last few shapes
 MAX_DECODERS = 4  # captured left-to-right decoders
 MAX_BEAM_ROWS = 1024  # partial texts that are searched at once
+MAX_LOGITS = 2**27  # of texts that are read by a captured pass, whose memory is kept
 ALIGNMENT = 8
 
 
 class Inference:
     """`dtype` is the network's arithmetic while it writes, where the model itself does not say; int8 is that of the
-    products in its blocks alone. `record` captures
-    sampling steps; None: on a GPU. Several readers may use one object at once, in one thread or in many.
+    products in its blocks alone. `record` captures sampling steps; None: on a GPU. Several readers may use one object
+    at once, in one thread or in many.
 
     The copy of the denoiser follows the model at the beginning of every request, so that training, loading and moving
     the model go on as they like."""
@@ -50,6 +56,7 @@ class Inference:
         self._recorded: GraphPool[RecordedSampler] = GraphPool(MAX_RECORDED)
         self._decoder_copies: dict[tuple[torch.dtype | None, bool, torch.device], Autoregressive] = {}
         self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
+        self._readers: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
         self._lock = threading.Lock()
 
     @property
@@ -171,10 +178,38 @@ class Inference:
             torch._foreach_copy_(module_tensors(decoder), module_tensors(model))
         return decoder
 
+    @torch.no_grad()
+    def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
+        """As the model's own. A few texts from left to right are read by a captured pass, padded to few widths."""
+        model, record = self.model, batch.ids.is_cuda if self.record is None else self.record
+        # Not of those that stand on it: an autoencoder has other nats.
+        if type(model) is not Autoregressive or not record or not getattr(model.network, "capturable", True):
+            return model.nats_and_error(batch, noise, draws)
+        if batch.documents is not None or batch.ids.numel() * model.vocabulary > MAX_LOGITS:
+            return model.nats_and_error(batch, noise, draws)
+        if model.training:
+            model.eval()
+        parts, most = (
+            (batch.ids, batch.lengths, batch.source, batch.source_lengths),
+            (model.max_words, 0, model.source_longest, 0),
+        )
+        there = [pad_width(one, room) for one, room in zip(parts, most, strict=True) if one is not None]
+        read = self._readers.setdefault(len(there), CapturedCalls(lambda *own: model.nats(Batch(*own)), model))
+        nats = read(*there)
+        return nats, torch.zeros_like(nats)
+
     def clear_recorded(self) -> None:
-        """Let go of steps that were captured for earlier requests; the next one captures its own."""
+        """Let go of what was captured for earlier requests; the next one captures its own."""
         self._recorded.clear()
         self._decoders.clear()
+        self._readers.clear()
+
+
+def pad_width(ids: Tensor, most: int) -> Tensor:
+    """Rows [B, L] padded to a multiple of WIDTH, or to the most that there may be; lengths [B] as they are."""
+    if ids.dim() == 1:
+        return ids
+    return F.pad(ids, (0, max(0, min(-(-ids.shape[1] // WIDTH) * WIDTH, most) - ids.shape[1])), value=PAD)
 
 
 def join_frames(frames: Sequence[Frame]) -> Frame:
@@ -196,6 +231,9 @@ class DenoiserCopy:
         self.denoiser.codec = source.codec.frozen()
         if self.apart:
             self.denoiser.network = prepare_network(source.network, dtype, compiled)
+            if is_on_gpu(source.network) and hasattr(source.network, "encode"):
+                network: Any = self.denoiser.network  # a source is encoded by a single replay, too
+                network.encode = CapturedCalls(network.encode, network)
         self.denoiser.precision = None if dtype is torch.int8 else dtype
         self._copying: tuple[tuple[int, ...], CapturedFunction] | None = None
         self.sync_weights(source)
