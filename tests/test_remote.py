@@ -169,9 +169,9 @@ needs_package = pytest.mark.skipif(
 )
 
 
-def write_dataset(folder: Path, column: str = "text") -> list[str]:
+def write_dataset(folder: Path, column: str = "text", count: int = 9) -> list[str]:
     """A directory as the package reads it, with a column that holds no text."""
-    texts = [f"Text {n}." for n in range(9)]
+    texts = [f"Text {n}." for n in range(count)]
     folder.mkdir()
     rows = (json.dumps({column: text, "stars": n}) + "\n" for n, text in enumerate(texts))
     (folder / "train.jsonl").write_text("".join(rows))
@@ -214,6 +214,6 @@ def test_what_the_package_cannot_give_gets_a_line(tmp_path):
 @needs_package
 @pytest.mark.long
 def test_a_run_is_trained_on_what_the_package_reads(tmp_path):
-    write_dataset(tmp_path / "set", column="body")
+    write_dataset(tmp_path / "set", "body", 200)
     assert train(f"hf:{tmp_path / 'set'}", tmp_path, "column=body", "tokenizer=words") == 0
     assert read_config(tmp_path / "r")["recipe"]["data"] == f"hf:{tmp_path / 'set'}"
