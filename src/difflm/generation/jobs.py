@@ -23,7 +23,6 @@ from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
-from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.networks import Transformer
 from difflm.runtime.eight_bit import eight_bit_engine
@@ -64,8 +63,8 @@ def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
 def check_eight_bits(model: LanguageModel) -> None:
     if eight_bit_engine() is None:
         raise UsageError("torch has no fast products of eight bits for this processor: leave dtype out.")
-    if not isinstance(model, DiffusionModel | LatentDiffusion) or not isinstance(model.denoiser.network, Transformer):
-        raise UsageError("dtype int8 is for diffusion models with difflm's own Transformer: leave it out.")
+    if not isinstance(model, DiffusionModel) or not isinstance(model.denoiser.network, Transformer):
+        raise UsageError("dtype int8 is for diffusion models of words with difflm's own Transformer: leave it out.")
 
 
 def fastest_dtype(device: torch.device) -> torch.dtype | None:
