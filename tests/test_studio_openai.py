@@ -180,6 +180,21 @@ def test_a_format_that_cannot_be_followed_is_refused(client: Any, form: Any, sai
         complete(client, "", extra_body={"response_format": form})
 
 
+@pytest.mark.parametrize("depth", [50, 300, 900, 5000])
+def test_schemas_without_end_are_refused(client: Any, depth: int) -> None:
+    body = '{"type": "array", "items": ' * depth + '{"type": "null"}' + "}" * depth
+    for form in (
+        '{"controls": {"json_schema": %s}}',
+        '{"response_format": {"type": "json_schema", "json_schema": {"schema": %s}}}',
+    ):
+        answer = client._client.post(
+            f"{client.base_url}completions",
+            content=form % body,
+            headers={"content-type": "application/json", "authorization": "Bearer secret"},
+        )
+        assert answer.status_code in (400, 413, 422), answer.text[:200]
+
+
 def test_log_probabilities_are_those_of_the_answer(client: Any) -> None:
     for prompt, suffix in (("", None), ("The old", "food.")):
         for choice in complete(client, prompt, suffix=suffix, n=2, logprobs=1).choices:
