@@ -98,10 +98,10 @@ def test_automata_are_minimal(pattern, states):
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(pattern, reason):
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(UsageError, match=reason) as refused:
         compile_characters(pattern, map(chr, range(32, 1000)))
-    assert time.perf_counter() - begun < 1
+    assert time.process_time() - begun < 1
     assert "\n" not in str(refused.value)
 
 
@@ -546,7 +546,7 @@ def test_a_check_does_not_backtrack_for_ever():
 @pytest.mark.parametrize(("pattern", "ends"), [("a*", 5), ("(a|a)*", 31), ("(a*)*", 31), ("a*a*", 15), ("aaab|b", 0)])
 def test_ways_to_read_a_text_are_counted(pattern, ends):
     """By hand, those of all beginnings of aaaa: Σ 2ⁿ⁻¹ splits, pairs of lengths."""
-    found = follow_paths(parse_pattern(pattern), "aaaa", {0: 1}, [0], 10**9)
+    found = follow_paths(parse_pattern(pattern), "aaaa", {0: 1}, [0], 10**9, {})
     assert sum(found.values()) >= ends and (ends > 0 or not found)
 
 

@@ -74,7 +74,7 @@ def smallest_automaton(columns: Sequence[Array | None], accepting: Array) -> Tok
     return TokenAutomaton((kinds[own] - 1) % count, table[:, first], accepting)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # of a few megabytes each at most
 def compile_pattern(
     pattern: str | Node, tokenizer: Tokenizer, banned: frozenset[int] = frozenset(), negated: bool = False
 ) -> TokenAutomaton:

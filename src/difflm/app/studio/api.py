@@ -51,7 +51,9 @@ ERRORS: Responses = {
 }
 ERRORS[429]["headers"]["Retry-After"] = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
 REFUSED: Responses = {status: ERRORS[status] for status in (401, 403)}
-STUCK: Responses = {503: {"model": schemas.ErrorAnswer, "description": "Requests wait and nothing moves."}}
+STUCK: Responses = {
+    503: {"model": schemas.ErrorAnswer, "description": "Requests wait and nothing moves; or none is taken."}
+}
 # Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
 STREAM: Responses = {
     200: {
@@ -104,6 +106,12 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         """Whether the server is there, and gets on with its work."""
         engine.check_health()
         return {"status": "ok", "model": served.name, "queue": engine.queue}
+
+    @router.get("/ready", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
+    async def ready() -> Any:
+        """Whether a request would be taken now: the server works, its queue has room, and it is not stopping."""
+        engine.check_ready()
+        return {"status": "ready", "model": served.name, "queue": engine.queue}
 
     @router.get("/api/models", response_model=schemas.ModelsAnswer, tags=["server"], responses=REFUSED)
     async def models() -> Any:
