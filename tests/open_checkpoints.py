@@ -1,0 +1,47 @@
+"""Tiny models under the released names of keys and settings. Their weights follow from the names of the keys, and what
+the published networks answered is in golden_checkpoints.json."""
+
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden_checkpoints.json").read_text(encoding="utf-8"))
+MODELS: dict[str, Any] = {model["name"]: model for model in GOLDEN["models"]}
+
+
+def draw_weight(key: str, shape: list[int]) -> np.ndarray:
+    rng = np.random.default_rng(zlib.crc32(key.encode()))
+    norm = len(shape) == 1 and re.search(r"(norm\d*|norm_final|ln_[12f])\.weight$", key)
+    return (0.5 + rng.random(shape) if norm else rng.standard_normal(shape) * 0.08).astype("float32")
+
+
+def draw_weights(keys: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+    return {key: torch.from_numpy(draw_weight(key, shape)) for key, shape in keys.items()}
+
+
+def write_model(folder: Path, name: str, shards: int = 1, **changes: Any) -> Path:
+    """The directory of a golden model, its config with some fields changed."""
+    model = MODELS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {} if model["mask_token_id"] is None else {"mask_token_id": model["mask_token_id"]}
+    (folder / "config.json").write_text(json.dumps({**model["config"], **own, **changes}))
+    buffers = {key: torch.tensor(value) for key, value in model["buffers"].items()}
+    write_weights(folder, {**draw_weights(model["keys"]), **buffers}, shards)
+    return folder
+
+
+def write_weights(folder: Path, weights: dict[str, torch.Tensor], shards: int = 1) -> None:
+    if shards == 1:
+        save_file(weights, folder / "model.safetensors")
+        return
+    names = [f"model-{k + 1:05}-of-{shards:05}.safetensors" for k in range(shards)]
+    places = {key: names[k % shards] for k, key in enumerate(weights)}
+    for name in names:
+        save_file({key: weight for key, weight in weights.items() if places[key] == name}, folder / name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))

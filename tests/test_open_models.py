@@ -1,0 +1,91 @@
+"""Other people's models: what they answer, what is refused, and that our doors open to them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from open_checkpoints import GOLDEN, MODELS, draw_weight, write_model
+
+from difflm.models.open_models import load_network
+from difflm.networks.transformer import rotary
+
+CASES = [(name, case["name"]) for name, model in MODELS.items() for case in model["cases"]]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Directories of golden models by name and changed settings."""
+    made = {}
+
+    def folder_of(name, **changes):
+        key = name, json.dumps(changes)
+        if key not in made:
+            made[key] = write_model(tmp_path_factory.mktemp(name), name, shards=1 + len(made) % 2, **changes)
+        return made[key]
+
+    return folder_of
+
+
+def test_weights_are_those_of_the_golden_values():
+    """A changed generator of numbers must not be taken for a wrong network."""
+    for one in GOLDEN["about"]["weights_check"]:
+        values = draw_weight(one["key"], one["shape"])
+        np.testing.assert_allclose(values.ravel()[:4], one["first"], rtol=1e-5)
+        np.testing.assert_allclose(values.sum(), one["sum"], rtol=1e-5)
+
+
+def answer(network, embedding, case):
+    """Logits of the released class: what our network says at a position of itself, they say a position earlier."""
+    ids, mask = torch.tensor(case["input_ids"]), case["attention_mask"]
+    sigma = torch.tensor(case["sigma"] or [0.0, 0.0], dtype=torch.float64)
+    t = ((1 - torch.exp(-sigma)) / (1 - 1e-3)).float()
+    seen, more = None if mask is None else torch.tensor(mask, dtype=torch.bool), {}
+    if "classes" in case:
+        more["classes"] = torch.tensor(case["classes"])
+    if "clean_ids" in case:  # noisy blocks beside the clean text
+        length, size = ids.shape[1], case["block_size"]
+        block = torch.arange(length) // size
+        row, column = block.unsqueeze(1), block.unsqueeze(0)
+        above = torch.cat([row == column, column < row], 1)
+        seen = torch.cat([above, torch.cat([torch.zeros(length, length, dtype=torch.bool), column <= row], 1)])[None]
+        more["turn"] = tuple(part.repeat(2, 1) for part in rotary(length, network.head_dim, CPU))
+        ids = torch.cat([ids, torch.tensor(case["clean_ids"])], 1)
+    logits = network(torch.nn.functional.embedding(ids, embedding), t, seen, **more)[:, : len(case["input_ids"][0])]
+    if case.get("output") == "log score":
+        scale = torch.expm1(sigma).log().float().view(-1, 1, 1) + math.log(logits.shape[-1] - 1)
+        logits = (logits - scale).scatter(-1, ids.unsqueeze(-1), 0.0)
+    return logits
+
+
+@pytest.mark.parametrize(("name", "which"), CASES)
+def test_golden_logits(folders, name, which):
+    model, tolerance = MODELS[name], GOLDEN["about"]["tolerance"]
+    case = next(case for case in model["cases"] if case["name"] == which)
+    changes = dict(case.get("config_change", {}))
+    if name.startswith("a2d") and "block_size" in case:
+        changes["block_size"] = case["block_size"]
+    folder = folders(name, **changes)
+    network, embedding = load_network(folder, torch.float32, CPU)
+    with torch.no_grad():
+        logits = answer(network, embedding, case)
+    ids = torch.tensor(case["input_ids"])
+    there = torch.ones_like(ids, dtype=torch.bool)
+    if case["attention_mask"] is not None:
+        there = torch.tensor(case["attention_mask"], dtype=torch.bool)
+    if model["shift"]:  # the released network speaks at p of p + 1; of its last position we say nothing
+        network.shape = type(network.shape)(**{**vars(network.shape), "shift": False})
+        with torch.no_grad():
+            plain = answer(network, embedding, case)
+        torch.testing.assert_close(logits[:, 1:], plain[:, :-1], atol=1e-6, rtol=0)
+        logits = plain
+    for row, wanted in enumerate(case["logits"]):
+        for position, values in zip(case["positions"], wanted, strict=True):
+            if values is not None:
+                found = logits[row, position, : len(values)].numpy()
+                np.testing.assert_allclose(found, values, atol=tolerance["logits_absolute"], rtol=0)
+    kept = logits[there].double()
+    assert abs(kept.sum() - case["sum"]) <= 2e-3 + 1e-5 * abs(case["sum"])
+    np.testing.assert_allclose(kept.square().sum(), case["sum_of_squares"], rtol=1e-5)
