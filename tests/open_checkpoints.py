@@ -45,3 +45,33 @@ def write_weights(folder: Path, weights: dict[str, torch.Tensor], shards: int = 
     for name in names:
         save_file({key: weight for key, weight in weights.items() if places[key] == name}, folder / name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+WORDS = "the a dog cat garden house sleeps runs near in is and old small very . , ! my your"
+
+
+def write_tokenizer(folder: Path, rows: int = 124, template: str | None = None) -> None:
+    """A byte-level tokenizer of all ASCII signs and as many whole words, with a space before them, as there are rows
+    for, and the special tokens of LLaDA: they are the last ones, the mask among them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    space = "Ġ"
+    signs = [chr(code) for code in range(33, 127) if chr(code).isalnum() or chr(code) in ".,!?'"] + [space]
+    pieces, merges = list(signs), []
+    for word in WORDS.split():
+        grown = space
+        for sign in word:
+            if grown + sign not in pieces:
+                merges.append((grown, sign))
+                pieces.append(grown + sign)
+            grown += sign
+    pieces = pieces[: rows - 4]
+    merges = [(a, b) for a, b in merges if a + b in pieces]
+    encoder = Tokenizer(models.BPE({piece: k for k, piece in enumerate(pieces)}, merges))
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encoder.decoder = decoders.ByteLevel()
+    filling = [f"<|reserved_{k}|>" for k in range(rows - len(pieces))]
+    encoder.add_special_tokens([*filling, "<|mdm_mask|>", "<|endoftext|>", "<|eot_id|>"])
+    encoder.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|endoftext|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

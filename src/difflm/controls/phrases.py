@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
-from difflm.data.tokenizers import SPECIALS, UNK, Bpe, Words
+from difflm.data.tokenizers import SPECIALS, UNK, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
@@ -98,7 +98,7 @@ class Phrases:
     def named(self) -> str:
         return " and ".join(repr(ways[0].phrase) for ways in self.asked)
 
-    def rule(self, codec: "Codec", canvas: Canvas, open_ended: bool) -> "list[Transform]":
+    def rule(self, codec: "Codec", canvas: Canvas, ends: tuple[int, ...]) -> "list[Transform]":
         if not self.asked:
             return []
         from difflm.controls.rules import PlacePhrases
@@ -106,8 +106,8 @@ class Phrases:
         free = canvas.mask & ~canvas.settled
         free[:, : canvas.first] = False
         free[:, canvas.first + self.info.max_words :] = False
-        glued = self.glued if isinstance(self.info.tokenizer, Bpe) else ()
-        return [PlacePhrases(codec, self.ids, free, glued, open_ended)]
+        glued = self.glued if self.info.tokenizer.byte_level else ()
+        return [PlacePhrases(codec, self.ids, free, glued, ends)]
 
     @cached_property
     def glued(self) -> tuple[tuple[int, ...], ...]:

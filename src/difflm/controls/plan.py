@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
-from difflm.controls.exact import Avoid, Infill, Length, Letters
+from difflm.controls.exact import Avoid, Infill, Length, Letters, Pieces
 from difflm.controls.guidance import (
     STANDARD,
     Classifier,
@@ -26,7 +26,8 @@ from difflm.controls.phrases import choose_phrases
 from difflm.controls.rules import ForbidSpecials
 from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
 from difflm.data.labels import NOTHING
-from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
+from difflm.data.open_tokenizer import OpenTokenizer
+from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Words
 from difflm.data.words import split_words
 from difflm.diffusion.base import Belief
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
@@ -67,6 +68,9 @@ class ControlPlan:
     ) -> None:
         if isinstance(info.tokenizer, Characters):
             controls = [Letters(control.words) if type(control) is Length else control for control in controls]
+        if isinstance(info.tokenizer, OpenTokenizer):
+            own = info.tokenizer
+            controls = [Pieces(control.words, own) if type(control) is Length else control for control in controls]
         self.model, self.denoiser, self.info = model, denoiser, info
         self.controls, self.edit = list(controls), edit
         self.classifiers, self.guidance = classifiers, guidance
@@ -91,9 +95,8 @@ class ControlPlan:
             self.pattern = join_patterns(patterns, self.controls, info, self.words, self.least, bias)
         # Whether nothing settles the length, and the model writes its own end.
         own_end = END not in model.lengths.forbidden
-        self.open_ended = (
-            own_end and self.words is None and self.least <= 1 and self.infill is None and not self.pattern
-        )
+        self.open_ended = own_end and self.words is None and not self.pattern
+        self.open_ended &= self.continues or (self.least <= 1 and self.infill is None)
         given = self.infill.parts if self.infill else (edit.text,) if edit else ()
         # Words that were given and that the model does not know, each once.
         self.unknown_words = list(
@@ -106,12 +109,18 @@ class ControlPlan:
         # Tilting single words hardly ever makes a phrase appear: docs/log.md has the figures.
         placed = [] if self.pattern else self.imposed  # what a pattern leaves no place for is not placed
         self.phrases = choose_phrases(placed, info, known, self.words, model.denoiser.codec.holds_tokens)
-        self.extra = self.phrases.more(self.infill, self.words) if self.infill else 0
+        self.extra = self.phrases.more(self.infill, self.words) if self.infill and not self.continues else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)
-        elif self.infill is None and self.phrases.needed > (room := self.words or info.max_words):
+        elif (self.infill is None or self.continues) and self.phrases.needed > (room := self.words or info.max_words):
             what = "this model holds" if self.words is None else "the length is"
             raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
+
+    @property
+    def continues(self) -> bool:
+        """Whether a text is continued, as far as the model likes: a template that ends in its only gap."""
+        infill, most = self.infill, self.model.lengths
+        return most.continues and infill is not None and infill.gaps == [None] and not infill.parts[-1]
 
     def check_edit(self, edit: Edit) -> None:
         if self.infill:
@@ -141,7 +150,8 @@ class ControlPlan:
         if self.edit is not None:
             return [self.edited] * len(samples), [self.unknown] * len(samples)
         if self.open_ended:
-            return [Layout(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
+            drawn = self.model.draw_lengths(noise, condition).tolist()
+            return [self.open_layout(n) if self.model.always_planned else Layout(n) for n in drawn], [{}] * len(samples)
         infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
@@ -166,12 +176,24 @@ class ControlPlan:
 
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
         positions, settled = self.model.lengths.settled(words)
-        first = self.info.first
+        first, behind = self.info.first, self.info.first - self.model.lengths.first
+        if behind:
+            prompt = dict(enumerate(self.info.prompt))
+            positions, settled = positions + behind, prompt | {k + behind: token for k, token in settled.items() if k}
         known = settled | {k + first: token for k, token in known.items()}
         if begin:
             canvas = {**settled, **{k + first: token for k, token in enumerate(begin)}}
             begin = [canvas[k] for k in range(positions)]
-        return Layout(positions, known, begin)
+        return Layout(positions, known, begin, len(self.info.prompt))
+
+    def open_layout(self, positions: int) -> Layout:
+        """A canvas whose text the model ends itself, behind a prompt and what stands before a gap at the end."""
+        known = [*(self.info.prompt or [START] * self.info.first)]
+        if self.continues and self.infill is not None:
+            known += self.infill.known(self.info)[0]
+            positions = min(positions, self.infill.most or positions)
+        room = self.info.first + self.info.max_words + 1
+        return Layout(min(len(known) + positions, room), dict(enumerate(known)), (), len(self.info.prompt))
 
     # -- while sampling -----------------------------------------------------------------------------------------
 
@@ -182,10 +204,10 @@ class ControlPlan:
             # A vocabulary of words may hold a newline; a text does not begin or end with it.
             words = self.info.tokenizer.words[len(SPECIALS) :] if isinstance(self.info.tokenizer, Words) else []
             newline = words.index("\n") + len(SPECIALS) if "\n" in words else None
-            rules.append(ForbidSpecials(codec, canvas, newline))
+            rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
         rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
         # Words that must appear come last: what else is asked of their positions must not unsettle them.
-        return rules + self.phrases.rule(codec, canvas, self.open_ended)
+        return rules + self.phrases.rule(codec, canvas, self.model.lengths.ends if self.open_ended else ())
 
     def targets(self, canvas: Canvas) -> list[GuidanceTarget]:
         """For every control that a classifier knows: which classifier, and the labels it should find."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from difflm.data.open_tokenizer import OpenTokenizer
 from difflm.errors import DifflmError, UsageError
 
 Message = Mapping[str, str]  # "role" and "content"
@@ -15,9 +16,11 @@ ROLES = ("system", "user", "assistant")
 TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token")
 
 
-class ChatTemplate:
-    def __init__(self, source: str, settings: Mapping[str, Any], where: Path) -> None:
-        """`settings` are those of the tokenizer, whose special tokens a template may write."""
+class Chat:
+    """A template and the tokenizer that reads what it writes; `settings` are those of the tokenizer, whose special
+    tokens a template may write."""
+
+    def __init__(self, source: str, tokenizer: OpenTokenizer, settings: Mapping[str, Any], where: Path) -> None:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -29,11 +32,19 @@ class ChatTemplate:
         sandbox.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
         spelt = {name: settings.get(name) or "" for name in TOKENS}
         self.tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in spelt.items()}
-        self.where = where
+        self.tokenizer, self.where = tokenizer, where
         try:
             self.template = sandbox.from_string(source)
         except TemplateError as error:
             raise DifflmError(f"the chat template of {where} cannot be read: {error}.") from None
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the messages, up to where the answer begins."""
+        text = self.render(messages)
+        for message in messages:
+            if marks := self.tokenizer.find_marks(message["content"]):
+                raise UsageError(f"a message holds {marks[0]}, by which the chat itself is marked.")
+        return self.tokenizer.encode_marked(text)
 
     def render(self, messages: Sequence[Message]) -> str:
         """The text that an answer follows. Models that can think aloud are told not to."""

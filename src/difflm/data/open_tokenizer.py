@@ -126,12 +126,10 @@ class OpenTokenizer(Tokenizer):
         self._ours = {number: own for own, number in reversed([*enumerate(self.theirs)])}
         added = self._encoder.get_added_tokens_decoder()
         # Special tokens beside the first four: marks of a chat, which no text holds.
-        self.marks = tuple(k for k in range(len(SPECIALS), self.size) if k < self.size and self._is_mark(k, added))
+        special = {number for number, token in added.items() if token.special}
+        self.marks = [own for own, number in enumerate(self.theirs) if number in special and own >= len(SPECIALS)]
+        self._marks = frozenset(self.marks)
         self.byte_level = isinstance(definition, dict) and (definition.get("decoder") or {}).get("type") == "ByteLevel"
-
-    def _is_mark(self, own: int, added: Mapping[int, Any]) -> bool:
-        token = added.get(self.theirs[own])
-        return token is not None and token.special
 
     @cached_property
     def _marked_encoder(self) -> "tokenizers.Tokenizer":
@@ -164,13 +162,13 @@ class OpenTokenizer(Tokenizer):
         return text
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        return [self.decode([i]) for i in ids if i >= len(SPECIALS)]
+        return [self.decode([i]) for i in ids if i >= len(SPECIALS) and i not in self._marks]
 
     def spellings(self) -> list[str]:
         """Of byte pairs; a mark is spelt with a sign that no text holds."""
-        byte, marks = byte_alphabet(), {*self.marks}
+        byte = byte_alphabet()
         return [
-            "\udc00" if own in marks else bytes(byte[sign] for sign in piece).decode("utf-8", "surrogateescape")
+            "\udc00" if own in self._marks else bytes(byte[sign] for sign in piece).decode("utf-8", "surrogateescape")
             for own, piece in enumerate(self.pieces, len(SPECIALS))
         ]
 

@@ -39,6 +39,7 @@ class LengthPolicy(nn.Module):
 
     first = 0  # canvas position of a text's first word
     forbidden: tuple[int, ...]  # ids that no position may have
+    ends: tuple[int, ...] = (END,)  # ids that end a text
     weight = 0.0  # of `fit_loss`
     pieces: Sequence[str] = ()  # what positions show, where those are no tokens
     vocabulary = 0  # tokens, where those are other ones than the codec's
@@ -219,6 +220,7 @@ class Layout:
     positions: int
     known: Mapping[int, int] = field(default_factory=dict)
     begin: Sequence[int] = ()  # ids of all positions of a text that is re-denoised
+    prompt: int = 0  # known positions before the text, which are not printed
 
     @property
     def width(self) -> int:

@@ -82,7 +82,7 @@ class OwnEnd(LengthPolicy):
 
     def __init__(self, longest: int, context: int, begins: bool, ends: Sequence[int], forbidden: Sequence[int]) -> None:
         super().__init__(longest, context - begins - 1)
-        self.first, self.ends, self.forbidden = int(begins), frozenset(ends), tuple(forbidden)
+        self.first, self.ends, self.forbidden = int(begins), tuple(ends), tuple(forbidden)
 
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         place = torch.arange(self.first + ids.shape[1] + 1, device=ids.device)

@@ -3,7 +3,7 @@ under which keys its weights lie. docs/models.md lists them, with those that no 
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -239,7 +239,7 @@ FAMILIES = {
         "llada",
         read_llada,
         llada_key,
-        Sampling("confidence", steps=128),
+        Sampling("confidence", steps=128, temperature=0.0, block=32),
         context=lambda config: int(config["max_sequence_length"]),
         vocabulary=lambda config: int(config.get("embedding_size") or config["vocab_size"]),
         ends=CHAT_ENDS,
@@ -248,38 +248,38 @@ FAMILIES = {
         "dream",
         lambda config: read_llama(config, qkv_bias=True, shift=True),
         llama_key,
-        Sampling("confidence", steps=128, temperature=0.2),
+        Sampling("entropy", steps=128, temperature=0.2, top_p=0.95),
         ends=CHAT_ENDS,
     ),
     "diffullama": Family(
         "diffullama",
         lambda config: read_llama(config, shift=True),
         llama_key,
-        Sampling("first-hitting", steps=64, temperature=0.9),
+        Sampling("first-hitting", steps=64, temperature=0.9, top_p=0.9),
     ),
     "diffugpt": Family(
         "diffugpt",
         read_gpt2,
         diffugpt_key,
-        Sampling("first-hitting", steps=64, temperature=0.95),
+        Sampling("first-hitting", steps=64, temperature=0.95, top_p=0.9),
         context=lambda config: int(config["n_positions"]),
     ),
     "a2d-qwen2": Family(
         "a2d-qwen2",
         lambda config: read_llama(config, qkv_bias=True, block=config.get("block_size") or 0),
         llama_key,
-        Sampling("confidence", steps=128),
+        Sampling("confidence", steps=128, temperature=0.0, block=32),
         ends=CHAT_ENDS,
     ),
     "a2d-qwen3": Family(
         "a2d-qwen3",
         lambda config: read_llama(config, head_norms=True, block=config.get("block_size") or 0),
         llama_key,
-        Sampling("confidence", steps=128),
+        Sampling("confidence", steps=128, temperature=0.0, block=32),
         ends=CHAT_ENDS,
     ),
     "mdlm": dit_family("mdlm", Sampling(steps=128), mask=last_id),
-    "bd3lm": dit_family("bd3lm", Sampling("first-hitting", steps=128), mask=last_id),
+    "bd3lm": dit_family("bd3lm", Sampling("first-hitting", steps=128, top_p=0.9), mask=last_id),
     "udlm": dit_family("udlm", Sampling(steps=128), noise="uniform", tokenizer=BERT_WORDS),
     "sedd": Family(
         "sedd",

@@ -2,15 +2,16 @@
 
 No code of theirs is run and nothing is pickled. Every weight that the network has must be there, and no other."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from difflm.data.chat import ChatTemplate
+from difflm.data.chat import Chat
 from difflm.data.open_tokenizer import ENDS, MASKS, OpenTokenizer, TokenizerFiles
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.bounds import DiscreteBound
@@ -26,6 +27,8 @@ from difflm.runtime.files import read_json
 from difflm.runtime.tensors import load_tensors
 
 ADVICE = "Download it again."
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+FETCHED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 GENERATED = 128  # positions of a text whose length nobody asks for
 CONTINUOUS = (1e-4, 1 - 1e-4)  # times of the bound: its integrand is not finite at the ends
@@ -39,13 +42,32 @@ class OpenModel:
     model: DiffusionModel
     tokenizer: OpenTokenizer
     config: dict[str, Any]
-    chat: ChatTemplate | None
+    chat: Chat | None
 
 
-def is_open_model(folder: Path) -> bool:
-    """Whether a directory holds somebody else's model and not a run."""
-    found = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
-    return isinstance(found, dict) and "format" not in found
+def find_open_model(name_or_path: str | Path) -> Path | None:
+    """The directory of somebody else's model, fetched from the Hub if need be; None for all other names."""
+    folder = Path(name_or_path)
+    if HUB_NAME.fullmatch(str(name_or_path)) and not folder.exists():
+        folder = fetch_from_hub(str(name_or_path))
+    if not (folder / "config.json").is_file():
+        return None
+    found = read_json(folder / "config.json")
+    ours = not isinstance(found, dict) or "format" in found or not {"model_type", "graph"} & found.keys()
+    return None if ours else folder
+
+
+def fetch_from_hub(name: str) -> Path:
+    """The local copy of a model's files on the Hugging Face Hub; no code is among them."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise UsageError(f"{name} is fetched with the package huggingface_hub: pip install 'difflm[hf]'.") from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=FETCHED))
+    except Exception as error:  # of many kinds
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        raise UsageError(f"{name} is no directory, and the Hub does not give it: {reason}.") from None
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
@@ -126,6 +148,9 @@ def load_network(
     embedding = found.pop(EMBEDDING)
     if is_tied(config):
         found[HEAD] = embedding[: len(found[HEAD])]  # one matrix for both
+    if rows is not None:
+        with torch.device("meta"):
+            network = family.build_network(config, len(rows))
     network.load_state_dict(found, assign=True)
     return network.requires_grad_(False).eval(), embedding
 
@@ -144,6 +169,16 @@ def tie_weights(folder: Path, weights: dict[str, Tensor], embedding: str, head: 
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def find_tokenizer(folder: Path, family: Family) -> Path:
+    """The directory of a model's tokenizer. Some families use one that everybody has, and leave it out."""
+    if not family.tokenizer or any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        return folder
+    try:
+        return fetch_from_hub(family.tokenizer)
+    except UsageError:
+        raise UsageError(f"{folder} holds no tokenizer.json: put that of {family.tokenizer} there.") from None
 
 
 def find_mask(folder: Path, family: Family, config: Config, files: TokenizerFiles, rows: int) -> int:
@@ -179,7 +214,7 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     """Load a model of another library's format; whatever does not fit together is refused in a line."""
     config = read_json(folder / "config.json")
     family = recognise(folder, config, stored_keys(folder))
-    files = TokenizerFiles(folder)
+    files = TokenizerFiles(find_tokenizer(folder, family))
     try:
         rows, context = family.vocabulary(config), family.context(config)
     except NOT_A_CONFIG as error:
@@ -207,7 +242,7 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     ends = [one for one in dict.fromkeys(ends) if one != UNK]
     forbidden = {START, UNK, PAD, *tokenizer.marks} - {*ends}
     begins = getattr(shape, "shift", False) or starts[1] is not None
-    lengths = OwnEnd(min(GENERATED, context), context, int(begins), tuple(ends), tuple(sorted(forbidden)))
+    lengths = OwnEnd(min(GENERATED, context), context, begins, ends, sorted(forbidden))
     model = DiffusionModel(
         codec=codec,
         process=process,
@@ -215,14 +250,15 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
         objective=Objective({"elbo": 1.0}),
         times=LowDiscrepancy(limits=CONTINUOUS),
         lengths=lengths,
-        sampling=family.sampling,
-        bound=None if shape.block else DiscreteBound(),
+        sampling=replace(family.sampling, block=shape.block or family.sampling.block),
+        # Of blocks, and behind a token that is always given, the bound is another one.
+        bound=None if shape.block or begins else DiscreteBound(),
     )
-    model.one_by_one = True
+    model.one_by_one, model.greedy, model.aligned_blocks = True, mask is not None, bool(shape.block)
     parameters = sum(weight.numel() for weight in network.parameters()) + embedding.numel() * (not is_tied(config))
     about = {"method": family.name, "parameters": parameters, "sampling": {}, "recipe": {}}
     template = files.template
-    chat = ChatTemplate(template, files.settings, folder) if template is not None else None
+    chat = Chat(template, tokenizer, files.settings, folder) if template is not None else None
     return OpenModel(model.requires_grad_(False).eval(), tokenizer, about, chat)
 
 
