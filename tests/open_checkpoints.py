@@ -50,9 +50,15 @@ def write_weights(folder: Path, weights: dict[str, torch.Tensor], shards: int = 
 WORDS = "the a dog cat garden house sleeps runs near in is and old small very . , ! my your"
 
 
-def write_tokenizer(folder: Path, rows: int = 124, template: str | None = None) -> None:
-    """A byte-level tokenizer of all ASCII signs and as many whole words, with a space before them, as there are rows
-    for, and the special tokens of LLaDA: they are the last ones, the mask among them."""
+CHAT = (
+    "{% for m in messages %}<|reserved_0|>{{ m.role }} {{ m['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|reserved_0|>assistant {% endif %}"
+)
+
+
+def write_tokenizer(folder: Path, rows: int = 124, template: str | None = None, marks: bool = True) -> None:
+    """A byte-level tokenizer of ASCII signs and as many whole words, with a space before them, as there are rows for,
+    and with `marks` special tokens like those of LLaDA behind them, the mask among them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     space = "Ġ"
@@ -71,7 +77,7 @@ def write_tokenizer(folder: Path, rows: int = 124, template: str | None = None) 
     encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     encoder.decoder = decoders.ByteLevel()
     filling = [f"<|reserved_{k}|>" for k in range(rows - len(pieces))]
-    encoder.add_special_tokens([*filling, "<|mdm_mask|>", "<|endoftext|>", "<|eot_id|>"])
+    encoder.add_special_tokens([*filling, *(["<|mdm_mask|>", "<|endoftext|>", "<|eot_id|>"] if marks else [])])
     encoder.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": "<|endoftext|>", "chat_template": template}
+    settings = {"eos_token": "<|endoftext|>" if marks else filling[0], "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -33,6 +33,7 @@ SHOWN = 8  # unknown words that a warning names
 FOREIGN = {  # why a model that is not of a family refuses its settings
     "vectors": "--{} is for models that diffuse word vectors, which this one does not.",
     "simplex": "--{} is for models that diffuse on a simplex, which this one does not.",
+    "tokens": "--{} is for models that draw tokens, which this one does not.",
     "masked": "--{} is for models of masks, which this one is not.",
     "edits": "--{} is for models that edit texts, which this one does not.",
     "masks": "a {} needs a model of masks over whole texts, such as mdlm, or one that learned to drop its condition.",

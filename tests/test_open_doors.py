@@ -1,0 +1,209 @@
+"""Somebody else's model behind our doors: Python, command and HTTP; and what is refused at them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from open_checkpoints import CHAT, write_model, write_tokenizer, write_weights
+from safetensors.torch import load_file
+
+from difflm import Contains, Infill, Length, TextDiffusion, UsageError
+from difflm.app.cli import main
+from difflm.errors import DifflmError
+from difflm.models.open_models import load_network
+
+ASKED = {"infill": "my dog ___ in the garden", "contains": ["old cat", "house"], "length": 24, "steps": 8, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of LLaDA's shape that answers messages."""
+    made = write_model(tmp_path_factory.mktemp("models") / "tiny-llada", "llada")
+    write_tokenizer(made, template=CHAT)
+    return made
+
+
+@pytest.fixture(scope="module")
+def lm(folder: Path) -> TextDiffusion:
+    return TextDiffusion.from_pretrained(folder)
+
+
+def make(lm: TextDiffusion, **changes: object) -> str:
+    controls = [Infill(str(ASKED["infill"])), Contains("old cat"), Contains("house"), Length(24)]
+    (made,) = lm.generate(1, seed=3, steps=8, controls=controls, **changes)
+    assert all(check["satisfied"] for check in made.controls)
+    return made.text
+
+
+def test_a_gap_two_words_and_a_length(lm, folder, capsys):
+    """The same request gives the same text in Python and by the command."""
+    text = make(lm)
+    assert text.startswith("my dog ") and text.endswith(" in the garden") and " old cat" in text and " house" in text
+    assert len(lm.tokenizer.encode(text)) == 24
+    options = [part for key in ("infill", "length", "steps", "seed") for part in (f"--{key}", str(ASKED[key]))]
+    main(["generate", str(folder), *options, "--contains", "old cat", "--contains", "house", "--json"])
+    assert json.loads(capsys.readouterr().out)["text"] == text
+
+
+def test_the_model_believes_what_its_network_says(lm, folder):
+    """Ids of ours and theirs differ; what stands is certain, and a mask shows nothing."""
+    network, embedding = load_network(folder, torch.float32, torch.device("cpu"))
+    own = lm.tokenizer.encode("my dog sleeps in the garden")
+    x = torch.tensor([[*own, lm.model.process.mask_id]])
+    theirs = torch.tensor([[*(lm.tokenizer.theirs[i] for i in own), 124]])
+    with torch.no_grad():
+        belief = lm.model.denoiser(x, torch.tensor([0.5]))
+        wanted = network(torch.nn.functional.embedding(theirs, embedding), None)[0, -1]
+    torch.testing.assert_close(belief.logits[0, -1], wanted[torch.tensor(lm.tokenizer.theirs)])
+    assert belief.tokens[0, :-1].tolist() == own
+
+
+def test_a_prompt_is_seen_and_not_printed(lm):
+    """An answer depends on the message, ends by itself, and every step shows the answer alone."""
+    (one,), (other,) = (lm.generate(1, source=text, steps=8) for text in ("the dog", "the cat"))
+    assert one.text != other.text and "dog" not in one.text[:8]
+    drafts = list(lm.stream(1, source="the dog", steps=4))
+    assert all(len(draft.tokens) <= 64 for (draft,) in drafts)
+    assert "".join(drafts[-1][0].tokens).startswith(lm.generate(1, source="the dog", steps=4)[0].text)
+
+
+def test_blocks_come_one_after_the_other(lm):
+    """With blocks of 8, no word of a block is written before the block before it is whole."""
+    mask = lm.model.process.mask_id
+    job = lm.make_job(1, steps=64, block=8)
+    from difflm.generation.jobs import run_jobs
+
+    job.watch = lambda drafts: None
+    seen = [progress.frame.state[0] for progress in run_jobs(lm.inference, [job], in_order=True)]
+    for state in seen:
+        blocks = (state == mask).unflatten(0, (-1, 8)).sum(-1).tolist()
+        begun = [k for k, left in enumerate(blocks) if left < 8]
+        assert all(blocks[k] == 0 for k in begun[:-1])
+    assert (seen[-1] != mask).all() and len(seen) >= 8
+
+
+def test_bfloat16_keeps_the_rules(folder):
+    lm = TextDiffusion.from_pretrained(folder, dtype=torch.bfloat16)
+    assert lm.model.denoiser.network.head.weight.dtype is torch.bfloat16
+    make(lm, temperature=1.0)
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "entropy", "first-hitting", "margin", "remask", "threshold"])
+def test_every_order_keeps_what_is_asked(lm, sampler):
+    block = 0 if sampler in ("ancestral", "remask") else 8
+    make(lm, sampler=sampler, block=block, temperature=0.9, top_p=0.95)
+
+
+def changed(folder: Path, tmp_path: Path, **changes: object) -> Path:
+    """The directory with some keys of its config changed, or weights."""
+    other = tmp_path / "changed"
+    other.mkdir()
+    for path in folder.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, **changes}))
+    return other
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(DifflmError) as caught:
+        TextDiffusion.from_pretrained(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mask_token_id": 5}, "the mask is 5 for its config.json and 124 for its token <|mdm_mask|>"),
+        ({"model_type": "bert"}, "no diffusion model of the kind bert is known here"),
+        ({"alibi": True}, "alibi=True is not read here"),
+        ({"d_model": 16}, "another shape than its config.json says"),
+        ({"n_layers": 3}, "it lacks model.transformer.blocks.2."),
+        ({"n_layers": "many"}, "does not describe a llada model"),
+        ({"n_layers": 1}, "surplus key: model.transformer.blocks.1."),
+        ({"eos_token_id": 124}, "names no token that ends a text"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_line(folder, tmp_path, changes, said):
+    assert said in refusal(changed(folder, tmp_path, **changes))
+
+
+def test_a_missing_or_surplus_key_is_named(folder, tmp_path):
+    other = changed(folder, tmp_path)
+    weights = load_file(other / "model.safetensors")
+    lost = weights.pop("model.transformer.ln_f.weight")
+    write_weights(other, weights)
+    assert "it lacks model.transformer.ln_f.weight" in refusal(other)
+    write_weights(other, {**weights, "model.transformer.ln_f.weight": lost, "classifier.weight": lost.clone()})
+    assert "surplus key: classifier.weight" in refusal(other)
+
+
+def test_pickles_are_not_read(folder, tmp_path):
+    other = changed(folder, tmp_path)
+    (other / "model.safetensors").unlink()
+    assert "holds no model.safetensors" in refusal(other)
+    (other / "pytorch_model.bin").write_bytes(b"")
+    assert "pytorch_model.bin is a pickle" in refusal(other)
+
+
+def test_shards_must_be_those_of_the_index(folder, tmp_path):
+    other = changed(folder, tmp_path)
+    weights = load_file(other / "model.safetensors")
+    (other / "model.safetensors").unlink()
+    write_weights(other, weights, shards=3)
+    assert TextDiffusion.from_pretrained(other).generate(1, steps=2)
+    index = other / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": {**places, "lost.weight": "model-00001-of-00003.safetensors"}}))
+    assert "disagree about lost.weight" in refusal(other)
+    index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+    assert "lists no safetensors files of its directory" in refusal(other)
+
+
+def test_a_mask_must_be_named(folder, tmp_path):
+    other = changed(folder, tmp_path, mask_token_id=None)
+    text = (other / "tokenizer.json").read_text().replace("<|mdm_mask|>", "<|other|>")
+    (other / "tokenizer.json").write_text(text)
+    assert "names no mask" in refusal(other)
+
+
+def test_messages_cannot_forge_the_marks_of_a_chat(lm):
+    with pytest.raises(UsageError, match=r"holds <\|eot_id\|>"):
+        lm.generate(1, source="the dog <|eot_id|>", steps=2)
+    with pytest.raises(UsageError, match="a message has a role"):
+        lm.generate(1, messages=[{"role": "oracle", "content": "the dog"}], steps=2)
+
+
+def test_a_template_runs_in_a_sandbox(folder, tmp_path):
+    other = changed(folder, tmp_path)
+    write_tokenizer(other, template="{{ ''.__class__.__mro__ }}")
+    with pytest.raises(DifflmError, match=r"chat template of .* fails"):
+        TextDiffusion.from_pretrained(other).generate(1, source="the dog", steps=2)
+
+
+def test_a_model_without_a_template_continues_texts(tmp_path):
+    write_tokenizer(write_model(tmp_path / "a", "llada"))
+    lm = TextDiffusion.from_pretrained(tmp_path / "a")
+    (made,) = lm.infill("my dog ___", steps=8)
+    assert made.text.startswith("my dog") and made.controls[0]["satisfied"]
+    with pytest.raises(UsageError, match="has no chat template"):
+        lm.generate(1, messages=[{"role": "user", "content": "the dog"}])
+    with pytest.raises(UsageError, match="--block is for the samplers"):
+        lm.generate(1, sampler="ancestral", block=8)
+
+
+FAMILY_FOLDERS = ["dream", "mdlm", "bd3lm", "sedd", "udlm", "diffugpt", "diffullama", "a2d-qwen3", "a2d-qwen2"]
+
+
+@pytest.mark.parametrize("name", FAMILY_FOLDERS)
+def test_every_family_writes(tmp_path, name):
+    """A text of a settled length and one that goes on, with a word that must appear."""
+    folder = write_model(tmp_path / name, name, **({"eos_token_id": 80} if name != "sedd" else {}))
+    write_tokenizer(folder, rows=90, marks=False)
+    lm = TextDiffusion.from_pretrained(folder)
+    (made,) = lm.generate(1, steps=4, controls=[Length(8), Contains("dog")])
+    assert " dog" in made.text and len(lm.tokenizer.encode(made.text)) <= 8
+    (made,) = lm.generate(1, steps=4, temperature=0.8)
+    assert isinstance(made.text, str)
