@@ -1,6 +1,7 @@
 """Somebody else's model behind our doors: Python, command and HTTP; and what is refused at them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from difflm import Contains, Infill, Length, TextDiffusion, UsageError
 from difflm.app.cli import main
 from difflm.errors import DifflmError
 from difflm.models.open_models import load_network
+from difflm.networks.open_transformer import Shape
 
 ASKED = {"infill": "my dog ___ in the garden", "contains": ["old cat", "house"], "length": 24, "steps": 8, "seed": 3}
 
@@ -81,6 +83,34 @@ def test_blocks_come_one_after_the_other(lm):
         begun = [k for k, left in enumerate(blocks) if left < 8]
         assert all(blocks[k] == 0 for k in begun[:-1])
     assert (seen[-1] != mask).all() and len(seen) >= 8
+
+
+def test_what_is_kept_of_a_prompt_changes_nothing(tmp_path):
+    """Of a network that sees no later block, the whole blocks of a prompt are read once; shifted or not, the answer is
+    that of reading all."""
+    for name, shift in (("a2d-qwen3", False), ("a2d-qwen2", True)):
+        network, embedding = load_network(
+            write_model(tmp_path / name, name, block_size=4), torch.float32, torch.device("cpu")
+        )
+        network.shape = replace(network.shape, shift=shift)
+        vectors = torch.nn.functional.embedding(torch.arange(40).view(2, 20), embedding)
+        for length in (3, 4, 8, 11, 12):
+            kept = network.shape.count_kept(length)
+            mask = torch.ones(2, 20 - kept, dtype=torch.bool)
+            with torch.no_grad():
+                memory = network.read_prompt(vectors[:, :kept]) if kept else None
+                found = network(vectors[:, kept:], None, mask, memory)[:, length - kept :]
+                torch.testing.assert_close(found, network(vectors, None)[:, length:], atol=1e-5, rtol=0)
+
+
+def test_a_prompt_kept_and_one_read_every_time_give_one_text(tmp_path, monkeypatch):
+    folder = write_model(tmp_path / "blocks", "a2d-qwen3", block_size=4)
+    write_tokenizer(folder, template=CHAT)
+    lm = TextDiffusion.from_pretrained(folder)
+    (kept,) = lm.generate(1, source="the dog sleeps", steps=16)
+    monkeypatch.setattr(Shape, "count_kept", lambda *_: 0)
+    (whole,) = lm.generate(1, source="the dog sleeps", steps=16)
+    assert kept.text == whole.text
 
 
 def test_bfloat16_keeps_the_rules(folder):

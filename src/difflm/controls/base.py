@@ -37,7 +37,6 @@ class ModelInfo:
     word_labels: "Mapping[str, Tensor]" = field(default_factory=dict)  # how often a word bears a tag, [V, labels]
     kinds: "Mapping[str, Kind]" = field(default_factory=dict)  # whether a label is of texts, words or spans
     told: Sequence[Labelling] = ()  # labels that it has learned to read in a prompt
-    prompt: Sequence[int] = ()  # known tokens before the text, which are not printed
 
     @property
     def whole_words(self) -> bool:

@@ -177,23 +177,22 @@ class ControlPlan:
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
         positions, settled = self.model.lengths.settled(words)
         first, behind = self.info.first, self.info.first - self.model.lengths.first
-        if behind:
-            prompt = dict(enumerate(self.info.prompt))
-            positions, settled = positions + behind, prompt | {k + behind: token for k, token in settled.items() if k}
+        if behind:  # a prompt stands before the text, and no START
+            positions, settled = positions + behind, {k + behind: token for k, token in settled.items() if k}
         known = settled | {k + first: token for k, token in known.items()}
         if begin:
             canvas = {**settled, **{k + first: token for k, token in enumerate(begin)}}
             begin = [canvas[k] for k in range(positions)]
-        return Layout(positions, known, begin, len(self.info.prompt))
+        return Layout(positions, known, begin)
 
     def open_layout(self, positions: int) -> Layout:
-        """A canvas whose text the model ends itself, behind a prompt and what stands before a gap at the end."""
-        known = [*(self.info.prompt or [START] * self.info.first)]
+        """A canvas whose text the model ends itself, behind what stands before a gap at the end."""
+        known = [START] * self.info.first
         if self.continues and self.infill is not None:
             known += self.infill.known(self.info)[0]
-            positions = min(positions, self.infill.most or positions)
+            positions = self.infill.most or positions
         room = self.info.first + self.info.max_words + 1
-        return Layout(min(len(known) + positions, room), dict(enumerate(known)), (), len(self.info.prompt))
+        return Layout(min(len(known) + positions, room), dict(enumerate(known)))
 
     # -- while sampling -----------------------------------------------------------------------------------------
 

@@ -21,14 +21,13 @@ def read_drafts(
     marks = frame.tokens if frame.edits is None else frame.edits
     read = (times, batch.samples, batch.lengths, frame.tokens, frame.confidence, changed, marks)
     own = slice(*part.indices(len(batch.rows)))
-    rows = zip(batch.rows[own], *(tensor[own].tolist() for tensor in read), strict=True)
+    rows = zip(*(tensor[own].tolist() for tensor in read), strict=True)
     drafts = [
         Draft(
-            *(sample, frame.step, t, pieces(sample, ids[first:length]), sure[first:length], new[first:length]),
+            *(sample, frame.step, t, pieces(sample, ids[:length]), sure[:length], new[:length]),
             edits=[] if frame.edits is None else [EDITS[mark] for mark in own_marks[:length]],
         )
-        for row, t, sample, length, ids, sure, new, own_marks in rows
-        for first in [row.layout.prompt]
+        for t, sample, length, ids, sure, new, own_marks in rows
     ]
     if (drawn := model.draw_pictures(frame)) is None:
         return drafts

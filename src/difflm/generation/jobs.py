@@ -309,7 +309,7 @@ def finished_rows(model: LanguageModel, progress: BatchProgress, jobs: Sequence[
     calls = None if frame.calls is None else frame.calls.tolist()
     found = []
     for k, (row, tokens) in enumerate(zip(rows, frame.tokens[: len(rows)].tolist(), strict=True)):
-        ids = model.words(tokens[row.layout.prompt : row.layout.positions])
+        ids = model.words(tokens[: row.layout.positions])
         job = jobs[row.owner]
         cost = model.calls(job.sampling, len(ids)) if calls is None else calls[k]
         asked = 0
@@ -397,5 +397,5 @@ def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
     own = replace(job.sampling, steps=1) if model.allows_mixed_steps else job.sampling
     if job.plan is None:
         return own, STANDARD, bool(job.begin), 0, False
-    prompt = len(job.plan.info.prompt)  # where texts begin
+    prompt = len(job.sources[0]) if job.sources and model.always_planned else 0  # prompts of one length share batches
     return own, job.plan.guidance, job.plan.edit is not None, prompt, job.plan.guided

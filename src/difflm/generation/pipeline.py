@@ -184,19 +184,20 @@ class TextDiffusion:
         several sources each has `n` texts, one source after the other; of a model that chats it is what the user says,
         as are `messages`. `settings` are those of `Sampling`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
-        sources: list[list[int]] = []
         if self.chat is not None and isinstance(source, str):
             source, messages = None, [{"role": "user", "content": source}]
         if messages is not None and self.chat is None:
             raise UsageError(f"{self.name} has no chat template: it continues texts, and answers no messages.")
-        prompt = self.chat.encode(messages) if self.chat and messages is not None else ()
+        sources = [self.chat.encode(messages)] * n if self.chat and messages is not None else []
         if source is not None or self.model.source_longest:
             sources = [row for row in self.encode_sources(source) for _ in range(n)]
             n = len(sources)
         check_request(n, seed, mbr, candidates, None if rank else controls)
         sampling = self.sampling(**settings) if settings else self.model.sampling
         begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.families else []
-        plan = self.plan_controls(controls, None if begin else edit, guidance, method, prompt)
+        plan = self.plan_controls(
+            controls, None if begin else edit, guidance, method, len(sources[0]) if sources else 0
+        )
         if isinstance(plan, ControlDecoder):
             if sampling.beams and not plan.searches:
                 raise UsageError(f"{method} chooses words one by one: leave --beams out.")
@@ -204,7 +205,7 @@ class TextDiffusion:
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources, begin=begin)
         if (plan is not None and plan.unknown_words) or UNK in begin:
             job.warnings = self.warnings(plan, edit.text if edit else "")
-        if sampling.contrast and not sources and not prompt and not (plan and (plan.infill or (edit and edit.keep))):
+        if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("a contrast is with known words: give some with --infill, or with --edit and --keep.")
         if rank is not None:
             job.choose = make_ranking(self, rank, candidates, source, n, seed)
@@ -254,9 +255,9 @@ class TextDiffusion:
         edit: Edit | None = None,
         guidance: GuidanceSettings | None = None,
         method: str | None = None,
-        prompt: Sequence[int] = (),
+        prompt: int = 0,
     ) -> ControlPlan | ControlDecoder | None:
-        """Controls bound to this model; what it cannot do is refused here. `prompt` stands before the text."""
+        """Controls bound to this model, behind a `prompt` of so many tokens; what it cannot do is refused here."""
         if not controls and edit is None and method is None and not self.model.always_planned:
             return None
         kind, decoder = self.config["method"], None
@@ -267,10 +268,10 @@ class TextDiffusion:
         model, most, first = self.model, self.model.longest, 0
         if isinstance(model, DiffusionModel):
             most, first = model.lengths.max_words, model.lengths.first
-            if prompt:
-                most, first = most + first - len(prompt), len(prompt)
+            if prompt and model.always_planned:
+                most, first = most + first - prompt, 0
                 if most < 1:
-                    raise UsageError(f"the messages have {len(prompt)} tokens; there is no room for an answer.")
+                    raise UsageError(f"the messages have {prompt} tokens; there is no room for an answer.")
         elif decoder is None:
             known = " or ".join(name for name in DECODERS if isinstance(model, DECODERS[name].decodes))
             how = f": give --method {known}" if known else ", which takes none"
@@ -286,7 +287,6 @@ class TextDiffusion:
             {name: c.word_counts[k] for c in classifiers for name, k in c.numbers.items() if k in c.word_counts},
             {name: one.kind for name, one in labellings.items()},
             [Labelling(**one) for one in self.config.get("labels", ())],
-            prompt,
         )
         if decoder is not None:
             return decoder(model, info, controls, classifiers, guidance.size if guidance else None)
@@ -353,7 +353,7 @@ class TextDiffusion:
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:
         """The token at each position as text; words that were given and have no id as they were given."""
         given = job.unknown.get(sample, {})
-        first = job.plan.info.first - len(job.plan.info.prompt) if job.plan else 0
+        first = job.plan.info.first if job.plan else 0
         return [given.get(k - first) or self._pieces[token] for k, token in enumerate(ids)]
 
     @cached_property

@@ -220,7 +220,6 @@ class Layout:
     positions: int
     known: Mapping[int, int] = field(default_factory=dict)
     begin: Sequence[int] = ()  # ids of all positions of a text that is re-denoised
-    prompt: int = 0  # known positions before the text, which are not printed
 
     @property
     def width(self) -> int:

@@ -55,7 +55,6 @@ class DiffusionModel(LanguageModel):
     (Gao et al., 2022)."""
 
     allows_mixed_steps = whole_canvas = True
-    aligned_blocks = False  # whether blocks of a request are counted from the left edge
 
     def __init__(
         self,
@@ -86,16 +85,15 @@ class DiffusionModel(LanguageModel):
             codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
         # A bound wants noise that is independent of the text.
         self.likelihood: Likelihood | None = "bound" if bound is not None and not reflow else None
-        self.sampling, self.longest = sampling, lengths.longest
-        self.vocabulary = lengths.vocabulary or codec.vocabulary
+        self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, lengths.vocabulary or codec.vocabulary
         self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
         self.follows_frames, self.whole_text = codec.holds_tokens, codec.whole_text
         self.pieces, self.room, self.always_planned = lengths.pieces, lengths.room, lengths.continues
         self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
         kinds: list[Family] = ["any", "diffusion", "masks" if self.can_hide_known else "diffusion"]
         states: dict[type[Codec], Family] = {Embedding: "vectors", Simplex: "simplex", Tokens: "tokens"}
+        kinds += ["masked"] if process.mask_id >= 0 else []
         self.families = [*kinds, *(family for kind, family in states.items() if isinstance(codec, kind))]
-        self.families += ["masked"] if process.mask_id >= 0 else []
 
     @property
     def max_words(self) -> int:
@@ -292,9 +290,8 @@ class DiffusionModel(LanguageModel):
         # At the time of most training. Of masked words there are then as many as words; of vectors, all are noisy.
         t = self.times.time_of(torch.full((len(ids),), getattr(self.times, "time", 0.5), device=ids.device))
         shape = self.denoiser.codec.state_shape(ids.shape[1])
-        x_t = self.process.corrupt(
-            self.denoiser.codec.encode(ids), t, self.process.draw_noise(noise, 0, shape, stream=11)
-        )
+        own = self.process.draw_noise(noise, 0, shape, stream=11)
+        x_t = self.process.corrupt(self.denoiser.codec.encode(ids), t, own)
         nats = (cross_entropy(self.denoiser(x_t, t, mask, condition).logits, ids) * mask).sum(-1)
         return nats / t if self.denoiser.codec.holds_tokens else nats
 
@@ -362,8 +359,7 @@ class DiffusionModel(LanguageModel):
                 # Else the words are the network's own answer; under rules the nearest words, which rules can move.
                 rounds = not codec.predicts_tokens and not steering.rules
                 transforms.append(Clamp(codec, sampling.clamp_below, banned, rounds))
-        if codec.holds_tokens and sampling.top_p < 1:
-            transforms.append(TopP(sampling.top_p))
+        transforms += [TopP(sampling.top_p)] if codec.holds_tokens and sampling.top_p < 1 else []
         transforms += steering.rules
         if isinstance(codec, Simplex):
             transforms += self.projection(codec, sampling, StepNoise(noise, counter, width, stream=2))
@@ -372,7 +368,7 @@ class DiffusionModel(LanguageModel):
         if codec.holds_tokens:  # positions that do not exist are no masks to be written
             known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
             transforms += [TakeLikeliest()] if sampling.temperature == 0 else []
-            order = Order(sampling.block, self.aligned_blocks, sampling.sure)
+            order = Order(sampling.block, self.count_before(steering), sampling.sure)
         rules = DISCRETE_STEPS if codec.holds_tokens else VECTOR_STEPS
         return SamplerInputs(
             self.bind_denoiser(denoiser, mask, sampling, steering),
@@ -388,6 +384,10 @@ class DiffusionModel(LanguageModel):
             self.times,
             known,
         )
+
+    def count_before(self, steering: Steering) -> Tensor | None:
+        """Positions before the canvas [B, 1], where blocks are counted from there; None: from the first free one."""
+        return None
 
     def projection(self, codec: Simplex, sampling: Sampling, uniform: StepNoise) -> list[Transform]:
         """From a belief to the clean state that the next state is drawn from: its mean, or words."""

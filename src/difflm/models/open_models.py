@@ -20,8 +20,8 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing, Uniform
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import DifflmError, UsageError
-from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import OwnEnd
+from difflm.models.open_diffusion import OpenDiffusion
 from difflm.models.open_families import BUFFERS, EMBEDDING, FAMILIES, HEAD, Config, Family
 from difflm.runtime.files import read_json
 from difflm.runtime.tensors import load_tensors
@@ -39,7 +39,7 @@ NOT_A_CONFIG = (TypeError, ValueError, LookupError, ArithmeticError, AttributeEr
 class OpenModel:
     """Somebody else's model in our parts."""
 
-    model: DiffusionModel
+    model: OpenDiffusion
     tokenizer: OpenTokenizer
     config: dict[str, Any]
     chat: Chat | None
@@ -243,18 +243,19 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     forbidden = {START, UNK, PAD, *tokenizer.marks} - {*ends}
     begins = getattr(shape, "shift", False) or starts[1] is not None
     lengths = OwnEnd(min(GENERATED, context), context, begins, ends, sorted(forbidden))
-    model = DiffusionModel(
+    block = min((size for size in (family.sampling.block, shape.block) if size), default=0)
+    model = OpenDiffusion(
+        shape.block,
         codec=codec,
         process=process,
         network=network,
         objective=Objective({"elbo": 1.0}),
         times=LowDiscrepancy(limits=CONTINUOUS),
         lengths=lengths,
-        sampling=replace(family.sampling, block=shape.block or family.sampling.block),
+        sampling=replace(family.sampling, block=block),
         # Of blocks, and behind a token that is always given, the bound is another one.
         bound=None if shape.block or begins else DiscreteBound(),
     )
-    model.one_by_one, model.greedy, model.aligned_blocks = True, mask is not None, bool(shape.block)
     parameters = sum(weight.numel() for weight in network.parameters()) + embedding.numel() * (not is_tied(config))
     about = {"method": family.name, "parameters": parameters, "sampling": {}, "recipe": {}}
     template = files.template

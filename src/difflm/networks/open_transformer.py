@@ -54,6 +54,11 @@ class Shape:
     transforms: bool = False  # whether a layer of its own stands before the head, as in BERT
     head_bias: bool = False
 
+    def count_kept(self, length: int) -> int:
+        """How many positions of a prompt do not depend on what follows: its whole blocks. What a shifted network says
+        of the next position is said by the last one, which is not kept."""
+        return (length - self.shift) // self.block * self.block if self.block else 0
+
 
 class RmsNorm(nn.Module):
     def __init__(self, dim: int, eps: float) -> None:
@@ -94,17 +99,22 @@ class SelfAttention(nn.Module):
             else (nn.Identity(), nn.Identity())
         )
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Also keys and values, [2, B, heads, L, head_dim]; `kept` are those of positions before, which all see."""
         q = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, -1))).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, -1))).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         if turn is not None:
             q, k = rotate(q, *turn), rotate(k, *turn)
+        own = torch.stack([k, v])
+        if kept is not None:
+            k, v = torch.cat([kept, own], 3)
         if self.kv_heads != self.heads:
             k, v = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.o_proj(y.transpose(1, 2).flatten(2)), own
 
 
 class FeedForward(nn.Module):
@@ -130,10 +140,12 @@ class Layer(nn.Module):
         self.self_attn, self.mlp = SelfAttention(shape), FeedForward(shape)
         self.post_attention_layernorm = make_norm(shape)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), turn, seen)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+    def forward(
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        y, own = self.self_attn(self.input_layernorm(x), turn, seen, kept)
+        x = x + y
+        return x + self.mlp(self.post_attention_layernorm(x)), own
 
 
 class OpenTransformer(nn.Module):
@@ -148,26 +160,43 @@ class OpenTransformer(nn.Module):
         self.transform_norm = make_norm(shape) if shape.transforms else None
         self.head = nn.Linear(shape.hidden, words, shape.head_bias)
 
-    def forward(self, inputs: Tensor, t: Tensor | None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, inputs: Tensor, t: Tensor | None, mask: Tensor | None = None, kept: Tensor | None = None
+    ) -> Tensor:
+        """`kept` is what `read_prompt` returned of the positions before."""
+        x, _ = self.run(inputs, mask, kept)
+        logits: Tensor = self.head(self.before_head(self.norm(x)))
+        return torch.cat([logits[:, :1], logits[:, :-1]], 1) if self.shape.shift else logits
+
+    def read_prompt(self, inputs: Tensor) -> Tensor:
+        """Keys and values of whole blocks from the first position on, [B, layers, 2, heads, L, head_dim]."""
+        return torch.stack(self.run(inputs, None, None)[1]).movedim(2, 0)
+
+    def run(self, inputs: Tensor, mask: Tensor | None, kept: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """The last states, and keys and values of every layer."""
         shape, length, device = self.shape, inputs.shape[1], inputs.device
+        before = 0 if kept is None else kept.shape[-2]
         x = inputs.to(self.head.weight.dtype)
         if self.places is not None:
-            x = x + self.places.weight[:length]
+            x = x + self.places.weight[before : before + length]
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         seen = who_sees_whom(mask, length, shape.block, device)
-        turn = rotary(length, shape.head_dim, device, base=shape.rope) if shape.rope else None
+        if seen is not None and before:
+            seen = F.pad(seen.expand(-1, -1, length, -1), (before, 0), value=True)
+        turn = rotary(length, shape.head_dim, device, before, shape.rope) if shape.rope else None
         near, local_turn = seen, turn
         if shape.window:
             place = torch.arange(length, device=device)
             close = ((place.unsqueeze(1) - place).abs() <= shape.window).view(1, 1, length, length)
             near = close if seen is None else seen & close
             local_turn = rotary(length, shape.head_dim, device, base=shape.local_rope)
+        found = []
         for number, layer in enumerate(self.layers):
-            local = number % shape.global_every
-            x = layer(x, local_turn if local else turn, near if local else seen)
-        logits: Tensor = self.head(self.before_head(self.norm(x)))
-        return torch.cat([logits[:, :1], logits[:, :-1]], 1) if shape.shift else logits
+            local, own = number % shape.global_every, None if kept is None else kept[:, number].movedim(0, 1)
+            x, own = layer(x, local_turn if local else turn, near if local else seen, own)
+            found.append(own)
+        return x, found
 
     def before_head(self, x: Tensor) -> Tensor:
         if self.transform is None or self.transform_norm is None:

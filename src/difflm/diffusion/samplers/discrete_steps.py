@@ -155,7 +155,9 @@ def moving(now: StepState) -> Tensor:
     if now.order is None or not now.order.block:
         return goes_on
     place = torch.arange(now.x.shape[1], device=now.x.device)
-    if not now.order.aligned and now.free is not None:
+    if now.order.before is not None:
+        place = place + now.order.before
+    elif now.free is not None:
         place = place - now.free.int().argmax(-1, keepdim=True)
     number = (place // now.order.block).expand(now.x.shape)
     current = torch.where(masked(now), number, now.x.shape[1]).amin(-1, keepdim=True)

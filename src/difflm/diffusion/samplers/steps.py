@@ -12,12 +12,12 @@ from difflm.diffusion.base import Belief, Levels, expand_levels
 
 @dataclass(frozen=True)
 class Order:
-    """Where masks become words: in `blocks` of so many positions, one after the other (0: anywhere), counted from the
-    first position that is not given, or from the left edge where they are `aligned` to it. Words of the probability
+    """Where masks become words: in blocks of so many positions, one after the other (0: anywhere), counted from the
+    first position that is not given, or from so many positions before the canvas, [B, 1]. Words of the probability
     `sure` are written together by the rule that asks for it."""
 
     block: int = 0
-    aligned: bool = False
+    before: Tensor | None = None
     sure: float = 0.9
 
 
