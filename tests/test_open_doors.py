@@ -224,15 +224,23 @@ def test_a_model_without_a_template_continues_texts(tmp_path):
         lm.generate(1, sampler="ancestral", block=8)
 
 
-FAMILY_FOLDERS = ["dream", "mdlm", "bd3lm", "sedd", "udlm", "diffugpt", "diffullama", "a2d-qwen3", "a2d-qwen2"]
+WRITERS = {name: (name, {}) for name in ("dream", "mdlm", "bd3lm", "sedd", "udlm", "diffugpt", "diffullama")}
+WRITERS |= {"a2d-qwen3": ("a2d-qwen3", {}), "a2d-qwen2": ("a2d-qwen2", {"block_size": 4})}
+WRITERS |= {
+    "sdar": ("a2d-qwen3", {"model_type": "sdar"}),
+    "fast-dllm": ("a2d-qwen2", {"model_type": "Fast_dLLM_Qwen", "bd_size": 16}),
+    "duo": ("udlm", {"model_type": "DUO"}),
+}
 
 
-@pytest.mark.parametrize("name", FAMILY_FOLDERS)
+@pytest.mark.parametrize("name", WRITERS)
 def test_every_family_writes(tmp_path, name):
-    """A text of a settled length and one that goes on, with a word that must appear."""
-    folder = write_model(tmp_path / name, name, **({"eos_token_id": 80} if name != "sedd" else {}))
+    """A text of a settled length with a word that must appear, and one that goes on."""
+    golden, changes = WRITERS[name]
+    folder = write_model(tmp_path / name, golden, **(changes if name == "sedd" else {"eos_token_id": 80, **changes}))
     write_tokenizer(folder, rows=90, marks=False)
     lm = TextDiffusion.from_pretrained(folder)
+    assert lm.config["method"] == name
     (made,) = lm.generate(1, steps=4, controls=[Length(8), Contains("dog")])
     assert " dog" in made.text and len(lm.tokenizer.encode(made.text)) <= 8
     (made,) = lm.generate(1, steps=4, temperature=0.8)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from open_checkpoints import GOLDEN, MODELS, draw_weight, write_model
+from open_checkpoints import GOLDEN, MODELS, draw_weight, draw_weights, write_model, write_weights
 
 from difflm.models.open_models import load_network
 from difflm.networks.transformer import rotary
@@ -89,3 +89,32 @@ def test_golden_logits(folders, name, which):
     kept = logits[there].double()
     assert abs(kept.sum() - case["sum"]) <= 2e-3 + 1e-5 * abs(case["sum"])
     np.testing.assert_allclose(kept.square().sum(), case["sum_of_squares"], rtol=1e-5)
+
+
+@pytest.mark.long
+def test_modernbert_answers_as_the_hugging_face_library(tmp_path):
+    """Local and global layers, padding and not, with its weights drawn as those of the golden models."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    theta = {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+    more = {"num_attention_heads": 4, "local_attention": 8, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
+    config = transformers.ModernBertConfig(
+        **sizes, **theta, **more, attn_implementation="eager", tie_word_embeddings=True
+    )
+    model = transformers.ModernBertForMaskedLM(config).eval()
+    keys = {key: list(value.shape) for key, value in model.state_dict().items() if key != "decoder.weight"}
+    weights = draw_weights(keys)
+    missing = model.load_state_dict(weights, strict=False).missing_keys
+    assert set(missing) <= {"decoder.weight"}
+    model.tie_weights()
+    every = {"global_attn_every_n_layers": 3, "norm_eps": 1e-5, "max_position_embeddings": 64, "decoder_bias": True}
+    own = {**sizes, **theta, **more, **every, "model_type": "modernbert", "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    write_weights(tmp_path, weights)
+    network, embedding = load_network(tmp_path, torch.float32, CPU)
+    ids, mask = torch.arange(40).view(2, 20) + 5, torch.ones(2, 20, dtype=torch.long)
+    mask[1, 15:] = 0
+    with torch.no_grad():
+        wanted = model(input_ids=ids, attention_mask=mask).logits
+        found = network(torch.nn.functional.embedding(ids, embedding), None, mask.bool())
+    torch.testing.assert_close(found[mask.bool()], wanted[mask.bool()], atol=2e-5, rtol=0)

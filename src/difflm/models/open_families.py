@@ -3,7 +3,7 @@ under which keys its weights lie. docs/models.md lists them, with those that no 
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,7 +36,8 @@ class Stored:
 class Family:
     """`find_key` tells where each weight of the network lies. `mask` is the mask's id where config and tokenizer are
     silent. `ends` are tokens that end an answer beside the usual one. `tokenizer` is the Hub's name of the tokenizer
-    that the files leave out."""
+    that the files leave out. `find_block` reads off the name of a directory how many positions a block has, where the
+    config does not say."""
 
     name: str
     read_shape: Callable[[Config], Shape | DitShape]
@@ -48,6 +49,7 @@ class Family:
     vocabulary: Callable[[Config], int] = lambda config: int(config["vocab_size"])
     ends: tuple[str, ...] = ()
     tokenizer: str = ""
+    find_block: Callable[[str], int] = lambda name: 0
 
     def build_network(self, config: Config, words: int) -> nn.Module:
         shape = self.read_shape(config)
@@ -109,6 +111,59 @@ def read_llada(config: Config) -> Shape:
     )
 
 
+def read_modernbert(config: Config) -> Shape:
+    refuse_unread(config, hidden_activation="gelu", classifier_activation="gelu", classifier_bias=False)
+    refuse_unread(config, attention_bias=False, mlp_bias=False, norm_bias=False, decoder_bias=True)
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    return Shape(
+        hidden=hidden,
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        inner=config["intermediate_size"],
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        eps=config["norm_eps"],
+        norm="layer",
+        rope=config["global_rope_theta"],
+        activation="gelu",
+        window=config["local_attention"] // 2,
+        local_rope=config["local_rope_theta"] or config["global_rope_theta"],
+        global_every=config["global_attn_every_n_layers"],
+        embedding_norm=True,
+        transforms=True,
+        head_bias=True,
+    )
+
+
+MODERNBERT = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "mlp_norm",
+    "self_attn.o_proj": "attn.Wo",
+    "mlp.down_proj": "mlp.Wo",
+}
+
+
+def modernbert_key(name: str) -> Stored:
+    tops = {
+        EMBEDDING: "model.embeddings.tok_embeddings.weight",
+        HEAD: "decoder.weight",
+        HEAD_BIAS: "decoder.bias",
+        "embedding_norm.weight": "model.embeddings.norm.weight",
+        "norm.weight": "model.final_norm.weight",
+        "transform.weight": "head.dense.weight",
+        "transform_norm.weight": "head.norm.weight",
+    }
+    if name in tops:
+        return Stored(tops[name])
+    _, number, rest = name.split(".", 2)
+    part, kind = rest.rsplit(".", 1)
+    for whole, parts in (("attn.Wqkv", THREE), ("mlp.Wi", ["mlp.gate_proj", "mlp.up_proj"])):
+        if part in parts:
+            return Stored(f"model.layers.{number}.{whole}.{kind}", parts.index(part), len(parts))
+    return Stored(f"model.layers.{number}.{MODERNBERT[part]}.{kind}")
+
+
+THREE = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
 LLADA = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ff_norm",
@@ -176,8 +231,8 @@ def diffugpt_key(name: str) -> Stored:
         return Stored(f"denoise_model.ln_f.{name.removeprefix('norm.')}")
     _, number, rest = name.split(".", 2)
     part, kind = rest.rsplit(".", 1)
-    if part in (three := ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]):
-        return Stored(f"denoise_model.h.{number}.attn.c_attn.{kind}", three.index(part), 3, transposed=True)
+    if part in THREE:
+        return Stored(f"denoise_model.h.{number}.attn.c_attn.{kind}", THREE.index(part), 3, transposed=True)
     return Stored(f"denoise_model.h.{number}.{GPT2[part]}.{kind}", transposed=True)
 
 
@@ -224,13 +279,33 @@ GPT2_WORDS, BERT_WORDS = "openai-community/gpt2", "google-bert/bert-base-uncased
 
 
 def dit_family(name: str, sampling: Sampling, **more: Any) -> Family:
-    own = {"find_key": dit_key, "context": lambda config: int(config["model_length"]), "tokenizer": GPT2_WORDS}
-    return Family(name, read_dit, sampling=sampling, **{**own, **more})
+    own = {
+        "read_shape": read_dit,
+        "find_key": dit_key,
+        "context": lambda config: int(config["model_length"]),
+        "tokenizer": GPT2_WORDS,
+    }
+    return Family(name, sampling=sampling, **{**own, **more})
 
 
 def last_id(config: Config) -> int:
     """The mask of the DiTs is the last row of their embedding."""
     return int(config["vocab_size"]) - 1
+
+
+def read_duo(config: Config) -> DitShape:
+    """A DiT that is always told the time."""
+    return replace(read_dit(config), timed=True)
+
+
+def block_of_name(pattern: str, size: int, otherwise: int = 0) -> Callable[[str], int]:
+    """How many positions a block has by the name of a model: the number in the pattern, or `size` where it has none."""
+
+    def find(name: str) -> int:
+        found = re.search(pattern, name, re.IGNORECASE)
+        return otherwise if found is None else int(found[1]) if found.groups() else size
+
+    return find
 
 
 CHAT_ENDS = ("<|eot_id|>", "<|im_end|>")
@@ -270,6 +345,7 @@ FAMILIES = {
         llama_key,
         Sampling("confidence", steps=128, temperature=0.0, block=32),
         ends=CHAT_ENDS,
+        find_block=block_of_name("bd3lm", 32),
     ),
     "a2d-qwen3": Family(
         "a2d-qwen3",
@@ -277,9 +353,34 @@ FAMILIES = {
         llama_key,
         Sampling("confidence", steps=128, temperature=0.0, block=32),
         ends=CHAT_ENDS,
+        find_block=block_of_name("bd3lm", 32),
+    ),
+    "sdar": Family(
+        "sdar",
+        lambda config: read_llama(config, head_norms=True, block=config["block_size"]),
+        llama_key,
+        Sampling("threshold", steps=128, sure=0.9),
+        ends=CHAT_ENDS,
+        find_block=block_of_name(r"-b(\d+)\b", 4, otherwise=4),
+    ),
+    "fast-dllm": Family(
+        "fast-dllm",
+        lambda config: read_llama(config, qkv_bias=True, shift=True, block=config["bd_size"]),
+        llama_key,
+        Sampling("threshold", steps=128, temperature=0.0, block=8, sure=0.95),
+        mask=lambda config: 151665 if config["vocab_size"] > 151665 else None,
+        ends=CHAT_ENDS,
+    ),
+    "modernbert": Family(
+        "modernbert",
+        read_modernbert,
+        modernbert_key,
+        Sampling("confidence", steps=128, temperature=0.0, block=32),
+        ends=("[/Answer]",),
     ),
     "mdlm": dit_family("mdlm", Sampling(steps=128), mask=last_id),
     "bd3lm": dit_family("bd3lm", Sampling("first-hitting", steps=128, top_p=0.9), mask=last_id),
+    "duo": dit_family("duo", Sampling(steps=128), read_shape=read_duo, noise="uniform"),
     "udlm": dit_family("udlm", Sampling(steps=128), noise="uniform", tokenizer=BERT_WORDS),
     "sedd": Family(
         "sedd",

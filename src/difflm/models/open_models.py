@@ -98,18 +98,21 @@ def is_plain_name(name: Any) -> bool:
     return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
 
 
-def recognise(folder: Path, config: Any, keys: Sequence[str]) -> Family:
-    """The family of a model, by what its config and its keys say."""
+def recognise(folder: Path, keys: Sequence[str]) -> tuple[Family, dict[str, Any]]:
+    """The family of a model, by what its config and its keys say, and its config, with what its name says."""
+    config = read_json(folder / "config.json")
     config = config if isinstance(config, dict) else {}
     kind = str(config.get("model_type", ""))
-    name = {"Dream": "dream", "llama": "diffullama"}.get(kind, kind)
+    name = {"Dream": "dream", "llama": "diffullama", "Fast_dLLM_Qwen": "fast-dllm", "DUO": "duo"}.get(kind, kind)
     if {"tokens", "graph", "noise", "model"} <= config.keys():
         name = "sedd"
     if kind == "gpt2" and any(key.startswith("denoise_model.") for key in keys):
         name = "diffugpt"
     if name not in FAMILIES:
         raise UsageError(f"{folder}: no diffusion model of the kind {kind or 'of this config.json'} is known here.")
-    return FAMILIES[name]
+    family = FAMILIES[name]
+    block = family.find_block(str(folder))
+    return family, {**config, "block_size": block} if block and not config.get("block_size") else config
 
 
 def load_network(
@@ -117,8 +120,8 @@ def load_network(
 ) -> tuple[nn.Module, Tensor]:
     """The network of a directory and its embedding of tokens, a row each. `rows` are the tokens that it shall know, in
     their order, and the `mask` follows them in the embedding; None: all as they are."""
-    config, weights = read_json(folder / "config.json"), read_weights(folder)
-    family = recognise(folder, config, [*weights])
+    weights = read_weights(folder)
+    family, config = recognise(folder, [*weights])
     try:
         vocabulary = family.vocabulary(config)
         with torch.device("meta"):  # nothing is allocated for what a damaged config may ask
@@ -212,8 +215,7 @@ def find_special(name: str, config: Config, files: TokenizerFiles) -> int | None
 
 def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> OpenModel:
     """Load a model of another library's format; whatever does not fit together is refused in a line."""
-    config = read_json(folder / "config.json")
-    family = recognise(folder, config, stored_keys(folder))
+    family, config = recognise(folder, stored_keys(folder))
     files = TokenizerFiles(find_tokenizer(folder, family))
     try:
         rows, context = family.vocabulary(config), family.context(config)
