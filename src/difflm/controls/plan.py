@@ -80,6 +80,8 @@ class ControlPlan:
         if len(infills) > 1:
             raise UsageError("infill can be asked once; put all gaps into one text.")
         self.infill = infills[0] if infills else None
+        # Whether a text is continued, as far as the model likes: a template that ends in its only gap.
+        self.continues = model.lengths.continues and any(c.gaps == [None] and not c.parts[-1] for c in infills)
         if edit is not None:
             self.check_edit(edit)
         self.guided = any(control.head for control in self.controls)  # whether a classifier guides
@@ -116,12 +118,6 @@ class ControlPlan:
             what = "this model holds" if self.words is None else "the length is"
             raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
 
-    @property
-    def continues(self) -> bool:
-        """Whether a text is continued, as far as the model likes: a template that ends in its only gap."""
-        infill, most = self.infill, self.model.lengths
-        return most.continues and infill is not None and infill.gaps == [None] and not infill.parts[-1]
-
     def check_edit(self, edit: Edit) -> None:
         if self.infill:
             raise UsageError("edit and infill exclude each other: mark gaps, or give a whole text.")
@@ -150,8 +146,8 @@ class ControlPlan:
         if self.edit is not None:
             return [self.edited] * len(samples), [self.unknown] * len(samples)
         if self.open_ended:
-            drawn = self.model.draw_lengths(noise, condition).tolist()
-            return [self.open_layout(n) if self.model.always_planned else Layout(n) for n in drawn], [{}] * len(samples)
+            lay = self.open_layout if self.model.always_planned else Layout
+            return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
         infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed

@@ -82,11 +82,10 @@ def read_byte_pairs(vocabulary: Path, merges: Path, settings: Mapping[str, Any])
     from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Encoder
 
-    lines = [
-        line for line in merges.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#version")
-    ]
+    lines = merges.read_text(encoding="utf-8").splitlines()
+    pairs = [line.partition(" ") for line in lines if line and not line.startswith("#version")]
     try:
-        encoder = Encoder(models.BPE(vocab=read_json(vocabulary), merges=[tuple(line.split(" ")) for line in lines]))
+        encoder = Encoder(models.BPE(vocab=read_json(vocabulary), merges=[(left, right) for left, _, right in pairs]))
     except Exception as error:
         raise DifflmError(f"{vocabulary} and {merges.name} make no tokenizer: {str(error).splitlines()[0]}.") from None
     encoder.decoder = decoders.ByteLevel()

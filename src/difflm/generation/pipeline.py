@@ -185,7 +185,7 @@ class TextDiffusion:
         as are `messages`. `settings` are those of `Sampling`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
         if self.chat is not None and isinstance(source, str):
-            source, messages = None, [{"role": "user", "content": source}]
+            messages, source = [{"role": "user", "content": source}], None
         if messages is not None and self.chat is None:
             raise UsageError(f"{self.name} has no chat template: it continues texts, and answers no messages.")
         sources = [self.chat.encode(messages)] * n if self.chat and messages is not None else []

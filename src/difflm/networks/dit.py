@@ -43,7 +43,7 @@ class SigmaEmbedding(nn.Module):
         half = FREQUENCIES // 2
         rates = torch.exp(-math.log(10_000.0) * torch.arange(half, device=sigma.device, dtype=torch.float32) / half)
         angles = sigma.float().unsqueeze(-1) * rates
-        out: Tensor = self.mlp(torch.cat([angles.cos(), angles.sin()], -1).to(self.mlp[0].weight.dtype))
+        out: Tensor = self.mlp(torch.cat([angles.cos(), angles.sin()], -1).to(next(self.mlp.parameters()).dtype))
         return out
 
 

@@ -93,11 +93,8 @@ class SelfAttention(nn.Module):
         self.k_proj = nn.Linear(shape.hidden, kept, shape.qkv_bias)
         self.v_proj = nn.Linear(shape.hidden, kept, shape.qkv_bias)
         self.o_proj = nn.Linear(inside, shape.hidden, shape.out_bias)
-        self.q_norm, self.k_norm = (
-            (RmsNorm(shape.head_dim, shape.eps), RmsNorm(shape.head_dim, shape.eps))
-            if shape.head_norms
-            else (nn.Identity(), nn.Identity())
-        )
+        self.q_norm = RmsNorm(shape.head_dim, shape.eps) if shape.head_norms else nn.Identity()
+        self.k_norm = RmsNorm(shape.head_dim, shape.eps) if shape.head_norms else nn.Identity()
 
     def forward(
         self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Tensor | None

@@ -47,6 +47,8 @@ def routes(served: Served, engine: Engine) -> APIRouter:
     def job_arguments(asked: CompletionAsked, gaps: Sequence[Gap], seed: int, **more: Any) -> list[dict[str, Any]]:
         one = asked.asked(seed, 0.0 if served.lm.model.always_planned and served.lm.model.greedy else COLDEST)
         one.check(limits)
+        if one.top_p is not None and "tokens" not in served.lm.model.families:
+            raise UsageError("top_p has no effect on these models; leave it out.")
         if len(gaps) * one.n * one.each > limits.rows:
             raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server makes {limits.rows} texts at most.")
         job = one.job()
@@ -81,10 +83,11 @@ def routes(served: Served, engine: Engine) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=ChatAnswer, responses={**ERRORS, **missing, 200: COMPLETED})
     async def chat(request: Request, asked: ChatAsked) -> Any:
         """Answer the messages of a chat; for models that have a chat template."""
-        plain, kind = asked.as_completion(), "chat.completion.chunk" if asked.stream else "chat.completion"
+        plain = asked.as_completion()
         check_size("messages", [one.content for one in asked.messages], limits)
         messages = [one.model_dump() for one in asked.messages]
-        about = ChatAnswer(object=kind, model=served.name, seed=choose_seed(plain))
+        about = ChatAnswer(model=served.name, seed=choose_seed(plain))
+        about.object = "chat.completion.chunk" if asked.stream else "chat.completion"
         return await answer(request, plain, ChatCompletion, about, messages=messages)
 
     return router
