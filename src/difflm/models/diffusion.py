@@ -92,8 +92,8 @@ class DiffusionModel(LanguageModel):
         self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
         kinds: list[Family] = ["any", "diffusion", "masks" if self.can_hide_known else "diffusion"]
         states: dict[type[Codec], Family] = {Embedding: "vectors", Simplex: "simplex", Tokens: "tokens"}
-        kinds += ["masked"] if process.mask_id >= 0 else []
-        self.families = [*kinds, *(family for kind, family in states.items() if isinstance(codec, kind))]
+        kinds += [family for kind, family in states.items() if isinstance(codec, kind)]
+        self.families = [*kinds, "masked"] if process.mask_id >= 0 else kinds
 
     @property
     def max_words(self) -> int:
@@ -150,6 +150,8 @@ class DiffusionModel(LanguageModel):
 
     def begin_update(self, update: int) -> None:
         self.times.adapt(self.process, update)
+        if begin := getattr(self.denoiser.network, "begin_update", None):
+            begin(update)
 
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
         """What is known beside the noisy state of a batch with these `ids` on its canvas."""
@@ -350,8 +352,7 @@ class DiffusionModel(LanguageModel):
             grid = grid + sampling.stop_at * (1 - grid / grid[0])
         banned = codec.token_mask(self.lengths.forbidden)
         transforms: list[Transform] = [ClipPixels()] if isinstance(codec, Glyphs) else [BanTokens(banned)]
-        if sampling.temperature not in (0, 1):
-            transforms.append(Temperature(sampling.temperature))
+        transforms += [Temperature(sampling.temperature)] if sampling.temperature not in (0, 1) else []
         if isinstance(codec, Embedding):
             if sampling.draw:
                 transforms.append(Draw(codec, StepNoise(noise, counter, width, stream=2)))
@@ -363,8 +364,7 @@ class DiffusionModel(LanguageModel):
         transforms += steering.rules
         if isinstance(codec, Simplex):
             transforms += self.projection(codec, sampling, StepNoise(noise, counter, width, stream=2))
-        if steering.known is not None:
-            transforms.append(ImposeTokens(codec, steering.known))
+        transforms += [] if steering.known is None else [ImposeTokens(codec, steering.known)]
         if codec.holds_tokens:  # positions that do not exist are no masks to be written
             known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
             transforms += [TakeLikeliest()] if sampling.temperature == 0 else []

@@ -273,8 +273,6 @@ def dit_key(name: str) -> Stored:
     return Stored(f"backbone.{bare_dit_key(name).key}")
 
 
-# -- the table --------------------------------------------------------------------------------------------------------
-
 GPT2_WORDS, BERT_WORDS = "openai-community/gpt2", "google-bert/bert-base-uncased"
 
 
@@ -308,7 +306,26 @@ def block_of_name(pattern: str, size: int, otherwise: int = 0) -> Callable[[str]
     return find
 
 
+# -- models that write from left to right, for methods that begin with one ---------------------------------------------
+
+
+def gpt2_key(name: str) -> Stored:
+    stored = diffugpt_key(name)
+    return replace(stored, key=stored.key.replace("denoise_model.", "").replace("embed_tokens", "wte"))
+
+
+CAUSAL: dict[str, tuple[Callable[[Config], Shape], Callable[[str], Stored]]] = {
+    "llama": (read_llama, llama_key),
+    "qwen2": (lambda config: read_llama(config, qkv_bias=True), llama_key),
+    "qwen3": (lambda config: read_llama(config, head_norms=True), llama_key),
+    "gpt2": (read_gpt2, gpt2_key),
+}
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
 CHAT_ENDS = ("<|eot_id|>", "<|im_end|>")
+MASKS_OF_NAMES = {"diffugpt-s": 10541, "diffugpt-m": 50257, "diffullama": 811}  # which none of their files names
 FAMILIES = {
     "llada": Family(
         "llada",

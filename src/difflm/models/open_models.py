@@ -3,7 +3,7 @@
 No code of theirs is run and nothing is pickled. Every weight that the network has must be there, and no other."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,17 @@ from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import DifflmError, UsageError
 from difflm.models.lengths import OwnEnd
 from difflm.models.open_diffusion import OpenDiffusion
-from difflm.models.open_families import BUFFERS, EMBEDDING, FAMILIES, HEAD, Config, Family
+from difflm.models.open_families import (
+    BUFFERS,
+    EMBEDDING,
+    FAMILIES,
+    HEAD,
+    HEAD_BIAS,
+    MASKS_OF_NAMES,
+    Config,
+    Family,
+    Stored,
+)
 from difflm.runtime.files import read_json
 from difflm.runtime.tensors import load_tensors
 
@@ -111,8 +121,12 @@ def recognise(folder: Path, keys: Sequence[str]) -> tuple[Family, dict[str, Any]
     if name not in FAMILIES:
         raise UsageError(f"{folder}: no diffusion model of the kind {kind or 'of this config.json'} is known here.")
     family = FAMILIES[name]
-    block = family.find_block(str(folder))
-    return family, {**config, "block_size": block} if block and not config.get("block_size") else config
+    if (block := family.find_block(str(folder))) and not config.get("block_size"):
+        config["block_size"] = block
+    masks = [number for name, number in MASKS_OF_NAMES.items() if name in str(folder).lower()]
+    if masks and config.get("mask_token_id") is None:
+        config["mask_token_id"] = masks[0]
+    return family, config
 
 
 def load_network(
@@ -130,21 +144,10 @@ def load_network(
         raise UsageError(f"{folder}/config.json: {error}.") from None
     except NOT_A_CONFIG as error:
         raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
-    shapes = {name: weight.shape for name, weight in network.named_parameters()}
-    shapes[EMBEDDING] = network.get_parameter(HEAD).shape
-    stored = {name: family.find_key(name) for name in shapes}
-    if is_tied(config):
-        tie_weights(folder, weights, stored[EMBEDDING].key, stored[HEAD].key)
-    wanted, there = {one.key for one in stored.values()}, {key for key in weights if not BUFFERS.search(key)}
-    for what, names in (("lacks", wanted - there), ("has a surplus key:", there - wanted)):
-        if names:
-            raise DifflmError(f"{folder} is no {family.name} model: it {what} {sorted(names)[0]}.")
-    found: dict[str, Tensor] = {}
-    for name, shape in shapes.items():
-        own = stored[name].take(weights[stored[name].key])
-        if own.shape != shape:
-            raise DifflmError(f"{folder}: {stored[name].key} has another shape than its config.json says.")
-        if rows is not None and name in (EMBEDDING, HEAD, "head.bias"):
+    found = collect_weights(folder, weights, network, family.find_key, config)
+    for name in [*found]:
+        own = found[name]
+        if rows is not None and name in (EMBEDDING, HEAD, HEAD_BIAS):
             chosen = [*rows, mask] if name == EMBEDDING and mask is not None else [*rows]
             own = own[torch.tensor(chosen)]
         found[name] = own.to(device, dtype).contiguous()
@@ -156,6 +159,26 @@ def load_network(
             network = family.build_network(config, len(rows))
     network.load_state_dict(found, assign=True)
     return network.requires_grad_(False).eval(), embedding
+
+
+def collect_weights(
+    folder: Path, weights: dict[str, Tensor], network: nn.Module, find_key: Callable[[str], Stored], config: Config
+) -> dict[str, Tensor]:
+    """The weights of a network by their names, and its embedding of tokens: every one, and no other."""
+    shapes = {name: weight.shape for name, weight in network.named_parameters()}
+    shapes[EMBEDDING] = network.get_parameter(HEAD).shape
+    stored = {name: find_key(name) for name in shapes}
+    if is_tied(config):
+        tie_weights(folder, weights, stored[EMBEDDING].key, stored[HEAD].key)
+    wanted, there = {one.key for one in stored.values()}, {key for key in weights if not BUFFERS.search(key)}
+    for what, names in (("lacks", wanted - there), ("has a surplus key:", there - wanted)):
+        if names:
+            raise DifflmError(f"{folder} is not what its config.json says: it {what} {sorted(names)[0]}.")
+    found = {name: stored[name].take(weights[stored[name].key]) for name in shapes}
+    for name, shape in shapes.items():
+        if found[name].shape != shape:
+            raise DifflmError(f"{folder}: {stored[name].key} has another shape than its config.json says.")
+    return found
 
 
 def is_tied(config: Config) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.networks.documents import same_document
 from difflm.networks.transformer import rotary, rotate
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -202,10 +203,35 @@ class OpenTransformer(nn.Module):
         return out
 
 
+class AnnealedTransformer(OpenTransformer):
+    """A network that learned from left to right and comes to see everything: in training a position sees a later one
+    with a chance that rises to 1 over the first `updates` (Gong et al., 2025)."""
+
+    opened: Tensor  # the chance
+
+    def __init__(self, shape: Shape, words: int, updates: int) -> None:
+        super().__init__(shape, words)
+        self.updates = updates
+        self.register_buffer("opened", torch.zeros(()), persistent=False)
+
+    def begin_update(self, update: int) -> None:
+        self.opened.fill_(min(1.0, update / self.updates))
+
+    def run(self, inputs: Tensor, mask: Tensor | None, kept: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        if not self.training:
+            return super().run(inputs, mask, kept)
+        length = inputs.shape[1]
+        earlier = torch.ones(length, length, dtype=torch.bool, device=inputs.device).tril()
+        seen = (earlier | (torch.rand(length, length, device=inputs.device) < self.opened)).unsqueeze(0)
+        there = None if mask is None else who_sees_whom(mask, length, 0, inputs.device)
+        return super().run(inputs, seen if there is None else seen & there.squeeze(1), kept)
+
+
 def who_sees_whom(mask: Tensor | None, length: int, block: int, device: torch.device) -> Tensor | None:
-    """What attention takes, [B, 1, 1 or L, L], given the positions that exist, [B, L], or who sees whom, [B, L, L].
-    Blocks are counted from the left edge; each position sees itself, so that none sees nothing. A mask of who sees
-    whom says all about blocks."""
+    """What attention takes, [B, 1, 1 or L, L], given the positions that exist or numbers of documents, [B, L], or who
+    sees whom, [B, L, L]. Blocks are counted from the left edge; each position sees itself, so that none sees nothing. A
+    mask of who sees whom says all about blocks."""
+    mask = same_document(mask) if mask is not None and mask.dtype is torch.int64 else mask
     seen = None if mask is None else mask[:, None] if mask.dim() == 3 else mask[:, None, None]
     if not block or (mask is not None and mask.dim() == 3):
         return seen
