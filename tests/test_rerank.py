@@ -35,6 +35,7 @@ from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.inference import Inference
 from difflm.models.lengths import DrawnFromSource
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
@@ -44,6 +45,7 @@ LONGEST, EACH = 8, 6
 LETTERS = Words([*SPECIALS, *"abcdefgh"])
 ASKED = ["a b c d", "h g", "d d d e e f"]
 SMALL = {"hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 GAUSSIAN = {"difflm", "difformer", "diffuseq", "ar-diffusion"}
 
 
@@ -378,3 +380,19 @@ def test_a_model_without_sources_scores_none(tiny_runs, tmp_path, complaint):
     (tmp_path / "t.txt").write_text("A pub.\n")
     said = complaint(2, "score", tiny_runs["difflm"], tmp_path / "t.txt", "--source", "a")
     assert "has learned texts without sources" in said
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_a_captured_pass_reads_texts_as_the_model_does(device: str) -> None:
+    """Padded to few widths, over tensors that stay where they are, and with the weights of the moment."""
+    twin = build("encoder-decoder").model.to(device)
+    inference, draw = Inference(twin, record=True), torch.Generator().manual_seed(0)
+    for turn, (texts, words) in enumerate([(3, 5), (3, 5), (2, 7), (3, 5), (3, 3), (3, 5)]):
+        lengths, told = torch.randint(1, words + 1, (2, texts), generator=draw).to(device)
+        ids, source = torch.randint(4, LETTERS.size, (2, texts, words), generator=draw).to(device)
+        batch = Batch(ids, lengths, source, told)
+        if turn == 4:
+            with torch.no_grad():
+                twin.network.head.weight.mul_(1.5)
+        nats, error = inference.nats_and_error(batch, Noise(0, torch.arange(texts, device=device)), 1)
+        assert torch.allclose(nats, twin.nats(batch), atol=1e-4) and not error.any()

@@ -154,7 +154,7 @@ class ControlPlan:
             least, room = max(needed, self.least), infill.max_words(self.info) if infill else self.info.max_words
             lengths, most = self.model.lengths, max(least, room)
             if condition is not UNCONDITIONAL:
-                condition = lengths.predict(self.model.denoiser, condition)
+                condition = lengths.predict(self.denoiser, condition)
             if self.pattern:
                 own = self.pattern.lengths, self.pattern.shares
                 drawn = lengths.draw_among(noise.uniform(0, stream=1), *own, condition)

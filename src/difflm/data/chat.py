@@ -16,11 +16,20 @@ ROLES = ("system", "user", "assistant")
 TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token")
 
 
+def encode_messages(chat: "Chat | None", messages: Sequence[Message]) -> list[int]:
+    """Token ids of messages, up to where the answer begins; a model without a template is refused."""
+    if chat is None:
+        raise UsageError("this model has no chat template: it continues texts, and answers no messages.")
+    return chat.encode(messages)
+
+
 class Chat:
     """A template and the tokenizer that reads what it writes; `settings` are those of the tokenizer, whose special
-    tokens a template may write."""
+    tokens a template may write. A prompt has at most so many tokens as there is `room`."""
 
-    def __init__(self, source: str, tokenizer: OpenTokenizer, settings: Mapping[str, Any], where: Path) -> None:
+    def __init__(
+        self, source: str, tokenizer: OpenTokenizer, settings: Mapping[str, Any], where: Path, room: int
+    ) -> None:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -32,7 +41,7 @@ class Chat:
         sandbox.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
         spelt = {name: settings.get(name) or "" for name in TOKENS}
         self.tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in spelt.items()}
-        self.tokenizer, self.where = tokenizer, where
+        self.tokenizer, self.where, self.room = tokenizer, where, room
         try:
             self.template = sandbox.from_string(source)
         except TemplateError as error:
@@ -44,7 +53,10 @@ class Chat:
         for message in messages:
             if marks := self.tokenizer.find_marks(message["content"]):
                 raise UsageError(f"a message holds {marks[0]}, by which the chat itself is marked.")
-        return self.tokenizer.encode_marked(text)
+        ids = self.tokenizer.encode_marked(text)
+        if len(ids) > self.room:
+            raise UsageError(f"the messages have {len(ids)} tokens; this model reads {self.room} before an answer.")
+        return ids
 
     def render(self, messages: Sequence[Message]) -> str:
         """The text that an answer follows. Models that can think aloud are told not to."""

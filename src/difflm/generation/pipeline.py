@@ -16,7 +16,7 @@ from difflm.controls.plan import ControlPlan, Edit, check_text
 from difflm.controls.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.controls.sentence_classifier import SentenceClassifier
 from difflm.data.batches import Batch
-from difflm.data.chat import Chat, Message
+from difflm.data.chat import Chat, Message, encode_messages
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import UNK, Tokenizer, Words
@@ -37,6 +37,7 @@ from difflm.generation.jobs import (
     batch_key,
     check_device,
     check_dtype,
+    check_eight_bits,
     check_request,
     check_sampling,
     choose_by_classifiers,
@@ -94,8 +95,11 @@ class TextDiffusion:
             made.name, made.chat = Path(name_or_path).resolve().name, found.chat
             return made
         model, tokenizer, config = load_run(name_or_path, chosen)
-        model.set_compute_dtype(None if dtype is torch.float32 else dtype)
-        inference = Inference(model, fastest_dtype(chosen) if dtype is None else None, compile)
+        eight = dtype is torch.int8
+        if eight:
+            check_eight_bits(model)
+        model.set_compute_dtype(None if eight or dtype is torch.float32 else dtype)
+        inference = Inference(model, fastest_dtype(chosen) if dtype is None else dtype if eight else None, compile)
         made = cls(model, tokenizer, config, inference)
         made.name = find_run(name_or_path).resolve().name
         made.guides = sorted(find_run(name_or_path).glob("guide*/"))
@@ -186,9 +190,7 @@ class TextDiffusion:
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
         if self.chat is not None and isinstance(source, str):
             messages, source = [{"role": "user", "content": source}], None
-        if messages is not None and self.chat is None:
-            raise UsageError(f"{self.name} has no chat template: it continues texts, and answers no messages.")
-        sources = [self.chat.encode(messages)] * n if self.chat and messages is not None else []
+        sources = [] if messages is None else [encode_messages(self.chat, messages)] * n
         if source is not None or self.model.source_longest:
             sources = [row for row in self.encode_sources(source) for _ in range(n)]
             n = len(sources)
@@ -270,8 +272,6 @@ class TextDiffusion:
             most, first = model.lengths.max_words, model.lengths.first
             if prompt and model.always_planned:
                 most, first = most + first - prompt, 0
-                if most < 1:
-                    raise UsageError(f"the messages have {prompt} tokens; there is no room for an answer.")
         elif decoder is None:
             known = " or ".join(name for name in DECODERS if isinstance(model, DECODERS[name].decodes))
             how = f": give --method {known}" if known else ", which takes none"
@@ -445,6 +445,6 @@ class TextDiffusion:
             told = pad_token_rows([sources[i] for i in chosen]) if sources else ()
             batch = Batch(*(part.to(self.device) for part in (*padded, *told)))
             noise = Noise(seed, samples[chosen].to(self.device))
-            estimates = self.model.nats_and_error(batch, noise, draws)
+            estimates = self.inference.nats_and_error(batch, noise, draws)
             found[:, chosen] = torch.stack([part.float().cpu() for part in estimates])
         return found[0], found[1]

@@ -5,30 +5,40 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from difflm.data.batches import Batch
+from difflm.data.tokenizers import PAD
 from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
+from difflm.models.batching import WIDTH
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.few_places import ask_few_places
 from difflm.models.latent_diffusion import LatentDiffusion
-from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
-from difflm.runtime.cuda_graphs import CapturedFunction, GraphPool
+from difflm.models.recorded import RecordedDecoder, RecordedSampler, capture_key
+from difflm.models.recorded_blocks import recorder_of
+from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool
+from difflm.runtime.eight_bit import use_eight_bits
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
 MAX_RECORDED = 8  # captured samplers, of the last few shapes
 MAX_DECODERS = 4  # captured left-to-right decoders
 MAX_BEAM_ROWS = 1024  # partial texts that are searched at once
+MAX_LOGITS = 2**27  # of texts that are read by a captured pass, whose memory is kept
 ALIGNMENT = 8
 
 
 class Inference:
-    """`dtype` is the network's arithmetic while it writes, where the model itself does not say. `record` captures
+    """`dtype` is the network's arithmetic while it writes, where the model itself does not say; int8 is that of the
+    products in its blocks alone. `record` captures
     sampling steps; None: on a GPU. Several readers may use one object at once, in one thread or in many.
 
     The copy of the denoiser follows the model at the beginning of every request, so that training, loading and moving
@@ -46,6 +56,7 @@ class Inference:
         self._recorded: GraphPool[RecordedSampler] = GraphPool(MAX_RECORDED)
         self._decoder_copies: dict[tuple[torch.dtype | None, bool, torch.device], Autoregressive] = {}
         self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
+        self._readers: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
         self._lock = threading.Lock()
 
     @property
@@ -77,7 +88,7 @@ class Inference:
                 self._copy.sync_weights(source)
             # On a CPU nobody waits for the answer whether weights are still the same.
             elif any(not torch.equal(mine, new.to(mine.dtype)) for mine, new in self._copy.pairs(source)):
-                self._renew(source, self._copy.denoiser.precision)
+                self._renew(source, self._copy.key[1])
 
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
         self._recorded.clear()
@@ -98,22 +109,25 @@ class Inference:
         elif isinstance(model, DiffusionModel):
             inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
             record = lengths.is_cuda if self.record is None else self.record
-            frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
+            recorder = recorder_of(inputs) if record else None
+            frames = inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
             follow = model.follows_frames
             yield from model.follow_frames(frames, lengths, sampling, steering) if follow else frames
         elif isinstance(model, LatentDiffusion):
             inputs = model.sampler_inputs(self.denoiser, noise, sampling, steering)
             record = lengths.is_cuda if self.record is None else self.record
-            frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
+            recorder = recorder_of(inputs) if record else None
+            frames = inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
             yield from model.write_frames(
                 frames, partial(self._decode, model.autoencoder), noise, width, sampling, steering
             )
         else:
             yield from model.stream(noise, lengths, width, sampling, steering)
 
-    def _replay(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
+    def _replay(self, recorder: type[RecordedSampler], inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
         compiled = self.compiled and inputs.mask.is_cuda
-        create = partial(RecordedSampler, inputs, compiled, self._recorded.latest)
+        inputs = inputs if steering.watched_steps is None else ask_few_places(inputs)
+        create = partial(recorder, inputs, compiled, self._recorded.latest)
         with self._recorded.acquire(capture_key(inputs), create) as recorded:
             yield from recorded.frames(inputs, steering.watched_steps)
 
@@ -164,10 +178,38 @@ class Inference:
             torch._foreach_copy_(module_tensors(decoder), module_tensors(model))
         return decoder
 
+    @torch.no_grad()
+    def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
+        """As the model's own. A few texts from left to right are read by a captured pass, padded to few widths."""
+        model, record = self.model, batch.ids.is_cuda if self.record is None else self.record
+        # Not of those that stand on it: an autoencoder has other nats.
+        if type(model) is not Autoregressive or not record or not getattr(model.network, "capturable", True):
+            return model.nats_and_error(batch, noise, draws)
+        if batch.documents is not None or batch.ids.numel() * model.vocabulary > MAX_LOGITS:
+            return model.nats_and_error(batch, noise, draws)
+        if model.training:
+            model.eval()
+        parts, most = (
+            (batch.ids, batch.lengths, batch.source, batch.source_lengths),
+            (model.max_words, 0, model.source_longest, 0),
+        )
+        there = [pad_width(one, room) for one, room in zip(parts, most, strict=True) if one is not None]
+        read = self._readers.setdefault(len(there), CapturedCalls(lambda *own: model.nats(Batch(*own)), model))
+        nats = read(*there)
+        return nats, torch.zeros_like(nats)
+
     def clear_recorded(self) -> None:
-        """Let go of steps that were captured for earlier requests; the next one captures its own."""
+        """Let go of what was captured for earlier requests; the next one captures its own."""
         self._recorded.clear()
         self._decoders.clear()
+        self._readers.clear()
+
+
+def pad_width(ids: Tensor, most: int) -> Tensor:
+    """Rows [B, L] padded to a multiple of WIDTH, or to the most that there may be; lengths [B] as they are."""
+    if ids.dim() == 1:
+        return ids
+    return F.pad(ids, (0, max(0, min(-(-ids.shape[1] // WIDTH) * WIDTH, most) - ids.shape[1])), value=PAD)
 
 
 def join_frames(frames: Sequence[Frame]) -> Frame:
@@ -189,7 +231,10 @@ class DenoiserCopy:
         self.denoiser.codec = source.codec.frozen()
         if self.apart:
             self.denoiser.network = prepare_network(source.network, dtype, compiled)
-        self.denoiser.precision = dtype
+            if is_on_gpu(source.network) and hasattr(source.network, "encode"):
+                network: Any = self.denoiser.network  # a source is encoded by a single replay, too
+                network.encode = CapturedCalls(network.encode, network)
+        self.denoiser.precision = None if dtype is torch.int8 else dtype
         self._copying: tuple[tuple[int, ...], CapturedFunction] | None = None
         self.sync_weights(source)
 
@@ -235,11 +280,12 @@ class PaddedLinear(nn.Linear):
 def prepare_network(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.Module:
     """A copy whose linear layers are in `dtype`. On a CPU its blocks are compiled, one by one, since they are alike; on
     a GPU whole steps are. Its weights are still to be copied."""
-    network = cast_linears(copy.deepcopy(network).requires_grad_(False).eval(), dtype)
+    network = copy.deepcopy(network).requires_grad_(False).eval()
+    network = use_eight_bits(network) if dtype is torch.int8 else cast_linears(network, dtype)
     if is_on_gpu(network):
         if isinstance(head := getattr(network, "head", None), nn.Linear) and head.out_features % ALIGNMENT:
             network.head = PaddedLinear(head)
-    elif compiled:
+    elif compiled and dtype is not torch.int8:
         for block in getattr(network, "blocks", [network]):
             block.compile(dynamic=False)
     return network

@@ -238,6 +238,8 @@ def find_special(name: str, config: Config, files: TokenizerFiles) -> int | None
 
 def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> OpenModel:
     """Load a model of another library's format; whatever does not fit together is refused in a line."""
+    if dtype is torch.int8:
+        raise UsageError("dtype int8 is for difflm's own Transformer: leave it out.")
     family, config = recognise(folder, stored_keys(folder))
     files = TokenizerFiles(find_tokenizer(folder, family))
     try:
@@ -284,7 +286,8 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     parameters = sum(weight.numel() for weight in network.parameters()) + embedding.numel() * (not is_tied(config))
     about = {"method": family.name, "parameters": parameters, "sampling": {}, "recipe": {}}
     template = files.template
-    chat = Chat(template, tokenizer, files.settings, folder) if template is not None else None
+    # An answer has a token at least, and its end.
+    chat = Chat(template, tokenizer, files.settings, folder, context - 2) if template is not None else None
     return OpenModel(model.requires_grad_(False).eval(), tokenizer, about, chat)
 
 

@@ -6,10 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from difflm.runtime.tensors import storage_addresses
 
 _capture_lock = threading.RLock()
 
@@ -152,6 +155,43 @@ class GraphPool(Generic[T]):
 
     def __deepcopy__(self, memo: object) -> "GraphPool[T]":
         return GraphPool(self.capacity)
+
+
+class CapturedCall:
+    """A function of tensors that gives one, captured over tensors that stay where they are."""
+
+    def __init__(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
+        self.function, self.inputs = function, [one.clone() for one in inputs]
+        self.output: Tensor | None = None
+        self.work = CapturedFunction(self._work, inputs[0].device)
+
+    def _work(self) -> None:
+        found = self.function(*self.inputs)
+        self.output = torch.empty_like(found) if self.output is None else self.output
+        self.output.copy_(found)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        torch._foreach_copy_(self.inputs, [*inputs])
+        self.work()
+        assert self.output is not None
+        return self.output.clone()
+
+    def close(self) -> None:
+        self.work.close()
+
+
+class CapturedCalls:
+    """Calls of a function that reads the weights of `module`, captured for each of the last few shapes of its
+    arguments. It takes no gradients and never synchronises with the device."""
+
+    def __init__(self, function: Callable[..., Tensor], module: nn.Module, capacity: int = 16) -> None:
+        self.function, self.module = function, module
+        self.pool: GraphPool[CapturedCall] = GraphPool(capacity)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        key = storage_addresses(self.module), *((one.shape, one.dtype, one.device) for one in inputs)
+        with self.pool.acquire(key, partial(CapturedCall, self.function, inputs)) as call:
+            return call(*inputs)
 
 
 class DelayedFlag:
