@@ -72,7 +72,8 @@ def fetch_from_hub(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise UsageError(f"{name} is fetched with the package huggingface_hub: pip install 'difflm[hf]'.") from None
+        how = "a model of the Hub is fetched with huggingface_hub: pip install 'difflm[hf]'"
+        raise UsageError(f"{name} is no directory; {how}.") from None
     try:
         return Path(snapshot_download(name, allow_patterns=FETCHED))
     except Exception as error:  # of many kinds
