@@ -8,9 +8,11 @@ import pytest
 import torch
 from open_checkpoints import CHAT, write_model, write_tokenizer, write_weights
 from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from difflm import Contains, Infill, Length, TextDiffusion, UsageError
 from difflm.app.cli import main
+from difflm.data.open_tokenizer import TokenizerFiles
 from difflm.errors import DifflmError
 from difflm.models.open_models import load_network
 from difflm.networks.open_transformer import Shape
@@ -70,6 +72,7 @@ def test_a_prompt_is_seen_and_not_printed(lm):
     assert "".join(drafts[-1][0].tokens).startswith(lm.generate(1, source="the dog", steps=4)[0].text)
 
 
+@pytest.mark.long
 def test_blocks_come_one_after_the_other(lm):
     """With blocks of 8, no word of a block is written before the block before it is whole."""
     mask = lm.model.process.mask_id
@@ -103,6 +106,7 @@ def test_what_is_kept_of_a_prompt_changes_nothing(tmp_path):
                 torch.testing.assert_close(found, network(vectors, None)[:, length:], atol=1e-5, rtol=0)
 
 
+@pytest.mark.long
 def test_a_prompt_kept_and_one_read_every_time_give_one_text(tmp_path, monkeypatch):
     folder = write_model(tmp_path / "blocks", "a2d-qwen3", block_size=4)
     write_tokenizer(folder, template=CHAT)
@@ -119,6 +123,7 @@ def test_bfloat16_keeps_the_rules(folder):
     make(lm, temperature=1.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", ["ancestral", "entropy", "first-hitting", "margin", "remask", "threshold"])
 def test_every_order_keeps_what_is_asked(lm, sampler):
     block = 0 if sampler in ("ancestral", "remask") else 8
@@ -199,6 +204,77 @@ def test_a_mask_must_be_named(folder, tmp_path):
     assert "names no mask" in refusal(other)
 
 
+def test_a_tokenizer_that_spells_spaces_by_itself(tmp_path):
+    """As that of Llama 2: what stands around a gap is spelt as inside a text, each space once."""
+    folder = write_model(tmp_path / "diffullama", "diffullama", eos_token_id=2, mask_token_id=None)
+    words = [f"▁{word}" for word in ["my", "dog", "cat", "sleeps", "in", "the", "garden", "old", "a"]] + ["▁"]
+    encoder = Tokenizer(models.Unigram([(one, -1.0) for one in ["<unk>", "<s>", "</s>", *words]], unk_id=0))
+    encoder.pre_tokenizer, encoder.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    encoder.save(str(folder / "tokenizer.json"))
+    with pytest.raises(UsageError, match="its mask 811 is none of the 112 rows"):  # known by its name
+        TextDiffusion.from_pretrained(folder)
+    folder = write_model(tmp_path / "other", "diffullama", eos_token_id=2)
+    encoder.save(str(folder / "tokenizer.json"))
+    lm = TextDiffusion.from_pretrained(folder)
+    controls = [Infill("my dog ___ in the garden"), Contains("old cat"), Length(9)]
+    (made,) = lm.generate(1, steps=4, controls=controls)
+    assert all(check["satisfied"] for check in made.controls)
+    assert made.text.startswith("my dog ") and "  " not in made.text.replace("▁", " ").strip()[:6]
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+def test_byte_pairs_of_two_files_are_those_of_one(tmp_path, kind):
+    """vocab.json and merges.txt make the tokenizer that the library makes of them."""
+    text = "It's 2026: the dogs' 12 old\n\n  gardens, don't they run? Ünder — naïve  spaces "
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("Ġ", "t"), ("Ġt", "h"), ("Ġth", "e"), ("'", "s"), ("1", "2"), ("Ċ", "Ċ"), ("Ġ", "Ġ"), ("o", "l")]
+    pieces = {piece: k for k, piece in enumerate([*signs, *(a + b for a, b in merges)])}
+    (tmp_path / "vocab.json").write_text(json.dumps(pieces))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(pair) for pair in merges))
+    settings = {"tokenizer_class": kind, "added_tokens_decoder": {str(len(pieces)): {"content": "<|endoftext|>"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    files = TokenizerFiles(tmp_path)
+    assert files.find_among(["<|endoftext|>", "<|none|>"]) == [len(pieces)]
+    found = files.encoder.encode(text)
+    assert files.encoder.decode(found.ids) == text
+    assert {"Ġthe", "'s", "ol"} <= {*found.tokens}
+    assert ("12" in found.tokens) is (kind == "GPT2Tokenizer")  # Qwen cuts numbers into digits
+
+
+@pytest.mark.long
+def test_texts_do_not_depend_on_those_beside_them(lm):
+    """Nor do answers to prompts of other lengths, asked together."""
+    asked = {"steps": 4, "temperature": 1.0}
+    texts = [made.text for made in lm.generate(11, **asked)]
+    assert texts[9:] == [made.text for made in lm.generate(12, **asked)][9:11] and len({*texts}) > 8
+    prompts = ["the dog", "the cat is old", "a"]
+    jobs = [lm.make_job(1, source=prompt, **asked) for prompt in prompts]
+    together = {owner: made[0].text for owner, made in lm.run_jobs(jobs)}
+    assert together == {k: lm.generate(1, source=prompt, **asked)[0].text for k, prompt in enumerate(prompts)}
+
+
+@pytest.mark.long
+def test_models_and_tokenizers_come_from_the_hub(tmp_path, monkeypatch):
+    """No code is fetched; MDLM's tokenizer is that of GPT-2."""
+    hub = pytest.importorskip("huggingface_hub")
+    model, words = write_model(tmp_path / "model", "mdlm"), tmp_path / "words"
+    words.mkdir()
+    write_tokenizer(words, rows=90, marks=False)
+    asked = {}
+
+    def snapshot_download(name, allow_patterns):
+        asked[name] = allow_patterns
+        return str({"kuleshov-group/mdlm-owt": model, "openai-community/gpt2": words}[name])
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    lm = TextDiffusion.from_pretrained("kuleshov-group/mdlm-owt")
+    assert lm.name == "mdlm-owt" and lm.generate(1, steps=2)
+    assert [*asked] == ["kuleshov-group/mdlm-owt", "openai-community/gpt2"]
+    assert not any(pattern.endswith(("py", "bin")) for patterns in asked.values() for pattern in patterns)
+    with pytest.raises(UsageError, match="is no directory, and the Hub does not give it"):
+        TextDiffusion.from_pretrained("nobody/nothing")
+
+
 def test_messages_cannot_forge_the_marks_of_a_chat(lm):
     with pytest.raises(UsageError, match=r"holds <\|eot_id\|>"):
         lm.generate(1, source="the dog <|eot_id|>", steps=2)
@@ -233,6 +309,7 @@ WRITERS |= {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_family_writes(tmp_path, name):
     """A text of a settled length with a word that must appear, and one that goes on."""

@@ -135,6 +135,7 @@ class Infill(Control):
     def known(self, info: ModelInfo) -> list[list[int]]:
         """Ids of the parts. The space before a gap is the gap's own where tokens have spaces."""
         texts = self.parts if info.whole_words else [part.removesuffix(" ") for part in self.parts]
+        texts = [part.removeprefix(" ") for part in texts] if info.tokenizer.adds_space else texts
         return info.tokenizer.encode_batch(texts)
 
     def min_length(self, info: ModelInfo) -> int:

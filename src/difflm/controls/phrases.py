@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
-from difflm.data.tokenizers import SPECIALS, UNK, Words
+from difflm.data.tokenizers import SPECIALS, UNK
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
@@ -45,7 +45,8 @@ class Contains(Control):
 
     def ids(self, info: ModelInfo) -> list[int]:
         # Pieces spell a word inside a text with the space before it.
-        text = self.phrase.strip() if isinstance(info.tokenizer, Words) else f" {self.phrase.strip()}"
+        plain = info.whole_words or info.tokenizer.adds_space
+        text = self.phrase.strip() if plain else f" {self.phrase.strip()}"
         return info.tokenizer.encode(text)
 
     def verbatim(self, info: ModelInfo) -> str:

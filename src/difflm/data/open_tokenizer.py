@@ -128,6 +128,8 @@ class OpenTokenizer(Tokenizer):
         special = {number for number, token in added.items() if token.special}
         self.marks = [own for own, number in enumerate(self.theirs) if number in special and own >= len(SPECIALS)]
         self._marks = frozenset(self.marks)
+        inside, alone = self.encode_batch([" a", "a"])
+        self.adds_space = len(inside) > len(alone) and inside[-len(alone) :] == alone
         self.byte_level = isinstance(definition, dict) and (definition.get("decoder") or {}).get("type") == "ByteLevel"
 
     @cached_property
