@@ -322,3 +322,22 @@ def test_every_family_writes(tmp_path, name):
     assert " dog" in made.text and len(lm.tokenizer.encode(made.text)) <= 8
     (made,) = lm.generate(1, steps=4, temperature=0.8)
     assert isinstance(made.text, str)
+
+
+QWEN3 = """{%- for message in messages %}
+{%- if message.role == 'tool' %}{%- continue %}{%- endif %}
+{{- '<|reserved_0|>' + message.role + '\\n' + message.content.split('</think>')[-1] + '<|eot_id|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|reserved_0|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}"""
+
+
+def test_templates_are_rendered_as_elsewhere(folder, tmp_path):
+    """Blanks around blocks as in the Hugging Face library, thinking switched off, loops that go on."""
+    other = changed(folder, tmp_path)
+    write_tokenizer(other, template=QWEN3)
+    chat = TextDiffusion.from_pretrained(other).chat
+    told = [{"role": "system", "content": "a b"}, {"role": "user", "content": "the dog"}]
+    wanted = "<|reserved_0|>system\na b<|eot_id|>\n<|reserved_0|>user\nthe dog<|eot_id|>\n<|reserved_0|>assistant\n"
+    assert chat.render(told) == wanted + "<think>\n\n</think>\n\n"

@@ -3,13 +3,13 @@
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
-from difflm.data.tokenizers import SPECIALS, UNK
+from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
@@ -113,15 +113,21 @@ class Phrases:
     @cached_property
     def glued(self) -> tuple[tuple[int, ...], ...]:
         """Of byte pairs: pieces that would lengthen the last word of each phrase."""
-        pieces = self.info.tokenizer.tokens(range(len(SPECIALS), self.info.tokenizer.size))
-        return tuple(
-            tuple(
-                i
-                for i, piece in enumerate(pieces, len(SPECIALS))
-                if split_words(control.phrase.strip() + piece)[: len(control.words)] != control.words
-            )
-            for control, *_ in self.asked
-        )
+        return tuple(find_lengthening(control.phrase.strip(), self.info.tokenizer) for control, *_ in self.asked)
+
+
+@lru_cache(maxsize=64)  # there may be a hundred thousand pieces
+def find_lengthening(phrase: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Pieces that would lengthen the last word of a phrase."""
+    words, pieces = split_words(phrase), read_pieces(tokenizer)
+    found = (i for i, piece in enumerate(pieces, len(SPECIALS)) if not piece[:1].isspace())
+    return tuple(i for i in found if split_words(phrase + pieces[i - len(SPECIALS)])[: len(words)] != words)
+
+
+@lru_cache(maxsize=8)
+def read_pieces(tokenizer: Tokenizer) -> list[str]:
+    """The text of every token behind the specials."""
+    return ["".join(tokenizer.tokens([i])) for i in range(len(SPECIALS), tokenizer.size)]
 
 
 def choose_phrases(

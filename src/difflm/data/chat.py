@@ -5,6 +5,7 @@ libraries: it reads the messages and writes a text, and nothing else."""
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,11 @@ class Chat:
         def refuse(message: str) -> None:
             raise UsageError(f"the chat template of {where} refuses these messages: {message}.")
 
-        sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        sandbox = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         sandbox.globals["raise_exception"] = refuse
+        sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # some tell the date
         sandbox.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
         spelt = {name: settings.get(name) or "" for name in TOKENS}
         self.tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in spelt.items()}

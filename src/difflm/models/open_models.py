@@ -146,6 +146,7 @@ def load_network(
     except NOT_A_CONFIG as error:
         raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
     found = collect_weights(folder, weights, network, family.find_key, config)
+    weights.clear()  # each is let go of as soon as it is cast
     for name in [*found]:
         own = found[name]
         if rows is not None and name in (EMBEDDING, HEAD, HEAD_BIAS):

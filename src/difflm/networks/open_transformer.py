@@ -176,7 +176,8 @@ class OpenTransformer(nn.Module):
         before = 0 if kept is None else kept.shape[-2]
         x = inputs.to(self.head.weight.dtype)
         if self.places is not None:
-            x = x + self.places.weight[before : before + length]
+            place = torch.arange(before, before + length, device=device)  # a canvas may be wider than the longest text
+            x = x + self.places(place.clamp(max=shape.positions - 1))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         seen = who_sees_whom(mask, length, shape.block, device)
