@@ -6,8 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from open_checkpoints import GOLDEN, MODELS, draw_weight, draw_weights, write_model, write_weights
+from open_checkpoints import GOLDEN, MODELS, draw_weight, draw_weights, write_model, write_tokenizer, write_weights
 
+from difflm import Infill, Length, TextDiffusion
+from difflm.diffusion.samplers.steps import StepState, ddim
 from difflm.models.open_models import load_network
 from difflm.networks.transformer import rotary
 
@@ -118,3 +120,44 @@ def test_modernbert_answers_as_the_hugging_face_library(tmp_path):
         wanted = model(input_ids=ids, attention_mask=mask).logits
         found = network(torch.nn.functional.embedding(ids, embedding), None, mask.bool())
     torch.testing.assert_close(found[mask.bool()], wanted[mask.bool()], atol=2e-5, rtol=0)
+
+
+@pytest.fixture
+def langflow(tmp_path):
+    """A DiT over word vectors under the names of LangFlow; its network says nothing: its head is zero."""
+    model = MODELS["mdlm"]
+    keys = {**model["keys"], "backbone.self_cond_proj.weight": [32, 64]}
+    weights = draw_weights(keys)
+    for name in ("weight", "bias"):
+        weights[f"backbone.output_layer.linear.{name}"].zero_()
+    schedule = {"proposal.loc": torch.tensor(4.72), "proposal.scale": torch.tensor(0.85)}
+    config = {**model["config"], "model_type": "langflow", "eos_token_id": 80, "model_length": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_weights(tmp_path, {**weights, **schedule, "proposal.entropy": torch.ones(4)})
+    write_tokenizer(tmp_path, rows=90, marks=False)
+    return tmp_path
+
+
+def test_vectors_say_what_bayes_says(langflow):
+    """Where the network says nothing, the belief is the exact posterior of each vector's word: c · z Eᵀ with
+    c = α/σ² = exp((softplus(−γ) − γ)/2), and a step is the paper's."""
+    lm = TextDiffusion.from_pretrained(langflow)
+    denoiser, process = lm.model.denoiser, lm.model.process
+    t, s = torch.tensor([0.7]), torch.tensor([0.5])
+    gamma, later = (4.72 - 0.85 * torch.log(-torch.log(one)) for one in (t, s))
+    table = denoiser.codec.table()
+    torch.testing.assert_close(table.norm(dim=-1), torch.full((len(table),), math.sqrt(32)))
+    z = torch.randn(1, 12, 32, generator=torch.Generator().manual_seed(0))
+    softplus, sigmoid = torch.nn.functional.softplus, torch.sigmoid
+    with torch.no_grad():
+        belief = denoiser(z, t)
+        wanted = (torch.exp((softplus(-gamma) - gamma) / 2) * (z @ table.T)).log_softmax(-1)
+        torch.testing.assert_close(belief.logits.log_softmax(-1), wanted, atol=1e-4, rtol=1e-4)
+        clean, kept = belief.clean, sigmoid(-later).sqrt()
+        moved = kept * clean + torch.exp((later - gamma) / 2) * (
+            z * torch.exp((softplus(gamma) - softplus(later)) / 2) - kept * clean
+        )
+        found = ddim(StepState(process, z, belief, process.at(t), process.at(s), lambda: torch.zeros(())))
+    torch.testing.assert_close(found, moved, atol=1e-4, rtol=1e-4)
+    (made,) = lm.generate(1, steps=4, controls=[Infill("my ___ the"), Length(9)])
+    assert made.text.startswith("my") and made.text.endswith(" the")

@@ -4,7 +4,7 @@ under which keys its weights lie. docs/models.md lists them, with those that no 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -44,7 +44,7 @@ class Family:
     find_key: Callable[[str], Stored]
     sampling: Sampling
     mask: Callable[[Config], int | None] = lambda config: None
-    noise: str = "masks"  # or "uniform"
+    noise: Literal["masks", "uniform", "gaussian"] = "masks"
     context: Callable[[Config], int] = lambda config: int(config["max_position_embeddings"])
     vocabulary: Callable[[Config], int] = lambda config: int(config["vocab_size"])
     ends: tuple[str, ...] = ()
@@ -296,6 +296,11 @@ def read_duo(config: Config) -> DitShape:
     return replace(read_dit(config), timed=True)
 
 
+def read_langflow(config: Config) -> DitShape:
+    """A DiT over word vectors; loc and scale of its schedule lie among its weights."""
+    return replace(read_dit(config), timed=True, gumbel=config["gumbel"])
+
+
 def block_of_name(pattern: str, size: int, otherwise: int = 0) -> Callable[[str], int]:
     """How many positions a block has by the name of a model: the number in the pattern, or `size` where it has none."""
 
@@ -398,6 +403,7 @@ FAMILIES = {
     "mdlm": dit_family("mdlm", Sampling(steps=128), mask=last_id),
     "bd3lm": dit_family("bd3lm", Sampling("first-hitting", steps=128, top_p=0.9), mask=last_id),
     "duo": dit_family("duo", Sampling(steps=128), read_shape=read_duo, noise="uniform"),
+    "langflow": dit_family("langflow", Sampling("ddim", steps=128), read_shape=read_langflow, noise="gaussian"),
     "udlm": dit_family("udlm", Sampling(steps=128), noise="uniform", tokenizer=BERT_WORDS),
     "sedd": Family(
         "sedd",

@@ -2,6 +2,7 @@
 
 No code of theirs is run and nothing is pickled. Every weight that the network has must be there, and no other."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from difflm.data.chat import Chat
 from difflm.data.open_tokenizer import ENDS, MASKS, OpenTokenizer, TokenizerFiles
 from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.diffusion.base import Codec, Process
 from difflm.diffusion.bounds import DiscreteBound
 from difflm.diffusion.codecs import Tokens
+from difflm.diffusion.codecs.embedding import Logits, SkipEmbedding
+from difflm.diffusion.denoiser import SelfConditioning
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Absorbing, Uniform
+from difflm.diffusion.processes import Absorbing, Gaussian, Uniform
+from difflm.diffusion.processes.gaussian import Gumbel
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import DifflmError, UsageError
 from difflm.models.lengths import OwnEnd
@@ -137,6 +143,8 @@ def load_network(
     their order, and the `mask` follows them in the embedding; None: all as they are."""
     weights = read_weights(folder)
     family, config = recognise(folder, [*weights])
+    if family.noise == "gaussian":
+        config["gumbel"] = take_gumbel(folder, weights)
     try:
         vocabulary = family.vocabulary(config)
         with torch.device("meta"):  # nothing is allocated for what a damaged config may ask
@@ -161,6 +169,16 @@ def load_network(
             network = family.build_network(config, len(rows))
     network.load_state_dict(found, assign=True)
     return network.requires_grad_(False).eval(), embedding
+
+
+def take_gumbel(folder: Path, weights: dict[str, Tensor]) -> tuple[float, float]:
+    """LangFlow's schedule, which is learned and lies among the weights."""
+    weights.pop("proposal.entropy", None)  # what it was fitted to
+    try:
+        loc, scale = (float(weights.pop(f"proposal.{name}")) for name in ("loc", "scale"))
+    except (KeyError, RuntimeError) as error:
+        raise DifflmError(f"{folder} is no langflow model: it lacks a number {error}.") from None
+    return loc, scale
 
 
 def collect_weights(
@@ -261,12 +279,9 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
         raise UsageError(f"{folder}: the special token {outside[0]} is the mask, or none of its {rows} tokens.")
     tokenizer = OpenTokenizer(files.definition, specials, () if mask is None else (mask,), rows, folder)
     network, embedding = load_network(folder, dtype, device, tokenizer.theirs, mask)
-    process = Uniform(tokenizer.size) if mask is None else Absorbing(tokenizer.size)
-    with torch.device("meta"):
-        codec = Tokens(process.words, embedding.shape[1], process.states)
-    codec.raw = nn.Parameter(embedding, requires_grad=False)
-    codec.bias = nn.Parameter(torch.zeros(process.words, device=device), requires_grad=False)
     shape: Any = network.shape
+    process, codec = build_state(family, shape, embedding, tokenizer.size)
+    codec.bias = nn.Parameter(torch.zeros(tokenizer.size, device=device), requires_grad=False)
     ends = [END, *(tokenizer.our_id(number) for number in files.find_among(family.ends))]
     ends = [one for one in dict.fromkeys(ends) if one != UNK]
     forbidden = {START, UNK, PAD, *tokenizer.marks} - {*ends}
@@ -283,7 +298,8 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
         lengths=lengths,
         sampling=replace(family.sampling, block=block),
         # Of blocks, and behind a token that is always given, the bound is another one.
-        bound=None if shape.block or begins else DiscreteBound(),
+        bound=None if shape.block or begins or family.noise == "gaussian" else DiscreteBound(),
+        self_conditioning=SelfConditioning() if family.noise == "gaussian" else None,
     )
     parameters = sum(weight.numel() for weight in network.parameters()) + embedding.numel() * (not is_tied(config))
     about = {"method": family.name, "parameters": parameters, "sampling": {}, "recipe": {}}
@@ -291,6 +307,18 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     # An answer has a token at least, and its end.
     chat = Chat(template, tokenizer, files.settings, folder, context - 2) if template is not None else None
     return OpenModel(model.requires_grad_(False).eval(), tokenizer, about, chat)
+
+
+def build_state(family: Family, shape: Any, embedding: Tensor, words: int) -> tuple[Process, Codec]:
+    """What is noised: tokens, or vectors of length √D."""
+    if family.noise == "gaussian":
+        table = F.normalize(embedding.float(), dim=-1) * math.sqrt(embedding.shape[1])
+        return Gaussian(Gumbel(*shape.gumbel)), SkipEmbedding(table, prediction=Logits(evidence=True))
+    process = Absorbing(words) if family.noise == "masks" else Uniform(words)
+    with torch.device("meta"):
+        codec = Tokens(words, embedding.shape[1], process.states)
+    codec.raw = nn.Parameter(embedding, requires_grad=False)
+    return process, codec
 
 
 def stored_keys(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.diffusion.processes.gaussian import Gumbel
 from difflm.networks.open_transformer import LayerNorm, who_sees_whom
 from difflm.networks.transformer import rotary, rotate
 
@@ -21,7 +22,8 @@ EPSILON = 1e-3  # of their log-linear noise, σ(t) = −log(1 − (1 − ε) t),
 @dataclass(frozen=True)
 class DitShape:
     """Without `timed` the network is told σ = 0, whatever the time is. `classes`: rows of a table of labels, 0: none.
-    `block` as in `Shape`."""
+    `block` as in `Shape`. With `gumbel`, loc and scale, it is told −λ of that schedule in the place of σ, and reads its
+    last estimate behind the state."""
 
     hidden: int
     layers: int
@@ -30,6 +32,7 @@ class DitShape:
     timed: bool = False
     classes: int = 0
     block: int = 0
+    gumbel: tuple[float, float] | None = None
 
 
 class SigmaEmbedding(nn.Module):
@@ -91,6 +94,8 @@ class Dit(nn.Module):
         self.shape, self.head_dim = shape, shape.hidden // shape.heads
         self.sigma_map = SigmaEmbedding(shape.condition)
         self.cond_map = ClassEmbedding(shape.classes, shape.condition) if shape.classes else None
+        estimates = nn.Linear(2 * shape.hidden, shape.hidden, bias=False) if shape.gumbel else None
+        self.self_cond_proj = estimates
         self.blocks = nn.ModuleList(DitBlock(shape) for _ in range(shape.layers))
         self.output_layer = OutputNorm(shape)
         self.head = nn.Linear(shape.hidden, words)
@@ -112,6 +117,7 @@ class Dit(nn.Module):
         turn = turn or rotary(length, self.head_dim, device)
         seen = who_sees_whom(mask, length, self.shape.block, device)
         x = inputs.to(self.head.weight.dtype)
+        x = x if self.self_cond_proj is None else self.self_cond_proj(x)
         for one in self.blocks:
             x = one(x, c, turn, seen)
         out: Tensor = self.head(self.output_layer(x, c))
@@ -119,4 +125,6 @@ class Dit(nn.Module):
 
     def sigma_of(self, t: Tensor) -> Tensor:
         """The total noise σ at time t; α = e^−σ."""
+        if self.shape.gumbel:
+            return -Gumbel(*self.shape.gumbel).log_snr(t)
         return -torch.log1p(-(1 - EPSILON) * t) if self.shape.timed else torch.zeros_like(t)
