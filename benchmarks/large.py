@@ -93,6 +93,8 @@ def training_row(
     device: torch.device, gflops: float, name: str, size: Size, method: str, recompute: bool | str = False
 ) -> Row:
     build_inference.cache_clear()
+    if recompute:  # else blocks that were compiled for the row before would serve this one
+        torch.compiler.reset()
     recipe, begin = size.recipe(method, recompute=recompute), time.perf_counter()
     in_a_row = STEPS_IN_A_ROW if device.type == "cuda" else 1
     with bench.training_step(recipe, size.vocabulary, device, size.texts, size.words) as (_, step, _):
