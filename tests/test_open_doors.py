@@ -14,6 +14,7 @@ from difflm import Contains, Infill, Length, TextDiffusion, UsageError
 from difflm.app.cli import main
 from difflm.data.open_tokenizer import TokenizerFiles
 from difflm.errors import DifflmError
+from difflm.models.inference import Inference
 from difflm.models.open_models import load_network
 from difflm.networks.open_transformer import Shape
 
@@ -115,6 +116,20 @@ def test_a_prompt_kept_and_one_read_every_time_give_one_text(tmp_path, monkeypat
     monkeypatch.setattr(Shape, "count_kept", lambda *_: 0)
     (whole,) = lm.generate(1, source="the dog sleeps", steps=16)
     assert kept.text == whole.text
+
+
+@pytest.mark.parametrize(("name", "changes"), [("llada", {}), ("a2d-qwen3", {"block_size": 4})])
+def test_captured_steps_write_the_same_texts(tmp_path, name, changes):
+    """As a GPU captures them: behind prompts of several lengths, with words that must appear, in blocks."""
+    folder = write_model(tmp_path / name, name, **changes)
+    write_tokenizer(folder, template=CHAT)
+    lm = TextDiffusion.from_pretrained(folder)
+    captured = TextDiffusion(lm.model, lm.tokenizer, lm.config, Inference(lm.model, record=True))
+    captured.chat = lm.chat
+    for source in ("the dog", "the cat sleeps", "the cat is old"):
+        for asked in ({}, {"temperature": 0.9, "top_p": 0.9, "controls": [Contains("cat")]}):
+            one, other = (writer.generate(1, source=source, steps=6, **asked)[0] for writer in (lm, captured))
+            assert one.text == other.text
 
 
 def test_bfloat16_keeps_the_rules(folder):
