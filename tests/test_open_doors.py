@@ -286,7 +286,7 @@ def test_models_and_tokenizers_come_from_the_hub(tmp_path, monkeypatch):
     assert lm.name == "mdlm-owt" and lm.generate(1, steps=2)
     assert [*asked] == ["kuleshov-group/mdlm-owt", "openai-community/gpt2"]
     assert not any(pattern.endswith(("py", "bin")) for patterns in asked.values() for pattern in patterns)
-    with pytest.raises(UsageError, match="is no directory, and the Hub does not give it"):
+    with pytest.raises(UsageError, match="nor a directory, and the Hub does not give it"):
         TextDiffusion.from_pretrained("nobody/nothing")
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, byte_alphabet
+from difflm.data.tokenizers import END, SPECIALS, UNK, Tokenizer, byte_alphabet
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import read_json
 
@@ -123,6 +123,7 @@ class OpenTokenizer(Tokenizer):
         super().__init__([piece for _, piece in kept])
         self.theirs = [*specials, *(number for number, _ in kept)]  # theirs[our id]
         self._ours = {number: own for own, number in reversed([*enumerate(self.theirs)])}
+        self._ours[specials[END]] = END  # which may be START, UNK and PAD as well
         added = self._encoder.get_added_tokens_decoder()
         # Special tokens beside the first four: marks of a chat, which no text holds.
         special = {number for number, token in added.items() if token.special}

@@ -79,12 +79,13 @@ def fetch_from_hub(name: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         how = "a model of the Hub is fetched with huggingface_hub: pip install 'difflm[hf]'"
-        raise UsageError(f"{name} is no directory; {how}.") from None
+        raise UsageError(f"{name} is neither a bundled model nor a directory; {how}.") from None
     try:
         return Path(snapshot_download(name, allow_patterns=FETCHED))
     except Exception as error:  # of many kinds
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
-        raise UsageError(f"{name} is no directory, and the Hub does not give it: {reason}.") from None
+        what = "is neither a bundled model nor a directory, and the Hub does not give it"
+        raise UsageError(f"{name} {what}: {reason}.") from None
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
         raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
     mask = find_mask(folder, family, config, files, rows) if family.noise == "masks" else None
     end = find_special("eos", config, files)
-    end = end if end is not None else next(iter([*files.find_among(ENDS)]), None)
+    end = end if end is not None else next(iter(files.find_among(ENDS)), None)
     if end is None or end >= rows or end == mask:
         raise UsageError(f'{folder} names no token that ends a text: add "eos_token_id" to its config.json.')
     starts = [find_special(name, config, files) for name in ("bos", "cls")]
@@ -282,10 +283,11 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     shape: Any = network.shape
     process, codec = build_state(family, shape, embedding, tokenizer.size)
     codec.bias = nn.Parameter(torch.zeros(tokenizer.size, device=device), requires_grad=False)
-    ends = [END, *(tokenizer.our_id(number) for number in files.find_among(family.ends))]
-    ends = [one for one in dict.fromkeys(ends) if one != UNK]
+    listed = config.get("eos_token_id")
+    more = [*files.find_among(family.ends), *(listed if isinstance(listed, list) else ())]
+    ends = [one for one in dict.fromkeys([END, *map(tokenizer.our_id, more)]) if one not in (START, UNK, PAD)]
     forbidden = {START, UNK, PAD, *tokenizer.marks} - {*ends}
-    begins = getattr(shape, "shift", False) or starts[1] is not None
+    begins = getattr(shape, "shift", False) or starts[1] == start
     lengths = OwnEnd(min(GENERATED, context), context, begins, ends, sorted(forbidden))
     block = min((size for size in (family.sampling.block, shape.block) if size), default=0)
     model = OpenDiffusion(
