@@ -10,7 +10,8 @@ from open_checkpoints import GOLDEN, MODELS, draw_weight, draw_weights, write_mo
 
 from difflm import Infill, Length, TextDiffusion
 from difflm.diffusion.samplers.steps import StepState, ddim
-from difflm.models.open_models import load_network
+from difflm.models.open_families import FAMILIES
+from difflm.models.open_models import is_tied, load_network
 from difflm.networks.transformer import rotary
 
 CASES = [(name, case["name"]) for name, model in MODELS.items() for case in model["cases"]]
@@ -161,3 +162,41 @@ def test_vectors_say_what_bayes_says(langflow):
     torch.testing.assert_close(found, moved, atol=1e-4, rtol=1e-4)
     (made,) = lm.generate(1, steps=4, controls=[Infill("my ___ the"), Length(9)])
     assert made.text.startswith("my") and made.text.endswith(" the")
+
+
+SIZES = {  # configs as published, and how many parameters the published models have
+    "llada": (
+        {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "mlp_hidden_size": 12288}
+        | {"embedding_size": 126464, "rope_theta": 500000.0, "rms_norm_eps": 1e-5},
+        8_015_581_184,
+    ),
+    "dream": (
+        {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+        | {"intermediate_size": 18944, "vocab_size": 152064, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
+        7_615_616_512,
+    ),
+    "a2d-qwen3": (
+        {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
+        | {"head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "rope_theta": 1e6, "rms_norm_eps": 1e-6}
+        | {"tie_word_embeddings": True},
+        596_049_920,
+    ),
+    "diffugpt": (
+        {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+        | {"layer_norm_epsilon": 1e-5, "model_type": "gpt2"},
+        124_439_808,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_networks_have_the_published_sizes(name):
+    config, count = SIZES[name]
+    family = FAMILIES[name]
+    with torch.device("meta"):
+        network = family.build_network(config, family.vocabulary(config))
+    own = [weight.numel() for weight in network.parameters()]
+    embedding = network.head.weight.numel() * (not is_tied(config))
+    assert sum(own) + embedding == count
+    if name == "llada":
+        assert len(own) + 1 == 291
