@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
+from difflm.data.token_automata import TokenAutomaton, find_phrase
 from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
 from difflm.data.words import split_words
 from difflm.errors import UsageError
@@ -51,6 +52,10 @@ class Contains(Control):
 
     def verbatim(self, info: ModelInfo) -> str:
         return self.phrase
+
+    def automaton(self, info: ModelInfo) -> TokenAutomaton:
+        glued = lengthening_pieces(self, info) if info.tokenizer.byte_level else ()
+        return find_phrase(self.ids(info), info.tokenizer.size, glued)
 
     def stands_in(self, words: Sequence[str]) -> bool:
         phrase, text = [w.lower() for w in self.words], [w.lower() for w in words]
@@ -113,7 +118,11 @@ class Phrases:
     @cached_property
     def glued(self) -> tuple[tuple[int, ...], ...]:
         """Of byte pairs: pieces that would lengthen the last word of each phrase."""
-        return tuple(find_lengthening(control.phrase.strip(), self.info.tokenizer) for control, *_ in self.asked)
+        return tuple(lengthening_pieces(control, self.info) for control, *_ in self.asked)
+
+
+def lengthening_pieces(control: Contains, info: ModelInfo) -> tuple[int, ...]:
+    return find_lengthening(control.phrase.strip(), info.tokenizer)
 
 
 @lru_cache(maxsize=64)  # there may be a hundred thousand pieces

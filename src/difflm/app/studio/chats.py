@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.app.studio.completions import Completion, CompletionAsked, StreamOptions, Usage
+from difflm.app.studio.formats import ResponseFormat
 from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, shown
 
 
@@ -35,6 +36,7 @@ class ChatAsked(BaseModel):
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Not looked at.")
     controls: Asked | None = Field(None, description="What else is asked: keys of /api/generate.")
+    response_format: ResponseFormat | None = Field(None, description="What every answer matches.")
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None

@@ -12,10 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.app.studio.api import event, texts_of
 from difflm.app.studio.engine import Job, Text
+from difflm.app.studio.formats import LogProbabilities, ResponseFormat, answer_between, log_probabilities
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.limits import Limits
+from difflm.app.studio.player import Recording
 from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, check_size, shown
-from difflm.controls import Control, Infill
+from difflm.controls import Control, Infill, Pattern
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.jobs import Generation
@@ -25,7 +27,6 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {  # keys of other models, and the value
     "best_of": (None, 1),
     "frequency_penalty": (None, 0),
     "logit_bias": (None, {}),
-    "logprobs": (None, 0),
     "presence_penalty": (None, 0),
 }
 
@@ -59,7 +60,8 @@ class CompletionAsked(BaseModel):
     best_of: int | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    logprobs: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=1, description="Log probabilities of the tokens that are chosen.")
+    response_format: ResponseFormat | None = Field(None, description="What every answer matches.")
     presence_penalty: float | None = None
     top_p: float | None = Field(None, gt=0, le=1, description="Of models that draw tokens.")
 
@@ -71,6 +73,10 @@ class CompletionAsked(BaseModel):
             check_size(key, value, limits)
         if self.infill is not None and (any(self.prompts) or self.suffix):
             raise UsageError("give prompt and suffix, or infill: they say the same thing in two ways.")
+        if self.response_format is not None and (self.infill is not None or self.echo):
+            raise UsageError("response_format is that of an answer alone: leave out infill and echo.")
+        if self.logprobs is not None and len(self.prompts) > 1:
+            raise UsageError("logprobs are told of one prompt at a time.")
         if any("___" in text for text in (*self.prompts, self.suffix or "")):
             raise UsageError("a prompt has no gaps; give infill for a text with gaps.")
 
@@ -87,7 +93,9 @@ class CompletionAsked(BaseModel):
     def gaps(self) -> "list[Gap]":
         if self.infill is not None:
             return [Gap(template=self.infill, most=self.max_tokens)]
-        return [Gap(prompt, self.suffix or "", None, self.max_tokens, bool(self.echo)) for prompt in self.prompts]
+        more = self.suffix or "", None, self.max_tokens, bool(self.echo)
+        pattern = self.response_format.pattern() if self.response_format else None
+        return [Gap(prompt, *more, pattern) for prompt in self.prompts]
 
     def asked(self, seed: int, coldest: float = COLDEST) -> Asked:
         """All but prompt and gaps. `coldest` is what a temperature of 0 means."""
@@ -109,6 +117,12 @@ class Gap:
     template: str | None = None
     most: int | None = None
     whole: bool = False  # whether the answer is the whole text
+    pattern: Pattern | None = None  # of the answer
+
+    def controls(self, steered: bool, whole_words: bool) -> list[Control]:
+        around = self.before.strip(), self.after.strip()
+        asked = [] if self.pattern is None else [answer_between(self.pattern, *around, whole_words)]
+        return [*self.control(steered), *asked]
 
     def control(self, steered: bool) -> list[Control]:
         if self.template is not None:
@@ -128,6 +142,8 @@ class Gap:
         else:  # the prompt's own spaces are not those of the text
             first, last = len(split_words(before)), len(made.tokens) - len(split_words(after))
             inner = f" {join_words(made.tokens[first:last])} "
+        if self.pattern is not None:
+            return inner.strip()
         inner = inner.lstrip() if not before or self.before[-1:].isspace() else inner
         return inner.rstrip() if not after or self.after[:1].isspace() else inner
 
@@ -136,7 +152,7 @@ class Choice(BaseModel):
     index: int
     text: str
     finish_reason: Literal["stop", "length"]
-    logprobs: None = None
+    logprobs: LogProbabilities | None = None
     controls: list[ControlAnswer] = Field(description="For each control whether the text obeys.")
     warnings: list[str] = Field(description="Why it may not be what was asked for, such as words the model lacks.")
 
@@ -179,6 +195,7 @@ class Completion:
     gaps: Sequence[Gap]
     jobs: Sequence[Job]
     about: dict[str, Any]
+    recording: Recording | None = None  # of the drafts, where log probabilities are asked for
 
     def choice(self, place: int, number: int, made: Generation) -> dict[str, Any]:
         gap = self.gaps[place]
@@ -188,11 +205,12 @@ class Completion:
         if most and len(words := split_words(text)) > most:
             text, reason = join_words(words[:most]), "length"
         ends = [text.index(stop) for stop in self.asked.stops if stop in text]
+        text, drafts = text[: min(ends)] if ends else text, self.recording and self.recording.drafts_of(number, made)
         return {
             "index": place * self.jobs[place].n + number,
-            "text": text[: min(ends)] if ends else text,
+            "text": text,
             "finish_reason": reason,
-            "logprobs": None,
+            "logprobs": drafts and log_probabilities(drafts, made.text, text),
             "controls": made.controls,
             "warnings": made.warnings,
         }

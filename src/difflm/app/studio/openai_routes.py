@@ -19,7 +19,8 @@ from difflm.app.studio.completions import (
     OneModel,
 )
 from difflm.app.studio.engine import Engine
-from difflm.app.studio.schemas import MOST_SEED, ErrorAnswer, check_size
+from difflm.app.studio.player import Recording
+from difflm.app.studio.schemas import MOST_SEED, Asked, ErrorAnswer, check_size
 from difflm.app.studio.served import Served
 from difflm.errors import UsageError
 from difflm.models.diffusion import DiffusionModel
@@ -44,8 +45,7 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         check_model(model)
         return described
 
-    def job_arguments(asked: CompletionAsked, gaps: Sequence[Gap], seed: int, **more: Any) -> list[dict[str, Any]]:
-        one = asked.asked(seed, 0.0 if served.lm.model.always_planned and served.lm.model.greedy else COLDEST)
+    def job_arguments(one: Asked, gaps: Sequence[Gap], **more: Any) -> list[dict[str, Any]]:
         one.check(limits)
         if one.top_p is not None and "tokens" not in served.lm.model.families:
             raise UsageError("top_p has no effect on these models; leave it out.")
@@ -53,7 +53,8 @@ def routes(served: Served, engine: Engine) -> APIRouter:
             raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server makes {limits.rows} texts at most.")
         job = one.job()
         steered = isinstance(served.lm.model, DiffusionModel) and one.edit is None and one.infill is None
-        return [{**job, **more, "controls": [*gap.control(steered), *job["controls"]]} for gap in gaps]
+        words = served.whole_words
+        return [{**job, **more, "controls": [*gap.controls(steered, words), *job["controls"]]} for gap in gaps]
 
     async def answer(
         request: Request,
@@ -64,9 +65,16 @@ def routes(served: Served, engine: Engine) -> APIRouter:
     ) -> Any:
         check_model(asked.model)
         asked.check(limits)
-        gaps = asked.gaps()
-        jobs = await engine.submit(job_arguments(asked, gaps, about.seed, **more))
-        completion = kind(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}))
+        greedy = served.lm.model.always_planned and served.lm.model.greedy
+        try:
+            one, gaps, recording = asked.asked(about.seed, 0.0 if greedy else COLDEST), asked.gaps(), None
+            arguments = job_arguments(one, gaps, **more)
+            if asked.logprobs is not None:
+                recording = Recording(one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), one.each)
+            jobs = await engine.submit(arguments, recording.frame if recording else False)
+        except UsageError as error:  # what clients expect of a format that cannot be followed
+            raise HTTPException(400, str(error)) if asked.response_format else error from None
+        completion = kind(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}), recording)
         if asked.stream:
             return EventStream(completion.pieces(), jobs)
         try:
