@@ -87,7 +87,10 @@ class Inference:
             if source.codec.bias.device.type != "cpu":
                 self._copy.sync_weights(source)
             # On a CPU nobody waits for the answer whether weights are still the same.
-            elif any(not torch.equal(mine, new.to(mine.dtype)) for mine, new in self._copy.pairs(source)):
+            elif any(
+                mine.data_ptr() != new.data_ptr() and not torch.equal(mine, new.to(mine.dtype))
+                for mine, new in self._copy.pairs(source)
+            ):
                 self._renew(source, self._copy.key[1])
 
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:

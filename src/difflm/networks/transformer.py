@@ -76,10 +76,12 @@ class TimeEmbedding(nn.Sequential):
         return out if t.dim() == 2 else out.unsqueeze(1)  # [B, L or 1, out]
 
 
-def rotary(length: int, dim: int, device: torch.device, start: int = 0) -> tuple[Tensor, Tensor]:
+def rotary(
+    length: int, dim: int, device: torch.device, start: int = 0, base: float = 10_000.0
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's rotation angles (Su et al., 2021), [L, dim]; the first half's sines with the
     sign that `rotate` would else give to the states at every call."""
-    frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+    frequencies = base ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
     angles = torch.arange(start, start + length, device=device, dtype=torch.float32).unsqueeze(-1) * frequencies
     return torch.cat([angles, angles], dim=-1).cos(), torch.cat([-angles, angles], dim=-1).sin()
 
