@@ -46,7 +46,7 @@ class Contains(Control):
 
     def ids(self, info: ModelInfo) -> list[int]:
         # Pieces spell a word inside a text with the space before it.
-        plain = info.whole_words or info.tokenizer.adds_space
+        plain = isinstance(info.tokenizer, Words) or info.tokenizer.adds_space
         text = self.phrase.strip() if plain else f" {self.phrase.strip()}"
         return info.tokenizer.encode(text)
 

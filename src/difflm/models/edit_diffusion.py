@@ -23,10 +23,9 @@ from difflm.diffusion.alignment import (
     open_slots,
 )
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import NO_SOURCE
+from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.processes.edits import EditProcess
 from difflm.diffusion.samplers.left_to_right import truncate_logits
