@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
 from difflm.data.token_automata import TokenAutomaton, find_phrase
-from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
+from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
