@@ -161,7 +161,7 @@ def leave_streams(folder: Path, count: int) -> dict[str, object]:
                 if draw.random() < 0.5:  # a reset instead of a goodbye
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.close()
-                tally.add("left, and cancelled")
+                tally.add("left; their work was cancelled")
             check_studio(studio, before, tally)
         return "nothing; no task, no connection and no request is left"
 
