@@ -175,7 +175,7 @@ def train_twice_at_once(folder: Path, count: int) -> dict[str, object]:
         whole = all(tally.check(ended, f"pair {k}") for ended in both)
         same = (out / "model.safetensors").read_bytes() == training.weights
         if whole and sorted(bool(ended.code) for ended in both) == [False, True] and same:
-            tally.add("one was refused in a line, the other had its own weights")
+            tally.add("times one was refused in a line, and the other trained as if alone")
         elif whole:
             tally.faults.append(f"pair {k}: {[ended.code for ended in both]}, same weights: {same}")
     return tally.result("nothing")
