@@ -37,7 +37,7 @@ class TokenChain:
 
     def pass_messages(self, logits: Tensor, inside: Tensor) -> "Messages":
         """For beliefs [B, L, V] about texts at the positions `inside` [B, L]."""
-        top = logits.float().amax(-1, keepdim=True)
+        top = logits.float().amax(-1, keepdim=True).clamp(min=IMPOSSIBLE)
         log_p = torch.maximum(logits.float() - top, torch.full_like(top, -UNLIKELY))
         sums = maxima = pad(log_p, (0, 1), value=IMPOSSIBLE)
         for chunk in self.chunks:
@@ -49,7 +49,7 @@ class TokenChain:
         stay = torch.where(here, IMPOSSIBLE, torch.zeros_like(shift)).expand(2, *shift.shape)
         both = torch.cat([torch.where(here, both, IMPOSSIBLE), stay, torch.full_like(stay, IMPOSSIBLE)], -1)
         norm = (inside * (shift.squeeze(-1) - total)).sum(-1)
-        return Messages(self, log_p, inside, both, self.backward(both), norm)
+        return Messages(self, log_p, inside, both, self.backward(both), norm, top - UNLIKELY)
 
     def backward(self, log_q: Tensor) -> Tensor:
         """Messages [2, B, L + 1, S] from the last position to the first: log P(accepted | state), and log p of the
@@ -90,6 +90,7 @@ class Messages:
     log_q: Tensor  # [2, B, L, C + 2] log probabilities of the classes, and those of their likeliest tokens
     later: Tensor  # [2, B, L + 1, S]
     norm: Tensor  # [B]
+    lowest: Tensor  # [B, L, 1] the least logit that a token is taken to have
 
     @cached_property
     def steps(self) -> Tensor:
@@ -112,7 +113,7 @@ class Messages:
         factor = torch.where(chain.class_real, ways, IMPOSSIBLE).logsumexp(-1)
         factor = factor - factor.amax(-1, keepdim=True)
         factor = factor.masked_fill(factor < IMPOSSIBLE / 2, float("-inf"))
-        floored = torch.maximum(logits.float(), logits.float().amax(-1, keepdim=True) - UNLIKELY)
+        floored = torch.maximum(logits.float(), self.lowest)
         return torch.where(self.inside.unsqueeze(-1), floored + pick(factor, chain.classes), logits.float())
 
     def draw(self, u: Tensor) -> Tensor:
