@@ -131,9 +131,12 @@ def compare_chains(one: TokenChain, other: TokenChain, logits: Tensor, inside: T
     ours, theirs = (chain.pass_messages(logits, inside) for chain in (one, other))
     alive = ours.later > -1e29
     messages = (ours.later - theirs.later)[alive].abs().max().item()
-    reached = (one.forward(ours.steps) - other.forward(ours.steps)).abs().max().item()
-    if not (messages < 1e-2 and reached < 1e-4):
-        print(f"THE KERNEL DIFFERS: messages by {messages:.2g} nats, states by {reached:.2g}")
+    reached = (one.forward(ours) - other.forward(ours)).abs().max().item()
+    u = torch.rand(inside.shape, device=inside.device)
+    same = (one.find_likeliest(ours) == other.find_likeliest(ours)).float().mean().item()
+    drawn = (one.draw_classes(ours, u)[0] == other.draw_classes(ours, u)[0]).float().mean().item()
+    if not (messages < 1e-2 and reached < 1e-4 and same > 0.999 and drawn > 0.99):
+        print(f"THE KERNELS DIFFER: messages {messages:.2g} nats, states {reached:.2g}, ways {same:.4f}, {drawn:.4f}")
 
 
 def check_no_sync(work: Callable[[], object], device: torch.device) -> None:

@@ -37,10 +37,12 @@ class TokenChain:
 
     def pass_messages(self, logits: Tensor, inside: Tensor) -> "Messages":
         """For beliefs [B, L, V] about texts at the positions `inside` [B, L]."""
-        top = logits.float().amax(-1, keepdim=True)
+        top = logits.float().amax(-1, keepdim=True).clamp(min=IMPOSSIBLE)
         log_p = torch.maximum(logits.float() - top, torch.full_like(top, -UNLIKELY))
-        sums = maxima = pad(log_p, (0, 1), value=IMPOSSIBLE)
-        for chunk in self.chunks:
+        first, *more = self.chunks
+        tokens = pick(pad(log_p, (0, 1), value=IMPOSSIBLE), first)
+        sums, maxima = tokens.logsumexp(-1), tokens.amax(-1)
+        for chunk in more:
             sums, maxima = pick(sums, chunk).logsumexp(-1), pick(maxima, chunk).amax(-1)
         total = sums.logsumexp(-1)
         # Messages stay small numbers where each position's likeliest class that can be read has log probability 0.
@@ -49,7 +51,7 @@ class TokenChain:
         stay = torch.where(here, IMPOSSIBLE, torch.zeros_like(shift)).expand(2, *shift.shape)
         both = torch.cat([torch.where(here, both, IMPOSSIBLE), stay, torch.full_like(stay, IMPOSSIBLE)], -1)
         norm = (inside * (shift.squeeze(-1) - total)).sum(-1)
-        return Messages(self, log_p, inside, both, self.backward(both), norm)
+        return Messages(self, log_p, inside, both, self.backward(both), norm, top - UNLIKELY)
 
     def backward(self, log_q: Tensor) -> Tensor:
         """Messages [2, B, L + 1, S] from the last position to the first: log P(accepted | state), and log p of the
@@ -63,8 +65,9 @@ class TokenChain:
             found.append(torch.stack([total, best[1]]))
         return torch.stack(found[::-1], 2)
 
-    def forward(self, steps: Tensor) -> Tensor:
-        """P(state | accepted) before each position, [B, L, S], from P(transition | its first state) [B, L, S, K]."""
+    def forward(self, messages: "Messages") -> Tensor:
+        """P(state | accepted) before each position, [B, L, S]."""
+        steps = messages.steps
         states = torch.arange(len(self.accepting), device=steps.device)
         found = [(states == 0).float().expand(len(steps), -1)]
         for i in range(steps.shape[1] - 1):
@@ -73,6 +76,40 @@ class TokenChain:
                 flow = pick(flow, group).sum(-1)
             found.append(flow)
         return torch.stack(found, 1)
+
+    def find_likeliest(self, messages: "Messages") -> Tensor:
+        """The classes [B, L, 1] of the likeliest way to be accepted (Viterbi, 1967)."""
+        ways = pick(messages.later[1, :, 1:], self.next_states) + pick(messages.log_q[1], self.next_classes)
+        choice = ways.argmax(-1)
+        return self.classes_at(self.follow(choice), choice)
+
+    def draw_classes(self, messages: "Messages", u: Tensor) -> tuple[Tensor, Tensor]:
+        """Classes [B, L, 1] that are drawn by uniform numbers [B, L]; and where each number lies in the share of its
+        class, [B, L], which is another uniform number."""
+        shares = messages.steps.double().cumsum(-1)
+        target = u.double()[..., None, None] * shares[..., -1:]
+        choice = (shares <= target).sum(-1).clamp(max=shares.shape[-1] - 1)
+        states = self.follow(choice)
+        own = shares.gather(2, states.unsqueeze(-1).expand(*states.shape, shares.shape[-1])).squeeze(2)
+        chosen = choice.gather(-1, states)
+        below = torch.where(chosen > 0, own.gather(-1, (chosen - 1).clamp(min=0)), 0.0)
+        share = (own.gather(-1, chosen) - below).clamp(min=1e-300)
+        rest = (target.squeeze(-1).gather(-1, states) - below) / share
+        return self.classes_at(states, choice), rest.squeeze(-1)
+
+    def follow(self, choice: Tensor) -> Tensor:
+        """The state before each position, [B, L, 1], where `choice` [B, L, S] says which transition each state takes:
+        steps are joined two by two, then four by four, and so on."""
+        lead = self.next_states.expand(*choice.shape, -1).gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+        wide = 1
+        while wide < lead.shape[1]:
+            lead = torch.cat([lead[:, :wide], lead[:, wide:].gather(-1, lead[:, :-wide])], 1)
+            wide *= 2
+        return pad(lead[:, :-1, :1], (0, 0, 1, 0))
+
+    def classes_at(self, states: Tensor, choice: Tensor) -> Tensor:
+        """The classes [B, L, 1] of the transitions that are taken in these states."""
+        return self.next_classes[states.squeeze(-1)].gather(-1, choice.gather(-1, states))
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:
@@ -90,6 +127,7 @@ class Messages:
     log_q: Tensor  # [2, B, L, C + 2] log probabilities of the classes, and those of their likeliest tokens
     later: Tensor  # [2, B, L + 1, S]
     norm: Tensor  # [B]
+    lowest: Tensor  # [B, L, 1] the least logit that a token is taken to have
 
     @cached_property
     def steps(self) -> Tensor:
@@ -106,54 +144,25 @@ class Messages:
         """Logits of each position's token, given that the text is accepted: a number is added for each class, the
         largest of them 0, so that a pattern that tells nothing changes no bit."""
         chain, later = self.chain, self.later[0]
-        reached = chain.forward(self.steps)
+        reached = chain.forward(self)
         earlier = torch.where(reached > 0, reached.log(), IMPOSSIBLE) - later[:, :-1]
         ways = pick(earlier, chain.class_begins) + pick(later[:, 1:], chain.class_ends)
         factor = torch.where(chain.class_real, ways, IMPOSSIBLE).logsumexp(-1)
         factor = factor - factor.amax(-1, keepdim=True)
         factor = factor.masked_fill(factor < IMPOSSIBLE / 2, float("-inf"))
-        floored = torch.maximum(logits.float(), logits.float().amax(-1, keepdim=True) - UNLIKELY)
+        floored = torch.maximum(logits.float(), self.lowest)
         return torch.where(self.inside.unsqueeze(-1), floored + pick(factor, chain.classes), logits.float())
 
     def draw(self, u: Tensor) -> Tensor:
         """A text [B, L] from the belief, given that it is accepted, by uniform numbers [B, L]; FREE outside."""
-        shares = self.steps.double().cumsum(-1)
-        target = u.double()[..., None, None] * shares[..., -1:]
-        choice = (shares <= target).sum(-1).clamp(max=shares.shape[-1] - 1)
-        states = self.follow(choice)
-        kinds, (below, up_to) = self.at(states, choice), self.bounds(shares, states, choice)
-        rest = ((target.squeeze(-1).gather(-1, states) - below) / (up_to - below).clamp(min=1e-300)).squeeze(-1)
+        kinds, rest = self.chain.draw_classes(self, u)
         own = self.log_p.masked_fill(self.chain.classes != kinds, IMPOSSIBLE)
         p = (own - own.amax(-1, keepdim=True)).exp()
         tokens = draw_by_inverse_cdf(p.flatten(0, 1), rest.clamp(0, 1 - 1e-9).flatten()).view(u.shape)
         return torch.where(self.inside, tokens, FREE)
 
     def likeliest(self) -> Tensor:
-        """The likeliest text that is accepted, [B, L] (Viterbi, 1967); FREE outside."""
-        chain = self.chain
-        ways = pick(self.later[1, :, 1:], chain.next_states) + pick(self.log_q[1], chain.next_classes)
-        choice = ways.argmax(-1)
-        kinds = self.at(self.follow(choice), choice)
-        tokens = self.log_p.masked_fill(chain.classes != kinds, IMPOSSIBLE).argmax(-1)
+        """The likeliest text that is accepted, [B, L]; FREE outside."""
+        kinds = self.chain.find_likeliest(self)
+        tokens = self.log_p.masked_fill(self.chain.classes != kinds, IMPOSSIBLE).argmax(-1)
         return torch.where(self.inside, tokens, FREE)
-
-    def follow(self, choice: Tensor) -> Tensor:
-        """The state before each position, [B, L, 1], where `choice` [B, L, S] says which transition each state takes:
-        steps are joined two by two, then four by four, and so on."""
-        lead = self.chain.next_states.expand(*choice.shape, -1).gather(-1, choice.unsqueeze(-1)).squeeze(-1)
-        wide = 1
-        while wide < lead.shape[1]:
-            lead = torch.cat([lead[:, :wide], lead[:, wide:].gather(-1, lead[:, :-wide])], 1)
-            wide *= 2
-        return pad(lead[:, :-1, :1], (0, 0, 1, 0))
-
-    def at(self, states: Tensor, choice: Tensor) -> Tensor:
-        """The classes [B, L, 1] of the transitions that are taken in these states."""
-        return self.chain.next_classes[states.squeeze(-1)].gather(-1, choice.gather(-1, states))
-
-    def bounds(self, shares: Tensor, states: Tensor, choice: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the share of the transition taken begins and ends among those of its state, [B, L, 1] each."""
-        own = shares.gather(2, states.unsqueeze(-1).expand(*states.shape, shares.shape[-1])).squeeze(2)
-        chosen = choice.gather(-1, states)
-        below = torch.where(chosen > 0, own.gather(-1, (chosen - 1).clamp(min=0)), 0.0)
-        return below, own.gather(-1, chosen)
