@@ -1,7 +1,10 @@
 """Simple and Effective Masked Diffusion Language Models (Sahoo et al., 2024); MD4 (Shi et al., 2024) is the same model.
 
-The loss is the bound in continuous time; since a mask shows nothing, the network is not told the time.
+The loss is the bound in continuous time; since a mask shows nothing, the network is not told the time. With `context`,
+a share of the texts is learned as one gap between words that stand.
 """
+
+from pydantic import Field
 
 from difflm.methods.base import LanguageModel, TextSpec
 from difflm.methods.tokens import TokenMethod
@@ -11,7 +14,10 @@ class Mdlm(TokenMethod):
     name, paper, family = "mdlm", "Sahoo et al. 2024", "masked"
     packs = True
 
+    context: float = Field(default=0.0, ge=0, le=1)  # share of texts learned with a gap between clean words
+
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Absorbing
 
-        return self.compose(Absorbing(texts.vocabulary), texts, {"elbo": 1.0}, time="none")
+        process = Absorbing(texts.vocabulary)
+        return self.compose(process, texts, {"elbo": 1.0}, time="none", clean_context=self.context)
