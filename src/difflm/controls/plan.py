@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, Length, Letters
+from difflm.controls.gap_sizes import choose_sizes, place_sizes, share_sizes
 from difflm.controls.guidance import (
     STANDARD,
     Classifier,
@@ -142,6 +143,8 @@ class ControlPlan:
             return [self.edited] * len(samples), [self.unknown] * len(samples)
         if self.open_ended:
             return [Layout(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
+        if self.infill is not None and self.gap_shares is not None:
+            return self.gap_layouts(noise), [{}] * len(samples)
         infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
@@ -163,6 +166,24 @@ class ControlPlan:
         placed = [infill.place_known(self.info, n, cut, self.extra) for n, cut in zip(totals, shares, strict=True)]
         layouts = [self.layout(n, known) for n, (known, _) in zip(totals, placed, strict=True)]
         return layouts, [unknown for _, unknown in placed]
+
+    @cached_property
+    def gap_shares(self) -> list[Tensor] | None:
+        """How often each gap has 1, 2, … pieces, where the model is to say it: one of masks that has learned from gaps,
+        asked for gaps between words and nothing else that takes room. None: lengths of whole texts say it."""
+        infill, model = self.infill, self.model
+        learned = getattr(model.process, "masks", False) and model.clean_context > 0 and not self.info.whole_words
+        if infill is None or not learned or not infill.parts[-1] or self.phrases.asked or self.pattern:
+            return None
+        if self.words is not None or self.least > infill.min_length(self.info):
+            return None
+        return share_sizes(self, infill.known(self.info), infill.max_words(self.info))
+
+    def gap_layouts(self, noise: Noise) -> list[Layout]:
+        infill, shares = self.infill, self.gap_shares
+        assert infill is not None and shares is not None
+        known, u = infill.known(self.info), noise.uniform(0, len(shares), stream=GAPS).tolist()
+        return [self.layout(*place_sizes(known, choose_sizes(shares, own))) for own in u]
 
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
         positions, settled = self.model.lengths.settled(words)
