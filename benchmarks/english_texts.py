@@ -15,9 +15,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.treebanks import FREE_GENRES, read_gum
 from difflm.data.texts import Example, read_lines
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import Bpe
+from difflm.data.words import join_words
 from difflm.runtime.files import read_json, write_atomic, write_json
 
 LONGEST = 126  # tokens of a passage; the twin writes an end behind them
@@ -53,6 +55,13 @@ SOURCES = {
         repeat=4,
         held_out=20,
     ),
+    "gum": Source(
+        "parsing/gum_const.tar.gz",
+        "CC BY 4.0, CC BY-SA 4.0",
+        "news, travel guides, interviews, biographies, courts, papers",
+        repeat=4,
+        held_out=10,
+    ),
     "mdn": Source("english/mdn.txt.gz", "CC BY-SA 2.5", "web documentation", "manual", technical=True),
 }
 
@@ -68,6 +77,11 @@ TYPED = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'"})
 
 def read_documents(path: Path, single: bool) -> Iterator[list[str]]:
     """Lists of paragraphs. A file has one a line and an empty line between documents, or is a treebank."""
+    if path.name.startswith("gum"):
+        free = {name: trees for name, trees in sorted(read_gum(path).items()) if name.split("_")[1] in FREE_GENRES}
+        sentences = ([join_words(list(tree.words())) for tree in trees] for trees in free.values())
+        yield from ([" ".join(filter(is_prose, own))] for own in sentences)
+        return
     found: list[str] = []
     lines = (line.strip() for _, line in read_lines(path))
     for line in treebank_paragraphs(lines) if ".conllu" in path.name else lines:
@@ -90,7 +104,8 @@ def treebank_paragraphs(lines: Iterable[str]) -> Iterator[str]:
             if line.startswith("# newdoc"):
                 yield ""
         elif line.startswith("# text = "):
-            paragraph.append(line.removeprefix("# text = ").strip())
+            sentence = line.removeprefix("# text = ").strip()
+            paragraph += [sentence] if is_prose(sentence) else []
     yield " ".join(paragraph)
 
 
