@@ -110,7 +110,7 @@ def measure(runs: Sequence[Path], tokens: Path, texts: int, samples: int, device
     unpack(tokens)
     training, _ = join_sources(tokens / "train")
     held_out, numbers = join_sources(tokens / "valid")
-    known = copied_windows(training.ids)
+    known, keys = np.unique(hash_windows(training.ids)), {training.key(number) for number in range(len(training))}
     for run in runs:
         model, begun = TextDiffusion.from_pretrained(run, device), time.perf_counter()
         about = {"run": run.name, "likelihood": model.model.likelihood, "parameters": model.config["parameters"]}
@@ -122,7 +122,6 @@ def measure(runs: Sequence[Path], tokens: Path, texts: int, samples: int, device
             figures = {"nats_per_token": float(nats.sum()) / total, "of_draws": error, "texts": len(rows)}
             yield {**about, "kind": "nats", "source": name, **figures}
         written = model.tokenizer.encode_batch([one.text for one in model.generate(samples, seed=0)])
-        keys = {training.key(number) for number in range(len(training))}
         whole = sum(np.array(row, training.ids.dtype).tobytes() in keys for row in written) / len(written)
         copied = {"texts": whole, "windows": share_copied(known, written)}
         real = share_copied(known, [read_row(held_out, n) for own in numbers.values() for n in own[:texts]])
@@ -142,10 +141,6 @@ def hash_windows(ids: "Ints") -> "np.ndarray[Any, Any]":
     return found
 
 
-def copied_windows(ids: "Ints") -> "np.ndarray[Any, Any]":
-    return np.unique(hash_windows(ids))
-
-
 def share_copied(known: "np.ndarray[Any, Any]", rows: Sequence[Sequence[int]]) -> float:
     """The share of all windows of some texts that training texts have too."""
     found = np.concatenate([hash_windows(np.array(row)) for row in rows if len(row) >= WINDOW])
@@ -158,14 +153,16 @@ def share_copied(known: "np.ndarray[Any, Any]", rows: Sequence[Sequence[int]]) -
 
 def fill(run: Path, n: int, settings: dict[str, Any], device: str) -> Iterable[dict[str, Any]]:
     """Every sentence with its gaps filled by the likeliest of `n` candidates, and some texts without any."""
+    from difflm.controls import Infill
     from difflm.generation.pipeline import TextDiffusion
 
-    model = TextDiffusion.from_pretrained(run, device)
-    for number, row in enumerate(read_results(GAPS)):
-        begun = time.perf_counter()
-        ranked = {"candidates": n, "rank": "bound"} if n > 1 else {}
-        (made,) = model.infill(row["text"], seed=number, **ranked, **settings)
-        yield {**row, "filled": find_fills(row["text"], made.text), "seconds": time.perf_counter() - begun}
+    model, rows = TextDiffusion.from_pretrained(run, device), read_results(GAPS)
+    ranked = {"candidates": n, "rank": "bound"} if n > 1 else {}
+    given = [{"seed": number, "controls": [Infill(row["text"])]} for number, row in enumerate(rows)]
+    jobs = [model.make_job(1, **one, **ranked, **settings) for one in given]  # together: they share batches
+    made = {index: texts[0].text for index, texts in model.run_jobs(jobs)}
+    for number, row in enumerate(rows):
+        yield {**row, "filled": find_fills(row["text"], made[number])}
     for one in model.generate(20, seed=0, **settings):
         yield {"domain": "free", "text": one.text}
 
@@ -190,7 +187,8 @@ def make_judge(folder: Path) -> Callable[[str, int], float]:
     file = {"gguf_file": folder.name} if folder.suffix == ".gguf" else {}
     where = folder.parent if file else folder
     pieces = transformers.AutoTokenizer.from_pretrained(where, local_files_only=True, **file)
-    model = transformers.AutoModelForCausalLM.from_pretrained(where, local_files_only=True, **file).eval().float()
+    given = {"local_files_only": True, "dtype": torch.float32, **file}
+    model = transformers.AutoModelForCausalLM.from_pretrained(where, **given).eval()
     start = pieces.bos_token_id if pieces.bos_token_id is not None else 0
 
     @torch.no_grad()
