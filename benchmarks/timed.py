@@ -1,6 +1,7 @@
 """Training for equal minutes, and processes side by side that commands of limited length continue: what benchmarks of
 many runs share."""
 
+import gc
 import json
 import os
 import signal
@@ -51,6 +52,8 @@ def train_for_minutes(
 ) -> bool:
     """Train a run or a classifier for its minutes, or continue it; False where time, `until`, was up before. `make`
     trains otherwise than the library does."""
+    import torch
+
     from difflm.app.console import TrainingView
     from difflm.generation.jobs import check_device
     from difflm.training import fit
@@ -78,7 +81,9 @@ def train_for_minutes(
     with TrainingView(out, as_json=False) as view:
         given = recipe if resume else timed(recipe, minutes)
         outcome = make(given, out, check_device(device), view, view.reading, data, resume=resume)
-    if outcome.seconds < 60 * minutes - 2:
+    gc.collect()  # others need the memory of recorded steps
+    torch.cuda.empty_cache()
+    if outcome.stopped == "interrupted" and outcome.seconds < 60 * minutes - 2:  # it had not lost its patience
         return False
     (out / "done").write_text(json.dumps({"minutes": outcome.seconds / 60, "steps": outcome.step}))
     return True

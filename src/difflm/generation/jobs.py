@@ -21,8 +21,12 @@ from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
+from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
+from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
+from difflm.networks import Transformer
+from difflm.runtime.eight_bit import eight_bit_engine
 from difflm.runtime.threads import IsStopped, run_parallel
 
 MOST_TEXTS = 1_000_000
@@ -52,9 +56,16 @@ def check_device(device: str) -> torch.device:
 
 
 def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
-    known = [torch.float32, torch.bfloat16] + [torch.float16] * (device.type == "cuda")
+    known = [torch.float32, torch.bfloat16, torch.float16 if device.type == "cuda" else torch.int8]
     if dtype is not None and dtype not in known:
         raise UsageError(f"dtype must be {', '.join(map(str, known))} on {device.type}, not {dtype}.")
+
+
+def check_eight_bits(model: LanguageModel) -> None:
+    if eight_bit_engine() is None:
+        raise UsageError("torch has no fast products of eight bits for this processor: leave dtype out.")
+    if not isinstance(model, DiffusionModel | LatentDiffusion) or not isinstance(model.denoiser.network, Transformer):
+        raise UsageError("dtype int8 is for diffusion models with difflm's own Transformer: leave it out.")
 
 
 def fastest_dtype(device: torch.device) -> torch.dtype | None:

@@ -37,6 +37,7 @@ from difflm.generation.jobs import (
     batch_key,
     check_device,
     check_dtype,
+    check_eight_bits,
     check_request,
     check_sampling,
     choose_by_classifiers,
@@ -87,8 +88,11 @@ class TextDiffusion:
         chosen = check_device(device)
         check_dtype(dtype, chosen)
         model, tokenizer, config = load_run(name_or_path, chosen)
-        model.set_compute_dtype(None if dtype is torch.float32 else dtype)
-        inference = Inference(model, fastest_dtype(chosen) if dtype is None else None, compile)
+        eight = dtype is torch.int8
+        if eight:
+            check_eight_bits(model)
+        model.set_compute_dtype(None if eight or dtype is torch.float32 else dtype)
+        inference = Inference(model, fastest_dtype(chosen) if dtype is None else dtype if eight else None, compile)
         made = cls(model, tokenizer, config, inference)
         made.name = find_run(name_or_path).resolve().name
         made.guides = sorted(find_run(name_or_path).glob("guide*/"))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.base import Belief
-from difflm.diffusion.processes.discrete import certain_logits, draw_states, draw_transition, expand_to
+from difflm.diffusion.processes.discrete import certain_logits, draw_states, expand_to
 from difflm.diffusion.samplers.steps import Step, StepState
 
 REMASK = 0.02  # share of the words that is masked again in a step, at most
@@ -24,7 +24,8 @@ SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and 
 def ancestral(now: StepState) -> Tensor:
     """Draw x_s ~ p(x_s | x_t), over as many levels of the chain as lie between (Austin et al., 2021)."""
     fresh = now.noise()
-    return draw_transition(now.process.reverse(now.x, drawn_belief(now, fresh), now.t, now.s), now.x, fresh)
+    x_s: Tensor = now.process.draw_step(now.x, drawn_belief(now, fresh), now.t, now.s, fresh)
+    return x_s
 
 
 def truncated(now: StepState) -> Tensor:
@@ -88,7 +89,7 @@ def self_correct(now: StepState) -> Tensor:
     """Ancestral steps while time passes. Where it stands still, at SETTLED, a word each is drawn from the context at a
     low temperature, and the likeliest that differs from what stands takes its place (von Rütte et al., 2025)."""
     process, x, fresh = now.process, now.x, now.noise()
-    moved = draw_transition(process.reverse(x, drawn_belief(now, fresh), now.t, now.s), x, fresh)
+    moved = process.draw_step(x, drawn_belief(now, fresh), now.t, now.s, fresh)
     share = (now.belief.context / COLD).softmax(-1)
     words = draw_states(share, fresh)
     gain = share.gather(-1, words.unsqueeze(-1)).squeeze(-1) * (words != x)
@@ -112,7 +113,7 @@ def keep_likeliest(logits: Tensor, count: int) -> Tensor:
 def words_of(now: StepState, fresh: Tensor, logits: Tensor | None = None) -> Tensor:
     """A word each from the belief, or from other logits, [B, L]; those that are drawn together instead, where they
     are."""
-    words = draw_states((now.belief.logits if logits is None else logits).softmax(-1), fresh)
+    words = draw_states(now.belief.shares if logits is None else logits.softmax(-1), fresh)
     if now.belief.draw is None:
         return words
     together = now.belief.draw(fresh[..., 2])

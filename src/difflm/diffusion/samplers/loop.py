@@ -28,8 +28,9 @@ class Steering:
     """`known` [B, W] holds the ids of given positions and FREE elsewhere. `begin` [B, W] are texts that are noised to
     a share of the noise and denoised again, instead of pure noise. `spans` tells for each row in how many steps it is
     made, and from what share of the noise; None: as the sampling says, from noise. `rules` come after the model's own
-    transforms and before given words. `watched_steps` are the steps whose frames somebody reads, beside the last; None:
-    all. Tensors of other frames need not be their own: the next step may write over them."""
+    transforms and before given words. `watched_steps` are the steps with which texts end, whose frames somebody reads,
+    beside the last; None: all frames are read. Tensors of other frames need not be their own: the next step may write
+    over them."""
 
     known: Tensor | None = None
     begin: Tensor | None = None
@@ -74,11 +75,11 @@ Denoise = Callable[[Tensor, Levels, Tensor | None], Belief]  # (x_t, level, prev
 
 @dataclass(frozen=True)
 class BoundDenoiser:
-    """A denoiser for the texts of one batch: their mask, and what is known of them. With a `contrast`, beliefs are
-    moved away from those of the same denoiser without the condition, which costs a second call."""
+    """A denoiser for the texts of one batch: their mask (None: they fill the canvas), and what is known of them. With a
+    `contrast`, beliefs are moved away from those of the same denoiser without the condition, at a second call."""
 
     denoiser: Denoiser
-    mask: Tensor
+    mask: Tensor | None
     condition: Condition = UNCONDITIONAL
     contrast: float = 0.0
     drops_previous: bool = False  # whether the call without the condition has no last estimate either
@@ -127,6 +128,7 @@ class SamplerInputs:
     known: Tensor | None = (
         None  # [B, L] tokens that stand in every state, FREE elsewhere; None: a state shows no tokens
     )
+    places: int = 0  # of a text that a step asks the network of (`models/few_places.py`); 0: all
 
     def draw_noise(self, step: int | Tensor) -> Tensor:
         """Random numbers of a step, or of several, [N, 1], at once."""
