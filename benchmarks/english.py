@@ -21,6 +21,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,8 @@ def prepare_run(tokens: Path, setup: "fit.Setup") -> "fit.Prepared":
     chosen = np.concatenate([np.tile(own, SOURCES[name].repeat) for name, own in numbers.items()])
     torch.manual_seed(recipe.seed)
     model = recipe.build_method().build(TextSpec(tokenizer.size, recipe.longest))
+    if "first-hitting" in model.samplers:  # a gap of three pieces then takes three steps
+        model.sampling = replace(model.sampling, sampler="first-hitting", steps=64)
     fit.start_weights(setup, model, tokenizer, *histograms(training, chosen, recipe.longest, tokenizer.size), None)
     splits = (training, chosen), (held_out, np.concatenate([*held.values()]))
     batches, validation = fit.make_batches(setup, recipe.longest, *splits)
