@@ -4,6 +4,7 @@
   python -m benchmarks.english train --tokens tokens --out runs/english --minutes 8
   python -m benchmarks.english train --tokens tokens --out runs/twin --minutes 5 method=autoregressive model.dropout=0.2
   python -m benchmarks.export_run runs/english runs/small --bits 8
+  difflm train e2e-guide data=tokens/registers.jsonl.gz model.guides=runs/small widths=[32,64,128] --out runs/guide
   python -m benchmarks.english measure runs/english runs/small runs/twin --tokens tokens --out measured.jsonl
   python -m benchmarks.english fill runs/small --out fills.jsonl
   python -m benchmarks.english page fills.jsonl --judge DIR --measured measured.jsonl --out docs/english.md
@@ -45,6 +46,7 @@ WINDOW = 12  # tokens in a row that count as copied
 
 def train(tokens: Path, out: Path, minutes: float, seconds: float, changes: Sequence[str], device: str) -> bool:
     """Train the recipe `english` on tokens that were prepared, for so many minutes in all."""
+    from difflm.runtime.files import read_json, write_json
     from difflm.training import fit
     from difflm.training.model_card import finish_run
     from difflm.training.recipe import load_recipe
@@ -60,6 +62,9 @@ def train(tokens: Path, out: Path, minutes: float, seconds: float, changes: Sequ
 
     done = train_for_minutes(recipe, out, minutes, time.time() + seconds if seconds else 0.0, device, None, make)
     if done:
+        config = read_json(out / "config.json")
+        config["trained"]["stopped"] = "done"  # time was up, as it should
+        write_json(out / "config.json", config)
         finish_run(out, f"python -m benchmarks.english train --minutes {minutes:g} {' '.join(changes)}".strip())
     return done
 
@@ -156,7 +161,8 @@ def share_copied(known: "np.ndarray[Any, Any]", rows: Sequence[Sequence[int]]) -
 
 def fill(run: Path, n: int, settings: dict[str, Any], device: str) -> Iterable[dict[str, Any]]:
     """Every sentence with its gaps filled by the likeliest of `n` candidates, and some texts without any."""
-    from difflm.controls import Infill
+    from difflm.controls import Infill, Label
+    from difflm.data.labels import NONE
     from difflm.generation.pipeline import TextDiffusion
 
     model, rows = TextDiffusion.from_pretrained(run, device), read_results(GAPS)
@@ -166,8 +172,11 @@ def fill(run: Path, n: int, settings: dict[str, Any], device: str) -> Iterable[d
     made = {index: texts[0].text for index, texts in model.run_jobs(jobs)}
     for number, row in enumerate(rows):
         yield {**row, "filled": find_fills(row["text"], made[number])}
-    for one in model.generate(20, seed=0, **settings):
-        yield {"domain": "free", "text": one.text}
+    registers = [value for value in model.labellings["register"].values if value != NONE] if model.guides else []
+    for value in (None, *registers):
+        controls = [] if value is None else [Label("register", value)]
+        for one in model.generate(8, seed=0, controls=controls, **settings):
+            yield {"register": value, "text": one.text}
 
 
 def find_fills(template: str, text: str) -> list[str]:
@@ -217,7 +226,9 @@ def score_fills(rows: Sequence[dict[str, Any]], judge: Callable[[str, int], floa
     return found
 
 
-def page(rows: Sequence[dict[str, Any]], free: Sequence[str], judge: str, measured: Sequence[dict[str, Any]]) -> str:
+def page(
+    rows: Sequence[dict[str, Any]], free: Sequence[dict[str, Any]], judge: str, measured: Sequence[dict[str, Any]]
+) -> str:
     """The page of docs/ with all sentences, good and bad."""
     limit = float(np.quantile([row["nats"]["words"] for row in rows], 0.9))
     domains = [*dict.fromkeys(row["domain"] for row in rows)]
@@ -231,6 +242,7 @@ def page(rows: Sequence[dict[str, Any]], free: Sequence[str], judge: str, measur
         "",
         "```",
         'difflm generate english --infill "My dog ___ in the garden."',
+        "difflm generate english --label register=dialogue",
         "```",
         "",
         f"{len(rows)} sentences, written before the model was trained, with their gaps filled by it: all of them, good",
@@ -253,7 +265,9 @@ def page(rows: Sequence[dict[str, Any]], free: Sequence[str], judge: str, measur
             missed = "" if row["nats"]["filled"] <= limit else " ✗"
             nats = f"{row['nats']['filled']:.2f}, the original {row['nats']['words']:.2f}"
             lines.append(f"- {put_fills(row['text'], row['filled'], '**')} ({nats}){missed}")
-    lines += ["", "## Without any words given", "", *(f"- {text}" for text in free)]
+    for value in dict.fromkeys(row["register"] for row in free):
+        lines += ["", f"## Register: {value}" if value else "## Without any words given", ""]
+        lines += [f"- {row['text']}" for row in free if row["register"] == value]
     return "\n".join(lines) + "\n"
 
 
@@ -277,9 +291,13 @@ def table_of_figures(measured: Sequence[dict[str, Any]]) -> list[str]:
 
 def install(run: Path, tokens: Path, measured: Sequence[dict[str, Any]], target: Path) -> None:
     """Put an exported run into the package: its files, its guide, and a card that names sources and licences."""
+    from difflm.runtime.files import read_json, write_json
     from difflm.training.model_card import write_card
 
     shutil.copytree(run, target, dirs_exist_ok=True)
+    for path in target.glob("guide*/config.json"):
+        config = read_json(path)
+        write_json(path, {**config, "model": {**config["model"], "guides": target.name}})  # not where it was trained
     write_card(target)
     lines = [
         "",
@@ -344,7 +362,7 @@ def main() -> None:
     elif asked.what == "page":
         rows = read_results(Path(asked.given[0]))
         scored = score_fills([row for row in rows if "words" in row], make_judge(asked.judge))
-        free = [row["text"] for row in rows if "words" not in row]
+        free = [row for row in rows if "words" not in row]
         asked.out.write_text(page(scored, free, asked.judge.stem, measured), encoding="utf-8")
     else:
         install(Path(asked.given[0]), asked.tokens, measured, asked.out or PACKAGE)
