@@ -75,7 +75,7 @@ def train_for_minutes(
 
     fit.Trainer = ForMinutes  # type: ignore[misc]
     check = fit.check_same_recipe
-    fit.check_same_recipe = lambda recipe, out: timed(check(recipe, out), minutes)
+    fit.check_same_recipe = lambda recipe, out: (timed(check(recipe, out)[0], minutes), {})
     resume = (out / "recipe.json").exists()
     make = make or (train_guide if recipe.method == "classifier" else fit.train_run)
     with TrainingView(out, as_json=False) as view:

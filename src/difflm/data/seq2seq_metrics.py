@@ -133,7 +133,7 @@ def measure_texts(
         "bleu_sentence_nltk4": sum(sentence_bleu_nltk4(*pair) for pair in pairs) / count,
         "bleu_sacre": bleu,
         "rouge_l": sum(rouge_l_f1(*pair) for pair in pairs) / count,
-        "sari": 100 * sum(sari(text, *rest) for text, *rest in zip(texts, sources, references, strict=True)) / count,
+        "sari": 100 * sum(map(sari, texts, sources, references)) / count,
         "dist_1": sum(map(dist_1, texts)) / count,
         "copy_rate": copy_rate(texts, sources),
     }

@@ -29,7 +29,13 @@ POLICY = (
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 
 
-def build_app(served: Served, engine: Engine, token: str | None = None, hosts: Collection[str] = ("localhost",)) -> Any:
+def build_app(
+    served: Served,
+    engine: Engine,
+    token: str | None = None,
+    hosts: Collection[str] = ("localhost",),
+    log_requests: bool = False,
+) -> Any:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
@@ -48,7 +54,7 @@ def build_app(served: Served, engine: Engine, token: str | None = None, hosts: C
     app.include_router(completions.routes(served, engine))
     add_pages(app)
     add_server_facts(app.openapi(), served, engine.limits, token)
-    app.add_middleware(Guard, limits=engine.limits, token=token, hosts=hosts)
+    app.add_middleware(Guard, limits=engine.limits, token=token, hosts=hosts, log_requests=log_requests)
     return app
 
 
