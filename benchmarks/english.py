@@ -298,21 +298,33 @@ def install(run: Path, tokens: Path, measured: Sequence[dict[str, Any]], target:
     for path in target.glob("guide*/config.json"):
         config = read_json(path)
         write_json(path, {**config, "model": {**config["model"], "guides": target.name}})  # not where it was trained
+    about = {"kind": "metric", "task": "language", "model": target.name, "split": "held out", "unit": "nats/token"}
+    with (target / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        for record in (one for one in measured if (one["run"], one["kind"]) == (run.name, "nats")):
+            value = {"value": round(record["nats_per_token"], 4), "likelihood": record["likelihood"]}
+            name = {"name": f"nats_per_token of {record['source']}", "samples": record["texts"]}
+            file.write(json.dumps({**about, **name, **value}) + "\n")
     write_card(target)
     lines = [
         "",
         "## Data",
         "",
-        "| source | texts | licence | passages | tokens | in an epoch |",
-        "|---|---|---|---|---|---|",
+        "| source | by | texts | licence | passages | tokens | in an epoch |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, own in read_sources(tokens).items():
         train, about = own["train"], SOURCES[name]
-        cells = [name, about.about, about.licence, f"{train['texts']:,}", f"{train['tokens']:,}", f"{about.repeat} ×"]
+        cells = [
+            name,
+            about.origin,
+            about.about,
+            about.licence,
+            f"{train['texts']:,}",
+            f"{train['tokens']:,}",
+            f"{about.repeat} ×",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", f"The weights derive from all of them: {LICENCE}. Matrices are stored in eight bits."]
-    if measured:
-        lines += ["", "## Measured", "", *table_of_figures(measured)]
     with (target / "README.md").open("a", encoding="utf-8") as card:
         card.write("\n".join(lines) + "\n")
 

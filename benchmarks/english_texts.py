@@ -33,6 +33,7 @@ HELD = 1000  # passages held out of each source at most
 class Source:
     file: str  # below the folder of the data
     licence: str
+    origin: str  # who made it
     about: str
     register: str = ""  # what its passages are labelled with
     repeat: int = 1  # how often each passage stands in an epoch
@@ -43,14 +44,19 @@ class Source:
 
 SOURCES = {
     "standardebooks": Source(
-        "english/standardebooks.txt.gz", "CC0 1.0", "novels and stories, 1813 to the 1950s", "story"
+        "english/standardebooks.txt.gz", "CC0 1.0", "Standard Ebooks", "novels and stories, 1813 to the 1950s", "story"
     ),
-    "commonvoice": Source("english/commonvoice.txt.gz", "CC0 1.0", "single sentences", repeat=3, single=True),
-    "openstax": Source("english/openstax.txt.gz", "CC BY 4.0", "textbooks", "textbook"),
-    "sgd": Source("english/sgd.txt.gz", "CC BY-SA 4.0", "task dialogues", "dialogue"),
+    "commonvoice": Source(
+        "english/commonvoice.txt.gz", "CC0 1.0", "Mozilla Common Voice", "single sentences", repeat=3, single=True
+    ),
+    "openstax": Source("english/openstax.txt.gz", "CC BY 4.0", "OpenStax", "textbooks", "textbook"),
+    "sgd": Source(
+        "english/sgd.txt.gz", "CC BY-SA 4.0", "Schema-Guided Dialogue (Google)", "task dialogues", "dialogue"
+    ),
     "ewt": Source(
         "parsing/en_ewt-ud-train.conllu.gz",
         "CC BY-SA 4.0",
+        "Universal Dependencies, English Web Treebank",
         "reviews, e-mails, weblogs, newsgroups and answers",
         repeat=4,
         held_out=20,
@@ -58,11 +64,14 @@ SOURCES = {
     "gum": Source(
         "parsing/gum_const.tar.gz",
         "CC BY 4.0, CC BY-SA 4.0",
+        "GUM (Zeldes, 2017), its free genres",
         "news, travel guides, interviews, biographies, courts, papers",
         repeat=4,
         held_out=10,
     ),
-    "mdn": Source("english/mdn.txt.gz", "CC BY-SA 2.5", "web documentation", "manual", technical=True),
+    "mdn": Source(
+        "english/mdn.txt.gz", "CC BY-SA 2.5", "MDN contributors", "web documentation", "manual", technical=True
+    ),
 }
 
 # -- from files to passages --------------------------------------------------------------------------------------------

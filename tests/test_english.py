@@ -54,7 +54,7 @@ def test_held_out_documents_are_not_learned(tmp_path: Path, monkeypatch) -> None
         with gzip.open(tmp_path / f"{name}.txt.gz", "wt", encoding="utf-8") as file:
             texts = (f"The {a} {verb} the {b} at {n} in the town.\nThey were there again." for n, a, b in pairs)
             file.write("\n\n".join(texts))
-    sources = {name: Source(f"{name}.txt.gz", "CC0 1.0", "", name, held_out=10) for name in ("one", "two")}
+    sources = {name: Source(f"{name}.txt.gz", "CC0 1.0", "", "", name, held_out=10) for name in ("one", "two")}
     for module in (english_texts, english):
         monkeypatch.setattr(module, "SOURCES", sources)
     seen: set[int] = set()
