@@ -14,15 +14,36 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas
 from difflm.data.tokenizers import PAD
+from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import BanTokens, Transform
 from difflm.models.batching import Layout
 
 if TYPE_CHECKING:
     from difflm.controls.plan import ControlPlan
 
+GAPS = 4  # the stream of random numbers that cuts the words of free gaps
 MOST = 8  # tokens that a gap is tried with
 OTHERS = 3  # tokens of the other gaps meanwhile
 SHARPNESS = 4.0  # by which scores become shares: sizes that are filled almost as well are drawn almost as often
+
+
+def share_gap_sizes(plan: "ControlPlan") -> list[Tensor] | None:
+    """How often each gap of a plan has 1, 2, … pieces, where the model is to say it: one of masks that has learned from
+    gaps, asked for gaps between words and for nothing else that takes room. None: lengths of whole texts say it."""
+    infill, model, info = plan.infill, plan.model, plan.info
+    learned = getattr(model.process, "masks", False) and model.clean_context > 0 and not info.whole_words
+    if infill is None or not learned or not infill.parts[-1] or plan.phrases.asked or plan.pattern:
+        return None
+    if plan.words is not None or plan.least > infill.min_length(info):
+        return None
+    return share_sizes(plan, infill.known(info), infill.max_words(info))
+
+
+def draw_gap_layouts(plan: "ControlPlan", shares: Sequence[Tensor], noise: Noise) -> list[Layout]:
+    """Layouts of samples whose gaps have sizes by their shares."""
+    assert plan.infill is not None
+    known, u = plan.infill.known(plan.info), noise.uniform(0, len(shares), stream=GAPS).tolist()
+    return [plan.layout(*place_sizes(known, choose_sizes(shares, own))) for own in u]
 
 
 def choose_sizes(shares: Sequence[Tensor], u: Sequence[float]) -> list[int]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
-from difflm.controls.exact import Avoid, Infill, Length, Letters
-from difflm.controls.gap_sizes import choose_sizes, place_sizes, share_sizes
+from difflm.controls.exact import Avoid, Infill, Length, Letters, Pieces
+from difflm.controls.gap_sizes import GAPS, draw_gap_layouts, share_gap_sizes
 from difflm.controls.guidance import (
     STANDARD,
     Classifier,
@@ -27,8 +27,9 @@ from difflm.controls.phrases import choose_phrases
 from difflm.controls.rules import ForbidSpecials
 from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
 from difflm.data.labels import NOTHING
+from difflm.data.open_tokenizer import OpenTokenizer
 from difflm.data.token_automata import ANY
-from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
+from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Words
 from difflm.data.words import split_words
 from difflm.diffusion.base import Belief
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
@@ -42,7 +43,6 @@ from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
-GAPS = 4  # the stream of random numbers that cuts the words of free gaps
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,9 @@ class ControlPlan:
     ) -> None:
         if isinstance(info.tokenizer, Characters):
             controls = [Letters(control.words) if type(control) is Length else control for control in controls]
+        if isinstance(info.tokenizer, OpenTokenizer):
+            own = info.tokenizer
+            controls = [Pieces(control.words, own) if type(control) is Length else control for control in controls]
         self.model, self.denoiser, self.info = model, denoiser, info
         self.controls, self.edit = list(controls), edit
         self.classifiers, self.guidance = classifiers, guidance
@@ -78,6 +81,8 @@ class ControlPlan:
         if len(infills) > 1:
             raise UsageError("infill can be asked once; put all gaps into one text.")
         self.infill = infills[0] if infills else None
+        # Whether a text is continued, as far as the model likes: a template that ends in its only gap.
+        self.continues = model.lengths.continues and any(c.gaps == [None] and not c.parts[-1] for c in infills)
         if edit is not None:
             self.check_edit(edit)
         self.guided = any(control.head for control in self.controls)  # whether a classifier guides
@@ -91,9 +96,8 @@ class ControlPlan:
             self.pattern = join_patterns(self.controls, info, self.words, self.least, bias, kept)
         # Whether nothing settles the length, and the model writes its own end.
         own_end = END not in model.lengths.forbidden
-        self.open_ended = (
-            own_end and self.words is None and self.least <= 1 and self.infill is None and not self.pattern
-        )
+        self.open_ended = own_end and self.words is None and not self.pattern
+        self.open_ended &= self.continues or (self.least <= 1 and self.infill is None)
         given = self.infill.parts if self.infill else (edit.text,) if edit else ()
         # Words that were given and that the model does not know, each once.
         self.unknown_words = list(
@@ -108,10 +112,10 @@ class ControlPlan:
         # Tilting single words hardly ever makes a phrase appear: docs/log.md has the figures.
         placed = [] if self.pattern else self.imposed  # what a pattern leaves no place for is not placed
         self.phrases = choose_phrases(placed, info, known, self.words, model.denoiser.codec.holds_tokens)
-        self.extra = self.phrases.more(self.infill, self.words) if self.infill else 0
+        self.extra = self.phrases.more(self.infill, self.words) if self.infill and not self.continues else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)
-        elif self.infill is None and self.phrases.needed > (room := self.words or info.max_words):
+        elif (self.infill is None or self.continues) and self.phrases.needed > (room := self.words or info.max_words):
             what = "this model holds" if self.words is None else "the length is"
             raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
 
@@ -149,9 +153,10 @@ class ControlPlan:
         if self.edit is not None:
             return [self.edited] * len(samples), [self.unknown] * len(samples)
         if self.open_ended:
-            return [Layout(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
+            lay = self.open_layout if self.model.always_planned else Layout
+            return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
         if self.infill is not None and self.gap_shares is not None:
-            return self.gap_layouts(noise), [{}] * len(samples)
+            return draw_gap_layouts(self, self.gap_shares, noise), [{}] * len(samples)
         infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
@@ -181,30 +186,27 @@ class ControlPlan:
 
     @cached_property
     def gap_shares(self) -> list[Tensor] | None:
-        """How often each gap has 1, 2, … pieces, where the model is to say it: one of masks that has learned from gaps,
-        asked for gaps between words and nothing else that takes room. None: lengths of whole texts say it."""
-        infill, model = self.infill, self.model
-        learned = getattr(model.process, "masks", False) and model.clean_context > 0 and not self.info.whole_words
-        if infill is None or not learned or not infill.parts[-1] or self.phrases.asked or self.pattern:
-            return None
-        if self.words is not None or self.least > infill.min_length(self.info):
-            return None
-        return share_sizes(self, infill.known(self.info), infill.max_words(self.info))
-
-    def gap_layouts(self, noise: Noise) -> list[Layout]:
-        infill, shares = self.infill, self.gap_shares
-        assert infill is not None and shares is not None
-        known, u = infill.known(self.info), noise.uniform(0, len(shares), stream=GAPS).tolist()
-        return [self.layout(*place_sizes(known, choose_sizes(shares, own))) for own in u]
+        return share_gap_sizes(self)
 
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
         positions, settled = self.model.lengths.settled(words)
-        first = self.info.first
+        first, behind = self.info.first, self.info.first - self.model.lengths.first
+        if behind:  # a prompt stands before the text, and no START
+            positions, settled = positions + behind, {k + behind: token for k, token in settled.items() if k}
         known = settled | {k + first: token for k, token in known.items()}
         if begin:
             canvas = {**settled, **{k + first: token for k, token in enumerate(begin)}}
             begin = [canvas[k] for k in range(positions)]
         return Layout(positions, known, begin)
+
+    def open_layout(self, positions: int) -> Layout:
+        """A canvas whose text the model ends itself, behind what stands before a gap at the end."""
+        known = [START] * self.info.first
+        if self.continues and self.infill is not None:
+            known += self.infill.known(self.info)[0]
+            positions = self.infill.most or positions
+        room = self.info.first + self.info.max_words + 1
+        return Layout(min(len(known) + positions, room), dict(enumerate(known)))
 
     # -- while sampling -----------------------------------------------------------------------------------------
 
@@ -215,10 +217,10 @@ class ControlPlan:
             # A vocabulary of words may hold a newline; a text does not begin or end with it.
             words = self.info.tokenizer.words[len(SPECIALS) :] if isinstance(self.info.tokenizer, Words) else []
             newline = words.index("\n") + len(SPECIALS) if "\n" in words else None
-            rules.append(ForbidSpecials(codec, canvas, newline))
+            rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
         rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
         # Words that must appear come last: what else is asked of their positions must not unsettle them.
-        return rules + self.phrases.rule(codec, canvas, self.open_ended)
+        return rules + self.phrases.rule(codec, canvas, self.model.lengths.ends if self.open_ended else ())
 
     def targets(self, canvas: Canvas) -> list[GuidanceTarget]:
         """For every control that a classifier knows: which classifier, and the labels it should find."""

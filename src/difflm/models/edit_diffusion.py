@@ -65,7 +65,7 @@ class EditDiffusion(LanguageModel):
     Tags alone teach a tagger little. In training it also guesses the word that belongs where each word stands."""
 
     samplers = ("edits", "ancestral")
-    families = ("any", "diffusion", "left-to-right", "edits")
+    families = ("any", "diffusion", "left-to-right", "tokens", "edits")
     greedy = True
 
     def __init__(
