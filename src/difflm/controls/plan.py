@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, Length, Letters, Pieces
+from difflm.controls.gap_sizes import GAPS, draw_gap_layouts, share_gap_sizes
 from difflm.controls.guidance import (
     STANDARD,
     Classifier,
@@ -42,7 +43,6 @@ from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
-GAPS = 4  # the stream of random numbers that cuts the words of free gaps
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,8 @@ class ControlPlan:
         if self.open_ended:
             lay = self.open_layout if self.model.always_planned else Layout
             return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
+        if self.infill is not None and self.gap_shares is not None:
+            return draw_gap_layouts(self, self.gap_shares, noise), [{}] * len(samples)
         infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
@@ -181,6 +183,10 @@ class ControlPlan:
         placed = [infill.place_known(self.info, cut) for cut in cuts]
         layouts = [self.layout(n, known) for n, (known, _) in zip(totals, placed, strict=True)]
         return layouts, [unknown for _, unknown in placed]
+
+    @cached_property
+    def gap_shares(self) -> list[Tensor] | None:
+        return share_gap_sizes(self)
 
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
         positions, settled = self.model.lengths.settled(words)

@@ -1,12 +1,13 @@
 """Simple and Effective Masked Diffusion Language Models (Sahoo et al., 2024); MD4 (Shi et al., 2024) is the same model.
 
-The loss is the bound in continuous time; since a mask shows nothing, the network is not told the time. It may begin as
-a model that writes from left to right and come to see everything (Gong et al., 2025).
+The loss is the bound in continuous time; since a mask shows nothing, the network is not told the time. With `context`,
+a share of the texts is learned as one gap between words that stand. It may begin as a model that writes from left to
+right and come to see everything (Gong et al., 2025).
 """
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from difflm.methods.base import LanguageModel, TextSpec
 from difflm.methods.tokens import TokenMethod
@@ -21,6 +22,7 @@ class Mdlm(TokenMethod):
     name, paper, family = "mdlm", "Sahoo et al. 2024", "masked"
     packs = True
 
+    context: float = Field(default=0.0, ge=0, le=1)  # share of texts learned with a gap between clean words
     pretrained: str = ""
     "The directory of a left-to-right model of Llama's, Qwen's or GPT-2's shape (init=DIR); the sizes are its own."
     decoder: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
@@ -54,7 +56,8 @@ class Mdlm(TokenMethod):
 
         if self.decoder and texts.source_longest:
             raise UsageError("a pretrained decoder reads no sources: leave model.pretrained out.")
-        return self.compose(Absorbing(texts.vocabulary), texts, {"elbo": 1.0}, time="none")
+        process = Absorbing(texts.vocabulary)
+        return self.compose(process, texts, {"elbo": 1.0}, time="none", clean_context=self.context)
 
     def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
         if self.decoder:
