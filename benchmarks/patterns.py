@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -79,12 +80,15 @@ KINDS = {
 # -- what a step costs -------------------------------------------------------------------------------------------------
 
 
-def time_steps(inference: Inference, texts: int, places: int, automaton: TokenAutomaton | None) -> float:
+def time_steps(
+    inference: Inference, texts: int, places: int, automaton: TokenAutomaton | None, kernel: bool = False
+) -> float:
     """Seconds of one step of so many texts from noise to ids."""
     device, layout = inference.denoiser.codec.bias.device, Layout(places)
     batch = pad_batch([Sample(0, sample, layout) for sample in range(texts)], layout.width, device)
     inside = torch.arange(batch.width, device=device) < batch.lengths.unsqueeze(1)
-    rules = [] if automaton is None else [ImposePattern(inference.denoiser.codec, chain_of(automaton, device), inside)]
+    chains = [] if automaton is None else [chain_of(automaton, device, kernel)]
+    rules = [ImposePattern(inference.denoiser.codec, chain, inside) for chain in chains]
     sampling = replace(inference.model.sampling, steps=STEPS)
 
     def run() -> None:
@@ -96,11 +100,15 @@ def time_steps(inference: Inference, texts: int, places: int, automaton: TokenAu
     return seconds
 
 
-def time_rule(automaton: TokenAutomaton, texts: int, places: int, device: torch.device) -> tuple[float, float]:
+def time_rule(
+    automaton: TokenAutomaton, texts: int, places: int, device: torch.device, kernel: bool = False
+) -> tuple[float, float]:
     """Seconds of the rule alone on random beliefs, without and with a draw of whole texts."""
-    chain, noise = chain_of(automaton, device), torch.Generator().manual_seed(0)
+    chain, noise = chain_of(automaton, device, kernel), torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(texts, places, len(automaton.classes), generator=noise)).to(device)
     inside, found = torch.ones(texts, places, dtype=torch.bool, device=device), list[float]()
+    if kernel:
+        compare_chains(chain_of(automaton, device), chain, logits, inside)
     rule, u = ImposePattern(None, chain, inside), torch.rand(texts, places, device=device)  # type: ignore[arg-type]
     check_no_sync(lambda: rule(Belief(logits), logits, u), device)
     for drawn in (False, True):
@@ -116,6 +124,16 @@ def time_rule(automaton: TokenAutomaton, texts: int, places: int, device: torch.
         found.append(time_work(device, captured, repeats=5, max_seconds=1.0).seconds)
         captured.close()
     return found[0], found[1]
+
+
+def compare_chains(one: TokenChain, other: TokenChain, logits: Tensor, inside: Tensor) -> None:
+    """Say so where a kernel's messages differ from those of torch's operations by more than floats may."""
+    ours, theirs = (chain.pass_messages(logits, inside) for chain in (one, other))
+    alive = ours.later > -1e29
+    messages = (ours.later - theirs.later)[alive].abs().max().item()
+    reached = (one.forward(ours.steps) - other.forward(ours.steps)).abs().max().item()
+    if not (messages < 1e-2 and reached < 1e-4):
+        print(f"THE KERNEL DIFFERS: messages by {messages:.2g} nats, states by {reached:.2g}")
 
 
 def check_no_sync(work: Callable[[], object], device: torch.device) -> None:
@@ -147,20 +165,24 @@ def cost_rows(asked: argparse.Namespace, device: torch.device) -> Iterator[Seque
     usual, places = compile_pattern(USUAL, lm.tokenizer), min(asked.places, lm.model.max_words)
     torch.manual_seed(0)
     masked = load_recipe(asked.masked).build_method().build(TextSpec(lm.tokenizer.size, places)).to(device)
+    kernels = [False, True] if device.type == "cuda" and find_spec("triton") else [False]
     yield "model", "texts × places", "states, classes, transitions", "step, ms", "with it, ms", "ratio"
     for name, inference in ((asked.model, lm.inference), ("mdlm", Inference(masked, lm.inference.dtype))):
         for texts in asked.texts:
-            before, after = (time_steps(inference, texts, places, one) for one in (None, usual))
-            ratio = f"{after / before:.2f}"
-            yield name, f"{texts} × {places}", size_of(usual), milli(before), milli(after), ratio
+            before = time_steps(inference, texts, places, None)
+            for kernel in kernels:
+                after, how = time_steps(inference, texts, places, usual, kernel), " (kernel)" * kernel
+                ratio = f"{after / before:.2f}"
+                yield name + how, f"{texts} × {places}", size_of(usual), milli(before), milli(after), ratio
     yield "rule alone", "texts × places", "states, classes, transitions", "belief, ms", "and a draw, ms", ""
     large, record = compile_pattern(LARGE, lm.tokenizer), compile_over_pieces(schema_tree(RECORD), asked.pieces)
     contains = compile_over_pieces(".*river.*", asked.pieces)
     cases = [(usual, n, places) for n in asked.texts] + [(large, n, places) for n in asked.texts]
     for automaton, n, width in [*cases, (contains, 8, 2 * places), (record, 8, 2 * places)]:
         name = "words" if len(automaton.classes) == lm.tokenizer.size else f"{asked.pieces} pieces"
-        both = time_rule(automaton, n, width, device)
-        yield name, f"{n} × {width}", size_of(automaton), milli(both[0]), milli(both[1]), ""
+        for kernel in kernels:
+            both, how = time_rule(automaton, n, width, device, kernel), " (kernel)" * kernel
+            yield name + how, f"{n} × {width}", size_of(automaton), milli(both[0]), milli(both[1]), ""
 
 
 def size_of(automaton: TokenAutomaton) -> str:

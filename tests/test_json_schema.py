@@ -171,10 +171,10 @@ def test_named_schemas_are_followed():
     ],
 )
 def test_what_is_not_of_the_subset_is_refused_in_a_line(schema, reason):
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(UsageError, match=reason) as refused:
         compile_characters(Json(schema).expression, LETTERS)
-    assert "\n" not in str(refused.value) and time.perf_counter() - begun < 1
+    assert "\n" not in str(refused.value) and time.process_time() - begun < 1
 
 
 @pytest.mark.parametrize("schema", ["[1]", "{", "x", {"const": float("nan")}, {"const": {1}}])

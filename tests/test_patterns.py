@@ -579,6 +579,31 @@ def test_a_gpu_can_capture_the_rule(untrained):
     assert torch.equal(found.draw(u), again.draw(u))
 
 
+def test_transitions_are_listed_by_where_they_lead():
+    """In lists of lists as in plain ones, each once."""
+    for pattern in (r"The [A-Z].* near .*\.", r"(\S+ ){3,9}\S+", ".*"):
+        chain = chain_of(compile_pattern(pattern, E2E), torch.device("cpu"), kernel=True)
+        real = chain.next_classes <= chain.class_begins.shape[0]
+        flow = torch.where(real, torch.rand(real.shape), 0.0).flatten()
+        expected = torch.zeros(len(real)).index_add(0, chain.next_states.flatten(), flow)
+        found = flow
+        for group in chain.arrivals:
+            found = found[group].sum(-1)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(flow[chain.every_arrival].sum(-1), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_kernels_pass_the_same_messages():
+    automaton, device = compile_pattern(r"The [A-Z].* near .*\.", E2E), torch.device("cuda")
+    logits, inside = 3 * torch.randn(5, 30, E2E.size, device=device), torch.ones(5, 30, dtype=torch.bool, device=device)
+    inside[1, 20:] = inside[2, :4] = False
+    own, other = (chain_of(automaton, device, kernel).pass_messages(logits, inside) for kernel in (False, True))
+    torch.testing.assert_close(other.later, own.later, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(other.posterior_logits(logits), own.posterior_logits(logits), rtol=1e-4, atol=1e-2)
+    assert torch.equal(other.likeliest(), own.likeliest())
+
+
 @pytest.mark.long
 def test_the_benchmark_prints_its_tables(monkeypatch, capsys):
     benchmark = pytest.importorskip("benchmarks.patterns", reason="run from the repository's root")

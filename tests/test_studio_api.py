@@ -85,11 +85,11 @@ def test_a_pattern_is_judged_before_anything_is_written(client: Any) -> None:
 
     assert client.get("/api/controls").json()["pattern"] == {"unit": "words"}
     assert ask("The (old|red) inn( near)?") == {"message": None, "lengths": [3, 4], "unit": "words"}
-    begun = time.perf_counter()
+    begun = time.process_time()
     for pattern in ("(", "zebra", "(a|b)*a(a|b){12}", "((a?){1000}){1000}", "x" * 3000):
         answer = ask(pattern)
         assert answer["lengths"] == [] and answer["message"] and "\n" not in answer["message"]
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
     assert client.post("/api/pattern", json={"pattern": "x" * 5000}).status_code == 422
 
 

@@ -207,10 +207,11 @@ def join_patterns(
     return BoundPattern(template, found)
 
 
-def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain":
-    """The automaton as tensors."""
+def chain_of(automaton: TokenAutomaton, device: "torch.device", kernel: bool = False) -> "TokenChain":
+    """The automaton as tensors. With `kernel`, both passes over the positions are one Triton kernel each."""
     import torch
 
+    from difflm.controls.kernel_chain import KernelChain
     from difflm.diffusion.forward_backward import TokenChain
 
     states, classes = automaton.table.shape
@@ -233,7 +234,10 @@ def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain":
         return tuple(map(put, part)) if isinstance(part, list) else torch.tensor(part, device=device)
 
     chunks = chunk_lists(automaton.classes, classes, CHUNK)
-    return TokenChain(*map(put, (automaton.classes, automaton.accepting, chunks, *parts[0], *parts[1])))
+    found = [*map(put, (automaton.classes, automaton.accepting, chunks, *parts[0], *parts[1]))]
+    if not kernel:
+        return TokenChain(*found)
+    return KernelChain(*found, *map(put, [place[list_by(ends, states, fill)]]))
 
 
 def list_by(keys: Array, size: int, fill: int) -> Array:

@@ -26,7 +26,6 @@ from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
-from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.networks import Transformer
 from difflm.runtime.eight_bit import eight_bit_engine
@@ -70,8 +69,8 @@ def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
 def check_eight_bits(model: LanguageModel) -> None:
     if eight_bit_engine() is None:
         raise UsageError("torch has no fast products of eight bits for this processor: leave dtype out.")
-    if not isinstance(model, DiffusionModel | LatentDiffusion) or not isinstance(model.denoiser.network, Transformer):
-        raise UsageError("dtype int8 is for diffusion models with difflm's own Transformer: leave it out.")
+    if not isinstance(model, DiffusionModel) or not isinstance(model.denoiser.network, Transformer):
+        raise UsageError("dtype int8 is for diffusion models of words with difflm's own Transformer: leave it out.")
 
 
 def fastest_dtype(device: torch.device) -> torch.dtype | None:
@@ -201,8 +200,9 @@ class Chosen:
     classifier_calls: int = 0
 
 
-# Numbers of texts, and the candidates of each → the best ones.
-Choice = Callable[[Sequence[int], list[list[Ids]], list[list[Generation]]], list[Chosen]]
+Decode = Callable[[], Generation]  # of one finished row
+# Numbers of texts, and the candidates of each, which are decoded if somebody asks → the best ones.
+Choice = Callable[[Sequence[int], list[list[Ids]], list[list[Decode]]], list[Chosen]]
 
 
 @dataclass
@@ -223,7 +223,7 @@ class GenerationJob:
     first: int = 0  # the number of the first text, where a long list is written in pieces
     begin: Ids = field(default_factory=list)  # the text that every text is edited from
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
-    waiting: dict[int, tuple[Ids, Generation]] = field(default_factory=dict)  # by sample: candidates to choose from
+    waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # by sample: those to choose from
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
 
     def make_rows(self, model: LanguageModel, owner: int = 0) -> list[Row]:
@@ -241,24 +241,24 @@ class GenerationJob:
         own = sources or [[]] * count
         return [Row(self.seed, first + k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]
 
-    def choose_texts(self, made: dict[int, tuple[Ids, Generation]]) -> dict[int, Generation]:
+    def choose_texts(self, made: "Sequence[tuple[FinishedRow, Decode]]", seconds: float) -> dict[int, Generation]:
         """The best candidate of each text whose candidates are all there; its cost is that of all of them."""
         assert self.choose is not None
-        self.waiting |= made
-        for k in {sample // self.each for sample in made}:
-            self.cost[k] += next(iter(made.values()))[1].seconds  # texts of a batch share its clock
+        self.waiting |= {row.sample: (row, decode) for row, decode in made}
+        for k in {row.sample // self.each for row, _ in made}:
+            self.cost[k] += seconds  # texts of a batch share its clock
         samples = {k: range(k * self.each, (k + 1) * self.each) for k in sorted(self.cost)}
         ready = [k for k, own in samples.items() if all(sample in self.waiting for sample in own)]
         groups = [[self.waiting.pop(sample) for sample in samples[k]] for k in ready]
-        texts = [[text for _, text in group] for group in groups]
-        best = self.choose(ready, [[ids for ids, _ in group] for group in groups], texts)
+        ids = [[row.ids for row, _ in group] for group in groups]
+        best = self.choose(ready, ids, [[decode for _, decode in group] for group in groups])
         found = {}
-        for k, own, chosen in zip(ready, texts, best, strict=True):
-            text = own[chosen.index]
+        for k, own, chosen in zip(ready, groups, best, strict=True):
+            text = own[chosen.index][1]()
             checks = check_text(self.plan.controls, text.text, self.plan.unknown_words) if self.plan else []
-            calls = sum(one.denoiser_calls for one in own) + chosen.calls
+            calls = sum(row.calls for row, _ in own) + chosen.calls
             seconds = self.cost.pop(k) + chosen.seconds
-            asked = sum(one.classifier_calls for one in own) + chosen.classifier_calls
+            asked = sum(row.classifier_calls for row, _ in own) + chosen.classifier_calls
             found[k] = replace(text, denoiser_calls=calls, classifier_calls=asked, seconds=seconds, controls=checks)
         return found
 
@@ -266,7 +266,7 @@ class GenerationJob:
 def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
     """Selection by the model's own classifiers: the checkers have no say in it."""
 
-    def choose(_: Sequence[int], ids: list[list[Ids]], __: list[list[Generation]]) -> list[Chosen]:
+    def choose(_: Sequence[int], ids: list[list[Ids]], __: list[list[Decode]]) -> list[Chosen]:
         if not ids:
             return []
         nats = iter(plan.classifier_nats([one for group in ids for one in group]))

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +212,7 @@ class TextDiffusion:
         if rank is not None:
             job.choose = make_ranking(self, rank, candidates, source, n, seed)
         elif mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
-            job.choose = lambda _, __, made: [Chosen(most_central([g.tokens for g in group])) for group in made]
+            job.choose = lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
         elif candidates > 1 and plan is not None:
             job.choose = choose_by_classifiers(plan)
         return job
@@ -314,16 +314,15 @@ class TextDiffusion:
         # The words of a GPU are on the host by now.
         seconds = (time.perf_counter() if progress.ended is None else progress.ended) - progress.begun
         for owner in progress.finished:
-            job, made = jobs[owner], {}
-            for row in rows:
-                if row.owner == owner:
-                    if not job.wanted():  # to check a text may take long
-                        break
-                    made[row.sample] = row.ids, self._generation(row, job, seconds)
-            else:
-                texts = {k: text for k, (_, text) in made.items()} if job.choose is None else job.choose_texts(made)
-                if texts:
-                    yield owner, texts
+            job, texts = jobs[owner], dict[int, Generation]()
+            own = [(row, partial(self._generation, row, job, seconds)) for row in rows if row.owner == owner]
+            if job.choose is not None and job.wanted():
+                texts = job.choose_texts(own, seconds)
+            for row, decode in own if job.choose is None else ():
+                if job.wanted():  # to check a text may take long
+                    texts[row.sample] = decode()
+            if texts and job.wanted():
+                yield owner, texts
 
     def _generation(self, row: FinishedRow, job: GenerationJob, seconds: float) -> Generation:
         unknown = job.unknown.get(row.sample, {})
