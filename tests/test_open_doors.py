@@ -10,7 +10,7 @@ from open_checkpoints import CHAT, write_model, write_tokenizer, write_weights
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from difflm import Contains, Infill, Length, TextDiffusion, UsageError
+from difflm import Contains, Infill, Length, Pattern, TextDiffusion, UsageError, WordCount
 from difflm.app.cli import main
 from difflm.data.open_tokenizer import TokenizerFiles
 from difflm.errors import DifflmError
@@ -71,6 +71,15 @@ def test_a_prompt_is_seen_and_not_printed(lm):
     drafts = list(lm.stream(1, source="the dog", steps=4))
     assert all(len(draft.tokens) <= 64 for (draft,) in drafts)
     assert "".join(drafts[-1][0].tokens).startswith(lm.generate(1, source="the dog", steps=4)[0].text)
+
+
+@pytest.mark.long
+def test_patterns_and_counts_of_words_hold_behind_a_prompt(lm):
+    """Of byte pairs, together with a gap and words that must appear."""
+    counted = [Infill("my dog ___ in the garden"), Contains("old cat"), Contains("house"), WordCount(9)]
+    for asked in ({"controls": counted}, {"source": "the dog", "controls": [Pattern(r"(the|a) (old )?(dog|cat)\.")]}):
+        (made,) = lm.generate(1, steps=8, **asked)
+        assert all(check["satisfied"] for check in made.controls)
 
 
 @pytest.mark.long
