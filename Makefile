@@ -8,8 +8,10 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-ci test-slow lint bench clean
 
+# Everyday English where that model is bundled, else restaurants.
+ENGLISH := $(wildcard src/difflm/pretrained/english/config.json)
 demo: .venv/.ready
-	$(BIN)/difflm generate e2e -n 4 --seed 0
+	$(BIN)/difflm generate $(if $(ENGLISH),english --infill "My dog ___ in the garden.",e2e) -n 4 --seed 0
 
 # Two workers with one thread each: more threads than cores make torch slower, not faster.
 test: .venv/.ready

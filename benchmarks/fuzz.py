@@ -29,6 +29,8 @@ from difflm.app.studio.frames import Packer, spaces, written
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.schemas import Asked
 from difflm.controls import Infill, Span, Tags, WordCount, parse_control
+from difflm.controls.patterns import Json
+from difflm.data.json_schema import schema_tree
 from difflm.data.labels import read_labels
 from difflm.data.regular import compile_characters
 from difflm.data.texts import read_chunks, read_examples, read_sources, read_texts
@@ -56,6 +58,10 @@ TABLE = b'text,src,trg\n"The pub, here",a b,c d\nAn inn,e,f\n'
 ROWS = b'{"text": "The pub", "src": "a", "trg": "b", "topic": "x", "tags": ["DET", "NOUN"]}\n{"text": "An inn"}\n'
 HEADER = (
     b'{"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"b":{"dtype":"I8","shape":[4],"data_offsets":[16,20]}}'
+)
+SCHEMA = (
+    b'{"type": "object", "properties": {"a": {"type": "integer", "minimum": 1}, "b": {"enum": ["x", null]}, "c": '
+    b'{"type": "array", "items": {"type": "string", "pattern": "a+"}, "maxItems": 3}}, "required": ["a"]}'
 )
 METRICS = b'{"kind": "train", "step": 3, "loss": 1.5}\n{"kind": "validation", "step": 4}\n'
 TOKENIZER = b'{"kind": "words", "words": ["START", "END", "UNK", "PAD", "a", "b"]}'
@@ -120,6 +126,12 @@ def parse_controls(text: str) -> None:
 @given(text=TEXT)
 def parse_patterns(text: str) -> None:
     check_refusal(lambda: compile_characters(text, "ab 1é").accepts("ab 1"))
+
+
+@given(how=damaged, raw=JSON)
+def read_schemas(how: Any, raw: Any) -> None:
+    for schema in (raw, damage(SCHEMA, how, is_json=True).decode(errors="replace")):
+        check_refusal(lambda schema=schema: schema_tree(Json(schema).target))  # type: ignore[misc]
 
 
 @given(text=st.text(max_size=60))
@@ -188,8 +200,8 @@ def write_frames(rows: list[list[str]], pieces: bool) -> None:
 
 
 ALL = (
-    read_files, read_recipes, parse_controls, parse_patterns, split_and_join, read_checkpoints, read_tokenizers,
-    read_metrics, read_requests, read_any_json, write_frames,
+    read_files, read_recipes, parse_controls, parse_patterns, read_schemas, split_and_join, read_checkpoints,
+    read_tokenizers, read_metrics, read_requests, read_any_json, write_frames,
 )  # fmt: skip
 TARGETS: dict[str, Callable[[], None]] = {one.__name__: one for one in ALL}
 SETTINGS = settings(deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck))

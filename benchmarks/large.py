@@ -6,6 +6,7 @@ weight of the head at the positions that are learned: half of them under masks, 
 attends to half. What a program computes beyond that, such as logits of words that are not masked, does not count.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -58,7 +59,15 @@ SMALL, MEDIUM = Size(12, 768, 12, 50_257, 32, 1024), Size(24, 1024, 16, 50_257, 
 TINY = Size(2, 64, 2, 500, 4, 32)
 LONGEST = {"cuda": 8192, "cpu": 64}
 GROWN = {"cuda": (512, 8192), "cpu": (64,)}  # words of texts of as many tokens together as those of the size itself
-STEPS_IN_A_ROW, KERNELS = 8, 6
+STEPS_IN_A_ROW, KERNELS = 8, 12
+KINDS = {  # of kernels, by what their names contain
+    "products": "nvjet|gemm|cutlass|splitK|addmm|::mm",
+    "attention": "sdpa|flash|fmha|attention",
+    "reductions": "triton_red|triton_per",
+    "elementwise": "triton_poi",
+    "update": "^_step",
+    "others": "",
+}
 
 
 def large_rows(device: torch.device, gflops: float) -> Iterator[Callable[[], Row]]:
@@ -93,8 +102,7 @@ def training_row(
     device: torch.device, gflops: float, name: str, size: Size, method: str, recompute: bool | str = False
 ) -> Row:
     build_inference.cache_clear()
-    if recompute:  # else blocks that were compiled for the row before would serve this one
-        torch.compiler.reset()
+    torch.compiler.reset()  # blocks of another row, compiled to keep more or less, would serve this one as well
     recipe, begin = size.recipe(method, recompute=recompute), time.perf_counter()
     in_a_row = STEPS_IN_A_ROW if device.type == "cuda" else 1
     with bench.training_step(recipe, size.vocabulary, device, size.texts, size.words) as (_, step, _):
@@ -108,12 +116,16 @@ def training_row(
 
 
 def longest_kernels(device: torch.device, run: Callable[[], object], steps: int) -> Row:
-    """Milliseconds a step of the longest kernels, by the beginning of their names, and of all of them."""
-    found = list_kernels(device, run, steps)
-    return {
-        "busy_ms": found["busy_ms"],
-        "kernels_ms": {one["name"][:48]: one["ms"] for one in found["kernels"][:KERNELS]},
-    }
+    """Milliseconds a step of all kernels, by their kind, and of the longest that are no products."""
+    found = list_kernels(device, run, steps, 1000)
+    kinds = dict.fromkeys(KINDS, 0.0)
+    rest: list[tuple[str, float]] = []
+    for one in found["kernels"]:
+        kind = next(name for name, part in KINDS.items() if re.search(part, one["name"]))
+        kinds[kind] += one["ms"]
+        rest += [] if kind == "products" else [(one["name"].removeprefix("void at::native::")[:56], one["ms"])]
+    kinds_ms = {name: rounded(ms) for name, ms in kinds.items() if ms}
+    return {"busy_ms": found["busy_ms"], "kinds_ms": kinds_ms, "longest_ms": dict(rest[:KERNELS])}
 
 
 @lru_cache(maxsize=1)
@@ -132,7 +144,7 @@ def sampling_row(
     inference.clear_recorded()
     timing, run = time_batch(inference, texts, positions, device, steps)
     about = {"size": name, "by": method, "texts": texts, "words": positions, "steps": steps}
-    kernels = longest_kernels(device, run, 1) if texts > 1 else {}
+    kernels = longest_kernels(device, run, 1) if texts > 1 and method == "mdlm" else {}
     rate = {"tokens_per_second": rounded(texts * positions / timing.seconds)}
     return {**about, **timing.figures(), **rate, "row_seconds": rounded(time.perf_counter() - begin), **kernels}
 

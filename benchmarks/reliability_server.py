@@ -61,10 +61,10 @@ class Studio:
                     found += piece
         return found
 
-    def settle(self) -> bool:
-        """Whether after a while nobody waits and nothing runs."""
+    def settle(self, tasks: int) -> bool:
+        """Whether after a while nobody waits, nothing runs, and there are no more tasks than before."""
         engine, end = self.server.engine, time.monotonic() + SECONDS
-        while engine.queue or engine._running or self.server.server_state.connections:
+        while engine.queue or engine._running or self.server.server_state.connections or self.tasks() > tasks:
             if time.monotonic() > end:
                 return False
             time.sleep(0.02)
@@ -161,7 +161,7 @@ def leave_streams(folder: Path, count: int) -> dict[str, object]:
                 if draw.random() < 0.5:  # a reset instead of a goodbye
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.close()
-                tally.add("left, and cancelled")
+                tally.add("left; their work was cancelled")
             check_studio(studio, before, tally)
         return "nothing; no task, no connection and no request is left"
 
@@ -170,10 +170,8 @@ def leave_streams(folder: Path, count: int) -> dict[str, object]:
 
 def check_studio(studio: Studio, tasks: int, tally: Tally) -> None:
     """Note where the server is not as it was: work, connections or tasks that are left, or no answer."""
-    if not studio.settle():
-        tally.faults.append("requests or connections are left")
-    if studio.tasks() > tasks:
-        tally.faults.append(f"{studio.tasks()} tasks, {tasks} before")
+    if not studio.settle(tasks):
+        tally.faults.append("requests, connections or tasks are left")
     answer = studio.ask(post("/api/generate", json.dumps(GOOD["/api/generate"]).encode()))
     if not answer.startswith(b"HTTP/1.1 200"):
         tally.faults.append(f"no text after all: {answer[:300]!r}")

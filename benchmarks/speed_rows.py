@@ -264,7 +264,7 @@ def compare_with_floor(flops: float, bytes_moved: float, seconds: float, rates: 
     return {name: rounded(value) for name, value in found.items()}
 
 
-def list_kernels(device: torch.device, run: Callable[[], object], steps: int) -> Row:
+def list_kernels(device: torch.device, run: Callable[[], object], steps: int, most: int = MAX_KERNELS) -> Row:
     """The longest kernels (on a CPU: operators), milliseconds and calls a step, and the milliseconds of all of them."""
     on_gpu = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as found:
@@ -276,6 +276,6 @@ def list_kernels(device: torch.device, run: Callable[[], object], steps: int) ->
         for event in found.key_averages()
         if not on_gpu or str(event.device_type).endswith("CUDA")
     ]
-    longest = sorted(kernels, reverse=True)[:MAX_KERNELS]
+    longest = sorted(kernels, reverse=True)[:most]
     named = [{"name": n, "ms": rounded(us / 1e3 / steps), "calls": rounded(c / steps)} for us, c, n in longest]
     return {"busy_ms": rounded(sum(us for us, _, _ in kernels) / 1e3 / steps), "kernels": named}

@@ -42,9 +42,16 @@ def timed(recipe: "Recipe", minutes: float) -> "Recipe":
 
 
 def train_for_minutes(
-    recipe: "Recipe", out: Path, minutes: float, until: float, device: str, data: Path | None
+    recipe: "Recipe",
+    out: Path,
+    minutes: float,
+    until: float,
+    device: str,
+    data: Path | None,
+    make: Callable[..., Any] | None = None,
 ) -> bool:
-    """Train a run or a classifier for its minutes, or continue it; False where time, `until`, was up before."""
+    """Train a run or a classifier for its minutes, or continue it; False where time, `until`, was up before. `make`
+    trains otherwise than the library does."""
     import torch
 
     from difflm.app.console import TrainingView
@@ -70,7 +77,7 @@ def train_for_minutes(
     check = fit.check_same_recipe
     fit.check_same_recipe = lambda recipe, out: (timed(check(recipe, out)[0], minutes), {})
     resume = (out / "recipe.json").exists()
-    make = train_guide if recipe.method == "classifier" else fit.train_run
+    make = make or (train_guide if recipe.method == "classifier" else fit.train_run)
     with TrainingView(out, as_json=False) as view:
         given = recipe if resume else timed(recipe, minutes)
         outcome = make(given, out, check_device(device), view, view.reading, data, resume=resume)

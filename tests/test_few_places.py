@@ -49,11 +49,8 @@ def assert_same_end(inference: Inference, **asked: Any) -> None:
     assert bool((close | ~one.mask).all())
 
 
-ASKED = [
-    "nothing",
-    "known",
-    *(pytest.param(one, marks=pytest.mark.long) for one in ("colder", "full", "spans", "begin")),
-]
+LONG = ("known", "colder", "full", "spans", "begin")
+ASKED = ["nothing", *(pytest.param(one, marks=pytest.mark.long) for one in LONG)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -90,7 +87,7 @@ def test_the_head_is_asked_of_these_places_alone(few):
     assert inference._recorded.idle[0][1].inputs.denoise.mask is None  # nothing is padding
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_no_step_has_more_places_than_were_counted(few, seed):
     """A step at a time, by what becomes of the masks in frames of all places."""
     inference = Inference(build_model("mdlm"), record=False)

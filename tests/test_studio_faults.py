@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ import pytest
 from serving import PATIENCE, Gate, Running, need, running, wait_for
 from tiny import tiny_runs
 
+from difflm.annotators.e2e_fields import expresses
+from difflm.annotators.span_scorer import HashedShape, HashedWords
+from difflm.annotators.tagger import own_tagger
 from difflm.app.studio import engine as engine_module
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import log_event
@@ -49,35 +53,40 @@ def logged(text: str) -> list[dict[str, Any]]:
 # -- caches -----------------------------------------------------------------------------------------------------------
 
 
-def test_long_words_of_clients_stay_in_no_cache() -> None:
-    """They did, with a third of a megabyte each."""
-    split_words("warm"), join_words(["warm", "up"])
+@contextmanager
+def keeps_nothing() -> Iterator[None]:
+    """What is done inside leaves less than 200 kB in memory."""
     tracemalloc.start()
     try:
-        for k in range(8):
-            words = split_words(f"{k:04}" + "é!" * 2000)
-            assert len(words) == 4000
-            assert split_words(join_words([f"{k:04}" + "x" * 4000, ",", "y" * 4000])) == [
-                f"{k:04}" + "x" * 4000,
-                ",",
-                "y" * 4000,
-            ]
-        del words
+        yield
         assert tracemalloc.get_traced_memory()[0] < 200_000
     finally:
         tracemalloc.stop()
+
+
+def read_long_words(k: int) -> None:
+    """What the server does with words that a client gives, and with texts that hold them."""
+    words = [f"{k:04}" + "x" * 4000, ",", "y" * 4000]
+    assert split_words(join_words(words)) == words and len(split_words(f"{k:04}" + "é!" * 2000)) == 4000
+    assert len(own_tagger().tags([words])[0]) == 3
+    HashedWords(HashedShape(rows=8, embedding=4, hidden=4, layers=1, heads=1)).read([words])
+    assert not expresses(words, "food", "Chinese")
+
+
+def test_long_words_of_clients_stay_in_no_cache() -> None:
+    """They did, with a third of a megabyte each."""
+    read_long_words(0)
+    with keeps_nothing():
+        for k in range(1, 8):
+            read_long_words(k)
 
 
 def test_patterns_of_clients_leave_nothing_behind_when_a_text_is_checked() -> None:
     classes = ["".join(chr(0x4E00 + 2000 * k + i) for i in range(1900)) for k in range(4)]
     count_paths(parse_pattern("[ab]*"), "abab", 1000)
-    tracemalloc.start()
-    try:
+    with keeps_nothing():
         for signs in classes:
             assert count_paths(parse_pattern(f"[ab{signs}]*"), "abab", 1000) > 4
-        assert tracemalloc.get_traced_memory()[0] < 200_000
-    finally:
-        tracemalloc.stop()
 
 
 # -- connections ------------------------------------------------------------------------------------------------------

@@ -3,14 +3,14 @@
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
 from difflm.data.token_automata import TokenAutomaton, find_phrase
-from difflm.data.tokenizers import SPECIALS, UNK, Bpe, Words
+from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
@@ -46,14 +46,15 @@ class Contains(Control):
 
     def ids(self, info: ModelInfo) -> list[int]:
         # Pieces spell a word inside a text with the space before it.
-        text = self.phrase.strip() if isinstance(info.tokenizer, Words) else f" {self.phrase.strip()}"
+        plain = isinstance(info.tokenizer, Words) or info.tokenizer.adds_space
+        text = self.phrase.strip() if plain else f" {self.phrase.strip()}"
         return info.tokenizer.encode(text)
 
     def verbatim(self, info: ModelInfo) -> str:
         return self.phrase
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        glued = lengthening_pieces(self, info) if isinstance(info.tokenizer, Bpe) else ()
+        glued = lengthening_pieces(self, info) if info.tokenizer.byte_level else ()
         return find_phrase(self.ids(info), info.tokenizer.size, glued)
 
     def stands_in(self, words: Sequence[str]) -> bool:
@@ -103,7 +104,7 @@ class Phrases:
     def named(self) -> str:
         return " and ".join(repr(ways[0].phrase) for ways in self.asked)
 
-    def rule(self, codec: "Codec", canvas: Canvas, open_ended: bool) -> "list[Transform]":
+    def rule(self, codec: "Codec", canvas: Canvas, ends: tuple[int, ...]) -> "list[Transform]":
         if not self.asked:
             return []
         from difflm.controls.rules import PlacePhrases
@@ -111,8 +112,8 @@ class Phrases:
         free = canvas.mask & ~canvas.settled
         free[:, : canvas.first] = False
         free[:, canvas.first + self.info.max_words :] = False
-        glued = self.glued if isinstance(self.info.tokenizer, Bpe) else ()
-        return [PlacePhrases(codec, self.ids, free, glued, open_ended)]
+        glued = self.glued if self.info.tokenizer.byte_level else ()
+        return [PlacePhrases(codec, self.ids, free, glued, ends)]
 
     @cached_property
     def glued(self) -> tuple[tuple[int, ...], ...]:
@@ -121,12 +122,21 @@ class Phrases:
 
 
 def lengthening_pieces(control: Contains, info: ModelInfo) -> tuple[int, ...]:
-    pieces = info.tokenizer.tokens(range(len(SPECIALS), info.tokenizer.size))
-    return tuple(
-        i
-        for i, piece in enumerate(pieces, len(SPECIALS))
-        if split_words(control.phrase.strip() + piece)[: len(control.words)] != control.words
-    )
+    return find_lengthening(control.phrase.strip(), info.tokenizer)
+
+
+@lru_cache(maxsize=64)  # there may be a hundred thousand pieces
+def find_lengthening(phrase: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Pieces that would lengthen the last word of a phrase."""
+    words, pieces = split_words(phrase), read_pieces(tokenizer)
+    found = (i for i, piece in enumerate(pieces, len(SPECIALS)) if not piece[:1].isspace())
+    return tuple(i for i in found if split_words(phrase + pieces[i - len(SPECIALS)])[: len(words)] != words)
+
+
+@lru_cache(maxsize=8)
+def read_pieces(tokenizer: Tokenizer) -> list[str]:
+    """The text of every token behind the specials."""
+    return ["".join(tokenizer.tokens([i])) for i in range(len(SPECIALS), tokenizer.size)]
 
 
 def choose_phrases(

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
-from difflm.controls.exact import Avoid, Infill, Length, Letters
+from difflm.controls.exact import Avoid, Infill, Length, Letters, Pieces
+from difflm.controls.gap_sizes import GAPS, draw_gap_layouts, share_gap_sizes
 from difflm.controls.guidance import (
     STANDARD,
     Classifier,
@@ -26,8 +27,9 @@ from difflm.controls.phrases import choose_phrases
 from difflm.controls.rules import ForbidSpecials
 from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
 from difflm.data.labels import NOTHING
+from difflm.data.open_tokenizer import OpenTokenizer
 from difflm.data.token_automata import ANY
-from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
+from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Words
 from difflm.data.words import split_words
 from difflm.diffusion.base import Belief
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
@@ -41,7 +43,6 @@ from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
-GAPS = 4  # the stream of random numbers that cuts the words of free gaps
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ class ControlPlan:
     ) -> None:
         if isinstance(info.tokenizer, Characters):
             controls = [Letters(control.words) if type(control) is Length else control for control in controls]
+        if isinstance(info.tokenizer, OpenTokenizer):
+            own = info.tokenizer
+            controls = [Pieces(control.words, own) if type(control) is Length else control for control in controls]
         self.model, self.denoiser, self.info = model, denoiser, info
         self.controls, self.edit = list(controls), edit
         self.classifiers, self.guidance = classifiers, guidance
@@ -77,6 +81,8 @@ class ControlPlan:
         if len(infills) > 1:
             raise UsageError("infill can be asked once; put all gaps into one text.")
         self.infill = infills[0] if infills else None
+        # Whether a text is continued, as far as the model likes: a template that ends in its only gap.
+        self.continues = model.lengths.continues and any(c.gaps == [None] and not c.parts[-1] for c in infills)
         if edit is not None:
             self.check_edit(edit)
         self.guided = any(control.head for control in self.controls)  # whether a classifier guides
@@ -90,9 +96,8 @@ class ControlPlan:
             self.pattern = join_patterns(self.controls, info, self.words, self.least, bias, kept)
         # Whether nothing settles the length, and the model writes its own end.
         own_end = END not in model.lengths.forbidden
-        self.open_ended = (
-            own_end and self.words is None and self.least <= 1 and self.infill is None and not self.pattern
-        )
+        self.open_ended = own_end and self.words is None and not self.pattern
+        self.open_ended &= self.continues or (self.least <= 1 and self.infill is None)
         given = self.infill.parts if self.infill else (edit.text,) if edit else ()
         # Words that were given and that the model does not know, each once.
         self.unknown_words = list(
@@ -107,10 +112,10 @@ class ControlPlan:
         # Tilting single words hardly ever makes a phrase appear: docs/log.md has the figures.
         placed = [] if self.pattern else self.imposed  # what a pattern leaves no place for is not placed
         self.phrases = choose_phrases(placed, info, known, self.words, model.denoiser.codec.holds_tokens)
-        self.extra = self.phrases.more(self.infill, self.words) if self.infill else 0
+        self.extra = self.phrases.more(self.infill, self.words) if self.infill and not self.continues else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)
-        elif self.infill is None and self.phrases.needed > (room := self.words or info.max_words):
+        elif (self.infill is None or self.continues) and self.phrases.needed > (room := self.words or info.max_words):
             what = "this model holds" if self.words is None else "the length is"
             raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
 
@@ -148,7 +153,10 @@ class ControlPlan:
         if self.edit is not None:
             return [self.edited] * len(samples), [self.unknown] * len(samples)
         if self.open_ended:
-            return [Layout(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
+            lay = self.open_layout if self.model.always_planned else Layout
+            return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
+        if self.infill is not None and self.gap_shares is not None:
+            return draw_gap_layouts(self, self.gap_shares, noise), [{}] * len(samples)
         infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
@@ -176,14 +184,29 @@ class ControlPlan:
         layouts = [self.layout(n, known) for n, (known, _) in zip(totals, placed, strict=True)]
         return layouts, [unknown for _, unknown in placed]
 
+    @cached_property
+    def gap_shares(self) -> list[Tensor] | None:
+        return share_gap_sizes(self)
+
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
         positions, settled = self.model.lengths.settled(words)
-        first = self.info.first
+        first, behind = self.info.first, self.info.first - self.model.lengths.first
+        if behind:  # a prompt stands before the text, and no START
+            positions, settled = positions + behind, {k + behind: token for k, token in settled.items() if k}
         known = settled | {k + first: token for k, token in known.items()}
         if begin:
             canvas = {**settled, **{k + first: token for k, token in enumerate(begin)}}
             begin = [canvas[k] for k in range(positions)]
         return Layout(positions, known, begin)
+
+    def open_layout(self, positions: int) -> Layout:
+        """A canvas whose text the model ends itself, behind what stands before a gap at the end."""
+        known = [START] * self.info.first
+        if self.continues and self.infill is not None:
+            known += self.infill.known(self.info)[0]
+            positions = self.infill.most or positions
+        room = self.info.first + self.info.max_words + 1
+        return Layout(min(len(known) + positions, room), dict(enumerate(known)))
 
     # -- while sampling -----------------------------------------------------------------------------------------
 
@@ -194,10 +217,10 @@ class ControlPlan:
             # A vocabulary of words may hold a newline; a text does not begin or end with it.
             words = self.info.tokenizer.words[len(SPECIALS) :] if isinstance(self.info.tokenizer, Words) else []
             newline = words.index("\n") + len(SPECIALS) if "\n" in words else None
-            rules.append(ForbidSpecials(codec, canvas, newline))
+            rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
         rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
         # Words that must appear come last: what else is asked of their positions must not unsettle them.
-        return rules + self.phrases.rule(codec, canvas, self.open_ended)
+        return rules + self.phrases.rule(codec, canvas, self.model.lengths.ends if self.open_ended else ())
 
     def targets(self, canvas: Canvas) -> list[GuidanceTarget]:
         """For every control that a classifier knows: which classifier, and the labels it should find."""

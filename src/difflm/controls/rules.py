@@ -45,7 +45,7 @@ class PlacePhrases:
     phrases: tuple[tuple[tuple[int, ...], ...], ...]  # of each the ways to say it
     free: Tensor  # [B, W]
     glued: tuple[tuple[int, ...], ...] = ()  # of each phrase: tokens that would lengthen its last word
-    open_ended: bool = False  # the model itself writes where a text ends: not before the last phrase
+    ends: tuple[int, ...] = ()  # what the model itself ends a text by: not before the last phrase
 
     @cached_property
     def sized(self) -> list[tuple[int, Tensor, Tensor]]:
@@ -80,8 +80,8 @@ class PlacePhrases:
                 at = places == (begin + k).unsqueeze(1)
                 ids, here = torch.where(at, way[:, k : k + 1], ids), here | at
             end = (begin + ways.shape[1]).unsqueeze(1)
-            if self.open_ended:
-                logits = ban_at(logits, places < end, [END])
+            if self.ends:
+                logits = ban_at(logits, places < end, self.ends)
             if self.glued:
                 after = (places == end).unsqueeze(-1) & self.lengthening[n]
                 logits = logits.masked_fill(after, float("-inf"))
@@ -184,6 +184,7 @@ class ForbidSpecials:
     codec: Codec
     canvas: Canvas
     newline: int | None
+    ends: tuple[int, ...] = (END,)
 
     @cached_property
     def free_and_edges(self) -> tuple[Tensor, Tensor]:
@@ -194,7 +195,7 @@ class ForbidSpecials:
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         free, edges = self.free_and_edges
-        logits = ban_at(belief.logits, free, (START, END, PAD))
+        logits = ban_at(belief.logits, free, (START, *self.ends, PAD))
         if self.newline is not None:
             logits = ban_at(logits, edges, [self.newline])
         return rule_out(belief, logits, self.codec)

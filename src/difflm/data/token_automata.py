@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from difflm.data.regular import Array, CharacterAutomaton, Node, compile_characters, minimise, number_rows, refine
-from difflm.data.tokenizers import SPECIALS, Bpe, Characters, Tokenizer, Words
+from difflm.data.tokenizers import SPECIALS, Characters, Tokenizer, Words
 from difflm.data.words import extend_run, reads_back, word_shape
 from difflm.errors import UsageError
 
@@ -99,7 +99,7 @@ def compile_pattern(
 
 def spells_tokens(tokenizer: Tokenizer) -> bool:
     """Whether it says how its tokens are spelt."""
-    return isinstance(tokenizer, Words | Bpe | Characters)
+    return tokenizer.byte_level or isinstance(tokenizer, Words | Characters)
 
 
 def readable_pieces(tokenizer: Tokenizer) -> list[str | None]:
@@ -107,7 +107,7 @@ def readable_pieces(tokenizer: Tokenizer) -> list[str | None]:
     text."""
     if isinstance(tokenizer, Words):
         return [None if word_shape(word) is None else word for word in tokenizer.pieces]
-    if isinstance(tokenizer, Bpe | Characters):
+    if tokenizer.byte_level or isinstance(tokenizer, Characters):
         return [None if any("\ud800" <= one <= "\udfff" for one in text) else text for text in tokenizer.spellings()]
     raise UsageError(f"pattern: the {tokenizer.kind} tokenizer of this model does not say how its tokens are spelt.")
 

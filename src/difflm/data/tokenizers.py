@@ -28,6 +28,8 @@ class Tokenizer(ABC):
 
     kind: str
     between = ""  # what separates the pieces of a text
+    adds_space = False  # whether it spells a space before every text by itself
+    byte_level = False  # whether pieces are in the byte alphabet, a space before a word as its first sign
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self.pieces = list(pieces)  # pieces[id - 4]: a text may hold the word END, so the specials are no pieces
@@ -193,6 +195,7 @@ class Bpe(Tokenizer):
     """
 
     kind = "bpe"
+    byte_level = True
 
     def __init__(self, pieces: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
         from tokenizers.pre_tokenizers import ByteLevel

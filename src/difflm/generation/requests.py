@@ -66,6 +66,8 @@ class Request(BaseModel):
     projection: str | None = setting("projection")
     projection_top_p: float | None = setting("projection_top_p")
     contrast: float | None = setting("contrast")
+    block: int | None = setting("block")
+    sure: float | None = setting("sure")
     top_k: int | None = setting("top_k")
     top_p: float | None = setting("top_p")
     beams: int | None = setting("beams")

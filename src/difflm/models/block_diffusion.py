@@ -16,10 +16,9 @@ from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import Belief, Codec, Levels, Process, Times
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import Conditioning, Denoiser, clean_state
+from difflm.diffusion.denoiser import Conditioning, Denoiser, autocast_to, clean_state
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.samplers.loop import Denoise, Frame, Steering, impose_tokens
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.models.base import Sampling

@@ -38,8 +38,8 @@ ALIGNMENT = 8
 
 class Inference:
     """`dtype` is the network's arithmetic while it writes, where the model itself does not say; int8 is that of the
-    products in its blocks alone. `record` captures
-    sampling steps; None: on a GPU. Several readers may use one object at once, in one thread or in many.
+    products in its blocks alone. `record` captures sampling steps; None: on a GPU. Several readers may use one object
+    at once, in one thread or in many.
 
     The copy of the denoiser follows the model at the beginning of every request, so that training, loading and moving
     the model go on as they like."""
@@ -87,7 +87,10 @@ class Inference:
             if source.codec.bias.device.type != "cpu":
                 self._copy.sync_weights(source)
             # On a CPU nobody waits for the answer whether weights are still the same.
-            elif any(not torch.equal(mine, new.to(mine.dtype)) for mine, new in self._copy.pairs(source)):
+            elif any(
+                mine.data_ptr() != new.data_ptr() and not torch.equal(mine, new.to(mine.dtype))
+                for mine, new in self._copy.pairs(source)
+            ):
                 self._renew(source, self._copy.key[1])
 
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
@@ -277,12 +280,36 @@ class PaddedLinear(nn.Linear):
         return super().forward(x)[..., : self.asked]
 
 
+class HalfNorm(nn.LayerNorm):
+    """A norm of the width of its inputs, with sums in float32 within: autocast would copy inputs to float32 before and
+    back behind it."""
+
+    def __init__(self, layer: nn.LayerNorm, dtype: torch.dtype) -> None:
+        super().__init__(layer.normalized_shape, layer.eps, layer.elementwise_affine, layer.bias is not None)
+        self.to(device=next(layer.parameters(), torch.zeros(0)).device, dtype=dtype).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            weight, bias = (None if one is None else one.to(x.dtype) for one in (self.weight, self.bias))
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
+def narrow_norms(network: nn.Module, dtype: torch.dtype) -> None:
+    """Put norms of half width into a network's blocks."""
+    for block in getattr(network, "blocks", []):
+        for name, norm in [*block.named_children()]:
+            if type(norm) is nn.LayerNorm:
+                setattr(block, name, HalfNorm(norm, dtype))
+
+
 def prepare_network(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.Module:
     """A copy whose linear layers are in `dtype`. On a CPU its blocks are compiled, one by one, since they are alike; on
     a GPU whole steps are. Its weights are still to be copied."""
     network = copy.deepcopy(network).requires_grad_(False).eval()
     network = use_eight_bits(network) if dtype is torch.int8 else cast_linears(network, dtype)
     if is_on_gpu(network):
+        if dtype is not None:
+            narrow_norms(network, dtype)
         if isinstance(head := getattr(network, "head", None), nn.Linear) and head.out_features % ALIGNMENT:
             network.head = PaddedLinear(head)
     elif compiled and dtype is not torch.int8:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Belief, Levels
-from difflm.diffusion.precision import autocast_to
+from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.samplers.discrete_steps import gibbs
 from difflm.diffusion.samplers.loop import BanTokens, ImposeTokens, SamplerInputs, Temperature
 from difflm.models.block_diffusion import BlockwiseDenoiser

@@ -50,7 +50,9 @@ def pack_weight(weight: Tensor) -> tuple[torch.ScriptObject, Tensor]:
     with warnings.catch_warnings():  # torch means to replace them, but has nothing as fast yet
         warnings.simplefilter("ignore", UserWarning)
         narrow = torch.quantize_per_tensor(weight.float() / scales.unsqueeze(1), 1 / 127, 0, torch.qint8)
-    before, torch.backends.quantized.engine = torch.backends.quantized.engine, eight_bit_engine()
+    before, engine = torch.backends.quantized.engine, eight_bit_engine()
+    assert engine is not None
+    torch.backends.quantized.engine = engine
     try:
         return torch.ops.quantized.linear_prepack(narrow, None), scales
     finally:

@@ -148,6 +148,9 @@ def load_recipe(
     lines of the recipe that do not apply to the method or the data that the changes name."""
     values = _read(name_or_path)
     given = dict(_split_change(change) for change in changes)
+    if given.get("init") and is_pretrained(Path(str(given["init"]))):  # somebody else's model, with its words
+        theirs = given.pop("init")
+        given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
     dropped = _drop_foreign(values, given)
     sizes = values["model"]
     if given.get("init"):  # the recipe's sizes were for another initial run; sizes among the changes still count

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from difflm import __version__
-from difflm.app.studio import api, completions
+from difflm.app.studio import api, openai_routes
 from difflm.app.studio.engine import Engine, Unavailable
 from difflm.app.studio.guard import Guard, error_response
 from difflm.app.studio.limits import Limits
@@ -51,7 +51,7 @@ def build_app(
         exception_handlers=dict.fromkeys(ERRORS, answer_error),
     )
     app.include_router(api.routes(served, engine))
-    app.include_router(completions.routes(served, engine))
+    app.include_router(openai_routes.routes(served, engine))
     add_pages(app)
     add_server_facts(app.openapi(), served, engine.limits, token)
     app.add_middleware(Guard, limits=engine.limits, token=token, hosts=hosts, log_requests=log_requests)

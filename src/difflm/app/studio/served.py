@@ -49,7 +49,7 @@ class Served:
         exact = steered and self.whole_words
         return {
             "source": {"most": lm.model.source_longest} if lm.model.source_longest else None,
-            "length": {"most": lm.model.max_words} if exact else None,
+            "length": {"most": lm.model.max_words} if exact or lm.model.always_planned else None,
             "field": {name: values for name, values in labels.items() if name in FIELDS} or None,
             "label": {name: values for name, values in labels.items() if name not in FIELDS} or None,
             "pos": {"tags": tags} if tags and exact else None,

@@ -149,7 +149,9 @@ class Absorbing(Interpolating):
     """Words become masks, and masks stay (Austin et al., 2021). A mask shows nothing of its word, so the belief is the
     plain posterior; a word that stands is the text's own, and the belief says so."""
 
-    steps: tuple[str, ...] = ("ancestral", "confidence", "first-hitting", "gibbs", "remask", "threshold", "truncated")
+    steps: tuple[str, ...] = (
+        *("ancestral", "confidence", "entropy", "first-hitting", "gibbs", "margin", "remask", "threshold", "truncated"),
+    )
     linear = True
 
     def __init__(self, words: int, keep: AlphaSchedule | None = None) -> None:

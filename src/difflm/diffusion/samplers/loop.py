@@ -13,7 +13,7 @@ from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.steps import ETA, Step, StepState
+from difflm.diffusion.samplers.steps import ETA, Order, Step, StepState
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 
 Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → belief
@@ -106,6 +106,7 @@ class Sampler:
     transforms: Sequence[Transform] = ()
     guide: Guide | None = None
     told_time: float = 0.0
+    order: Order | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ class SamplerInputs:
         belief, eta = believe(x, level), ETA.get(self.sampler.step, 0.0)
         free = None if self.known is None else self.known < 0
         here = self.told_level(level) if self.sampler.told_time else level
-        now = StepState(self.process, x, belief, here, next_level, noise, last, believe, free, eta)
+        now = StepState(self.process, x, belief, here, next_level, noise, last, believe, free, eta, self.sampler.order)
         x = self.sampler.step(now)
         if self.sampler.guide is not None and guided is not False:
             moved = self.sampler.guide(now, x)
@@ -232,6 +233,18 @@ class Temperature:
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         evidence = 0.0 if belief.evidence is None else belief.evidence
         return belief.with_logits((belief.logits - evidence) / self.value + evidence)
+
+
+@dataclass(frozen=True)
+class TakeLikeliest:
+    """Steps take the likeliest tokens instead of drawing them; how sure the belief is of them stays as it is."""
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        def take(u: Tensor) -> Tensor:
+            together = belief.tokens if belief.draw is None else belief.draw(u)
+            return torch.where(together >= 0, together, belief.tokens)
+
+        return replace(belief, draw=take)
 
 
 @dataclass(frozen=True)
