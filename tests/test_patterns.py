@@ -3,6 +3,7 @@
 import re
 import time
 import warnings
+from collections import Counter
 from itertools import product
 
 import numpy as np
@@ -12,13 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_run
 
-from difflm import Avoid, Contains, Infill, Length, Pattern, TextDiffusion, WordCount
+from difflm import Avoid, Contains, Edit, Infill, Length, Pattern, TextDiffusion, WordCount
 from difflm.controls.base import Canvas
 from difflm.controls.patterns import chain_of
 from difflm.data.regular import compile_characters, follow_paths, parse_pattern
 from difflm.data.token_automata import (
+    ANY,
+    GAP,
     NEVER,
+    Template,
     compile_pattern,
+    find_phrase,
     intersect,
     learn_spacing,
     readable_pieces,
@@ -350,11 +355,49 @@ def test_other_controls_hold_beside_a_pattern(untrained):
             assert [one["satisfied"] for one in text.controls] == [True] * 5, text.text
 
 
+BESIDE = [
+    [Pattern(r"The .*(pub|inn).*\."), Contains("the river"), Contains("£30"), Length(12)],
+    [Pattern(r"[A-Z].* [a-z]+\."), Infill("The ___ pub ___."), Contains("river"), Avoid("near")],
+    [Pattern(r"(\w+ ){5}\w+"), Infill("The ___:2 near ___")],
+    [Pattern(r"(The|A) .*"), Infill("___ river ___ the ___ inn")],
+    [WordCount(6), Infill("___ pub")],
+]
+
+
+@pytest.mark.parametrize("method", FAMILIES)
+def test_words_that_are_given_or_asked_for_hold_beside_a_pattern(untrained, method):
+    for asked in BESIDE:
+        for text in untrained[method].generate(2, controls=asked, steps=2):
+            assert [one["satisfied"] for one in text.controls] == [True] * len(asked), (asked, text.text)
+
+
+@pytest.mark.parametrize("method", ["difflm", "mdlm"])
+def test_a_text_is_edited_under_a_pattern(untrained, method):
+    edit = Edit("The red pub near the river serves Italian food.", 0.5, ("near", "food"))
+    for text in untrained[method].generate(3, controls=[Pattern(r"(\w+ )+[a-z]+\.")], edit=edit, steps=3):
+        assert re.fullmatch(r"(\w+ )+[a-z]+\.", text.text)
+        assert len(text.tokens) == 10 and (text.tokens[3], text.tokens[8]) == ("near", "food")
+    with pytest.raises(UsageError, match="no text with 10 words"):
+        untrained[method].generate(1, controls=[Pattern("[^f]*")], edit=edit)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["block-diffusion", "ssd-lm"])
+def test_blocks_follow_patterns(tmp_path, method):
+    """A finished block leaves a way on, whatever it holds."""
+    lm = TextDiffusion.from_pretrained(tiny_run(tmp_path, method, steps=1, validate_every=1, save_every=1))
+    for asked in ([Pattern(r"(The red inn |A small pub )+(the river )*near")], *BESIDE[:2]):
+        for text in lm.generate(2, controls=asked, steps=2):
+            assert [one["satisfied"] for one in text.controls] == [True] * len(asked), (asked, text.text)
+
+
 @pytest.mark.parametrize(
     ("controls", "reason"),
     [
-        ([Pattern("The .*"), Contains("river")], "exclude each other"),
-        ([Pattern("The .*"), Infill("The ___")], "exclude each other"),
+        ([Pattern("The [a-z ]*"), Contains("A")], "no text"),
+        ([Pattern("The .*"), Infill("A ___")], "no text"),
+        ([Pattern("The .*"), Infill("The zebra ___")], "does not know"),
+        ([Pattern("The (red )*inn"), Infill("The ___:2 inn"), Avoid("red")], "no text with 4 words"),
         ([Pattern("The inn"), Length(3)], "no text with 3 words matches"),
         ([Pattern("The inn"), Avoid("inn")], "no text"),
         ([Pattern("The .*"), Pattern("A .*")], "no text"),
@@ -381,14 +424,45 @@ def test_lengths_are_drawn_among_those_that_match(untrained):
     assert {one.positions % 2 for one in plan.layouts(torch.arange(50), 0)[0]} == {0}
 
 
-def test_shares_of_lengths_are_those_of_independent_tokens():
+@pytest.mark.parametrize("items", [(GAP,), (2, GAP, 3, GAP), (ANY, GAP, 4), (GAP, 1, ANY, GAP)])
+def test_shares_of_lengths_and_gaps_are_those_of_independent_tokens(items):
+    """By enumeration of texts and of where the known tokens stand in them."""
     automaton = random_case(7)[0]
     p = np.array([0.1, 0.3, 0.2, 0.15, 0.25])
-    lengths = automaton.lengths(4)
-    expected = [
-        sum(p[[*text]].prod() for text in product(range(5), repeat=n) if automaton.accepts(text)) for n in lengths
-    ]
-    np.testing.assert_allclose(automaton.length_shares(lengths, p), np.array(expected) / max(expected))
+    template = Template(automaton, items, p, 5)
+    expected = {}
+    for n in range(1, 6):
+        free = items.count(GAP)
+        for sizes in product(range(1, n + 1), repeat=free):
+            if sum(sizes) + len(items) - free != n:
+                continue
+            left = iter(sizes)
+            flat = [one for item in items for one in ([ANY] * next(left) if item == GAP else [item])]
+            texts = product(*(range(5) if one == ANY else [one] for one in flat))
+            chances = [np.prod([p[w] for w, one in zip(text, flat, strict=True) if one == ANY]) for text in texts]
+            texts = product(*(range(5) if one == ANY else [one] for one in flat))
+            expected[n, sizes] = sum(c for c, text in zip(chances, texts, strict=True) if automaton.accepts(text))
+    totals = {n: sum(c for (m, _), c in expected.items() if m == n) for n in range(1, 6)}
+    totals = {n: total for n, total in totals.items() if total > 0}
+    found = template.lengths()
+    assert [*found] == [*totals]
+    np.testing.assert_allclose([*found.values()], np.array([*totals.values()]) / max(totals.values()))
+    n, draws, chance = max(totals), 4000, np.random.default_rng(0)
+    drawn = Counter(tuple(template.draw_gaps(n, iter(chance.random(2 * n)))) for _ in range(draws))
+    for (m, sizes), value in expected.items():
+        if m == n:  # within five standard deviations
+            share = value / totals[n]
+            assert abs(drawn[sizes] / draws - share) <= 5 * (share * (1 - share) / draws) ** 0.5
+
+
+@given(st.lists(st.integers(4, 6), min_size=1, max_size=4), st.lists(st.integers(4, 8), max_size=9))
+@settings(max_examples=100, deadline=None)
+def test_phrases_are_found_wherever_they_stand(phrase, text):
+    n = len(phrase)
+    for glued in ((), (7,), (4, 8)):
+        after = [text[k + n : k + n + 1] for k in range(len(text) - n + 1) if text[k : k + n] == phrase]
+        expected = any(not follows or follows[0] not in glued for follows in after)
+        assert find_phrase(phrase, 9, glued).accepts(text) == expected
 
 
 def test_a_check_does_not_backtrack_for_ever():
@@ -414,16 +488,19 @@ def test_bad_word_counts_are_refused(value):
 
 def test_byte_pairs_follow_patterns(tmp_path):
     run = tiny_run(tmp_path, "mdlm", steps=1, validate_every=1, save_every=1, tokenizer="bpe", vocabulary=300)
-    asked = [Pattern(r"(The|A) .*\."), WordCount(2, 3)]
-    for text in TextDiffusion.from_pretrained(run).generate(2, controls=asked, steps=3):
+    lm, asked = TextDiffusion.from_pretrained(run), [Pattern(r"(The|A) .*\."), WordCount(2, 3)]
+    for text in lm.generate(2, controls=asked, steps=3):
         assert re.fullmatch(r"(The|A) .*\.", text.text) and len(text.text.split()) in (2, 3)
+    for more in ([Contains("pub"), Avoid("a"), Avoid("old")], [Infill("The ___ pub ___."), Contains("river")]):
+        for text in lm.generate(2, controls=[Pattern(r"[\w, .]+"), *more], steps=3):
+            assert [one["satisfied"] for one in text.controls] == [True] * (1 + len(more)), (more, text.text)
 
 
 def test_a_gpu_can_capture_the_rule(untrained):
     """All of its tensors are found, and a copy of them does the same."""
     plan = untrained["mdlm"].plan_controls([Pattern("The .*")])
     mask = torch.ones(1, 6, dtype=torch.bool)
-    rule = plan.pattern.rule(plan.denoiser.codec, Canvas(mask, 0, ~mask))
+    rule = plan.pattern.rule(plan.denoiser.codec, Canvas(mask, 0, ~mask), None)
     belief = Belief(torch.randn(1, 6, plan.denoiser.codec.vocabulary))
     found, again = rule(belief, mask, mask), clone_tensors(rule, {})(belief, mask, mask)
     assert torch.equal(found.logits, again.logits) and torch.equal(found.words, again.words)

@@ -1,12 +1,16 @@
 """The `openai` package talks to the studio as to any other server."""
 
+import json
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from serving import Running, need, running
-from tiny import tiny_runs
+from tiny import tiny_run, tiny_runs
 
 from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
@@ -108,7 +112,8 @@ def test_without_a_seed_texts_differ_and_the_seed_is_told(client: Any) -> None:
     [
         ({"prompt": "a ___ b"}, "infill"),
         ({"prompt": "x", "top_p": 0.5}, "top_p has no effect"),
-        ({"prompt": "x", "logprobs": 3}, "logprobs has no effect"),
+        ({"prompt": "x", "logprobs": 3}, "logprobs"),
+        ({"prompt": ["x", "y"], "logprobs": 1}, "one prompt"),
         ({"prompt": "x", "n": 17}, "n is at most 16"),
         ({"prompt": ["x"] * 9, "n": 4}, "32 texts"),
         ({"prompt": [1, 2]}, "prompt"),
@@ -121,6 +126,90 @@ def test_without_a_seed_texts_differ_and_the_seed_is_told(client: Any) -> None:
 def test_what_is_wrong_is_said(client: Any, asked: dict[str, Any], said: str) -> None:
     with pytest.raises(openai.UnprocessableEntityError, match=said):
         client.completions.create(model="tiny", **asked)
+
+
+def test_an_answer_follows_a_regular_expression(client: Any) -> None:
+    body = {**STEPS, "response_format": {"type": "regex", "regex": r"\w+ (near|beside) .* food"}}
+    for prompt, suffix in (("", None), ("The old", None), ("The  old ", "."), (["A", "One small"], None)):
+        for choice in complete(client, prompt, suffix=suffix, n=2, extra_body=body).choices:
+            assert re.fullmatch(r"\w+ (near|beside) .* food", choice.text), choice.text
+            assert all(control["satisfied"] for control in choice.controls)
+    short = complete(client, "The", max_tokens=6, extra_body=body).choices[0]
+    assert len(split_words(short.text)) <= 6 and re.fullmatch(r"\w+ (near|beside) .* food", short.text)
+    plain = complete(client, "The", extra_body={**STEPS, "response_format": {"type": "text"}}).choices[0]
+    assert plain.text == complete(client, "The").choices[0].text
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        "(a+)+$",
+        "((a?){1000}){1000}",
+        "(a|b)*a(a|b){12}",
+        "(" * 500,
+        "zebra",
+        "[^\\s\\S]",
+        "x{999}",
+    ],
+)
+def test_a_hostile_expression_is_refused_at_once(client: Any, regex: str) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(client, "", extra_body={"response_format": {"type": "regex", "regex": regex}})
+    assert time.perf_counter() - begun < 1 and "\n" not in refused.value.body["message"]
+
+
+DEEP: Any = {"type": "null"}
+for _ in range(600):
+    DEEP = {"type": "array", "items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"type": "json_object"}, "response_format"),
+        ({"type": "regex"}, "has the key 'regex'"),
+        ({"type": "text", "regex": "x"}, "and no other"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "does not say a type"),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, "no text of this model"),
+        ({"type": "json_schema", "json_schema": {"schema": DEEP}}, "."),
+    ],
+)
+def test_a_format_that_cannot_be_followed_is_refused(client: Any, form: Any, said: str) -> None:
+    with pytest.raises((openai.BadRequestError, openai.UnprocessableEntityError), match=said):
+        complete(client, "", extra_body={"response_format": form})
+
+
+def test_log_probabilities_are_those_of_the_answer(client: Any) -> None:
+    for prompt, suffix in (("", None), ("The old", "food.")):
+        for choice in complete(client, prompt, suffix=suffix, n=2, logprobs=1).choices:
+            told, answer = choice.logprobs, choice.text.strip()
+            assert "".join(told.tokens).strip() == answer and len(told.tokens) == len(split_words(answer))
+            assert all(-21 < nats <= 0 for nats in told.token_logprobs)
+            offsets = zip(told.tokens, told.text_offset, strict=True)
+            assert all(answer.startswith(token.strip(), at + (token[0] == " ")) for token, at in offsets)
+    assert complete(client, "").choices[0].logprobs is None
+
+
+@pytest.mark.long
+def test_a_client_gets_json_of_its_schema_a_hundred_times(tmp_path: Path) -> None:
+    """From an untrained model of characters, which knows nothing of JSON."""
+    (tmp_path / "signs.txt").write_text("".join(f'{chr(k)}{{}}[]": {chr(159 - k)}\n' for k in range(33, 127)) * 4)
+    changes = {"steps": 1, "validate_every": 1, "save_every": 1, "tokenizer": "characters", "longest": 80}
+    run = tiny_run(tmp_path, "mdlm", data=str(tmp_path / "signs.txt"), **changes)
+    item = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "items": {"type": "array", "items": item}},
+        "required": ["name", "items"],
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "menu", "schema": schema, "strict": True}}
+    body = {"controls": {"steps": 1}, "response_format": form}
+    with running(TextDiffusion.from_pretrained(run)) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        for seed in range(100):
+            (choice,) = client.completions.create(model="tiny", prompt="", seed=seed, extra_body=body).choices
+            jsonschema_rs.validate(schema, json.loads(choice.text))
 
 
 def test_another_model_and_another_token_are_refused(client: Any, server: Running) -> None:

@@ -4,7 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Pattern, Span, Tags, Tree, WordCount
+    from difflm.controls import (
+        Avoid,
+        Contains,
+        Field,
+        Infill,
+        Json,
+        Label,
+        Length,
+        Pattern,
+        Span,
+        Tags,
+        Tree,
+        WordCount,
+    )
     from difflm.controls.plan import Edit
     from difflm.errors import DifflmError, UsageError
     from difflm.generation.jobs import Draft, Generation
@@ -20,6 +33,7 @@ __all__ = [
     "Field",
     "Generation",
     "Infill",
+    "Json",
     "Label",
     "Length",
     "Pattern",
@@ -39,6 +53,7 @@ _HOMES = {
     "Edit": "difflm.controls.plan",
     "Field": "difflm.controls",
     "Infill": "difflm.controls",
+    "Json": "difflm.controls",
     "Label": "difflm.controls",
     "Length": "difflm.controls",
     "Pattern": "difflm.controls",

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from difflm.controls.base import Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, Length
 from difflm.controls.learned import Field, Label, Tags
-from difflm.controls.patterns import Pattern, WordCount
+from difflm.controls.patterns import Json, Pattern, WordCount
 from difflm.controls.phrases import Contains
 from difflm.controls.syntax import Span, Tree
 from difflm.errors import UsageError
 from difflm.runtime.registry import Registry
 
-OWN: Sequence[type[Control]] = (Length, Contains, Avoid, Pattern, WordCount, Infill, Field, Label, Tags, Tree, Span)
-
+OWN: Sequence[type[Control]] = (
+    *(Length, Contains, Avoid, Pattern, WordCount, Json, Infill, Field, Label, Tags, Tree, Span),
+)
 
 CONTROLS: Registry[Control] = Registry("difflm.controls", Control, {control.name: control for control in OWN})
 register = CONTROLS.register
@@ -47,6 +48,7 @@ __all__ = [
     "Control",
     "Field",
     "Infill",
+    "Json",
     "Label",
     "Length",
     "ModelInfo",

@@ -12,6 +12,7 @@ from difflm.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from difflm.data.token_automata import TokenAutomaton
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers.loop import Transform
 
@@ -106,6 +107,10 @@ class Control(ABC):
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
         """What it imposes on every belief."""
+        return None
+
+    def automaton(self, info: ModelInfo) -> "TokenAutomaton | None":
+        """The texts that obey, where a pattern is asked for beside it; the pattern's rule then imposes it."""
         return None
 
     def wanted(self, info: ModelInfo) -> Any:

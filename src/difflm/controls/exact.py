@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
+from difflm.data.token_automata import ANY, GAP, TokenAutomaton, compile_pattern
 from difflm.data.tokenizers import SPECIALS, UNK, Bpe, Characters, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 WORDS = "words of the printed text"
 SPACE = "Ġ"  # as byte pairs write it
-GAP = re.compile(r"(?<!_)___(?!_)(?::(\d+))?")
+BLANK = re.compile(r"(?<!_)___(?!_)(?::(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,12 @@ class Avoid(Control):
 
         return BanSequences(codec, tuple(tuple(s) for s in spell_variants(self.word, info)))
 
+    def automaton(self, info: ModelInfo) -> TokenAutomaton:
+        word = "".join(
+            f"[{char.lower()}{char.upper()}]" if char.isalpha() else f"\\{char}" for char in self.word.strip()
+        )
+        return compile_pattern(rf"([\s\S]*\W)?{word}(\W[\s\S]*)?", info.tokenizer, negated=True)
+
     def check(self, words: Sequence[str]) -> Check:
         absent = all(word.lower() != self.word.strip().lower() for word in words)
         return Check(absent, float(absent), WORDS)
@@ -88,12 +95,14 @@ class Infill(Control):
     @cached_property
     def gaps(self) -> list[int | None]:
         """The number of words of each gap; None: free."""
-        return [int(n[:9]) if n else None for n in GAP.findall(self.template)]  # more digits are too many words anyway
+        return [
+            int(n[:9]) if n else None for n in BLANK.findall(self.template)
+        ]  # more digits are too many words anyway
 
     @cached_property
     def parts(self) -> list[str]:
         """What stands before, between and after the gaps."""
-        return GAP.split(self.template.strip())[::2]
+        return BLANK.split(self.template.strip())[::2]
 
     def prepare(self, info: ModelInfo) -> None:
         if not self.gaps:
@@ -120,6 +129,11 @@ class Infill(Control):
         texts = self.parts if info.whole_words else [part.removesuffix(" ") for part in self.parts]
         return info.tokenizer.encode_batch(texts)
 
+    def template_items(self, info: ModelInfo) -> list[int]:
+        """The text as a `Template` has it."""
+        gaps = [[GAP] if gap is None else [ANY] * gap for gap in [*self.gaps, 0]]
+        return [one for part, gap in zip(self.known(info), gaps, strict=True) for one in (*part, *gap)]
+
     def min_length(self, info: ModelInfo) -> int:
         return sum(map(len, self.known(info))) + sum(gap or 1 for gap in self.gaps)
 
@@ -132,16 +146,17 @@ class Infill(Control):
     def length(self, info: ModelInfo) -> int | None:
         return None if None in self.gaps else self.min_length(info)
 
-    def place_known(
-        self, info: ModelInfo, words: int, shares: Sequence[float], more: int = 0
-    ) -> tuple[dict[int, int], dict[int, str]]:
-        """Ids of the known places in a text of `words` tokens, and the words that the model has no id for. What is left
-        for the free gaps is cut at `shares`, numbers between 0 and 1, one fewer than such gaps; `more` words go to the
-        widest of them."""
+    def cut_gaps(self, info: ModelInfo, words: int, shares: Sequence[float], more: int = 0) -> list[int]:
+        """Sizes of the free gaps in a text of `words` tokens: what is left for them is cut at `shares`, numbers between
+        0 and 1, one fewer than such gaps; `more` words go to the widest of them."""
         cut = split_total(words - self.min_length(info) - more, self.gaps.count(None), shares)
         if cut:
             cut[cut.index(max(cut))] += more
-        sizes = iter(cut)
+        return [1 + size for size in cut]
+
+    def place_known(self, info: ModelInfo, free: Sequence[int]) -> tuple[dict[int, int], dict[int, str]]:
+        """Ids of the known places where the free gaps have these sizes, and the words that the model has no id for."""
+        sizes = iter(free)
         ids: dict[int, int] = {}
         unknown: dict[int, str] = {}
         place = 0
@@ -151,7 +166,7 @@ class Infill(Control):
                 ids[place + k] = token
                 if token == UNK:
                     unknown[place + k] = names[k]
-            place += len(tokens) + (1 + next(sizes) if gap is None else gap)
+            place += len(tokens) + (next(sizes) if gap is None else gap)
         return ids, unknown
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":

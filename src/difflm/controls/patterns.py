@@ -1,25 +1,27 @@
 """Patterns: regular expressions that the whole printed text matches, exactly."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import TYPE_CHECKING
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, spell_variants
-from difflm.data.regular import MAX_COUNT, compile_characters, count_paths, parse_pattern
-from difflm.data.token_automata import TokenAutomaton, compile_pattern, intersect
+from difflm.data.json_schema import is_json_of, schema_tree
+from difflm.data.regular import MAX_COUNT, Node, Repeated, Sequenced, literal, matches_wholly, parse_pattern
+from difflm.data.token_automata import GAP, Template, TokenAutomaton, compile_pattern, intersect
+from difflm.data.tokenizers import SPECIALS, UNK
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.forward_backward import TokenChain
     from difflm.diffusion.samplers.loop import Transform
-
-MAX_PATHS = 100_000  # ways to read a text, from which on `re`, which may try them all, is not asked
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,17 @@ class Pattern(Control):
     name = "pattern"
     reads_text = True
 
+    @property
+    def expression(self) -> str | Node:
+        """What the automaton is made of."""
+        return self.regex
+
     def prepare(self, info: ModelInfo) -> None:
-        compile_pattern(self.regex, info.tokenizer)
+        compile_pattern(self.expression, info.tokenizer)
 
     def check(self, text: Sequence[str]) -> Check:
-        """By `re`, of the printed text; where that might try ways without end, by an automaton of this text alone."""
         assert isinstance(text, str)
-        if count_paths(parse_pattern(self.regex), text, MAX_PATHS) <= MAX_PATHS:
-            matches, checker = re.fullmatch(self.regex, text) is not None, "re.fullmatch"
-        else:
-            matches, checker = compile_characters(self.regex, text).accepts(text), "an automaton over characters"
+        matches, checker = matches_wholly(self.regex, text)
         return Check(matches, float(matches), checker)
 
 
@@ -79,44 +82,122 @@ class WordCount(Pattern):
 
 
 @dataclass(frozen=True)
+class Json(Pattern):
+    """A JSON schema, of a subset that is regular; the whole text is JSON that it allows."""
+
+    regex: str = field(init=False, default="")
+    schema: str | Mapping[str, Any]  # kept as JSON
+    name = "json"
+
+    def __post_init__(self) -> None:
+        try:
+            text = self.schema if isinstance(self.schema, str) else json.dumps(self.schema, allow_nan=False)
+            known = isinstance(json.loads(text), dict)
+        except (ValueError, TypeError, RecursionError):
+            known = False
+        if not known:
+            raise UsageError("JSON schema: it is not a JSON object.")
+        object.__setattr__(self, "schema", text)
+
+    @cached_property
+    def target(self) -> Any:
+        assert isinstance(self.schema, str)
+        return json.loads(self.schema)
+
+    @cached_property
+    def expression(self) -> Node:
+        return schema_tree(self.target)
+
+    def check(self, text: Sequence[str]) -> Check:
+        assert isinstance(text, str)
+        valid = is_json_of(text, self.target)
+        return Check(valid, float(valid), "json.loads and the rules of the schema")
+
+    def __str__(self) -> str:
+        return "the JSON schema"
+
+
+@dataclass(frozen=True)
+class Between(Pattern):
+    """A pattern of what stands between a beginning and an end of the text, and spaces if there are any."""
+
+    regex: str = field(init=False, default="")
+    inner: Pattern
+    before: str
+    after: str = ""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.inner.name
+
+    @property
+    def target(self) -> Any:
+        return self.inner.target
+
+    @property
+    def expression(self) -> Node:
+        own, space = self.inner.expression, Repeated(literal(" "), 0, 1)
+        inner = parse_pattern(own) if isinstance(own, str) else own
+        return Sequenced((literal(self.before), space, inner, space, literal(self.after)))
+
+    def check(self, text: Sequence[str]) -> Check:
+        assert isinstance(text, str)
+        if not text.startswith(self.before) or not text.endswith(self.after):
+            return Check(False, 0.0, "the words around")
+        return self.inner.check(text[len(self.before) : len(text) - len(self.after)].strip(" "))
+
+
+@dataclass(frozen=True)
 class BoundPattern:
-    """All patterns of a request, for one vocabulary."""
+    """All patterns of a request, and what else stands beside them, for one vocabulary."""
 
-    automaton: TokenAutomaton
-    lengths: Sequence[int]  # numbers of tokens of texts that match
-    shares: Sequence[float]  # how likely texts of these lengths do
+    template: Template
+    lengths: Mapping[int, float]  # numbers of tokens of texts that match, and how likely texts of as many do
 
-    def rule(self, codec: "Codec", canvas: Canvas) -> "Transform":
+    def rule(self, codec: "Codec", canvas: Canvas, known: "Tensor | None") -> "Transform":
+        """`known` [B, W] are ids of given positions. Of those, specials are no part of the text."""
         from difflm.controls.rules import ImposePattern
+        from difflm.diffusion.condition import FREE
 
-        chain = chain_of(self.automaton, canvas.mask.device)
-        return ImposePattern(codec, chain, canvas.mask & ~canvas.settled)
+        chain = chain_of(self.template.automaton, canvas.mask.device)
+        if known is None:
+            return ImposePattern(codec, chain, canvas.mask)
+        words = known >= len(SPECIALS)
+        return ImposePattern(codec, chain, canvas.mask & (words | ~canvas.settled), known.masked_fill(~words, FREE))
 
 
 def join_patterns(
-    patterns: Sequence[Pattern],
     controls: Sequence[Control],
     info: ModelInfo,
     words: int | None,
     least: int,
-    bias: "torch.Tensor",
+    bias: "Tensor",
+    kept: Sequence[int] | None = None,
 ) -> BoundPattern:
-    """The patterns as one, of texts with `words` tokens, or at least so many; what cannot stand beside a pattern is
-    refused. `bias` [V] are the log frequencies of tokens."""
-    for control in controls:
-        if isinstance(control, Infill) or control.name in ("contains", "edit"):
-            raise UsageError(f"{control.name} and pattern exclude each other: write the words into the pattern.")
-    avoided = [spell for c in controls if isinstance(c, Avoid) for spell in spell_variants(c.word, info)]
-    if avoided and not info.whole_words:
-        raise UsageError("avoid and pattern exclude each other where a model writes pieces of words.")
-    banned = frozenset(ids[0] for ids in avoided)
-    automaton = reduce(intersect, (compile_pattern(one.regex, info.tokenizer, banned) for one in patterns))
-    found = [n for n in automaton.lengths(info.max_words) if n >= least and words in (None, n)]
-    if not found:
-        what = f"with {words} {info.unit}" if words is not None else f"of up to {info.max_words} {info.unit}"
-        raise UsageError(f"{' and '.join(map(str, patterns))}: no text {what} matches.")
+    """The patterns among these controls and all that can be written as an automaton beside them as one, of texts with
+    `words` tokens, or at least so many. `bias` [V] are the log frequencies of tokens. `kept` is an edited text: the ids
+    that stay, ANY for others."""
+    banned = frozenset[int]()
+    if info.whole_words:  # one token is one word
+        avoided = [spell for c in controls if isinstance(c, Avoid) for spell in spell_variants(c.word, info)]
+        banned = frozenset(ids[0] for ids in avoided)
+    automata = [compile_pattern(c.expression, info.tokenizer, banned) for c in controls if isinstance(c, Pattern)]
+    beside = [c for c in controls if not (info.whole_words and isinstance(c, Avoid))]
+    automata += [own for c in beside if (own := c.automaton(info)) is not None]
+    infill = next((c for c in controls if isinstance(c, Infill)), None)
+    items, most = [GAP] if kept is None else kept, info.max_words
+    if infill:
+        items, most = infill.template_items(info), infill.max_words(info)
+    if UNK in items:
+        raise UsageError("pattern: this model does not know all of the words that are given.")
     frequencies = bias.detach().double().softmax(-1).cpu().numpy()
-    return BoundPattern(automaton, found, automaton.length_shares(found, frequencies))
+    template = Template(reduce(intersect, automata), tuple(items), frequencies, most)
+    found = {n: share for n, share in template.lengths().items() if n >= least and words in (None, n)}
+    if not found:
+        asked = [str(c) for c in controls if not c.head]
+        what = f"with {words} {info.unit}" if words is not None else f"of up to {most} {info.unit}"
+        raise UsageError(f"{' and '.join(asked)}: no text {what} matches.")
+    return BoundPattern(template, found)
 
 
 def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
+from difflm.data.token_automata import TokenAutomaton, find_phrase
 from difflm.data.tokenizers import SPECIALS, UNK, Bpe, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
@@ -50,6 +51,10 @@ class Contains(Control):
 
     def verbatim(self, info: ModelInfo) -> str:
         return self.phrase
+
+    def automaton(self, info: ModelInfo) -> TokenAutomaton:
+        glued = lengthening_pieces(self, info) if isinstance(info.tokenizer, Bpe) else ()
+        return find_phrase(self.ids(info), info.tokenizer.size, glued)
 
     def stands_in(self, words: Sequence[str]) -> bool:
         phrase, text = [w.lower() for w in self.words], [w.lower() for w in words]
@@ -112,15 +117,16 @@ class Phrases:
     @cached_property
     def glued(self) -> tuple[tuple[int, ...], ...]:
         """Of byte pairs: pieces that would lengthen the last word of each phrase."""
-        pieces = self.info.tokenizer.tokens(range(len(SPECIALS), self.info.tokenizer.size))
-        return tuple(
-            tuple(
-                i
-                for i, piece in enumerate(pieces, len(SPECIALS))
-                if split_words(control.phrase.strip() + piece)[: len(control.words)] != control.words
-            )
-            for control, *_ in self.asked
-        )
+        return tuple(lengthening_pieces(control, self.info) for control, *_ in self.asked)
+
+
+def lengthening_pieces(control: Contains, info: ModelInfo) -> tuple[int, ...]:
+    pieces = info.tokenizer.tokens(range(len(SPECIALS), info.tokenizer.size))
+    return tuple(
+        i
+        for i, piece in enumerate(pieces, len(SPECIALS))
+        if split_words(control.phrase.strip() + piece)[: len(control.words)] != control.words
+    )
 
 
 def choose_phrases(

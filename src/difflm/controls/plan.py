@@ -26,6 +26,7 @@ from difflm.controls.phrases import choose_phrases
 from difflm.controls.rules import ForbidSpecials
 from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
 from difflm.data.labels import NOTHING
+from difflm.data.token_automata import ANY
 from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
 from difflm.data.words import split_words
 from difflm.diffusion.base import Belief
@@ -85,10 +86,8 @@ class ControlPlan:
         self.words, self.least = agree_on_length(self.controls, info, edit)
         patterns, self.pattern = [c for c in self.controls if isinstance(c, Pattern)], None
         if patterns:
-            if edit is not None or not model.whole_canvas:
-                raise UsageError("pattern: a text that is edited, or written block by block, cannot follow one.")
-            bias = model.denoiser.codec.bias
-            self.pattern = join_patterns(patterns, self.controls, info, self.words, self.least, bias)
+            bias, kept = model.denoiser.codec.bias, None if edit is None else self.kept_items(edit)
+            self.pattern = join_patterns(self.controls, info, self.words, self.least, bias, kept)
         # Whether nothing settles the length, and the model writes its own end.
         own_end = END not in model.lengths.forbidden
         self.open_ended = (
@@ -103,6 +102,8 @@ class ControlPlan:
         if any(isinstance(c, Avoid) for c in self.controls):
             check_avoided(self.controls, info, known)
         self.imposed = [c for c in self.controls if guidance.impose or not c.head]
+        if self.pattern:  # whose rule sees to it
+            self.imposed = [c for c in self.imposed if not isinstance(c, Avoid)]
         # Tilting single words hardly ever makes a phrase appear: docs/log.md has the figures.
         placed = [] if self.pattern else self.imposed  # what a pattern leaves no place for is not placed
         self.phrases = choose_phrases(placed, info, known, self.words, model.denoiser.codec.holds_tokens)
@@ -122,6 +123,12 @@ class ControlPlan:
             raise UsageError(f"--strength must lie above 0 and up to 1, not {edit.strength}.")
         if not self.info.whole_words:
             raise UsageError("edit: this model writes pieces of words; edit a text with a model of whole words.")
+
+    def kept_items(self, edit: Edit) -> list[int]:
+        """The text as a `Template` has it."""
+        words, ids = split_words(edit.text.strip()), self.info.tokenizer.encode(edit.text.strip())
+        kept = {k for phrase in edit.keep for k in find_kept(phrase, words)}
+        return [token if k in kept else ANY for k, token in enumerate(ids)]
 
     def edit_layout(self, edit: Edit) -> tuple[Layout, dict[int, str]]:
         """The text on its canvas, with the words that stay as known ones; of these, those without an id."""
@@ -150,8 +157,8 @@ class ControlPlan:
             if condition is not UNCONDITIONAL:
                 condition = lengths.predict(self.denoiser, condition)
             if self.pattern:
-                own = self.pattern.lengths, self.pattern.shares
-                drawn = lengths.draw_among(noise.uniform(0, stream=1), *own, condition)
+                own = self.pattern.lengths
+                drawn = lengths.draw_among(noise.uniform(0, stream=1), [*own], [*own.values()], condition)
             elif ranks is None or infill:
                 drawn = lengths.draw_between(noise.uniform(0, stream=1), least, most, condition)
             else:
@@ -159,8 +166,13 @@ class ControlPlan:
             totals = [int(n) for n in drawn.tolist()]
         if infill is None:
             return [self.layout(n, {}) for n in totals], [{}] * len(samples)
-        shares = noise.uniform(0, len(infill.gaps), stream=GAPS).tolist()
-        placed = [infill.place_known(self.info, n, cut, self.extra) for n, cut in zip(totals, shares, strict=True)]
+        if self.pattern:
+            shares = noise.uniform(0, 2 * max(totals), stream=GAPS).tolist()
+            cuts = [self.pattern.template.draw_gaps(n, iter(u)) for n, u in zip(totals, shares, strict=True)]
+        else:
+            shares = noise.uniform(0, len(infill.gaps), stream=GAPS).tolist()
+            cuts = [infill.cut_gaps(self.info, n, u, self.extra) for n, u in zip(totals, shares, strict=True)]
+        placed = [infill.place_known(self.info, cut) for cut in cuts]
         layouts = [self.layout(n, known) for n, (known, _) in zip(totals, placed, strict=True)]
         return layouts, [unknown for _, unknown in placed]
 
@@ -293,14 +305,15 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     if len(parts) == 1:
         rules, targets, last = lead.rules(canvas), lead.targets(canvas), []
         if lead.pattern:
-            last = [lead.pattern.rule(lead.denoiser.codec, canvas)]
+            last = [lead.pattern.rule(lead.denoiser.codec, canvas, batch.known)]
     else:
         rows = [(plan, part, canvas.rows(part)) for plan, part in parts]
         rules = merge_rules([(part, plan.rules(own) if plan else []) for plan, part, own in rows], canvas)
+        known = [None if batch.known is None else batch.known[part] for _, part in parts]
         last = merge_last(
             [
-                (part, [plan.pattern.rule(lead.denoiser.codec, own)] if plan and plan.pattern else [])
-                for plan, part, own in rows
+                (part, [plan.pattern.rule(lead.denoiser.codec, own, ids)] if plan and plan.pattern else [])
+                for (plan, part, own), ids in zip(rows, known, strict=True)
             ]
         )
         sizes = [len(own.mask) for *_, own in rows]

@@ -256,8 +256,11 @@ class ImposePattern:
     codec: Codec
     chain: TokenChain
     inside: Tensor  # [B, W] positions of the text
+    known: Tensor | None = None  # [B, W] its given tokens, FREE elsewhere
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        if self.known is not None:
+            belief = impose_tokens(belief, self.codec, self.known >= 0, self.known.clamp(min=0))
         logits = posterior_logits(self.chain, belief.logits, self.inside).to(belief.logits.dtype)
         words = torch.where(self.inside, likeliest_accepted(self.chain, belief.logits, self.inside), belief.tokens)
         state = belief.state

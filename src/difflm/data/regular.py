@@ -19,6 +19,7 @@ MAX_DEPTH = 40  # groups inside of groups
 MAX_COUNT = 1000  # repetitions that a number asks for
 MAX_STATES = 1000  # of the automaton
 MAX_WORK = 500_000  # steps of building it: well below a second
+MAX_PATHS = 100_000  # ways to read a text, from which on `re`, which may try them all, is not asked
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -71,6 +72,10 @@ class Repeated:
 
 Node = Chars | Sequenced | Either | Repeated
 ANY = Chars((("\n", "\n"),), negated=True)
+
+
+def literal(text: str) -> Node:
+    return Sequenced(tuple(Chars(((char, char),)) for char in text))
 
 
 def parse_pattern(pattern: str) -> Node:
@@ -275,9 +280,10 @@ class CharacterAutomaton:
         return bool(self.accepting[state])
 
 
-def compile_characters(pattern: str, characters: Iterable[str]) -> CharacterAutomaton:
+def compile_characters(pattern: str | Node, characters: Iterable[str]) -> CharacterAutomaton:
     """The automaton of a pattern over these characters; texts with others are not accepted."""
-    found, alphabet = Thompson(parse_pattern(pattern)), sorted({*characters})
+    tree = parse_pattern(pattern) if isinstance(pattern, str) else pattern
+    found, alphabet = Thompson(tree), sorted({*characters})
     sets = list({chars: None for reads in found.reads for chars, _ in reads})
     members = np.array([chars.members(alphabet) for chars in sets], dtype=bool).reshape(len(sets), len(alphabet))
     columns = number_rows(members.T)
@@ -346,6 +352,14 @@ def number_rows(rows: Array) -> Array:
 
 
 # -- what another matcher would have to do ----------------------------------------------------------------------
+
+
+def matches_wholly(pattern: str, text: str, flags: re.RegexFlag = re.UNICODE) -> tuple[bool, str]:
+    """Whether a whole text matches, and who says so: `re`, or where that might try ways without end, an automaton of
+    this text alone."""
+    if count_paths(parse_pattern(pattern), text, MAX_PATHS) <= MAX_PATHS:
+        return re.fullmatch(pattern, text, flags) is not None, "re.fullmatch"
+    return compile_characters(pattern, text).accepts(text), "an automaton over characters"
 
 
 def count_paths(tree: Node, text: str, most: int) -> int:

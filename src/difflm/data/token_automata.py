@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from difflm.data.regular import Array, CharacterAutomaton, compile_characters, minimise, number_rows, refine
+from difflm.data.regular import Array, CharacterAutomaton, Node, compile_characters, minimise, number_rows, refine
 from difflm.data.tokenizers import SPECIALS, Bpe, Characters, Tokenizer, Words
 from difflm.data.words import extend_run, reads_back, word_shape
 from difflm.errors import UsageError
@@ -16,6 +16,7 @@ MAX_RAW = 20_000  # states before the smallest automaton is found
 Context = tuple[tuple[str, ...], bool]  # the last words since a space, and whether they are read back as they are
 NEWLINE = ("\n",)
 GLUE, SPACE, NEVER = 0, 1, 2  # what stands before a word
+ANY, GAP = -1, -2  # in a template: one token, or one and more
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,6 @@ class TokenAutomaton:
             if reached[self.accepting].any():
                 found.append(n)
         return found
-
-    def length_shares(self, lengths: Sequence[int], frequencies: Array) -> list[float]:
-        """How likely texts of these lengths are accepted, if their tokens are independent, relative to the likeliest:
-        twenty tokens hardly ever make three words."""
-        own = np.bincount(self.classes, frequencies, self.table.shape[1])
-        begin, kind, end = self.edges.T
-        chances, nats, found = np.eye(1, len(self.table))[0], 0.0, dict[int, float]()
-        for n in range(1, max(lengths) + 1):
-            chances = np.bincount(end, chances[begin] * own[kind], len(self.table))
-            total = max(chances.sum(), 1e-300)
-            chances, nats = chances / total, nats + float(np.log(total))
-            found[n] = nats + float(np.log(max(chances[self.accepting].sum(), 1e-300)))
-        best = max(found[n] for n in lengths)
-        return [float(np.exp(found[n] - best)) for n in lengths]
 
     def accepts(self, ids: Sequence[int]) -> bool:
         state = 0
@@ -87,19 +74,24 @@ def smallest_automaton(columns: Sequence[Array | None], accepting: Array) -> Tok
 
 
 @lru_cache(maxsize=64)
-def compile_pattern(pattern: str, tokenizer: Tokenizer, banned: frozenset[int] = frozenset()) -> TokenAutomaton:
-    """The automaton of a pattern over a vocabulary, in which `banned` tokens are not read."""
+def compile_pattern(
+    pattern: str | Node, tokenizer: Tokenizer, banned: frozenset[int] = frozenset(), negated: bool = False
+) -> TokenAutomaton:
+    """The automaton of a pattern, or of all other texts, over a vocabulary in which `banned` tokens are not read."""
     spelt = [None if i in banned else text for i, text in enumerate(readable_pieces(tokenizer), len(SPECIALS))]
     characters = compile_characters(pattern, {" ", *(char for text in spelt if text for char in text)})
+    if negated:
+        characters = CharacterAutomaton(characters.columns, *minimise(characters.table, ~characters.accepting))
+    named = repr(pattern) if isinstance(pattern, str) else "the schema"
     if len(characters.table) == 1:
-        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {pattern!r}.")
+        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
     columns = list(spell_columns(characters, spelt))
     if isinstance(tokenizer, Words):
         found = space_words(characters, spelt, columns)
     else:
         found = smallest_automaton([None] * len(SPECIALS) + columns, characters.accepting)
     if len(found.table) == 1:
-        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {pattern!r}.")
+        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
     return found
 
 
@@ -224,3 +216,91 @@ def intersect(one: TokenAutomaton, other: TokenAutomaton) -> TokenAutomaton:
             found[pair] = np.append(np.where(never, dead, left * columns + right).ravel(), dead)
     accepting = np.append((one.accepting[:, None] & other.accepting).ravel(), False)
     return smallest_automaton([found[pair] for pair in pairs.tolist()], accepting)
+
+
+def find_phrase(ids: Sequence[int], size: int, glued: Sequence[int] = ()) -> TokenAutomaton:
+    """The automaton of sequences that hold these tokens side by side, not followed by `glued` ones (Knuth, Morris and
+    Pratt, 1977)."""
+    whole, found, dead = len(ids), len(ids) + 1, len(ids) + 2
+    borders = [0, 0]  # how much of the beginning also ends the first k tokens
+    for k in range(1, whole):
+        border = borders[k]
+        while border and ids[border] != ids[k]:
+            border = borders[border]
+        borders.append(border + (ids[border] == ids[k]))
+
+    def follow(state: int, token: int) -> int:
+        while state == whole or ids[state] != token:
+            if not state:
+                return 0
+            state = borders[state]
+        return state + 1
+
+    lengthening, columns = {*glued}, dict[tuple[int, bool], Array]()
+    for token, after in {(t if t in ids else -1, t in lengthening) for t in range(len(SPECIALS), size)}:
+        steps = [follow(state, token) for state in range(whole + 1)]
+        columns[token, after] = np.array([*steps[:-1], steps[-1] if after else found, found, dead])
+    accepting = np.isin(np.arange(dead + 1), (whole, found))
+    read = ((t if t in ids else -1, t in lengthening) for t in range(len(SPECIALS), size))
+    return smallest_automaton([*[None] * len(SPECIALS), *(columns[key] for key in read)], accepting)
+
+
+@dataclass(frozen=True)
+class Template:
+    """Texts of an automaton around known tokens: `items` are these, ANY or GAP, from left to right. Other tokens are
+    taken as independent, each as likely as it is frequent."""
+
+    automaton: TokenAutomaton
+    items: tuple[int, ...]
+    frequencies: Array  # [V]
+    most: int  # tokens of a text
+
+    @cached_property
+    def shares(self) -> Array:
+        """How likely tokens are, by their class."""
+        return np.bincount(self.automaton.classes, self.frequencies, self.automaton.table.shape[1])
+
+    @cached_property
+    def chances(self) -> tuple[Array, Array]:
+        """P(the rest is accepted) with so many tokens left, from each item on and in each state, [most + 1, items + 1,
+        states], relative to the largest with as many tokens left; and the logarithms of those, [most + 1]."""
+        automaton, states = self.automaton, len(self.automaton.table)
+        begin, kind, end = automaton.edges.T
+        found, nats = np.zeros((self.most + 1, len(self.items) + 1, states)), np.zeros(self.most + 1)
+        found[0, -1] = automaton.accepting
+        for left in range(1, self.most + 1):
+            for k, item in enumerate(self.items):
+                later = found[left - 1, k + 1] + (found[left - 1, k] if item == GAP else 0)
+                if item >= 0:
+                    found[left, k] = later[automaton.table[:, automaton.classes[item]]]
+                elif later.any():
+                    found[left, k] = np.bincount(begin, self.shares[kind] * later[end], states)
+            largest = found[left].max()
+            found[left] /= largest or 1
+            nats[left] = nats[left - 1] + np.log(largest or 1)
+        return found, nats
+
+    def lengths(self) -> dict[int, float]:
+        """The numbers of tokens of accepted texts, and how likely texts of as many are accepted, relative to the
+        likeliest: twenty tokens hardly ever make three words."""
+        found, nats = self.chances
+        logs = {n: float(np.log(p) + nats[n]) for n, p in enumerate(found[:, 0, 0]) if n and p > 0}
+        return {n: float(np.exp(log - max(logs.values()))) for n, log in logs.items()}
+
+    def draw_gaps(self, length: int, u: Iterator[float]) -> list[int]:
+        """The sizes of the gaps in an accepted text of `length` tokens, by uniform numbers, two a token at most."""
+        (found, _), table = self.chances, self.automaton.table
+        sizes = {k: 0 for k, item in enumerate(self.items) if item == GAP}
+        state, k = 0, 0
+        for left in reversed(range(length)):
+            item, go = self.items[k], found[left, k + 1]
+            if item >= 0:
+                state, k = table[state, self.automaton.classes[item]], k + 1
+                continue
+            both = go + found[left, k] if item == GAP else go
+            weights = (self.shares * both[table[state]]).cumsum()
+            state = table[state, np.searchsorted(weights, next(u) * weights[-1], "right")]
+            if item == GAP:
+                sizes[k] += 1
+            k += item == ANY or next(u) * both[state] < go[state]
+        return [*sizes.values()]

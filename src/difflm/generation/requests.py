@@ -13,6 +13,7 @@ from difflm.controls import (
     Control,
     Field,
     Infill,
+    Json,
     Label,
     Length,
     Pattern,
@@ -76,6 +77,7 @@ class Request(BaseModel):
     contains: list[str] = key("A word or phrase that must appear.", [])
     avoid: list[str] = key("A word that must not appear.", [])
     pattern: list[str] = key("A regular expression that the whole text matches.", [])
+    json_schema: dict[str, Any] | None = key("A JSON schema that the whole text follows.")
     words: str | None = key("How many words between spaces: 12, or 8-12.")
     field: dict[str, str] = key("A fact, such as food=Japanese.", {})
     label: dict[str, str] = key("A label of your own --guide.", {})
@@ -118,6 +120,8 @@ class Request(BaseModel):
         asked += [Contains(phrase) for phrase in self.contains]
         asked += [Avoid(word) for word in self.avoid]
         asked += [Pattern(regex) for regex in self.pattern]
+        if self.json_schema is not None:
+            asked.append(Json(self.json_schema))
         if self.words is not None:
             asked.append(WordCount.parse(self.words))
         asked += [parse_control(pair) for pair in self.control]

@@ -5,7 +5,7 @@ It is the same loop on a staircase of times: behind the current block t stays 0,
 finished blocks are kept, and are exactly what a pass over the whole text would find.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +59,15 @@ class BlockLengths(DrawnLength):
         if low > self.longest:
             return torch.full(u.shape, low, device=u.device)
         return super().draw_between(u, low, min(high, self.longest), condition)
+
+    def draw_among(
+        self, u: Tensor, lengths: Sequence[int], shares: Sequence[float], condition: Condition = UNCONDITIONAL
+    ) -> Tensor:
+        """Lengths that were seen, unless more are needed."""
+        if lengths[0] > self.longest:
+            return torch.full(u.shape, lengths[0], device=u.device)
+        seen = sum(n <= self.longest for n in lengths)
+        return super().draw_among(u, lengths[:seen], shares[:seen], condition)
 
     @property
     def seen_back(self) -> Tensor:

@@ -1,5 +1,6 @@
 """`difflm generate`."""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -81,7 +82,12 @@ def generate(
 
 def make_request(asked: dict[str, Any]) -> Request:
     """A request of the options that are given."""
-    return Request(**asked | {key: named_values(key, asked[key]) for key in ("field", "label") if key in asked})
+    read: dict[str, Callable[[str, Any], Any]] = {
+        "field": named_values,
+        "label": named_values,
+        "json_schema": read_json,
+    }
+    return Request(**asked | {key: reader(key, asked[key]) for key, reader in read.items() if key in asked})
 
 
 def load_writer(
@@ -116,6 +122,19 @@ def named_values(option: str, given: list[str]) -> dict[str, str]:
         if name.strip() in found:
             raise UsageError(f"--{option} {name.strip()} is given twice; a text can have one of them.")
         found[name.strip()] = value.strip()
+    return found
+
+
+def read_json(option: str, path: Path) -> dict[str, Any]:
+    """The object that a file of JSON holds."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path} is not JSON.") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no JSON object.")
     return found
 
 

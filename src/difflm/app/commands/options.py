@@ -45,6 +45,7 @@ Guidance = Annotated[
 ]
 Guide = Annotated[list[Path] | None, option("A classifier that difflm train made; repeatable.", "DIR")]
 METAVARS = {"field": "NAME=VALUE", "label": "NAME=VALUE", "control": "NAME=VALUE", "span": "FIRST,LAST,LABEL"}
+METAVARS |= {"json_schema": "FILE"}
 
 
 def request_option(key: str) -> inspect.Parameter:
@@ -53,6 +54,8 @@ def request_option(key: str) -> inspect.Parameter:
     kind, default, help = field.annotation, field.default, str(field.description)
     if isinstance(default, list | dict):
         kind, default, help = list[str] | None, None, f"{help.removesuffix('.')}; repeatable."
+    if METAVARS.get(key) == "FILE":
+        kind = Path | None
     option = typer.Option(*flags, metavar=METAVARS.get(key), help=help)
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 

@@ -35,7 +35,7 @@ def one_event(*names: str) -> dict[str, Any]:
 Responses = dict[int | str, dict[str, Any]]
 
 MEANINGS = {
-    400: "The body is not JSON.",
+    400: "The body is not JSON, or asks for a response_format that cannot be followed.",
     401: "The token is missing or wrong.",
     403: "Another host name or another page's origin.",
     408: "The body did not arrive in time.",

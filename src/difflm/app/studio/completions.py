@@ -13,11 +13,13 @@ from starlette.exceptions import HTTPException
 
 from difflm.app.studio.api import ERRORS, REFUSED, EventStream, event, one_event, texts_of
 from difflm.app.studio.engine import Engine, Job, Text
+from difflm.app.studio.formats import LogProbabilities, ResponseFormat, answer_between, log_probabilities
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.limits import Limits
+from difflm.app.studio.player import Recording
 from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, ErrorAnswer, check_size, shown
 from difflm.app.studio.served import Served
-from difflm.controls import Control, Infill
+from difflm.controls import Control, Infill, Pattern
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.jobs import Generation
@@ -28,7 +30,6 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {  # keys of other models, and the value
     "best_of": (None, 1),
     "frequency_penalty": (None, 0),
     "logit_bias": (None, {}),
-    "logprobs": (None, 0),
     "presence_penalty": (None, 0),
     "top_p": (None, 1),
 }
@@ -63,7 +64,8 @@ class CompletionAsked(BaseModel):
     best_of: int | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    logprobs: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=1, description="Log probabilities of the tokens that are chosen.")
+    response_format: ResponseFormat | None = Field(None, description="What every answer matches.")
     presence_penalty: float | None = None
     top_p: float | None = None
 
@@ -75,6 +77,10 @@ class CompletionAsked(BaseModel):
             check_size(key, value, limits)
         if self.infill is not None and (any(self.prompts) or self.suffix):
             raise UsageError("give prompt and suffix, or infill: they say the same thing in two ways.")
+        if self.response_format is not None and (self.infill is not None or self.echo):
+            raise UsageError("response_format is that of an answer alone: leave out infill and echo.")
+        if self.logprobs is not None and len(self.prompts) > 1:
+            raise UsageError("logprobs are told of one prompt at a time.")
         if any("___" in text for text in (*self.prompts, self.suffix or "")):
             raise UsageError("a prompt has no gaps; give infill for a text with gaps.")
 
@@ -91,7 +97,9 @@ class CompletionAsked(BaseModel):
     def gaps(self) -> "list[Gap]":
         if self.infill is not None:
             return [Gap(template=self.infill, most=self.max_tokens)]
-        return [Gap(prompt, self.suffix or "", None, self.max_tokens, bool(self.echo)) for prompt in self.prompts]
+        more = self.suffix or "", None, self.max_tokens, bool(self.echo)
+        pattern = self.response_format.pattern() if self.response_format else None
+        return [Gap(prompt, *more, pattern) for prompt in self.prompts]
 
     def asked(self, seed: int) -> Asked:
         """All but prompt and gaps."""
@@ -112,6 +120,12 @@ class Gap:
     template: str | None = None
     most: int | None = None
     whole: bool = False  # whether the answer is the whole text
+    pattern: Pattern | None = None  # of the answer
+
+    def controls(self, steered: bool, whole_words: bool) -> list[Control]:
+        around = self.before.strip(), self.after.strip()
+        asked = [] if self.pattern is None else [answer_between(self.pattern, *around, whole_words)]
+        return [*self.control(steered), *asked]
 
     def control(self, steered: bool) -> list[Control]:
         if self.template is not None:
@@ -131,6 +145,8 @@ class Gap:
         else:  # the prompt's own spaces are not those of the text
             first, last = len(split_words(before)), len(made.tokens) - len(split_words(after))
             inner = f" {join_words(made.tokens[first:last])} "
+        if self.pattern is not None:
+            return inner.strip()
         inner = inner.lstrip() if not before or self.before[-1:].isspace() else inner
         return inner.rstrip() if not after or self.after[:1].isspace() else inner
 
@@ -139,7 +155,7 @@ class Choice(BaseModel):
     index: int
     text: str
     finish_reason: Literal["stop", "length"]
-    logprobs: None = None
+    logprobs: LogProbabilities | None = None
     controls: list[ControlAnswer] = Field(description="For each control whether the text obeys.")
     warnings: list[str] = Field(description="Why it may not be what was asked for, such as words the model lacks.")
 
@@ -182,6 +198,7 @@ class Completion:
     gaps: Sequence[Gap]
     jobs: Sequence[Job]
     about: dict[str, Any]
+    recording: Recording | None = None  # of the drafts, where log probabilities are asked for
 
     def choice(self, place: int, number: int, made: Generation) -> dict[str, Any]:
         gap = self.gaps[place]
@@ -191,11 +208,12 @@ class Completion:
         if most and len(words := split_words(text)) > most:
             text, reason = join_words(words[:most]), "length"
         ends = [text.index(stop) for stop in self.asked.stops if stop in text]
+        text, drafts = text[: min(ends)] if ends else text, self.recording and self.recording.drafts_of(number, made)
         return {
             "index": place * self.jobs[place].n + number,
-            "text": text[: min(ends)] if ends else text,
+            "text": text,
             "finish_reason": reason,
-            "logprobs": None,
+            "logprobs": drafts and log_probabilities(drafts, made.text, text),
             "controls": made.controls,
             "warnings": made.warnings,
         }
@@ -257,7 +275,8 @@ def routes(served: Served, engine: Engine) -> APIRouter:
             raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server makes {limits.rows} texts at most.")
         job = one.job()
         steered = isinstance(served.lm.model, DiffusionModel) and one.edit is None and one.infill is None
-        return [{**job, "controls": [*gap.control(steered), *job["controls"]]} for gap in gaps]
+        words = served.whole_words
+        return [{**job, "controls": [*gap.controls(steered, words), *job["controls"]]} for gap in gaps]
 
     @router.post("/v1/completions", response_model=CompletionAnswer, responses={**ERRORS, **missing, 200: COMPLETED})
     async def complete(request: Request, asked: CompletionAsked) -> Any:
@@ -265,10 +284,17 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         check_model(asked.model)
         asked.check(limits)
         seed = secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed
-        gaps = asked.gaps()
-        jobs = await engine.submit(job_arguments(asked, gaps, seed))
+        try:
+            gaps = asked.gaps()
+            arguments, recording = job_arguments(asked, gaps, seed), None
+            if asked.logprobs is not None:
+                one = asked.asked(seed)
+                recording = Recording(one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), one.each)
+            jobs = await engine.submit(arguments, recording.frame if recording else False)
+        except UsageError as error:  # what clients expect of a format that cannot be followed
+            raise HTTPException(400, str(error)) if asked.response_format else error from None
         about = CompletionAnswer(model=served.name, seed=seed)
-        completion = Completion(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}))
+        completion = Completion(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}), recording)
         if asked.stream:
             return EventStream(completion.pieces(), jobs)
         try:

@@ -56,12 +56,12 @@ class Recording:
 
     def texts(self, generations: "Sequence[Generation]") -> list[PlayedText]:
         """Pair the texts with their drafts; of several candidates, with those of the chosen one."""
-        return [PlayedText(made, self._chosen(number, made.text)) for number, made in enumerate(generations)]
+        return [PlayedText(made, self.drafts_of(number, made)) for number, made in enumerate(generations)]
 
-    def _chosen(self, number: int, text: str) -> "list[Draft]":
+    def drafts_of(self, number: int, made: "Generation") -> "list[Draft]":
         first = number * self._candidates
-        made = [self._drafts(sample) for sample in range(first, first + self._candidates)]
-        return next((drafts for drafts in made if drafts and count_spelling(drafts[-1], text)), made[0])
+        every = [self._drafts(sample) for sample in range(first, first + self._candidates)]
+        return next((drafts for drafts in every if drafts and count_spelling(drafts[-1], made.text)), every[0])
 
     def _drafts(self, sample: int) -> "list[Draft]":
         """All drafts that were kept, and always the last."""

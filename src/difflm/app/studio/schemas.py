@@ -70,6 +70,8 @@ def check_size(key: str, value: Any, limits: Limits) -> None:
 def option(key: str, value: Any) -> list[str]:
     """A key of a request as the command has it."""
     name = "-n" if key == "n" else f"--{key.replace('_', '-')}"
+    if key == "json_schema":
+        return [name, "FILE"]
     if isinstance(value, bool):
         return [name if value else f"--no-{key}"]
     if isinstance(value, dict):

@@ -1,0 +1,83 @@
+"""What an answer of `/v1/completions` shall look like, and how sure the model was of its tokens."""
+
+from collections.abc import Sequence
+from math import log
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from difflm.controls import Json, Pattern
+from difflm.controls.patterns import Between
+from difflm.data.words import join_words, split_words
+from difflm.errors import UsageError
+from difflm.generation.jobs import Draft
+
+UNLIKELY = 1e-9  # what a probability is at least, so that its logarithm is a number
+
+
+class NamedSchema(BaseModel):
+    """As clients of the OpenAI API send it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    json_schema: dict[str, Any] = Field(alias="schema")
+    name: str | None = Field(None, description="Not looked at.")
+    description: str | None = Field(None, description="Not looked at.")
+    strict: bool | None = Field(None, description="Schemas are always followed.")
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["text", "json_schema", "regex"]
+    json_schema: NamedSchema | None = Field(None, description="With the type json_schema.")
+    regex: str | None = Field(None, description="With the type regex: the whole answer matches it.")
+
+    def pattern(self) -> Pattern | None:
+        given = {"json_schema": self.json_schema, "regex": self.regex}
+        if any((value is not None) != (key == self.type) for key, value in given.items()):
+            raise UsageError(f"response_format of type {self.type!r} has the key {self.type!r} and no other.")
+        if self.json_schema is not None:
+            return Json(self.json_schema.json_schema)
+        return None if self.regex is None else Pattern(self.regex)
+
+
+def answer_between(pattern: Pattern, before: str, after: str, whole_words: bool) -> Pattern:
+    """The pattern of an answer, as one of the whole text that is printed."""
+    if not before and not after:
+        return pattern
+    if whole_words:  # printed with spaces of its own
+        before, after = (join_words(split_words(text)) for text in (before, after))
+    return Between(pattern, before, after)
+
+
+class LogProbabilities(BaseModel):
+    """In the form that clients of the OpenAI API know."""
+
+    tokens: list[str]
+    token_logprobs: list[float] = Field(description="Of each token, in the step that last changed it.")
+    top_logprobs: None = None
+    text_offset: list[int]
+
+
+def log_probabilities(drafts: Sequence[Draft], text: str, answer: str) -> dict[str, Any]:
+    """How likely the model found each token of the answer in the step that last changed it."""
+    sure: dict[int, float] = {}
+    last: list[str] = []
+    for draft in drafts:
+        for k, token in enumerate(draft.tokens):
+            if k >= len(last) or last[k] != token:
+                sure[k] = draft.confidence[k]
+        last = draft.tokens
+    first, at = max(0, text.find(answer.strip())), 0
+    found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
+    for k, token in enumerate(last):
+        begin = text.find(token.strip(), at) if token.strip() else -1
+        if begin < 0:
+            continue
+        before, at = at, begin + len(token.strip())
+        if first <= begin and at <= first + len(answer.strip()):
+            found["tokens"].append(text[max(before, first) : at])
+            found["token_logprobs"].append(round(log(max(sure[k], UNLIKELY)), 4))
+            found["text_offset"].append(max(before, first) - first)
+    return found

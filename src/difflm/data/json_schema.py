@@ -1,0 +1,345 @@
+"""JSON schemas as regular expressions: a subset whose texts, in one fixed spelling, an automaton reads; and a check of
+finished texts that knows nothing of automata.
+
+Texts are spelt as Python's `json.dumps` does, with a space behind each comma and colon. Properties stand in the order
+of the schema, strings hold no escapes, numbers at most fifteen digits and six behind the point."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from difflm.data.regular import (
+    MAX_COUNT,
+    MAX_DEPTH,
+    Chars,
+    Either,
+    Node,
+    Repeated,
+    Sequenced,
+    literal,
+    matches_wholly,
+    parse_pattern,
+)
+from difflm.errors import UsageError
+
+Schema = Mapping[str, Any]
+
+UNSPELT = (("\x00", "\x1f"), ('"', '"'), ("\\", "\\"))  # what a string of JSON has to escape
+NOT_SAME = (("\u2028", "\u2029"), ("\ufeff", "\ufeff"))  # spaces or ends of lines to some
+NAMED_RANGES = {"d": (("0", "9"),), "w": (("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"))}
+INSIDE = Chars(UNSPELT, negated=True)
+DIGIT = Chars((("0", "9"),))
+LARGEST = 10**15 - 1  # every whole number up to it is the same for all readers
+FRACTION = Sequenced((Repeated(DIGIT, 0, 5), Chars((("1", "9"),))))  # never zero, so that bounds stay simple
+
+ABOUT = {"$schema", "$id", "$comment", "$defs", "title", "description", "default", "examples", "deprecated"}
+BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+KEYWORDS: Mapping[str, set[str]] = {
+    "object": {"properties", "required", "additionalProperties"},
+    "array": {"items", "minItems", "maxItems"},
+    "string": {"pattern", "minLength", "maxLength"},
+    "integer": BOUNDS,
+    "number": BOUNDS,
+    "boolean": set(),
+    "null": set(),
+}
+
+
+def schema_tree(schema: Schema) -> Node:
+    """The regular expression of the texts of a schema."""
+    return Compiler(schema).compile(schema, "", 0)
+
+
+class Compiler:
+    """Reads a schema from outside to inside; `at` is where it is."""
+
+    def __init__(self, root: Schema) -> None:
+        self.root = root
+
+    def refuse(self, at: str, reason: str) -> NoReturn:
+        raise UsageError(f"JSON schema{f', {at[1:]}' if at else ''}: {reason}.")
+
+    def compile(self, schema: Any, at: str, depth: int) -> Node:
+        if depth > MAX_DEPTH:
+            self.refuse("", f"more than {MAX_DEPTH} schemas stand inside of each other, or one in itself")
+        if not isinstance(schema, Mapping):
+            self.refuse(at, 'an object such as {"type": "string"} is expected')
+        kinds = kinds_of(schema)
+        for kind in kinds:
+            if not isinstance(kind, str) or kind not in KEYWORDS:
+                self.refuse(at, f"the type {str(kind)[:50]!r} is not known")
+        own = next((key for key in ("$ref", "anyOf", "enum", "const") if key in schema), None)
+        known = {own} if own in ("$ref", "anyOf") else {own, "type"} if own else {"type"}
+        known = known.union(ABOUT, *(() if own else (KEYWORDS[kind] for kind in kinds)))
+        if foreign := [key for key in schema if key not in known]:
+            self.refuse(at, f"{str(foreign[0])[:50]!r} is not understood here")
+        if own == "$ref":
+            return self.compile(self.resolve(schema["$ref"], at), at, depth + 1)
+        if own == "anyOf":
+            options = self.listed(schema, "anyOf", at)
+            return Either(tuple(self.compile(one, f"{at}.anyOf", depth + 1) for one in options))
+        if own:
+            values = [schema["const"]] if own == "const" else self.listed(schema, "enum", at)
+            fitting = [value for value in values if not kinds or any(is_kind(value, kind) for kind in kinds)]
+            if not fitting:
+                self.refuse(at, "no value is of its type")
+            return Either(tuple(literal(json.dumps(value, ensure_ascii=False)) for value in fitting))
+        if not kinds:
+            self.refuse(at, "it does not say a type, and any value at all is no regular language")
+        return Either(tuple(getattr(self, f"compile_{kind}")(schema, at, depth) for kind in kinds))
+
+    def resolve(self, name: Any, at: str) -> Any:
+        found = find_reference(name, self.root)
+        if found is None:
+            self.refuse(at, f"{str(name)[:50]!r} is no #/$defs/NAME of this schema")
+        return found
+
+    def listed(self, schema: Schema, key: str, at: str) -> Sequence[Any]:
+        if not isinstance(schema[key], list) or not schema[key]:
+            self.refuse(at, f"{key} is a list with something in it")
+        return schema[key]
+
+    def count(self, schema: Schema, key: str, default: int | None, at: str) -> int | None:
+        """A number of things, at most so many as a repetition may ask for."""
+        value = schema.get(key, default)
+        if value is not default and not (is_whole(value) and 0 <= value <= MAX_COUNT):
+            self.refuse(at, f"{key} is a whole number from 0 to {MAX_COUNT}")
+        return None if value is None else int(value)
+
+    def counts(self, schema: Schema, low: str, high: str, at: str) -> tuple[int, int | None]:
+        least, most = self.count(schema, low, 0, at) or 0, self.count(schema, high, None, at)
+        if most is not None and most < least:
+            self.refuse(at, f"{low} is above {high}")
+        return least, most
+
+    # -- a type each ----------------------------------------------------------------------------------------------
+
+    def compile_null(self, schema: Schema, at: str, depth: int) -> Node:
+        return literal("null")
+
+    def compile_boolean(self, schema: Schema, at: str, depth: int) -> Node:
+        return Either((literal("true"), literal("false")))
+
+    def compile_string(self, schema: Schema, at: str, depth: int) -> Node:
+        least, most = self.counts(schema, "minLength", "maxLength", at)
+        inner: Node = Repeated(INSIDE, least, most)
+        if "pattern" in schema:
+            if least or most is not None:
+                self.refuse(at, "pattern and a length exclude each other: write the length into the pattern")
+            if not isinstance(schema["pattern"], str):
+                self.refuse(at, "pattern is a text")
+            try:
+                if isinstance(parse_pattern(schema["pattern"].strip("^$")), Either):
+                    self.refuse(at, "put the alternatives of the pattern into a group")
+                inner = spell_inside(parse_pattern(whole_pattern(schema["pattern"], ".*")))
+            except UsageError as error:
+                self.refuse(at, str(error).removesuffix("."))
+        return Sequenced((literal('"'), inner, literal('"')))
+
+    def compile_integer(self, schema: Schema, at: str, depth: int) -> Node:
+        return self.compile_signed(schema, at, lambda low, high, *_: digits_between(low, high))
+
+    def compile_number(self, schema: Schema, at: str, depth: int) -> Node:
+        def between(low: int, high: int, begin: int, end: int) -> Node | None:
+            whole, broken = digits_between(low, high), digits_between(begin, end - 1)
+            parts = [whole] if whole else []
+            parts += [Sequenced((broken, literal("."), FRACTION))] if broken else []
+            return Either(tuple(parts)) if parts else None
+
+        return self.compile_signed(schema, at, between)
+
+    def compile_signed(self, schema: Schema, at: str, between: Callable[[int, int, int, int], Node | None]) -> Node:
+        """Numbers by their sign: `between` gives the sizes from the least to the largest whole number that is meant,
+        and from where to where others lie."""
+        for key in BOUNDS & {*schema}:
+            if not is_whole(schema[key]) or abs(schema[key]) > LARGEST:
+                self.refuse(at, f"{key} is a whole number of at most fifteen digits")
+        low = int(max(schema.get("minimum", -LARGEST), schema.get("exclusiveMinimum", -LARGEST)))
+        high = int(min(schema.get("maximum", LARGEST), schema.get("exclusiveMaximum", LARGEST)))
+        first = low + (schema.get("exclusiveMinimum") == low)
+        last = high - (schema.get("exclusiveMaximum") == high)
+        signed = [
+            between(max(first, 0), last, max(low, 0), high),
+            between(max(-last, 1), -first, max(-high, 0), -low),
+        ]
+        parts = [Sequenced((literal(sign), one)) for sign, one in zip(("", "-"), signed, strict=True) if one]
+        if not parts:
+            self.refuse(at, "no number lies between its bounds")
+        return Either(tuple(parts))
+
+    def compile_array(self, schema: Schema, at: str, depth: int) -> Node:
+        if "items" not in schema:
+            self.refuse(at, "items is missing: it says of what type they are")
+        least, most = self.counts(schema, "minItems", "maxItems", at)
+        if most == 0:
+            return literal("[]")
+        item = self.compile(schema["items"], f"{at}.items", depth + 1)
+        more = Repeated(Sequenced((literal(", "), item)), max(least - 1, 0), None if most is None else most - 1)
+        some = Repeated(Sequenced((item, more)), int(least > 0), 1)
+        return Sequenced((literal("["), some, literal("]")))
+
+    def compile_object(self, schema: Schema, at: str, depth: int) -> Node:
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, Mapping) or not isinstance(required, list):
+            self.refuse(at, "properties is an object, required a list")
+        if not isinstance(schema.get("additionalProperties", True), bool):
+            self.refuse(at, "additionalProperties is true or false; none are written")
+        if missing := [key for key in required if not isinstance(key, str) or key not in properties]:
+            self.refuse(at, f"{str(missing[0])[:50]!r} is required and not among the properties")
+        entries = [
+            Sequenced(
+                (literal(f"{json.dumps(key, ensure_ascii=False)}: "), self.compile(own, f"{at}.{key}", depth + 1))
+            )
+            for key, own in properties.items()
+        ]
+        return Sequenced((literal("{"), join_entries(entries, [key in required for key in properties]), literal("}")))
+
+
+def join_entries(entries: Sequence[Node], required: Sequence[bool]) -> Node:
+    """Entries in their order with commas between them; those that are not required may be left out."""
+
+    def follow(first: int) -> tuple[Node, ...]:
+        rest = zip(entries[first:], required[first:], strict=True)
+        return tuple(Repeated(Sequenced((literal(", "), entry)), int(must), 1) for entry, must in rest)
+
+    if True not in required:
+        some = (Sequenced((entry, *follow(k + 1))) for k, entry in enumerate(entries))
+        return Either((Sequenced(()), *some))
+    sure = list(required).index(True)
+    before = (Repeated(Sequenced((entry, literal(", "))), 0, 1) for entry in entries[:sure])
+    return Sequenced((*before, entries[sure], *follow(sure + 1)))
+
+
+def digits_between(low: int, high: int) -> Node | None:
+    """The whole numbers from `low` ≥ 0 to `high`; None: there are none."""
+    parts = []
+    for size in range(len(str(low)), len(str(max(high, 0))) + 1):
+        least, most = max(low, 10 ** (size - 1) if size > 1 else 0), min(high, 10**size - 1)
+        if least <= most:
+            parts.append(same_length(str(least), str(most)))
+    return Either(tuple(parts)) if parts else None
+
+
+def same_length(low: str, high: str) -> Node:
+    """The numbers between two of as many digits."""
+    rest = len(low) - 1
+    if rest < 0 or (low, high) == ("0" * (rest + 1), "9" * (rest + 1)):
+        return Repeated(DIGIT, rest + 1, rest + 1)
+    if low[0] == high[0]:
+        return Sequenced((literal(low[0]), same_length(low[1:], high[1:])))
+    first = Sequenced((literal(low[0]), same_length(low[1:], "9" * rest)))
+    last = Sequenced((literal(high[0]), same_length("0" * rest, high[1:])))
+    if ord(high[0]) - ord(low[0]) == 1:
+        return Either((first, last))
+    between = Chars(((chr(ord(low[0]) + 1), chr(ord(high[0]) - 1)),))
+    return Either((first, Sequenced((between, Repeated(DIGIT, rest, rest))), last))
+
+
+def whole_pattern(pattern: str, rest: str) -> str:
+    """A pattern that may stand anywhere, unless ^ or $ say otherwise, as one of a whole text; `rest` is the other
+    text."""
+    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+    inner = pattern[begins : len(pattern) - ends]
+    return f"{'' if begins else rest}({inner}){'' if ends else rest}"
+
+
+def spell_inside(node: Node) -> Node:
+    """The same expression without characters that a string of JSON has to escape, and with the sets that all readers
+    of schemas know by their names: digits and letters are those of ASCII."""
+    if isinstance(node, Repeated):
+        return Repeated(spell_inside(node.part), node.least, node.most)
+    if not isinstance(node, Chars):
+        return type(node)(tuple(spell_inside(part) for part in node.parts))
+    ranges = [*node.ranges, *(one for name in node.named for one in NAMED_RANGES.get(name.lower(), ()))]
+    others, spaces = any(name.isupper() for name in node.named), "s" in node.named.lower()
+    if not (node.negated or others):
+        found = Chars((*ranges, (" ", " ")) if spaces else tuple(ranges))
+        if found.members(sorted({'"', "\\", *map(chr, range(32))})).any():
+            raise UsageError("the pattern asks for a quotation mark, a backslash or a control character.")
+        return found
+    if others and (node.negated or node.ranges or len(node.named) > 1):
+        raise UsageError("the pattern has \\D, \\W or \\S inside of [ ]: list what is meant.")
+    return Chars((*ranges, *UNSPELT, *NOT_SAME), "s" if spaces else "", True)
+
+
+# -- what both sides read ----------------------------------------------------------------------------------------------
+
+
+def is_whole(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and value == value // 1
+
+
+def kinds_of(schema: Schema) -> Sequence[Any]:
+    kinds = schema.get("type", [])
+    return kinds if isinstance(kinds, list) else [kinds]
+
+
+def find_reference(name: Any, root: Schema) -> Any:
+    """The schema that `#/$defs/NAME` names; None: there is none."""
+    named = root.get("$defs", {})
+    if not isinstance(name, str) or not name.startswith("#/$defs/") or not isinstance(named, Mapping):
+        return None
+    return named.get(name.removeprefix("#/$defs/"))
+
+
+# -- the check of a finished text --------------------------------------------------------------------------------------
+
+
+def is_json_of(text: str, schema: Schema) -> bool:
+    """Whether a text is JSON, in any spelling, that a schema of the subset allows."""
+    try:
+        value = json.loads(text, parse_constant=lambda name: float("nan"))
+    except (ValueError, RecursionError):
+        return False
+    return is_valid(value, schema, schema)
+
+
+def is_valid(value: Any, schema: Schema, root: Schema) -> bool:
+    if "$ref" in schema and not is_valid(value, find_reference(schema["$ref"], root), root):
+        return False
+    if "anyOf" in schema and not any(is_valid(value, one, root) for one in schema["anyOf"]):
+        return False
+    allowed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if allowed is not None and not any(is_same(value, one) for one in allowed):
+        return False
+    kinds = kinds_of(schema)
+    if kinds and not any(is_kind(value, kind) for kind in kinds):
+        return False
+    if isinstance(value, str):
+        if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
+            return False
+        pattern = whole_pattern(schema.get("pattern", ""), r"[\s\S]*")
+        return matches_wholly(pattern, value, re.ASCII)[0]
+    if isinstance(value, list):
+        if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
+            return False
+        return all(is_valid(one, schema.get("items", {}), root) for one in value)
+    if isinstance(value, dict):
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        return all(key in value for key in schema.get("required", [])) and all(
+            is_valid(own, properties[key], root) if key in properties else others for key, own in value.items()
+        )
+    return isinstance(value, bool | None) or (
+        schema.get("minimum", value) <= value <= schema.get("maximum", value)
+        and schema.get("exclusiveMinimum", float("-inf")) < value < schema.get("exclusiveMaximum", float("inf"))
+    )
+
+
+def is_kind(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if isinstance(value, int | float):
+        return kind == "number" or (kind == "integer" and is_whole(value))
+    return kind == {str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Equality of JSON: 1 is 1.0, and not true."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    return bool(one == other)
