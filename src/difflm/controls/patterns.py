@@ -154,16 +154,17 @@ class BoundPattern:
     template: Template
     lengths: Mapping[int, float]  # numbers of tokens of texts that match, and how likely texts of as many do
 
-    def rule(self, codec: "Codec", canvas: Canvas, known: "Tensor | None") -> "Transform":
-        """`known` [B, W] are ids of given positions. Of those, specials are no part of the text."""
-        from difflm.controls.rules import ImposePattern
-        from difflm.diffusion.condition import FREE
 
-        chain = chain_of(self.template.automaton, canvas.mask.device)
-        if known is None:
-            return ImposePattern(codec, chain, canvas.mask)
-        words = known >= len(SPECIALS)
-        return ImposePattern(codec, chain, canvas.mask & (words | ~canvas.settled), known.masked_fill(~words, FREE))
+def impose_automaton(automaton: TokenAutomaton, codec: "Codec", canvas: Canvas) -> "Transform":
+    """The rule by which texts are accepted. Of known tokens, specials are no part of a text."""
+    from difflm.controls.rules import ImposePattern
+    from difflm.diffusion.condition import FREE
+
+    chain, known = chain_of(automaton, canvas.mask.device), canvas.known
+    if known is None:
+        return ImposePattern(codec, chain, canvas.mask)
+    words = known >= len(SPECIALS)
+    return ImposePattern(codec, chain, canvas.mask & (words | ~canvas.settled), known.masked_fill(~words, FREE))
 
 
 def join_patterns(
