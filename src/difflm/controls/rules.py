@@ -69,22 +69,7 @@ class PlacePhrases:
                     fits[:, :-size] &= ~self.apart.blocked[n][:, size:]
                     fits[:, self.apart.first] = False
                 found.append((n, torch.tensor(same, device=self.free.device), fits))
-        return found + self.openings
-
-    @property
-    def openings(self) -> list[tuple[int, Tensor, Tensor]]:
-        """The same of ways that begin a text: pieces that have no space before them."""
-        found = []
-        for n, way in enumerate(self.apart.openings if self.apart else ()):
-            here = slice(self.apart.first, self.apart.first + len(way))
-            fits = torch.zeros_like(self.free)
-            fits[:, self.apart.first] = self.free[:, here].sum(1) == len(way)
-            if here.stop < fits.shape[1]:
-                fits[:, self.apart.first] &= ~self.apart.blocked[n][:, here.stop]
-            if self.apart.first:  # a model that writes its own START may write something else there
-                fits[:, self.apart.first] &= self.apart.canvas.settled[:, self.apart.first - 1]
-            found.append((n, torch.tensor([way], device=fits.device), fits))
-        return found
+        return found + (self.apart.open_texts(self.free) if self.apart else [])
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         chances = belief.logits.log_softmax(-1)
@@ -146,6 +131,19 @@ class KeepApart:
         there, ids = self.known >= 0, self.known.clamp(min=0)
         later = torch.nn.functional.pad(self.unspaced(self.known)[:, 1:], (0, 1))
         return [there & (glued[ids] | (closing[ids] & later)) for glued, closing in self.masks]
+
+    def open_texts(self, free: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        """Of phrases that begin a text: their numbers, pieces [1, size], and whether they fit there, [B, W]."""
+        found = []
+        for n, way in enumerate(self.openings):
+            fits, here = torch.zeros_like(free), free[:, self.first : self.first + len(way)].sum(1) == len(way)
+            if self.first + len(way) < fits.shape[1]:
+                here &= ~self.blocked[n][:, self.first + len(way)]
+            if self.first:  # a model that writes its own START may write something else there
+                here &= self.canvas.settled[:, self.first - 1]
+            fits[:, self.first] = here
+            found.append((n, torch.tensor([way], device=fits.device), fits))
+        return found
 
     def separate(self, logits: Tensor, n: int, begin: Tensor, end: Tensor, known: Tensor) -> Tensor:
         """Logits in which phrase n, from `begin` to `end` [B], stays whole beside `known` pieces [B, W]; as they are
