@@ -47,5 +47,5 @@ def train_methods(
 
 def is_finished(run: Path) -> bool:
     """Whether a run was trained to its end."""
-    trained = read_json(run / "config.json").get("trained") if (run / "config.json").exists() else None
-    return bool(trained) and trained.get("stopped") != "interrupted"
+    config = read_json(run / "config.json") if (run / "config.json").exists() else {}
+    return config.get("trained", {}).get("stopped", "interrupted") != "interrupted"

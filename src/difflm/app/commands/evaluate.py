@@ -213,19 +213,21 @@ def compare(
     training: TrainOptions,
     task: Task = "language",
     **groups: Any,
-) -> int | None:
+) -> int:
     """Measure several models on the same data with the same judge: one table; each keeps its figures."""
     if training.methods is None:
         refuse_given(training, ["minutes", "into"], "language with --methods")
-        return measure(runs, task, options, settings, groups)
-    from difflm.app.own_comparison import train_methods
+    else:
+        from difflm.app.own_comparison import train_methods
 
-    names, changes = split_names(training.methods), runs
-    trained = train_methods(names, changes, training.minutes, training.into, options.data, options.device)
-    if trained is None:
-        return 1
-    options = replace(options, samples=SAMPLES if options.samples is None else options.samples)
-    return measure(trained, task, options, settings, groups)
+        names = split_names(training.methods)
+        trained = train_methods(names, runs, training.minutes, training.into, options.data, options.device)
+        if trained is None:
+            return 1
+        runs = trained
+        options = replace(options, samples=SAMPLES if options.samples is None else options.samples)
+    measure(runs, task, options, settings, groups)
+    return 0
 
 
 @report_errors
