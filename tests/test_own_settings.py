@@ -100,7 +100,7 @@ def test_a_survey_counts():
 
 
 def test_names_of_texts_and_of_recipes_are_told_apart(tmp_path):
-    assert is_own_text("my.txt") and is_own_text("x/my.jsonl.gz") and is_own_text(str(tmp_path))
+    assert is_own_text("my.txt") and is_own_text("x/my.jsonl.gz") and not is_own_text(str(tmp_path))
     assert is_own_text("https://example.org/my.txt")
     assert not is_own_text("e2e") and not is_own_text("mine.yaml") and not is_own_text("own-text")
 

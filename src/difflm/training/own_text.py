@@ -85,9 +85,8 @@ def token_lengths(survey: Survey, kind: str, vocabulary: int) -> tuple[float, fl
 
 
 def is_own_text(name: str) -> bool:
-    """Whether a recipe's name is that of data: a file of texts, a directory of such, or what is fetched."""
-    path = Path(name)
-    return name not in known_recipes() and (is_remote(name) or file_kind(path) in (".txt", *ROWS) or path.is_dir())
+    """Whether a recipe's name is that of data: a file of texts, or what is fetched."""
+    return name not in known_recipes() and (is_remote(name) or file_kind(Path(name)) in (".txt", *ROWS))
 
 
 def own_recipe(
