@@ -1,4 +1,5 @@
-# Every target makes its own .venv, and renews it when pyproject.toml or constraints.txt changed.
+# Every target makes its own .venv, and renews it when pyproject.toml or the pinned versions changed. All packages are checked by
+# the checksums in hashes.txt, except for torch and what its build brings, which differ by machine.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -7,8 +8,10 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-ci test-slow lint bench clean
 
+# Everyday English where that model is bundled, else restaurants.
+ENGLISH := $(wildcard src/difflm/pretrained/english/config.json)
 demo: .venv/.ready
-	$(BIN)/difflm generate e2e -n 4 --seed 0
+	$(BIN)/difflm generate $(if $(ENGLISH),english --infill "My dog ___ in the garden.",e2e) -n 4 --seed 0
 
 # Two workers with one thread each: more threads than cores make torch slower, not faster.
 test: .venv/.ready
@@ -18,8 +21,9 @@ test: .venv/.ready
 test-ci: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
+# FUZZ: seconds of fuzzing what reads files, requests and patterns.
 test-slow: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	OMP_NUM_THREADS=1 DIFFLM_FUZZ=$(FUZZ) $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
@@ -29,13 +33,14 @@ lint: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python -m benchmarks.sampling
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml constraints.txt hashes.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "difflm needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
 	@echo "Installing difflm and its requirements into .venv (once; a few minutes) ..."
 	@$(PYTHON) -m venv .venv
+	@$(PIP) install --require-hashes --no-deps -r hashes.txt
 	@$(PIP) install "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	@$(PIP) install -e '.[dev,plot,studio]' -c constraints.txt
+	@$(PIP) install --no-build-isolation -e '.[dev,plot,studio]' -c constraints.txt
 	@touch $@
 
 clean:

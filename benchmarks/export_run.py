@@ -1,25 +1,27 @@
-"""Copy a run as the package holds it: half-precision weights, no optimiser, no data.
+"""Copy a run as the package holds it: half-precision weights, or matrices of eight bits; no optimiser, no data.
 
 python -m benchmarks.export_run runs/e2e src/difflm/pretrained/e2e
+python -m benchmarks.export_run runs/english src/difflm/pretrained/english --bits 8
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
 
+from benchmarks.narrow import quantise_rows
 from difflm.data.corpora import file_names
 from difflm.runtime.files import write_atomic, write_json
 from difflm.runtime.tensors import load_tensors, save_tensors
 from difflm.training.run import read_config
 
 
-def export_run(run: Path, target: Path) -> None:
+def export_run(run: Path, target: Path, bits: int = 16) -> None:
     config = read_config(run)
     tensors = load_tensors(run / "model.safetensors")
     # Tables in float64 are schedules and rates, which half precision would distort.
     halves = {name: t.half() if t.dtype is torch.float32 else t for name, t in tensors.items()}
-    config["sha256"] = save_tensors(target / "model.safetensors", halves)
+    config["sha256"] = save_tensors(target / "model.safetensors", quantise_rows(halves) if bits == 8 else halves)
     if config["recipe"].get("init"):
         config["recipe"]["init"] = Path(config["recipe"]["init"]).name
     config["recipe"]["data"] = file_names(config["recipe"]["data"])  # without the directories of somebody's machine
@@ -30,4 +32,9 @@ def export_run(run: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    export_run(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--bits", type=int, choices=(8, 16), default=16)
+    asked = parser.parse_args()
+    export_run(asked.run, asked.target, asked.bits)

@@ -1,14 +1,16 @@
-"""Rows of `benchmarks.speed --only large`: masked training and sampling at the sizes of GPT-2, beside a plain loop in
-torch and the autoregressive twin.
+"""Rows of `benchmarks.speed --only large`: masked training and sampling at the sizes of GPT-2, short and long texts,
+beside blocks, a plain loop in torch and the autoregressive twin.
 
 Needed work counts, for every token, six operations a weight of the blocks, attention forward and backward, and six a
 weight of the head at the positions that are learned: half of them under masks, where a causal model learns all and
 attends to half. What a program computes beyond that, such as logits of words that are not masked, does not count.
 """
 
+import re
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -16,12 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.speed_rows import time_batch
+from benchmarks.speed_rows import list_kernels, time_batch
 from difflm.app import bench
 from difflm.app.bench import Row, rounded, time_work
 from difflm.methods import TextSpec
 from difflm.models.inference import Inference
 from difflm.training.recipe import Recipe, check
+
+BLOCK = 16  # words of a block, and its steps
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,13 @@ class Size:
 
     def recipe(self, method: str, **changes: Any) -> Recipe:
         sizes = {"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "dropout": 0.0}
-        asked = {"method": method, "model": sizes, "data": "none", "steps": 1000, "batch_size": self.texts}
+        sizes |= {"block": BLOCK} if method == "block-diffusion" else {}
+        asked = {"method": method, "model": sizes, "data": "none", "steps": 1000, "batch_size": max(2, self.texts)}
         return check({**asked, **changes}).model_copy(update={"longest": self.words})
+
+    def with_words(self, words: int) -> "Size":
+        """Texts of so many words, and as many of them as make the same number of tokens together."""
+        return replace(self, texts=max(1, self.texts * self.words // words), words=words)
 
     def needed_flops(self, causal: bool) -> float:
         """Of one token, forward and backward."""
@@ -48,19 +57,38 @@ class Size:
 
 SMALL, MEDIUM = Size(12, 768, 12, 50_257, 32, 1024), Size(24, 1024, 16, 50_257, 32, 1024)  # GPT-2's
 TINY = Size(2, 64, 2, 500, 4, 32)
-SIZES = {"cuda": {"small": SMALL, "medium": MEDIUM}, "cpu": {"tiny": TINY}}
-SAMPLED = {"cuda": (("small", (1, 16), 512, 64),), "cpu": (("tiny", (1, 2), 32, 4),)}  # size, texts, positions, steps
+LONGEST = {"cuda": 8192, "cpu": 64}
+GROWN = {"cuda": (512, 8192), "cpu": (64,)}  # words of texts of as many tokens together as those of the size itself
+STEPS_IN_A_ROW, KERNELS = 8, 12
+KINDS = {  # of kernels, by what their names contain
+    "products": "nvjet|gemm|cutlass|splitK|addmm|::mm",
+    "attention": "sdpa|flash|fmha|attention",
+    "reductions": "triton_red|triton_per",
+    "elementwise": "triton_poi",
+    "update": "^_step",
+    "others": "",
+}
 
 
 def large_rows(device: torch.device, gflops: float) -> Iterator[Callable[[], Row]]:
-    for name, size in SIZES[device.type].items():
-        yield partial(training_row, name, size, "mdlm", device, gflops)
-        yield partial(training_row, name, size, "mdlm", device, gflops, recompute="light")
-        yield partial(training_row, name, size, "autoregressive", device, gflops)
-        yield partial(plain_row, name, size, device, gflops)
-    for name, batches, positions, steps in SAMPLED[device.type]:
-        for texts in batches:
-            yield partial(sampling_row, name, SIZES[device.type][name], texts, positions, steps, device)
+    """What has to be compiled comes last: about a minute for the first row, and less for others."""
+    small, medium = ("small", SMALL), ("medium", MEDIUM)
+    if device.type == "cpu":
+        small = medium = ("tiny", TINY)
+    train = partial(training_row, device, gflops)
+    batches, positions, steps = ((16, 1), 512, 64) if device.type == "cuda" else ((2, 1), 32, 4)
+    for texts in batches:
+        yield partial(sampling_row, *small, "mdlm", texts, positions, steps, device)
+    yield partial(sampling_row, *small, "mdlm", 1, LONGEST[device.type], steps, device)
+    for texts in batches:
+        yield partial(sampling_row, *small, "block-diffusion", texts, positions, BLOCK, device)
+    yield partial(train, *small, "mdlm")
+    yield partial(train, *small, "mdlm", recompute="light")
+    yield partial(train, *medium, "mdlm")
+    for words in GROWN[device.type]:
+        yield partial(train, small[0], small[1].with_words(words), "mdlm")
+    yield partial(plain_row, *small, device, gflops)
+    yield partial(train, *small, "autoregressive")
 
 
 def rate_row(name: str, size: Size, rival: str, causal: bool, seconds: float, gflops: float) -> Row:
@@ -70,19 +98,55 @@ def rate_row(name: str, size: Size, rival: str, causal: bool, seconds: float, gf
     return {**about, "needed_gflops": rounded(rate), "share_of_matrix_rate": rounded(rate / gflops)}
 
 
-def training_row(name: str, size: Size, method: str, device: torch.device, gflops: float, **changes: Any) -> Row:
-    row = bench.training_speed(size.recipe(method, **changes), size.vocabulary, device, size.texts, size.words)
-    return {**row, **rate_row(name, size, method, method == "autoregressive", row["seconds"], gflops), **changes}
+def training_row(
+    device: torch.device, gflops: float, name: str, size: Size, method: str, recompute: bool | str = False
+) -> Row:
+    build_inference.cache_clear()
+    torch.compiler.reset()  # blocks of another row, compiled to keep more or less, would serve this one as well
+    recipe, begin = size.recipe(method, recompute=recompute), time.perf_counter()
+    in_a_row = STEPS_IN_A_ROW if device.type == "cuda" else 1
+    with bench.training_step(recipe, size.vocabulary, device, size.texts, size.words) as (_, step, _):
+        run = lambda: [step() for _ in range(in_a_row)]  # noqa: E731
+        timing = time_work(device, run)
+        kernels = longest_kernels(device, run, in_a_row) if size in (SMALL, TINY) and not recompute else {}
+    seconds = timing.seconds / in_a_row
+    row = rate_row(name, size, method, method == "autoregressive", seconds, gflops)
+    about = {"recompute": recompute, "row_seconds": rounded(time.perf_counter() - begin)}
+    return {**timing._replace(seconds=seconds).figures(), **row, **about, **kernels}
 
 
-def sampling_row(name: str, size: Size, texts: int, positions: int, steps: int, device: torch.device) -> Row:
-    """Texts of one length by an untrained model, from masks to ids."""
+def longest_kernels(device: torch.device, run: Callable[[], object], steps: int) -> Row:
+    """Milliseconds a step of all kernels, by their kind, and of the longest that are no products."""
+    found = list_kernels(device, run, steps, 1000)
+    kinds = dict.fromkeys(KINDS, 0.0)
+    rest: list[tuple[str, float]] = []
+    for one in found["kernels"]:
+        kind = next(name for name, part in KINDS.items() if re.search(part, one["name"]))
+        kinds[kind] += one["ms"]
+        rest += [] if kind == "products" else [(one["name"].removeprefix("void at::native::")[:56], one["ms"])]
+    kinds_ms = {name: rounded(ms) for name, ms in kinds.items() if ms}
+    return {"busy_ms": found["busy_ms"], "kinds_ms": kinds_ms, "longest_ms": dict(rest[:KERNELS])}
+
+
+@lru_cache(maxsize=1)
+def build_inference(size: Size, method: str, device: torch.device) -> Inference:
+    """An untrained model: what it writes is nonsense, and costs what sense does."""
     torch.manual_seed(0)
-    model = size.recipe("mdlm").build_method().build(TextSpec(size.vocabulary, size.words)).to(device).eval()
-    inference = Inference(model, torch.bfloat16 if device.type == "cuda" else None)
-    timing = time_batch(inference, texts, positions, device, steps)[0]
-    about = {"size": name, "by": "mdlm", "texts": texts, "words": positions, "steps": steps}
-    return {**about, **timing.figures(), "tokens_per_second": rounded(texts * positions / timing.seconds)}
+    model = size.recipe(method).build_method().build(TextSpec(size.vocabulary, LONGEST[device.type])).to(device).eval()
+    return Inference(model, torch.bfloat16 if device.type == "cuda" else None)
+
+
+def sampling_row(
+    name: str, size: Size, method: str, texts: int, positions: int, steps: int, device: torch.device
+) -> Row:
+    """Texts of one length, from masks to ids; of blocks, `steps` are those of a block."""
+    begin, inference = time.perf_counter(), build_inference(size, method, device)
+    inference.clear_recorded()
+    timing, run = time_batch(inference, texts, positions, device, steps)
+    about = {"size": name, "by": method, "texts": texts, "words": positions, "steps": steps}
+    kernels = longest_kernels(device, run, 1) if texts > 1 and method == "mdlm" else {}
+    rate = {"tokens_per_second": rounded(texts * positions / timing.seconds)}
+    return {**about, **timing.figures(), **rate, "row_seconds": rounded(time.perf_counter() - begin), **kernels}
 
 
 # -- a plain loop: masked diffusion in torch alone ---------------------------------------------------------------------

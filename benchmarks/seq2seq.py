@@ -48,12 +48,13 @@ class Row:
     begun: bool = False
 
 
-def row(recipe: str, *changes: str, layers: int = 4, batch_size: int = 256, **learned: Any) -> Row:
+def row(recipe: str, *changes: str, layers: int = 4, hidden: int = 256, batch_size: int = 256, **learned: Any) -> Row:
     """A recipe in the size of the table, for batches of equal size."""
-    sizes = ["model.hidden=256", "model.heads=4", f"model.layers={layers}", f"batch_size={batch_size}"]
+    sizes = [f"model.hidden={hidden}", "model.heads=4", f"model.layers={layers}", f"batch_size={batch_size}"]
     return Row(recipe, [*changes, *sizes], **learned)
 
 
+LATENT = ["lr=1e-3", "model.autoencoder_layers=2"]
 ROWS = {
     TWIN: row("multi30k-encoder-decoder", "model.encoder_layers=4"),
     "difflm": row("multi30k", "method=difflm"),
@@ -64,7 +65,10 @@ ROWS = {
     "ssd-lm": row("multi30k", "method=ssd-lm"),
     "cmlm": row("multi30k", "method=cmlm"),
     "levt": row("multi30k-levt"),
-    "diffuser": row("multi30k-diffuser"),
+    "diffuser": row("multi30k-diffuser", "lr=1e-3", "model.encoder_layers=3", layers=3),
+    "ld4lg": row("multi30k-laptop", "method=ld4lg", "model.encoder_layers=3", *LATENT, hidden=192),
+    "gpvae": row("multi30k-laptop", "method=gpvae", "lr=1e-3", layers=2),
+    "glyph-diffusion": row("multi30k-glyph-diffusion", "lr=1e-3", layers=6, batch_size=128),
     "difformer": row("multi30k-difformer", layers=6),
     "dinoiser": row("multi30k-dinoiser", layers=6),
     "cdcd": row("multi30k-cdcd"),
@@ -88,6 +92,8 @@ TASKS = {
     "e2e": ["longest=64", "source_longest=64", "widths=[32,64]", "tokenizer=words", "more_than=10"],
     "simplification": ["longest=64", "source_longest=64", "widths=[32,64]", "vocabulary=6000"],
 }
+# Where words are few, rows without vectors of words are larger than the others, and those with many of them smaller.
+SIZES = {"e2e": {"glyph-diffusion": ["model.layers=4"], "gpvae": ["model.layers=3"]}}
 SHORT = ["warmup=400", "ema=0.998"]  # for runs of a few thousand steps
 
 
@@ -187,7 +193,8 @@ def train(run: str, asked: Asked) -> bool:
     if ROWS[name].distilled:
         twin = "init" if ROWS[name].begun else "tokenizer"
         fixed += [f"data={answers(asked, ROWS[name].distilled, seed)}", f"{twin}={asked.out / f'{TWIN}-{seed}'}"]
-    changes = ["compile=false", *SHORT, *ROWS[name].changes, *fixed, *UNTIMED, *asked.more]
+    own = [*ROWS[name].changes, *SIZES.get(asked.task, {}).get(name, [])]
+    changes = ["compile=false", *SHORT, *own, *fixed, *UNTIMED, *asked.more]
     recipe = load_recipe(ROWS[name].recipe, changes)
     return train_for_minutes(recipe, out, asked.minutes, asked.until, asked.device, asked.data)
 
@@ -196,8 +203,17 @@ def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str
     """Rounds of settings; the best of each round is the base of the next. `mbr` is the number of candidates, of which
     the most central one is chosen, or by `rank` the one that the twin finds likeliest."""
     model, own, method = lm.model, lm.model.sampling, lm.config["method"]
+    beams = [{"beams": 5, "length_penalty": penalty} for penalty in (0.6, 1.0, 1.4)]
+    if "edits" in model.families:
+        yield [{"temperature": 0.0, "start": start, "steps": 3} for start in model.starts]
+        yield [{}, {"steps": 1}, {"steps": 12}]
+        yield [{}, {"steps": 3, "beams": 5}, {"steps": 3, "beams": 5, "revisions": 3}]
+        return
     if "left-to-right" in model.families:
-        yield [{"temperature": 0.0}, *({"beams": 5, "length_penalty": penalty} for penalty in (0.6, 1.0, 1.4))]
+        if "diffusion" in model.families:  # of latents
+            yield [{"temperature": 0.0, "steps": steps} for steps in (20, 50, own.steps)]
+            yield [{}, {"contrast": 0.0}, {"contrast": 0.5}, {"contrast": 2.0}, {"sampler": "ddim"}]
+        yield [{"temperature": 0.0}, *beams]
         return
     blocks = method in BLOCK_STEPS
     most = CALLS * CALLS // model.calls(own.change({"steps": CALLS}), CALLS)  # steps, of which each may take several
@@ -213,9 +229,11 @@ def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str
         yield [{}, {"steps": 2}, {"steps": 2, "sampler": own.sampler}, {"sampler": own.sampler}]
     else:
         few = [{"steps": most // n, "mbr": n} for n in (2, 5)]
-        beams = [{**one, "length_beam": one["mbr"]} for one in few if beam]
+        spread = [{**one, "length_beam": one["mbr"]} for one in few if beam]
         fewer = [{"steps": steps} for steps in (10, 5, own.steps) if steps < most]
-        yield [{}, *fewer, *few, *beams]
+        yield [{}, *fewer, *few, *spread]
+    if own.contrast:
+        yield [{}, {"contrast": 0.0, "steps": CALLS}, {"contrast": 0.5}, {"contrast": 2.0}, {"sampler": "ddim"}]
     if ranked:
         # Steps, candidates, lengths.
         sizes = [(9, 2, 2), (5, 3, 3), (4, 4, 4), (4, 4, 2), (3, 5, 5), (3, 5, 3), (2, 6, 6)]
@@ -237,7 +255,7 @@ def write(
     if how.get("rank"):
         assert twin is not None
         begun = time.perf_counter()
-        best = make_ranking(lm, twin, count, sources, len(sources), 0)(range(len(ids)), ids, made)
+        best = make_ranking(lm, twin, count, sources, len(sources), 0)(range(len(ids)), ids)
         chosen, seconds = [one.index for one in best], seconds + time.perf_counter() - begun
         calls += sum(one.calls for one in best) / len(best)
     elif how.get("mbr", 1) > 1:
@@ -273,7 +291,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
             if bleu > best[0] and (calls <= CALLS or "left-to-right" in lm.model.families):
                 best = (bleu, how)
     ways = {"chosen": write(lm, report, best[1], twin=twin)}
-    candidates = ("mbr", "rank", "length_beam", "beams", "length_penalty")
+    candidates = ("mbr", "rank", "length_beam", "beams", "length_penalty", "revisions")
     sample = {k: v for k, v in best[1].items() if k not in candidates}
     drawn = [{"temperature": value} for value in (0.3, 0.5, 0.7, 1.0)] if lm.model.predicts_words else [{}]
     if twin is not None:  # its few steps were chosen for the sake of several candidates
@@ -311,6 +329,7 @@ COLUMNS = {
     "bleu_sacre": "sacreBLEU",
     "bleu_sentence_nltk4": "BLEU",
     "rouge_l": "ROUGE-L",
+    "sari": "SARI",
     "calls": "calls",
     "seconds": "seconds",
 }

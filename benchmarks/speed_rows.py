@@ -21,6 +21,7 @@ from difflm.app import bench
 from difflm.app.bench import Row, rounded, time_work
 from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.loop import Steering
 from difflm.evaluation.control import Protocol
 from difflm.evaluation.language import ratio, score, tokens_of
 from difflm.evaluation.targets import Target
@@ -208,14 +209,16 @@ def growth_row(recipe: Recipe, along: str, size: int, device: torch.device, dtyp
 def time_batch(
     inference: Inference, texts: int, positions: int, device: torch.device, steps: int = STEPS
 ) -> tuple[bench.Timing, Callable[[], None]]:
-    """Measure so many texts of one length from noise to ids, as `generate` makes a batch: on a CPU by one core."""
+    """Measure so many texts of one length from noise to ids, as `generate` makes a batch whose end alone is read: on a
+    CPU by one core."""
     sampling, layout = replace(inference.model.sampling, steps=steps), Layout(positions)
     batch = pad_batch([Sample(0, sample, layout) for sample in range(texts)], layout.width, device)
 
     def run() -> None:
         with SHARES.reserve():
             torch.set_num_threads(1 if device.type == "cpu" else torch.get_num_threads())
-            deque(inference.stream(Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling), maxlen=1)
+            noise, read = Noise(batch.seeds, batch.samples), Steering(watched_steps={steps - 1})
+            deque(inference.stream(noise, batch.lengths, batch.width, sampling, read), maxlen=1)
 
     return time_work(device, run, repeats=3, max_seconds=5.0), run
 
@@ -261,7 +264,7 @@ def compare_with_floor(flops: float, bytes_moved: float, seconds: float, rates: 
     return {name: rounded(value) for name, value in found.items()}
 
 
-def list_kernels(device: torch.device, run: Callable[[], object], steps: int) -> Row:
+def list_kernels(device: torch.device, run: Callable[[], object], steps: int, most: int = MAX_KERNELS) -> Row:
     """The longest kernels (on a CPU: operators), milliseconds and calls a step, and the milliseconds of all of them."""
     on_gpu = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as found:
@@ -273,6 +276,6 @@ def list_kernels(device: torch.device, run: Callable[[], object], steps: int) ->
         for event in found.key_averages()
         if not on_gpu or str(event.device_type).endswith("CUDA")
     ]
-    longest = sorted(kernels, reverse=True)[:MAX_KERNELS]
+    longest = sorted(kernels, reverse=True)[:most]
     named = [{"name": n, "ms": rounded(us / 1e3 / steps), "calls": rounded(c / steps)} for us, c, n in longest]
     return {"busy_ms": rounded(sum(us for us, _, _ in kernels) / 1e3 / steps), "kernels": named}

@@ -1,6 +1,7 @@
 """Training for equal minutes, and processes side by side that commands of limited length continue: what benchmarks of
 many runs share."""
 
+import gc
 import json
 import os
 import signal
@@ -41,9 +42,18 @@ def timed(recipe: "Recipe", minutes: float) -> "Recipe":
 
 
 def train_for_minutes(
-    recipe: "Recipe", out: Path, minutes: float, until: float, device: str, data: Path | None
+    recipe: "Recipe",
+    out: Path,
+    minutes: float,
+    until: float,
+    device: str,
+    data: Path | None,
+    make: Callable[..., Any] | None = None,
 ) -> bool:
-    """Train a run or a classifier for its minutes, or continue it; False where time, `until`, was up before."""
+    """Train a run or a classifier for its minutes, or continue it; False where time, `until`, was up before. `make`
+    trains otherwise than the library does."""
+    import torch
+
     from difflm.app.console import TrainingView
     from difflm.generation.jobs import check_device
     from difflm.training import fit
@@ -65,13 +75,15 @@ def train_for_minutes(
 
     fit.Trainer = ForMinutes  # type: ignore[misc]
     check = fit.check_same_recipe
-    fit.check_same_recipe = lambda recipe, out: timed(check(recipe, out), minutes)
+    fit.check_same_recipe = lambda recipe, out: (timed(check(recipe, out)[0], minutes), {})
     resume = (out / "recipe.json").exists()
-    make = train_guide if recipe.method == "classifier" else fit.train_run
+    make = make or (train_guide if recipe.method == "classifier" else fit.train_run)
     with TrainingView(out, as_json=False) as view:
         given = recipe if resume else timed(recipe, minutes)
         outcome = make(given, out, check_device(device), view, view.reading, data, resume=resume)
-    if outcome.seconds < 60 * minutes - 2:
+    gc.collect()  # others need the memory of recorded steps
+    torch.cuda.empty_cache()
+    if outcome.stopped == "interrupted" and outcome.seconds < 60 * minutes - 2:  # it had not lost its patience
         return False
     (out / "done").write_text(json.dumps({"minutes": outcome.seconds / 60, "steps": outcome.step}))
     return True

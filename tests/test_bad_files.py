@@ -21,6 +21,7 @@ from difflm.runtime.files import write_atomic
 from difflm.runtime.tensors import SkipInit
 
 assert tiny_runs and complaint  # fixtures
+posix = pytest.mark.skipif(os.name != "posix", reason="needs links, named pipes and devices")
 
 
 def change_config(run: Path, **changes: object) -> None:
@@ -81,6 +82,7 @@ def test_json_that_cannot_be_read(complaint, tiny_runs, tmp_path, content):
         (run / name).write_bytes(whole)
 
 
+@posix
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_pipe_or_a_device_in_the_place_of_a_file(complaint, tiny_runs, tmp_path, name, kind):
@@ -90,6 +92,7 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file(complaint, tiny_runs, tmp_pat
     assert len(complaint(2 if name == "config.json" else 1, "generate", run).splitlines()) == 1
 
 
+@posix
 def test_texts_from_a_pipe_or_a_device(complaint, tiny_runs, tmp_path):
     os.mkfifo(tmp_path / "my.txt")
     (tmp_path / "zero.txt").symlink_to("/dev/zero")
@@ -97,9 +100,31 @@ def test_texts_from_a_pipe_or_a_device(complaint, tiny_runs, tmp_path):
         assert "a pipe or a device" in complaint(1, "score", tiny_runs["difflm"], tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["a: " + "[" * 400, "steps: " + "9" * 5000, "steps: 2001-99-99", 'steps: !!int ""', "x" * 70_000, "model: [1]",
+     "a: &a [x, x]\nb: &b [*a, *a]\nmodel: [*b, *b]", "- 1", "\x00", "steps: !!python/object:os.system {}"],
+)  # fmt: skip
+def test_recipes_that_cannot_be_read(complaint, tmp_path, content):
+    (tmp_path / "my.yaml").write_text(content)
+    assert len(complaint(2, "train", tmp_path / "my.yaml", "--out", tmp_path / "run").splitlines()) == 1
+    value = content.partition(": ")[2]
+    if value and "\n" not in content:
+        said = complaint(2, "train", "own-text", "data=my.txt", f"steps={value}", "--out", tmp_path / "run")
+        assert len(said.splitlines()) == 1 and len(said) < 1000
+
+
+@posix
+def test_a_pipe_instead_of_a_recipe_or_requests(complaint, tiny_runs, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "a pipe or a device" in complaint(1, "train", tmp_path / "pipe", "--out", tmp_path / "run")
+    assert "a pipe or a device" in complaint(1, "generate", tiny_runs["difflm"], "--input", tmp_path / "pipe")
+
+
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
+@posix
 def test_a_link_stays_a_link_and_its_target_is_written(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "target").write_text("old")
@@ -110,6 +135,7 @@ def test_a_link_stays_a_link_and_its_target_is_written(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["dangling", "deep", "link", "new", "target"]
 
 
+@posix
 def test_nothing_is_renamed_over_a_folder_a_pipe_or_a_device(tmp_path):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -166,6 +192,7 @@ print(len(tokens), (folder / "my.txt").stat().st_size, 1024 * taken)
 """
 
 
+@posix
 @pytest.mark.long
 def test_a_single_line_is_tokenised_piece_by_piece(tmp_path):
     """Tokenised at once, this one took 150 times its size."""

@@ -2,14 +2,21 @@
 
 import os
 import random
+import zlib
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from benchmarks.english_texts import SOURCES
 from benchmarks.export_run import export_run
+from benchmarks.narrow import quantise_rows
 from difflm.data.text_metrics import distinct_n
 from difflm.data.tokenizers import UNK
+from difflm.errors import DifflmError
 from difflm.generation.pipeline import TextDiffusion
+from difflm.runtime.tensors import SCALE, dequantise_rows, save_tensors
 from difflm.training.run import bundled_runs
 
 SENTENCES = [
@@ -80,3 +87,62 @@ def test_shipping_halves_the_weights_and_keeps_the_texts(tmp_path: Path, judge: 
     again = TextDiffusion.from_pretrained(tmp_path / "again")
     assert again.score(SENTENCES) == judge.score(SENTENCES)
     assert (tmp_path / "again" / "tokenizer.json").exists()
+
+
+def test_eight_bits_are_a_half_step_off_at_most() -> None:
+    """A row's largest weight is 127 steps; rows of zeros stay zeros. What is no matrix stays as it is."""
+    matrix = torch.randn(5, 300, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 3, 5).unsqueeze(1)
+    matrix[2] = 0
+    weights = {"matrix": matrix, "vector": matrix[0], "table": torch.arange(6.0, dtype=torch.float64)}
+    again = dequantise_rows(quantise_rows(weights))
+    step = matrix.abs().amax(1, keepdim=True) / 127
+    assert bool(((again["matrix"] - matrix).abs() <= 0.5001 * step).all())
+    assert torch.equal(again["vector"], weights["vector"]) and torch.equal(again["table"], weights["table"])
+
+
+def test_eight_bits_cost_nothing_measurable(tmp_path: Path, judge: TextDiffusion) -> None:
+    """A trained model, half as large: nats per token move by less than a hundredth."""
+    export_run(bundled_runs()["judge"], tmp_path / "small", bits=8)
+    file = tmp_path / "small" / "model.safetensors"
+    assert file.stat().st_size < 0.55 * (bundled_runs()["judge"] / "model.safetensors").stat().st_size
+    tokens = sum(len(row) + 1 for row in judge.encode(SENTENCES))
+    small = TextDiffusion.from_pretrained(tmp_path / "small")
+    assert sum(small.score(SENTENCES)) / tokens == pytest.approx(sum(judge.score(SENTENCES)) / tokens, abs=0.01)
+    data = bytearray(file.read_bytes())
+    data[-1000] ^= 1  # one bit
+    file.write_bytes(data)
+    with pytest.raises(DifflmError, match="damaged"):
+        TextDiffusion.from_pretrained(tmp_path / "small")
+    weights = load_file(file)
+    scale = next(name for name in weights if name.endswith(SCALE))
+    for wrong in ({}, {scale: weights[scale][:-1]}, {scale: weights[scale].T.contiguous()}):
+        save_tensors(file, {name: w for name, w in weights.items() if name != scale} | wrong)
+        with pytest.raises(DifflmError, match="no scale for each row"):
+            TextDiffusion.from_pretrained(tmp_path / "small")
+
+
+# -- everyday English, where it is installed ---------------------------------------------------------------------------
+
+needs_english = pytest.mark.skipif("english" not in bundled_runs(), reason="the English model is not installed")
+
+
+@needs_english
+def test_the_english_model_names_its_sources() -> None:
+    run = bundled_runs()["english"]
+    assert (run / "model.safetensors").stat().st_size <= 42e6
+    card = (run / "README.md").read_text(encoding="utf-8")
+    assert all(f"| {name} |" in card and source.licence in card for name, source in SOURCES.items())
+
+
+@needs_english
+def test_an_ordinary_sentence_keeps_its_words() -> None:
+    (made,) = TextDiffusion.from_pretrained("english").infill("My dog ___ in the garden.", steps=8)
+    assert made.text.startswith("My dog ") and made.text.endswith(" in the garden.") and len(made.text) < 80
+
+
+@pytest.mark.long
+def test_the_package_stays_below_95_megabytes() -> None:
+    """As a wheel, which is compressed like this."""
+    package = bundled_runs()["e2e"].parents[1]
+    files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(len(zlib.compress(path.read_bytes())) for path in files) < 94e6

@@ -1,16 +1,19 @@
 """Learning from a gap between clean words: which positions are noised, which count, and what stays as it was."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from difflm.data.batches import Batch
-from difflm.diffusion.condition import FREE
+from difflm.diffusion.condition import FREE, UNCONDITIONAL
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Corrupted, cross_entropy
 from difflm.diffusion.samplers.loop import Steering
 from difflm.methods import TextSpec
 from difflm.methods.difflm import DiffLM
+from difflm.methods.mdlm import Mdlm
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
 
@@ -141,3 +144,22 @@ def test_known_words_are_shown_clean(monkeypatch):
         assert torch.allclose(x[here], vectors[here])
         assert torch.equal(t[here], torch.zeros(int(here.sum())))
         assert torch.allclose(t[~here], time.expand(int((~here).sum())))
+
+
+def test_masks_hide_the_stretch_alone():
+    """Words beside the gap are never masked, though their time, 0, has no finite weight. An untrained network finds all
+    words alike, so that the bound of the gap is the log of their number for each of its words."""
+    model = Mdlm(hidden=16, layers=1, heads=2, dropout=0.0, context=1.0).build(TextSpec(VOCABULARY, LONGEST))
+    assert isinstance(model, DiffusionModel)
+    ids, lengths = some_texts(4000)
+    mask, noise = torch.arange(LONGEST) < lengths.unsqueeze(1), Noise(0, torch.arange(4000))
+    made = model.corrupt_batch(ids, mask, torch.full((4000,), 0.5), noise, UNCONDITIONAL)
+    masked = made.x_t == model.process.mask_id
+    assert torch.equal(masked & made.mask, masked)
+    # Half of the noised words, of which there are about 8,500: four standard deviations are 0.02.
+    assert float(masked.sum() / made.mask.sum()) == pytest.approx(0.5, abs=0.02)
+    losses = model(Batch(ids, lengths))
+    losses.total.backward()
+    # The weight of a masked word is 1/t: its mean over times is 1, its spread about 3 for words of a text together.
+    assert float(losses.means()["elbo"]) == pytest.approx(math.log(VOCABULARY), rel=0.15)
+    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())

@@ -321,7 +321,7 @@ def test_what_the_disk_refuses_is_explained(
     def refuse(*_: object) -> None:
         raise OSError(code, "refused")
 
-    monkeypatch.setattr("difflm.data.tokenfile.os.fsync", refuse)
+    monkeypatch.setattr("os.fsync", refuse)
     with pytest.raises(DifflmError, match=message):
         build(tmp_path / "ids", ["a"])
     assert not list(tmp_path.iterdir())

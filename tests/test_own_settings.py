@@ -15,7 +15,7 @@ from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
 from difflm.runtime.tensors import load_tensors
-from difflm.training.own_text import Survey, begun_recipe, is_own_text, own_recipe
+from difflm.training.own_text import Survey, is_own_text, own_recipe
 from difflm.training.run import read_config
 from difflm.training.trainer import Trainer
 
@@ -134,7 +134,7 @@ def test_a_run_that_stalls_says_why(tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_an_own_text_run_is_resumed_to_the_bit(tmp_path, monkeypatch):
+def test_an_own_text_run_is_resumed_to_the_bit(tmp_path, monkeypatch, capsys):
     """With what was chosen when it began, although steps may take another time now."""
     write_prose(tmp_path / "my.txt")
     argv = ["train", str(tmp_path / "my.txt"), "method=mdlm", *TINY, "minutes=0.001"]
@@ -153,8 +153,9 @@ def test_an_own_text_run_is_resumed_to_the_bit(tmp_path, monkeypatch):
     assert main([*argv, "--out", str(tmp_path / "cut"), "--resume"]) == 0
     whole, cut = (load_tensors(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert all((whole[name] == cut[name]).all() for name in whole)
-    with pytest.raises(UsageError, match="was begun with lr="):
-        begun_recipe(tmp_path / "cut", ["lr=0.5"])
+    capsys.readouterr()
+    assert main([*argv, "batch_size=8", "--out", str(tmp_path / "cut"), "--resume"]) == 2
+    assert "was begun with batch_size=4, not 8" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from difflm import Avoid, Contains, Infill, Length, Pattern, TextDiffusion, WordCount
-from difflm.controls.pieces import avoid_words, find_kept, hold_word, matches_parts, sort_followers
+from difflm.controls.pieces import avoid_words, find_kept, hold_word, let_end, matches_parts, sort_followers
 from difflm.controls.plan import Edit
 from difflm.data.regular import compile_characters
-from difflm.data.tokenizers import Bpe, Characters
+from difflm.data.tokenizers import END, Bpe, Characters
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
@@ -197,3 +197,13 @@ def test_a_phrase_at_the_beginning_has_no_space_before_it():
     lm = make_model("mdlm", longest=8)
     for text in hold(lm, [Contains("Mill"), Contains("food"), Contains("a café")], 8):
         assert not text.text.startswith((" Mill", " food", " a café"))
+
+
+@given(st.lists(st.integers(0, BPE.size - 1), max_size=8))
+@settings(max_examples=50, deadline=None)
+def test_anything_may_stand_behind_the_end_that_a_model_writes(ids):
+    plain = avoid_words(["cheap"], BPE)
+    ended, asked = let_end(plain, (END,)), [*BPE.encode("The cheap"), *ids]
+    for some in (ids, asked):
+        text = some[: some.index(END)] if END in some else some
+        assert ended.accepts(some) == plain.accepts(text)

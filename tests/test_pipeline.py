@@ -81,7 +81,7 @@ def test_half_width_arithmetic_leaves_that_of_others_as_it_was(tiny_runs, method
 
 
 def test_arithmetic_that_a_device_lacks_is_refused():
-    for dtype in (torch.float16, torch.float64, torch.int8):
+    for dtype in (torch.float16, torch.float64, torch.int16):
         with pytest.raises(UsageError, match="bfloat16"):
             check_dtype(dtype, torch.device("cpu"))
     check_dtype(torch.float16, torch.device("cuda"))

@@ -1,5 +1,6 @@
 """Recorded steps of token models write what the plain loop writes, whatever the process and the step rule."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.methods import METHODS
 from difflm.methods.base import TextSpec
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
+from difflm.models.inference import Inference, narrow_norms
+from difflm.networks.transformer import rotary, rotate, rotate_halves
+from difflm.runtime.tensors import module_tensors
 
 WORDS, WIDTH, ROWS = 19, 12, 5
 SIZES = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.1}
@@ -104,8 +107,28 @@ def test_half_width_weights_are_copied_once_and_follow_the_model():
     assert torch.equal(after, fresh) and not torch.equal(after, before)
 
 
-def test_blocks_and_stages_are_not_recorded():
-    for method, more in (("block-diffusion", {}), ("diff-glat", {"source_longest": 4, "encoder_layers": 1})):
-        inference = Inference(build_model(method, **more))
-        write_frames(inference, True)
-        assert not inference._recorded.idle
+def test_stages_are_not_recorded():
+    inference = Inference(build_model("diff-glat", source_longest=4, encoder_layers=1))
+    write_frames(inference, True)
+    assert not inference._recorded.idle
+
+
+def test_norms_and_rotations_of_half_width_are_near_those_of_float32():
+    """What a GPU computes with, here by its own code on a CPU."""
+    torch.manual_seed(0)
+    network = build_model("mdlm").denoiser.network.requires_grad_(False)
+    narrow = copy.deepcopy(network)
+    narrow_norms(narrow, torch.bfloat16)
+    pairs = [*zip(module_tensors(narrow), module_tensors(network), strict=True)]
+    assert all(mine.shape == new.shape for mine, new in pairs)
+    torch._foreach_copy_([mine for mine, _ in pairs], [new for _, new in pairs])
+    x = 3 * torch.randn(2, 80, SIZES["hidden"]) + 1
+    norm, half = network.blocks[0].norm_1, narrow.blocks[0].norm_1
+    with torch.autocast("cpu", torch.bfloat16):
+        found = half(x.bfloat16())
+    assert found.dtype is torch.bfloat16
+    assert torch.allclose(found.float(), norm(x), atol=2**-6 * float(norm(x).abs().max()))
+    heads, (cos, sin) = torch.randn(2, 3, 80, 4, 16).permute(0, 1, 3, 2, 4), rotary(80, 16, torch.device("cpu"))
+    assert torch.allclose(rotate_halves(heads, cos, sin), rotate(heads, cos, sin), atol=1e-6)
+    turned = rotate_halves(*(one.bfloat16() for one in (heads, cos, sin)))
+    assert turned.dtype is torch.bfloat16 and torch.allclose(turned.float(), rotate(heads, cos, sin), atol=2**-5)

@@ -164,8 +164,56 @@ def test_a_run_is_trained_on_a_dataset(library, tmp_path):
     assert read_config(tmp_path / "r")["recipe"]["data"] == "hf:org/name"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="the package datasets is not installed")
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("datasets") is None, reason="the package datasets is not installed"
+)
+
+
+def write_dataset(folder: Path, column: str = "text", count: int = 9) -> list[str]:
+    """A directory as the package reads it, with a column that holds no text."""
+    texts = [f"Text {n}." for n in range(count)]
+    folder.mkdir()
+    rows = (json.dumps({column: text, "stars": n}) + "\n" for n, text in enumerate(texts))
+    (folder / "train.jsonl").write_text("".join(rows))
+    return texts
+
+
+@needs_package
 def test_the_package_reads_a_local_directory(tmp_path):
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps({"text": f"Text {n}."}) + "\n" for n in range(9)))
-    assert list(corpus(f"hf:{tmp_path / 'set'}", tmp_path)) == [f"Text {n}." for n in range(9)]
+    texts = write_dataset(tmp_path / "set")
+    assert list(corpus(f"hf:{tmp_path / 'set'}", tmp_path)) == texts
+
+
+@needs_package
+def test_the_package_goes_on_where_a_stream_broke_off(tmp_path, monkeypatch):
+    texts, read = write_dataset(tmp_path / "set"), remote.read_dataset
+
+    def break_off(name: str, column: str | None, start: int) -> Iterator[dict[str, str]]:
+        for number, row in enumerate(read(name, column, start)):
+            if number == 4:
+                raise DifflmError("it broke off.")
+            yield row
+
+    with monkeypatch.context() as context, pytest.raises(DifflmError, match="broke off"):
+        context.setattr(remote, "read_dataset", break_off)
+        fetch_remote(f"hf:{tmp_path / 'set'}", tmp_path / "data")
+    path = fetch_remote(f"hf:{tmp_path / 'set'}", tmp_path / "data")
+    assert [json.loads(line)["text"] for line in path.read_text().splitlines()] == texts
+
+
+@needs_package
+def test_what_the_package_cannot_give_gets_a_line(tmp_path):
+    write_dataset(tmp_path / "set", column="body")
+    (tmp_path / "empty").mkdir()
+    for name, said in (("set", "no column of text 'text' in row 1"), ("empty", "cannot be opened")):
+        with pytest.raises(DifflmError, match=said) as caught:
+            fetch_remote(f"hf:{tmp_path / name}", tmp_path / "data")
+        assert len(str(caught.value).splitlines()) == 1 and not list(tmp_path.rglob("rows.*"))
+
+
+@needs_package
+@pytest.mark.long
+def test_a_run_is_trained_on_what_the_package_reads(tmp_path):
+    write_dataset(tmp_path / "set", "body", 200)
+    assert train(f"hf:{tmp_path / 'set'}", tmp_path, "column=body", "tokenizer=words") == 0
+    assert read_config(tmp_path / "r")["recipe"]["data"] == f"hf:{tmp_path / 'set'}"

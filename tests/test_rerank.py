@@ -77,7 +77,8 @@ def spy_on_choice(lm: TextDiffusion, **asked) -> tuple[list, dict]:
     seen, choose = {}, job.choose
 
     def spy(numbers, ids, made):
-        seen.update(zip(numbers, zip(ids, made, strict=True), strict=True))
+        texts = [[decode() for decode in group] for group in made]
+        seen.update(zip(numbers, zip(ids, texts, strict=True), strict=True))
         return choose(numbers, ids, made)
 
     job.choose = spy

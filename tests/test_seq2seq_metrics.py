@@ -22,6 +22,7 @@ from difflm.data.seq2seq_metrics import (
     measure_texts,
     pairwise_self_bleu,
     rouge_l_f1,
+    sari,
     sentence_bleu_nltk4,
 )
 from difflm.errors import UsageError
@@ -99,6 +100,25 @@ def test_rouge_l_keeps_letters_of_any_alphabet() -> None:
     assert rouge_l_f1("FÜR alle", ["für alle."]) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("About 95 you now get in .", 0.2682782411698074),
+        ("About 95 species are now agreed .", 0.5889995423074248),
+        ("About 95 species are currently agreed .", 0.5071608864657479),
+    ],
+)
+def test_sari_is_that_of_its_authors(text: str, expected: float) -> None:
+    """Xu et al. (2016) give these figures with their code."""
+    references = [
+        "About 95 species are currently known .",
+        "About 95 species are now accepted .",
+        "95 species are now accepted .",
+    ]
+    assert sari(text, "About 95 species are currently accepted .", references) == pytest.approx(expected)
+    assert sari(references[0], references[0], ["something else"]) == 0  # nothing is right about a copy
+
+
 def test_dist_1_is_of_one_text() -> None:
     assert dist_1("a b a c") == 3 / 4
     assert dist_1("") == 0
@@ -162,7 +182,9 @@ def test_copy_rate_ignores_white_space_alone() -> None:
 def test_figures_do_not_depend_on_the_order_of_texts(rows: list[Any], chance: Any) -> None:
     figures, _ = measure_texts(*zip(*rows, strict=True))
     assert figures == pytest.approx(measure_texts(*zip(*chance.sample(rows, len(rows)), strict=True))[0])
-    assert all(0 <= value <= (100 + 1e-9 if name == "bleu_sacre" else 1 + 1e-12) for name, value in figures.items())
+    assert all(
+        0 <= value <= (100 + 1e-9 if name in ("bleu_sacre", "sari") else 1 + 1e-12) for name, value in figures.items()
+    )
     sources = [row[1] for row in rows]
     assert measure_texts(sources, sources, [row[2] for row in rows])[0]["copy_rate"] == 1
 

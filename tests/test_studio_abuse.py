@@ -84,8 +84,8 @@ def drained(connection: socket.socket) -> bytes:
 
 
 def operations() -> list[str]:
-    return ["/api/controls", "/api/generate", "/api/infill", "/api/models", "/api/player", "/api/stream", "/health",
-            "/v1/completions", "/v1/models", "/v1/models/{model}"]  # fmt: skip
+    return ["/api/controls", "/api/generate", "/api/infill", "/api/models", "/api/pattern", "/api/player",
+            "/api/stream", "/health", "/ready", "/v1/completions", "/v1/models", "/v1/models/{model}"]  # fmt: skip
 
 
 def test_every_operation_is_tried(client: Any) -> None:
@@ -107,7 +107,14 @@ def test_requests_after_the_document_and_against_it_get_no_5xx(server: Running, 
 
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     (found,) = (result.ok() for result in schema.get_all_operations() if result.ok().path == path)
-    if mode == "negative" and path in ("/api/controls", "/api/models", "/health", "/v1/models", "/v1/models/{model}"):
+    if mode == "negative" and path in (
+        "/api/controls",
+        "/api/models",
+        "/health",
+        "/ready",
+        "/v1/models",
+        "/v1/models/{model}",
+    ):
         return  # nothing in them can be wrong
     promised = (not_a_server_error, content_type_conformance, response_schema_conformance)
     strategy = found.as_strategy(generation_mode=schemathesis.GenerationMode(mode))

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -76,6 +77,20 @@ def test_health_models_and_controls(client: httpx.Client, lm: TextDiffusion) -> 
     assert controls["length"] == {"most": 24} and controls["infill"] == {"sizes": True}
     assert controls["field"] is None and controls["pos"] is None  # no classifier, nothing to ask it for
     assert set(controls["limits"]) == {"n", "steps", "candidates", "rows"}
+
+
+def test_a_pattern_is_judged_before_anything_is_written(client: Any) -> None:
+    def ask(pattern: str) -> dict[str, Any]:
+        return client.post("/api/pattern", json={"pattern": pattern}).json()
+
+    assert client.get("/api/controls").json()["pattern"] == {"unit": "words"}
+    assert ask("The (old|red) inn( near)?") == {"message": None, "lengths": [3, 4], "unit": "words"}
+    begun = time.process_time()
+    for pattern in ("(", "zebra", "(a|b)*a(a|b){12}", "((a?){1000}){1000}", "x" * 3000):
+        answer = ask(pattern)
+        assert answer["lengths"] == [] and answer["message"] and "\n" not in answer["message"]
+    assert time.process_time() - begun < 5
+    assert client.post("/api/pattern", json={"pattern": "x" * 5000}).status_code == 422
 
 
 def test_a_model_says_what_its_classifiers_know() -> None:

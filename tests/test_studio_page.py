@@ -64,6 +64,37 @@ def test_a_control_that_is_missed_says_so_in_a_word(opened):
     assert "✗ 0/1" in tab.locator(".tally").all_inner_texts()
 
 
+def test_a_pattern_is_judged_while_it_is_typed_and_then_obeyed(opened):
+    from playwright.sync_api import expect
+
+    tab = opened("#n=2&steps=3")
+    finished(tab)
+    says_of_it = tab.locator("#pattern-says")
+
+    def told(text: Any) -> None:
+        expect(says_of_it).to_have_text(text, timeout=60_000)
+
+    tab.fill("#pattern", r"The [A-Z]\w+ (is|has")
+    told(re.compile("closing bracket is missing"))
+    tab.fill("#pattern", "zebra")
+    told(re.compile("no text of this model's words"))
+    assert "wrong" in says_of_it.get_attribute("class")
+    pattern = r"The [A-Z]\w+ is( \w+){2,4}\."
+    tab.fill("#pattern", pattern)
+    told("Texts of 6–13 words match.")
+    tab.fill("#length", "15")
+    told("Texts that match have 6–13 words, not 15.")
+    tab.fill("#length", "7")
+    told("Texts of 6–13 words match.")
+    for text in write(tab):
+        assert re.fullmatch(pattern, text)
+    assert tab.inner_text("[data-tally='pattern']") == "✓ 2/2" and asked(tab)["pattern"] == [pattern]
+    again = opened(tab.url[tab.url.index("#") :])
+    finished(again)
+    assert again.input_value("#pattern") == pattern
+    assert again.inner_text("#asked-count") == "2 asked"
+
+
 def test_the_first_texts_form_without_being_asked(opened):
     def fewer_steps(route: Any) -> None:
         route.continue_(post_data=json.dumps({**route.request.post_data_json, "steps": 3}))

@@ -10,8 +10,8 @@ from difflm.data.batches import Batch, Batches
 from difflm.data.texts import Example
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import Words
+from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import LowDiscrepancy, MostlyAt
 from difflm.methods import METHODS, TextSpec

@@ -22,6 +22,7 @@ FIELDS: dict[str, tuple[str, ...]] = {field: tuple(values) for field, values in 
 WORDINGS: dict[tuple[str, str], tuple[str, ...]] = {
     (field, value): tuple(texts) for field, values in _DATA["wordings"].items() for value, texts in values.items()
 }
+LONGEST_CACHED = 1000  # characters of a text that stays in memory
 _PATTERNS = {name: re.compile("|".join(parts)) for name, parts in _DATA["patterns"].items()}
 
 
@@ -51,7 +52,8 @@ def verbatim(words: Sequence[str], field: str, value: str) -> bool:
 def expresses(words: Sequence[str], field: str, value: str) -> bool:
     """Return whether a text expresses that `field` is `value`; case does not matter."""
     field, value = normalise(field, value)
-    text = _Text.of(" ".join(words))
+    joined = " ".join(words)
+    text = _Text.of(joined) if len(joined) <= LONGEST_CACHED else _Text(joined)
     if field == "name":
         return any(not text.is_landmark(place) for place in text.venues.get(value, ()))
     if field == "near":

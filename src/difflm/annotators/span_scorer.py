@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.data.words import MOST_CACHED
 from difflm.networks.transformer import Transformer
 
 Sentences = Sequence[Sequence[str]]
@@ -59,7 +60,9 @@ class HashedWords(nn.Module):
         """Look up feature ids on the host, once per distinct word of the batch."""
         number: dict[str, int] = {}
         rows = [[number.setdefault(w, len(number)) for w in (START, *words, END)] for words in sentences]
-        features = torch.tensor([word_features(word, self.shape.rows) for word in number])
+        plain = word_features.__wrapped__
+        found = [(word_features if len(word) <= MOST_CACHED else plain)(word, self.shape.rows) for word in number]
+        features = torch.tensor(found)
         return {"ids": features[pad_rows(rows)], "lengths": torch.tensor([len(row) for row in rows])}
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:

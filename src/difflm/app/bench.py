@@ -117,7 +117,9 @@ def repeats_on(device: torch.device) -> int:
 
 def dtype_name(lm: TextDiffusion) -> str:
     """The arithmetic of the network while it samples."""
-    dtype = lm.inference.denoiser.precision if isinstance(lm.model, DiffusionModel) else lm.inference.dtype
+    dtype = lm.inference.dtype
+    if isinstance(lm.model, DiffusionModel) and dtype is not torch.int8:
+        dtype = lm.inference.denoiser.precision
     return str(dtype or torch.float32).removeprefix("torch.")
 
 

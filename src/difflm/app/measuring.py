@@ -289,6 +289,8 @@ def run_names(runs: list[str]) -> list[str]:
     """Name each run by its last folder, or by its whole path if two names would be equal."""
     if doubled := [run for run in runs if runs.count(run) > 1]:
         raise UsageError(f"{doubled[0]} is named twice.")
+    for run in runs:
+        read_config(find_run(run))  # refuses what is no run, such as somebody else's model
     short = [Path(run).resolve().name if Path(run).is_dir() else run for run in runs]
     return [name if short.count(name) == 1 else run for name, run in zip(short, runs, strict=True)]
 

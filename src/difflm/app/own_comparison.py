@@ -38,7 +38,7 @@ def train_methods(
             continue
         note(f"{run}: {minutes:g} minutes of {name}")
         kind = check_device(device).type
-        recipe = begun_recipe(run, own) if resume else own_recipe(given["data"], own, root, kind, note)
+        recipe = begun_recipe(run, given["data"], own) if resume else own_recipe(given["data"], own, root, kind, note)
         again = [*command, *(["--into", str(into)] if into else [])]
         if train_and_save(recipe, run, again, root, device, resume, as_json=False).stopped == "interrupted":
             return None

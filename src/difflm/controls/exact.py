@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.data.token_automata import ANY, GAP, TokenAutomaton
-from difflm.data.tokenizers import SPECIALS, UNK, Characters, Words
+from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
@@ -55,6 +55,23 @@ class Letters(Length):
     def check(self, words: Sequence[str]) -> Check:
         """Of the text itself, which is a sequence of characters."""
         return replace(super().check(words), checker="characters of the printed text")
+
+
+@dataclass(frozen=True)
+class Pieces(Length):
+    """So many tokens: what a length is to somebody else's model."""
+
+    tokenizer: Tokenizer
+    reads_text = True
+
+    def prepare(self, info: ModelInfo) -> None:
+        if not 1 <= self.words <= info.max_words:
+            raise UsageError(f"length must lie between 1 and {info.max_words} tokens for this model.")
+
+    def check(self, words: Sequence[str]) -> Check:
+        """Of the text itself, cut into tokens anew."""
+        assert isinstance(words, str)
+        return replace(super().check(self.tokenizer.tokens(self.tokenizer.encode(words))), checker="its tokens")
 
 
 @dataclass(frozen=True)
@@ -132,6 +149,7 @@ class Infill(Control):
     def known(self, info: ModelInfo) -> list[list[int]]:
         """Ids of the parts. The space before a gap is the gap's own where tokens have spaces."""
         texts = self.parts if info.whole_words else [part.removesuffix(" ") for part in self.parts]
+        texts = [part.removeprefix(" ") for part in texts] if info.tokenizer.adds_space else texts
         return info.tokenizer.encode_batch(texts)
 
     def template_items(self, info: ModelInfo) -> list[int]:
@@ -174,7 +192,7 @@ class Infill(Control):
             names = split_words(part) if info.whole_words else []
             for k, token in enumerate(tokens):
                 ids[place + k] = token
-                if token == UNK:
+                if token == UNK and names:
                     unknown[place + k] = names[k]
             place += len(tokens) + (next(sizes) if gap is None else gap)
         return ids, unknown

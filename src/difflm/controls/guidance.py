@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from difflm.data.labels import NOTHING, Labelling
 from difflm.diffusion.base import Belief, expand_levels
-from difflm.diffusion.denoiser import Denoiser, cast_linears
-from difflm.diffusion.precision import autocast_to
+from difflm.diffusion.denoiser import Denoiser, autocast_to, cast_linears
 from difflm.diffusion.processes.discrete import DiscreteProcess, one_hot_states
 from difflm.diffusion.samplers.steps import StepState, clean_weight
 from difflm.models.autoregressive import Autoregressive

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, spell_variants
 from difflm.data.json_schema import is_json_of, schema_tree
-from difflm.data.regular import MAX_COUNT, Node, Repeated, Sequenced, literal, matches_wholly, parse_pattern
+from difflm.data.regular import MAX_COUNT, Array, Node, Repeated, Sequenced, literal, matches_wholly, parse_pattern
 from difflm.data.token_automata import GAP, Template, TokenAutomaton, compile_pattern, intersect
 from difflm.data.tokenizers import SPECIALS, UNK
 from difflm.errors import UsageError
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.forward_backward import TokenChain
     from difflm.diffusion.samplers.loop import Transform
+
+
+CHUNK = 32  # tokens of one class that are summed up together
 
 
 @dataclass(frozen=True)
@@ -153,14 +158,21 @@ class BoundPattern:
 
     template: Template
     lengths: Mapping[int, float]  # numbers of tokens of texts that match, and how likely texts of as many do
+    chains: "dict[torch.device, TokenChain]" = field(default_factory=dict)  # by device: every batch has the same
+
+    def rule(self, codec: "Codec", canvas: Canvas) -> "Transform":
+        return impose_automaton(self.template.automaton, self.chains, codec, canvas)
 
 
-def impose_automaton(automaton: TokenAutomaton, codec: "Codec", canvas: Canvas) -> "Transform":
+def impose_automaton(
+    automaton: TokenAutomaton, chains: "dict[torch.device, TokenChain]", codec: "Codec", canvas: Canvas
+) -> "Transform":
     """The rule by which texts are accepted. Of known tokens, specials are no part of a text."""
     from difflm.controls.rules import ImposePattern
     from difflm.diffusion.condition import FREE
 
-    chain, known = chain_of(automaton, canvas.mask.device), canvas.known
+    device, known = canvas.mask.device, canvas.known
+    chain = chains[device] = chains.get(device) or chain_of(automaton, device)
     if known is None:
         return ImposePattern(codec, chain, canvas.mask)
     words = known >= len(SPECIALS)
@@ -201,11 +213,60 @@ def join_patterns(
     return BoundPattern(template, found)
 
 
-def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain":
-    """The automaton as tensors."""
+def chain_of(automaton: TokenAutomaton, device: "torch.device", kernel: bool = False) -> "TokenChain":
+    """The automaton as tensors. With `kernel`, both passes over the positions are one Triton kernel each."""
     import torch
 
+    from difflm.controls.kernel_chain import KernelChain
     from difflm.diffusion.forward_backward import TokenChain
 
-    parts = (automaton.classes, automaton.table, automaton.accepting, automaton.edges.T)
-    return TokenChain(*(torch.tensor(part, device=device) for part in parts))
+    states, classes = automaton.table.shape
+    begin, kind, end = automaton.edges.T
+    every = np.arange(states)  # under the class that stays, each leads to itself
+    begins, kinds, ends = (np.append(*both) for both in ((begin, every), (kind, 0 * every + classes), (end, every)))
+    fill = len(begins)
+    by_begin = np.column_stack([list_by(begins, states, fill), every * 0 + fill])
+    place = np.full(fill + 1, by_begin.shape[1] - 1)  # of each transition in these lists; one of the filling is known
+    place[by_begin[by_begin < fill]] = np.flatnonzero(by_begin < fill)
+    arrivals = chunk_lists(ends, states, 1 + 8 * fill // states)
+    arrivals[0] = place[arrivals[0]]
+    by_class = list_by(kind, classes, len(kind))
+    parts = (
+        (np.append(ends, 0)[by_begin], np.append(kinds, classes + 1)[by_begin], arrivals),
+        (np.append(begin, 0)[by_class], np.append(end, 0)[by_class], by_class < len(kind)),
+    )
+
+    def put(part: Any) -> Any:
+        return tuple(map(put, part)) if isinstance(part, list) else torch.tensor(part, device=device)
+
+    chunks = chunk_lists(automaton.classes, classes, CHUNK)
+    found = [*map(put, (automaton.classes, automaton.accepting, chunks, *parts[0], *parts[1]))]
+    if not kernel:
+        return TokenChain(*found)
+    return KernelChain(*found, *map(put, [place[list_by(ends, states, fill)]]))
+
+
+def list_by(keys: Array, size: int, fill: int) -> Array:
+    """Which items have each key from 0 on, [size, most of any key], filled up with `fill`."""
+    counts = np.bincount(keys, minlength=size)
+    order = np.argsort(keys, kind="stable")
+    found = np.full((size, max(1, counts.max(initial=0))), fill)
+    found[keys[order], np.arange(len(keys)) - np.repeat(counts.cumsum() - counts, counts)] = order
+    return found
+
+
+def chunk_lists(keys: Array, size: int, width: int) -> list[Array]:
+    """Lists of up to `width` items of one key, then of those lists, and so on to one list a key; each is filled up with
+    the number behind the last item, which stands for nothing, and is followed by a list of nothing."""
+    found = []
+    while np.bincount(keys).max() > width:
+        counts = np.bincount(keys, minlength=size)
+        order = np.argsort(keys, kind="stable")
+        within = np.arange(len(keys)) - np.repeat(counts.cumsum() - counts, counts)
+        firsts = np.append(0, (-(-counts // width)).cumsum())
+        number = firsts[keys[order]] + within // width
+        lists = np.full((firsts[-1] + 1, width), len(keys))
+        lists[number, within % width] = order
+        found.append(lists)
+        keys = np.repeat(np.arange(size), np.diff(firsts))
+    return [*found, list_by(keys, size, len(keys))]

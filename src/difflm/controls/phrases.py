@@ -48,7 +48,8 @@ class Contains(Control):
 
     def ids(self, info: ModelInfo) -> list[int]:
         # Pieces spell a word inside a text with the space before it.
-        text = self.phrase.strip() if isinstance(info.tokenizer, Words) else f" {self.phrase.strip()}"
+        plain = isinstance(info.tokenizer, Words) or info.tokenizer.adds_space
+        text = self.phrase.strip() if plain else f" {self.phrase.strip()}"
         return info.tokenizer.encode(text)
 
     def verbatim(self, info: ModelInfo) -> str:
@@ -113,7 +114,7 @@ class Phrases:
     def named(self) -> str:
         return " and ".join(repr(ways[0].phrase) for ways in self.asked)
 
-    def rule(self, codec: "Codec", canvas: Canvas, open_ended: bool) -> "list[Transform]":
+    def rule(self, codec: "Codec", canvas: Canvas, ends: tuple[int, ...]) -> "list[Transform]":
         if not self.asked:
             return []
         from difflm.controls.rules import PlacePhrases
@@ -121,7 +122,7 @@ class Phrases:
         free = canvas.mask & ~canvas.settled
         free[:, : canvas.first] = False
         free[:, canvas.first + self.info.max_words :] = False
-        return [PlacePhrases(codec, self.ids, free, self.apart(codec, canvas), open_ended)]
+        return [PlacePhrases(codec, self.ids, free, self.apart(codec, canvas), ends)]
 
     def apart(self, codec: "Codec", canvas: Canvas) -> "KeepApart | None":
         """What keeps phrases whole where a model writes pieces; what lengthens one way to say it, is kept off all."""

@@ -7,6 +7,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Infill, Length
 from difflm.controls.patterns import WordCount
@@ -72,6 +74,21 @@ def any_case(text: str) -> Node:
 def cut_bytes(text: str) -> str:
     """A text whose bytes beyond ASCII are spelt one by one, as surrogates."""
     return text.encode().decode("ascii", "surrogateescape")
+
+
+def let_end(automaton: TokenAutomaton, ends: Sequence[int]) -> TokenAutomaton:
+    """The automaton of accepted texts that a model ends itself: anything may stand behind the end."""
+    dead, count = len(automaton.table) - 1, automaton.table.shape[1]
+    classes, over = automaton.classes.copy(), dead + 1
+    classes[list(ends)] = count + 1
+    step = np.append(automaton.table, np.where(automaton.accepting, over, dead)[:, None], 1)  # the end is a class more
+    table = np.vstack([step[:-1], np.full(count + 1, over), step[-1:]])
+    table = np.where(table == over, dead, np.where(table == dead, over, table))  # the last one is never left
+    order = [*range(count - 1), count, count - 1]  # nor is the last class read, but behind the end
+    places = np.argsort(order)
+    classes = places[np.minimum(classes, count)]
+    accepting = np.insert(automaton.accepting, dead, True)
+    return TokenAutomaton(classes, table[:, order], accepting)
 
 
 def can_pass(automaton: TokenAutomaton, runs: Sequence[Sequence[int]]) -> bool:

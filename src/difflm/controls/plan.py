@@ -1,17 +1,17 @@
 """A list of controls bound to a model: checked for sense beforehand, then layouts and steering, then checks."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby, pairwise
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
-from difflm.controls.exact import Avoid, Infill, Length, Letters
+from difflm.controls.exact import Avoid, Infill, Length, Letters, Pieces
+from difflm.controls.gap_sizes import GAPS, draw_gap_layouts, share_gap_sizes
 from difflm.controls.guidance import (
     STANDARD,
     Classifier,
@@ -23,16 +23,17 @@ from difflm.controls.guidance import (
 )
 from difflm.controls.patterns import Pattern, impose_automaton, join_patterns
 from difflm.controls.phrases import choose_phrases
-from difflm.controls.pieces import PieceInfill, avoid_words, can_pass, find_kept, keep_whole, say_of_pieces
+from difflm.controls.pieces import PieceInfill, avoid_words, can_pass, find_kept, keep_whole, let_end, say_of_pieces
 from difflm.controls.rules import ForbidSpecials
 from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
-from difflm.data.labels import NOTHING
+from difflm.controls.shared_batches import merge_last, merge_rules, merge_targets
+from difflm.data.open_tokenizer import OpenTokenizer
 from difflm.data.token_automata import ANY, TokenAutomaton
-from difflm.data.tokenizers import END, SPECIALS, UNK, Characters, Words
+from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Words
 from difflm.data.words import split_words
-from difflm.diffusion.base import Belief
-from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import certain_logits
 from difflm.diffusion.samplers.loop import Steering, Transform
@@ -42,7 +43,6 @@ from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
-GAPS = 4  # the stream of random numbers that cuts the words of free gaps
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,9 @@ class ControlPlan:
     ) -> None:
         if isinstance(info.tokenizer, Characters):
             controls = [Letters(control.words) if type(control) is Length else control for control in controls]
+        if isinstance(info.tokenizer, OpenTokenizer):
+            own = info.tokenizer
+            controls = [Pieces(control.words, own) if type(control) is Length else control for control in controls]
         if info.tokenizer.spells:
             controls = say_of_pieces(controls, info.tokenizer)
         self.model, self.denoiser, self.info = model, denoiser, info
@@ -80,6 +83,8 @@ class ControlPlan:
         if len(infills) > 1:
             raise UsageError("infill can be asked once; put all gaps into one text.")
         self.infill = infills[0] if infills else None
+        # Whether a text is continued, as far as the model likes: a template that ends in its only gap.
+        self.continues = model.lengths.continues and any(c.gaps == [None] and not c.parts[-1] for c in infills)
         if edit is not None:
             self.check_edit(edit)
         self.guided = any(control.head for control in self.controls)  # whether a classifier guides
@@ -87,18 +92,16 @@ class ControlPlan:
         able = {control.head: [c for c in classifiers if control.head in c.labellings] for control in self.controls}
         self.asked_classifiers = list({id(some[0]): some[0] for some in able.values() if some}.values())
         self.words, self.least = agree_on_length(self.controls, info, edit)
-        self.pattern, self.spelling = None, None
+        self.pattern, self.spelling, self.chains = None, None, dict[torch.device, TokenChain]()
         if any(isinstance(c, Pattern) or (isinstance(c, PieceInfill) and any(c.gaps)) for c in self.controls):
             bias, kept = model.denoiser.codec.bias, None if edit is None else self.kept_items(edit)
             self.pattern = join_patterns(self.controls, info, self.words, self.least, bias, kept)
         # Whether nothing settles the length, and the model writes its own end.
         own_end = END not in model.lengths.forbidden
-        self.open_ended = (
-            own_end and self.words is None and self.least <= 1 and self.infill is None and not self.pattern
-        )
+        self.open_ended = own_end and self.words is None and not self.pattern
+        self.open_ended &= self.continues or (self.least <= 1 and self.infill is None)
         if not self.pattern and info.tokenizer.spells:
             self.spelling = self.avoid_spellings()
-            self.open_ended &= self.spelling is None
         given = self.infill.parts if self.infill else (edit.text,) if edit else ()
         # Words that were given and that the model does not know, each once.
         self.unknown_words = list(
@@ -113,10 +116,10 @@ class ControlPlan:
         # Tilting single words hardly ever makes a phrase appear: docs/log.md has the figures.
         placed = [] if self.pattern else self.imposed  # what a pattern leaves no place for is not placed
         self.phrases = choose_phrases(placed, info, known, self.words, model.denoiser.codec.holds_tokens)
-        self.extra = self.phrases.more(self.infill, self.words) if self.infill else 0
+        self.extra = self.phrases.more(self.infill, self.words) if self.infill and not self.continues else 0
         if edit is not None:
             self.edited, self.unknown = self.edit_layout(edit)
-        elif self.infill is None and self.phrases.needed > (room := self.words or info.max_words):
+        elif (self.infill is None or self.continues) and self.phrases.needed > (room := self.words or info.max_words):
             what = "this model holds" if self.words is None else "the length is"
             raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
 
@@ -161,7 +164,7 @@ class ControlPlan:
             given = [[ids[k] for k in place] for place in self.kept_places(self.edit)]
         if not can_pass(automaton, given):
             raise UsageError(f"avoid {' or '.join(map(repr, avoided))}: the words that stay spell it.")
-        return automaton
+        return let_end(automaton, self.model.lengths.ends) if self.open_ended else automaton
 
     # -- before sampling ----------------------------------------------------------------------------------------
 
@@ -174,7 +177,10 @@ class ControlPlan:
         if self.edit is not None:
             return [self.edited] * len(samples), [self.unknown] * len(samples)
         if self.open_ended:
-            return [Layout(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
+            lay = self.open_layout if self.model.always_planned else Layout
+            return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
+        if self.infill is not None and self.gap_shares is not None:
+            return draw_gap_layouts(self, self.gap_shares, noise), [{}] * len(samples)
         infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
@@ -202,14 +208,29 @@ class ControlPlan:
         layouts = [self.layout(n, known) for n, (known, _) in zip(totals, placed, strict=True)]
         return layouts, [unknown for _, unknown in placed]
 
+    @cached_property
+    def gap_shares(self) -> list[Tensor] | None:
+        return share_gap_sizes(self)
+
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
         positions, settled = self.model.lengths.settled(words)
-        first = self.info.first
+        first, behind = self.info.first, self.info.first - self.model.lengths.first
+        if behind:  # a prompt stands before the text, and no START
+            positions, settled = positions + behind, {k + behind: token for k, token in settled.items() if k}
         known = settled | {k + first: token for k, token in known.items()}
         if begin:
             canvas = {**settled, **{k + first: token for k, token in enumerate(begin)}}
             begin = [canvas[k] for k in range(positions)]
         return Layout(positions, known, begin)
+
+    def open_layout(self, positions: int) -> Layout:
+        """A canvas whose text the model ends itself, behind what stands before a gap at the end."""
+        known = [START] * self.info.first
+        if self.continues and self.infill is not None:
+            known += self.infill.known(self.info)[0]
+            positions = self.infill.most or positions
+        room = self.info.first + self.info.max_words + 1
+        return Layout(min(len(known) + positions, room), dict(enumerate(known)))
 
     # -- while sampling -----------------------------------------------------------------------------------------
 
@@ -220,12 +241,12 @@ class ControlPlan:
             # A vocabulary of words may hold a newline; a text does not begin or end with it.
             words = self.info.tokenizer.words[len(SPECIALS) :] if isinstance(self.info.tokenizer, Words) else []
             newline = words.index("\n") + len(SPECIALS) if "\n" in words else None
-            rules.append(ForbidSpecials(codec, canvas, newline))
+            rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
         rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
         if self.edit is not None and self.edit.keep and self.info.tokenizer.spells:
             rules.append(keep_whole(self.edit.text.strip(), self.kept_places(self.edit), codec, self.info, canvas))
         # Words that must appear come last: what else is asked of their positions must not unsettle them.
-        return rules + self.phrases.rule(codec, canvas, self.open_ended)
+        return rules + self.phrases.rule(codec, canvas, self.model.lengths.ends if self.open_ended else ())
 
     def targets(self, canvas: Canvas) -> list[GuidanceTarget]:
         """For every control that a classifier knows: which classifier, and the labels it should find."""
@@ -243,7 +264,7 @@ class ControlPlan:
     def last_rules(self, canvas: Canvas) -> list[Transform]:
         """What every belief is given: that the whole text is accepted."""
         automaton = self.pattern.template.automaton if self.pattern else self.spelling
-        return [] if automaton is None else [impose_automaton(automaton, self.denoiser.codec, canvas)]
+        return [] if automaton is None else [impose_automaton(automaton, self.chains, self.denoiser.codec, canvas)]
 
     # -- after sampling -----------------------------------------------------------------------------------------
 
@@ -344,95 +365,3 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     rules = [*rules, *last]
     told = batch.condition
     return Steering(batch.known, batch.begin, spans, rules, guidance, source=told.source, source_mask=told.source_mask)
-
-
-# -- controls of several requests in one batch: each text obeys its own, and every network is called once for all -----
-
-
-def merge_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:
-    """Rules of parts of the rows as rules of all. Neighbours that only have to stay inside their texts are merged: a
-    thousand gaps would be as many parts."""
-    slices: list[slice] = []
-    rules: list[list[Transform]] = []
-    for inside, run in groupby(parts, lambda part: [type(rule) for rule in part[1]] == [ForbidSpecials]):
-        found = list(run)
-        if inside:
-            rows = slice(found[0][0].start, found[-1][0].stop)
-            (rule,) = found[0][1]
-            assert isinstance(rule, ForbidSpecials)
-            found = [(rows, [replace(rule, canvas=canvas.rows(rows))])]
-        slices += [part for part, _ in found]
-        rules += [own for _, own in found]
-    return rules[0] if len(slices) == 1 else [PerRowTransforms(slices, rules)]
-
-
-def merge_last(parts: Sequence[tuple[slice, list[Transform]]]) -> list[Transform]:
-    """Rules that come last, of parts of the rows, as rules of all."""
-    return [PerRowTransforms(*map(list, zip(*parts, strict=True)))] if any(own for _, own in parts) else []
-
-
-@dataclass(frozen=True)
-class PerRowTransforms:
-    """Rules of their own for each part of the rows."""
-
-    parts: Sequence[slice]
-    rules: Sequence[Sequence[Transform]]
-
-    @property
-    def syncs_with_device(self) -> bool:
-        return any(getattr(rule, "syncs_with_device", False) for rules in self.rules for rule in rules)
-
-    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        ruled = []
-        for part, rules in zip(self.parts, self.rules, strict=True):
-            own = belief.rows(part)
-            for rule in rules:
-                own = rule(own, x[part], t[part])
-            ruled.append(own)
-        return replace(
-            belief,
-            logits=torch.cat([own.logits for own in ruled]),
-            state=None if all(own.state is None for own in ruled) else torch.cat([own.clean for own in ruled]),
-            words=None if all(own.words is None for own in ruled) else torch.cat([own.tokens for own in ruled]),
-            draw=None if all(own.draw is None for own in ruled) else partial(draw_by_rows, self.parts, ruled),
-        )
-
-
-def draw_by_rows(parts: Sequence[slice], beliefs: Sequence[Belief], u: Tensor) -> Tensor:
-    """Tokens that are drawn together, of those parts of the rows [B, L] that have such."""
-    whole = torch.full_like(u, FREE, dtype=torch.long)
-    for part, own in zip(parts, beliefs, strict=True):
-        if own.draw is not None:
-            whole[part] = own.draw(u[part])
-    return whole
-
-
-def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
-    """Targets of parts of so many rows as targets of all: each head is called once, with NOTHING where a part asks for
-    nothing."""
-    keyed: list[dict[Any, GuidanceTarget]] = []
-    for own in targets:  # by classifier, head and `whole`; two of the same are numbered
-        alike = Counter[tuple[int, str, bool]]()
-        keyed.append({})
-        for target in own:
-            key = (id(target.classifier), target.head, target.whole)
-            keyed[-1][(*key, alike[key])] = target
-            alike[key] += 1
-    first = {key: target for named in keyed for key, target in named.items()}
-    return [
-        replace(target, labels=stack_labels([named[key].labels if key in named else None for named in keyed], sizes))
-        for key, target in first.items()
-    ]
-
-
-def stack_labels(labels: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
-    """Labels of parts as one tensor, NOTHING where there are none or fewer than elsewhere."""
-    given = [one for one in labels if one is not None]
-    shape = [max(one.shape[k] for one in given) for k in range(1, given[0].dim())]
-    out = given[0].new_full((sum(sizes), *shape), NOTHING)
-    start = 0
-    for one, size in zip(labels, sizes, strict=True):
-        if one is not None:
-            out[(slice(start, start + size), *(slice(n) for n in one.shape[1:]))] = one
-        start += size
-    return out

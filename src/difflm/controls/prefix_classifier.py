@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from difflm.controls.guidance import Classifier, ClassifierOutput
 from difflm.data.labels import Labelling
 from difflm.data.tokenizers import END, PAD, START
-from difflm.diffusion.precision import autocast_to
+from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.samplers.loop import Caches
 from difflm.networks.transformer import rotary
 

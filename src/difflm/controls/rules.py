@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from difflm.controls.base import Canvas
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
-from difflm.diffusion.forward_backward import TokenChain, draw_accepted, likeliest_accepted, posterior_logits
+from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.processes.discrete import CERTAIN
 from difflm.diffusion.samplers.loop import impose_tokens
 
@@ -52,7 +52,7 @@ class PlacePhrases:
     phrases: tuple[tuple[tuple[int, ...], ...], ...]  # of each the ways to say it
     free: Tensor  # [B, W]
     apart: "KeepApart | None" = None  # of pieces: what keeps a word whole
-    open_ended: bool = False  # the model itself writes where a text ends: not before the last phrase
+    ends: tuple[int, ...] = ()  # what the model itself ends a text by: not before the last phrase
 
     @cached_property
     def sized(self) -> list[tuple[int, Tensor, Tensor]]:
@@ -86,8 +86,8 @@ class PlacePhrases:
                 at = places == (begin + k).unsqueeze(1)
                 ids, here = torch.where(at, way[:, k : k + 1], ids), here | at
             end = (begin + ways.shape[1]).unsqueeze(1)
-            if self.open_ended:
-                logits = ban_at(logits, places < end, [END])
+            if self.ends:
+                logits = ban_at(logits, places < end, self.ends)
         if self.apart:
             known = torch.where(here, ids, self.apart.known)
             for (n, ways, _), begin in zip(self.sized, begins, strict=True):
@@ -275,6 +275,7 @@ class ForbidSpecials:
     codec: Codec
     canvas: Canvas
     newline: int | None
+    ends: tuple[int, ...] = (END,)
 
     @cached_property
     def free_and_edges(self) -> tuple[Tensor, Tensor]:
@@ -285,7 +286,7 @@ class ForbidSpecials:
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         free, edges = self.free_and_edges
-        logits = ban_at(belief.logits, free, (START, END, PAD))
+        logits = ban_at(belief.logits, free, (START, *self.ends, PAD))
         if self.newline is not None:
             logits = ban_at(logits, edges, [self.newline])
         return rule_out(belief, logits, self.codec)
@@ -356,11 +357,11 @@ class ImposePattern:
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         if self.known is not None:
             belief = impose_tokens(belief, self.codec, self.known >= 0, self.known.clamp(min=0))
-        logits = posterior_logits(self.chain, belief.logits, self.inside).to(belief.logits.dtype)
-        words = torch.where(self.inside, likeliest_accepted(self.chain, belief.logits, self.inside), belief.tokens)
+        found = self.chain.pass_messages(belief.logits, self.inside)
+        logits = found.posterior_logits(belief.logits).to(belief.logits.dtype)
+        words = torch.where(self.inside, found.likeliest(), belief.tokens)
         state = belief.state
         if state is not None:
             nearest = self.codec.nearest(belief.clean) if belief.words is None else belief.words
             state = torch.where((words != nearest).unsqueeze(-1), self.codec.clean_of(words), state)
-        draw = partial(draw_accepted, self.chain, belief.logits, self.inside)
-        return replace(belief, logits=logits, state=state, words=words, draw=draw)
+        return replace(belief, logits=logits, state=state, words=words, draw=found.draw)

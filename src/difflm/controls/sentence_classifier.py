@@ -17,7 +17,7 @@ from difflm.data.labels import NONE, NOTHING, Labelling
 from difflm.data.tokenizers import END, SPECIALS, Characters, Tokenizer, Words
 from difflm.data.words import join_words
 from difflm.diffusion.base import Belief
-from difflm.diffusion.precision import autocast_to
+from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.samplers.loop import impose_tokens
 from difflm.errors import UsageError
 from difflm.networks.hf_encoder import LOCAL, explained, transformers

@@ -1,10 +1,12 @@
 """Downloads of the public corpora: a file is complete and checked under its name, or it is not there."""
 
 import hashlib
+import ipaddress
 import shutil
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from http.client import responses
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from difflm.runtime.files import replace_atomically
 
 CHUNK = 1 << 16
 TIMEOUT = 30.0  # seconds without a byte
+MOST_BYTES = 2 << 30  # of a file or an archive of unknown size, and of what an archive holds
 HEADERS = {"User-Agent": "difflm", "Accept-Encoding": "identity"}
 ADVICE = {
     401: "It asks for a login: see its home in `difflm data list`.",
@@ -55,11 +58,11 @@ def fetch_download(download: Download, folder: Path, base: str | None, timeout: 
     url = download.address(base)
     if not download.is_archive:
         [one] = download.files
-        fetch_file(url, folder / one.file, one.size, one.sha256, timeout, progress)
+        fetch_file(url, folder / one.file, one.size, one.sha256, timeout, progress, MOST_BYTES)
         return
     archive = folder / urlsplit(url).path.rpartition("/")[2]
     try:
-        fetch_file(url, archive, timeout=timeout, progress=progress)
+        fetch_file(url, archive, timeout=timeout, progress=progress, most=MOST_BYTES)
         for one in download.files:
             unpack_file(archive, one, folder / one.file)
     finally:
@@ -74,8 +77,13 @@ def unpack_file(archive: Path, one: CorpusFile, target: Path) -> None:
                 raise DifflmError(
                     f"{archive.name} holds no {one.inside}. It holds: {', '.join(packed.namelist()[:8])}."
                 )
-            if one.size not in (None, packed.getinfo(names[0]).file_size):
+            size = packed.getinfo(names[0]).file_size  # reading ends there, whatever is packed
+            if one.size not in (None, size):
                 raise DifflmError(f"{names[0]} in {archive.name} is not {one.size:,} bytes long: refused.")
+            if size > MOST_BYTES:
+                raise DifflmError(
+                    f"{names[0]} in {archive.name} has {size:,} bytes, more than {MOST_BYTES:,}: refused."
+                )
             with replace_atomically(target) as temporary:
                 with packed.open(names[0]) as source, temporary.open("wb") as file:
                     shutil.copyfileobj(source, file)
@@ -112,8 +120,8 @@ def fetch_file(
     most: int | None = None,
 ) -> None:
     """Download `url` to a temporary file, check it, and rename it to `target`. It has at most `most` bytes."""
-    if not is_web_address(url):
-        raise UsageError(f"only http and https addresses are fetched, not {url!r}.")
+    if not is_safe_address(url):
+        raise UsageError(f"only https addresses are fetched, not {url!r}: others could change a file on its way.")
     if target.is_dir():
         raise DifflmError(f"{target} is a directory. Choose another place with --out.")
     done, total = 0, None
@@ -142,16 +150,20 @@ def fetch_file(
         check_file(temporary, target.name, size, sha256)
 
 
-def is_web_address(url: str) -> bool:
+def is_safe_address(url: str) -> bool:
+    """Whether nobody can change what comes from there: https, or a server of this machine."""
     parts = urlsplit(url)
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+    if parts.scheme == "http":
+        with suppress(ValueError):  # a name, which may be anybody's
+            return ipaddress.ip_address(parts.hostname or "").is_loopback
+    return parts.scheme == "https" and bool(parts.hostname)
 
 
 def check_redirect(answer: requests.Response, *args: Any, **kwargs: Any) -> None:
-    """Allow redirects to http and https only, and never from https to http, where anybody could change the file."""
+    """Follow redirects to safe addresses only, and from https to https only."""
     if answer.is_redirect:
         target = urljoin(answer.url, answer.headers["Location"])
-        if not is_web_address(target) or (answer.url.startswith("https:") and not target.startswith("https:")):
+        if not is_safe_address(target) or (answer.url.startswith("https:") and not target.startswith("https:")):
             raise DifflmError(f"{answer.url} leads on to {target!r}, which is not followed: refused.")
 
 

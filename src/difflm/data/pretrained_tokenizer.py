@@ -36,9 +36,9 @@ class PretrainedTokenizer(Tokenizer):
         vocabulary = encoder.get_vocab(with_added_tokens=True)
         kept = sorted((number, piece) for piece, number in vocabulary.items() if number not in special)
         super().__init__([piece for _, piece in kept])
-        self._theirs = [number for number, _ in kept]
+        self.theirs = [number for number, _ in kept]  # theirs[our id - 4]
         self._ours = [UNK] * (1 + max(vocabulary.values(), default=0))
-        for own, number in enumerate(self._theirs, len(SPECIALS)):
+        for own, number in enumerate(self.theirs, len(SPECIALS)):
             self._ours[number] = own
 
     @classmethod
@@ -62,7 +62,7 @@ class PretrainedTokenizer(Tokenizer):
         return [self.decode([i]) for i in ids if i >= len(SPECIALS)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        theirs = [self._theirs[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)]
+        theirs = [self.theirs[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)]
         text: str = self._encoder.decode(theirs, skip_special_tokens=False)
         return text
 

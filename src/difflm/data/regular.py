@@ -7,7 +7,6 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -366,33 +365,40 @@ def count_paths(tree: Node, text: str, most: int) -> int:
     """How many ways there are to read beginnings of a text: as many as a matcher that backtracks may have to try. It
     is not counted beyond `most`."""
     counted = [0]
-    follow_paths(tree, text, {0: 1}, counted, most)
+    follow_paths(tree, text, {0: 1}, counted, most, {})
     return counted[0]
 
 
-def follow_paths(node: Node, text: str, starts: dict[int, int], counted: list[int], most: int) -> dict[int, int]:
-    """Where a part ends that begins at `starts`, and in how many ways; nowhere, once too many were counted."""
+def follow_paths(
+    node: Node, text: str, starts: dict[int, int], counted: list[int], most: int, members: dict[int, set[str]]
+) -> dict[int, int]:
+    """Where a part ends that begins at `starts`, and in how many ways; nowhere, once too many were counted. `members`
+    are the characters of the text that a part means, by its id."""
     counted[0] += sum(starts.values())
     if counted[0] > most or not starts:
         return {}
     ends: dict[int, int] = {}
     if isinstance(node, Chars):
-        return {at + 1: ways for at, ways in starts.items() if at < len(text) and is_member(node, text[at])}
+        if id(node) not in members:
+            alphabet = sorted({*text})
+            members[id(node)] = {char for char, meant in zip(alphabet, node.members(alphabet), strict=True) if meant}
+        known = members[id(node)]
+        return {at + 1: ways for at, ways in starts.items() if at < len(text) and text[at] in known}
     if isinstance(node, Sequenced):
         for part in node.parts:
-            starts = follow_paths(part, text, starts, counted, most)
+            starts = follow_paths(part, text, starts, counted, most, members)
         return starts
     if isinstance(node, Either):
         for part in node.parts:
-            add_paths(ends, follow_paths(part, text, starts, counted, most))
+            add_paths(ends, follow_paths(part, text, starts, counted, most, members))
         return ends
     for _ in range(node.least):
-        starts = follow_paths(node.part, text, starts, counted, most)
+        starts = follow_paths(node.part, text, starts, counted, most, members)
     add_paths(ends, starts)
     for _ in range(len(text) if node.most is None else node.most - node.least):
         if not starts:
             break
-        after, first = follow_paths(node.part, text, starts, counted, most), min(starts)
+        after, first = follow_paths(node.part, text, starts, counted, most, members), min(starts)
         starts = {at: ways for at, ways in after.items() if at > first}  # what reads nothing repeats nothing
         add_paths(ends, starts)
     return ends
@@ -401,8 +407,3 @@ def follow_paths(node: Node, text: str, starts: dict[int, int], counted: list[in
 def add_paths(ends: dict[int, int], more: Mapping[int, int]) -> None:
     for at, ways in more.items():
         ends[at] = ends.get(at, 0) + ways
-
-
-@lru_cache(maxsize=1 << 12)
-def is_member(chars: Chars, char: str) -> bool:
-    return bool(chars.members([char])[0])

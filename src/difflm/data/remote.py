@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from difflm.data.texts import FORMATS, ROWS, file_kind
 from difflm.errors import DifflmError, UsageError, suggest
-from difflm.runtime.files import explain_write_errors, locked
+from difflm.runtime.files import explain_write_errors, locked, sync_directory, sync_file
 
 DATASET = "hf:"  # before the name of a dataset of Hugging Face, or of a local one that its library reads
 ADDRESSES = (DATASET, "https://", "http://")
@@ -87,10 +87,11 @@ def copy_dataset(name: str, target: Path, column: str | None, note: Note) -> Non
                     if file.tell() > MOST_BYTES:
                         raise UsageError(f"{name} has more than {MOST_BYTES >> 30} GiB of texts: too much to copy.")
                 file.flush()
-                os.fsync(file.fileno())
+                sync_file(file.fileno())
             if not count:
                 raise DifflmError(f"there is no text in {name}.")
             part.replace(target)
+            sync_directory(target.parent)
         finally:
             if part.exists() and not part.stat().st_size:
                 part.unlink()

@@ -71,6 +71,33 @@ def rouge_l_f1(text: str, references: Sequence[str]) -> float:
     return max((rouge_l(words, [other], beta=1.0) for other in others if other), default=0.0)
 
 
+def sari(text: str, source: str, references: Sequence[str]) -> float:
+    """Return SARI of a simplification in [0, 1] (Xu et al., 2016): the mean of F1 of n-grams kept, F1 of those added
+    and precision of those deleted, each in the mean over the orders 1 to 4, in lower case. As in the authors' code,
+    what there is none of counts 0."""
+    own, before, *others = (count_ngrams(one.lower()) for one in (text, source, *references))
+    total = 0.0
+    for n in range(ORDERS):
+        wanted = sum((other[n] for other in others), Counter[tuple[str, ...]]())
+        old, new = ({gram: len(others) * count for gram, count in grams[n].items()} for grams in (before, own))
+        kept, dropped = Counter(old) & Counter(new), Counter(old) - Counter(new)
+        good, to_keep = kept & wanted, Counter(old) & wanted
+        total += f1(share_found(good, kept), share_found(good, to_keep)) + share_found(dropped - wanted, dropped)
+        added, to_add = own[n].keys() - before[n].keys(), wanted.keys() - before[n].keys()
+        hits = len(added & to_add)
+        total += f1(hits / max(1, len(added)), hits / max(1, len(to_add)))
+    return total / (3 * ORDERS)
+
+
+def share_found(found: Counter[tuple[str, ...]], among: Counter[tuple[str, ...]]) -> float:
+    """Return the mean over n-grams of how much of their count was found."""
+    return sum(count / among[gram] for gram, count in found.items()) / max(1, len(among))
+
+
+def f1(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
 def dist_1(text: str) -> float:
     """Return distinct words over all words of one text, 0 if it is empty."""
     return distinct_n([text.split()], 1)
@@ -106,6 +133,7 @@ def measure_texts(
         "bleu_sentence_nltk4": sum(sentence_bleu_nltk4(*pair) for pair in pairs) / count,
         "bleu_sacre": bleu,
         "rouge_l": sum(rouge_l_f1(*pair) for pair in pairs) / count,
+        "sari": 100 * sum(map(sari, texts, sources, references)) / count,
         "dist_1": sum(map(dist_1, texts)) / count,
         "copy_rate": copy_rate(texts, sources),
     }

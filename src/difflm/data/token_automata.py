@@ -1,5 +1,6 @@
 """Automata over the tokens of a vocabulary: which sequences of them print a text that matches a pattern."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -73,7 +74,7 @@ def smallest_automaton(columns: Sequence[Array | None], accepting: Array) -> Tok
     return TokenAutomaton((kinds[own] - 1) % count, table[:, first], accepting)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # of a few megabytes each at most
 def compile_pattern(
     pattern: str | Node,
     tokenizer: Tokenizer,
@@ -99,6 +100,11 @@ def compile_pattern(
     if len(found.table) == 1:
         raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
     return found
+
+
+def spells_tokens(tokenizer: Tokenizer) -> bool:
+    """Whether it says how its tokens are spelt."""
+    return tokenizer.spells or isinstance(tokenizer, Words)
 
 
 def readable_pieces(tokenizer: Tokenizer) -> list[str | None]:
@@ -164,16 +170,28 @@ def learn_spacing(words: tuple[str | None, ...]) -> Spacing:
     order = sorted(sample)
     contexts: dict[Context, int] = {((), False): 0}
     before, table = list[list[int]](), list[list[int]]()
-    left = list(contexts)
+    left = deque(contexts)
+
+    def look_up(context: Context, shape: str) -> tuple[int, int]:
+        sign, after = follow(context, shape, sample)
+        if after not in contexts:
+            contexts[after] = len(contexts)
+            left.append(after)
+        return sign, contexts[after]
+
+    # But for shapes that are glued to it, what follows a run depends on its last word alone.
+    usual: dict[Context, list[tuple[int, int]]] = {}
+    glued = {one: [k for k, shape in enumerate(order) if extend_run([sample[one]], sample[shape])] for one in order}
     while left:
-        context = left.pop(0)
-        followers = [follow(context, shape, sample) for shape in order]
-        for _, after in followers:
-            if after not in contexts:
-                contexts[after] = len(contexts)
-                left.append(after)
+        run, decided = context = left.popleft()
+        last = context if run in ((), NEWLINE) else (run[-1:], decided)
+        if last not in usual:
+            usual[last] = [look_up(last, shape) for shape in order]
+        followers = usual[last].copy()
+        for k in glued[run[-1]] if last is not context else ():
+            followers[k] = look_up(context, order[k])
         before.append([sign for sign, _ in followers])
-        table.append([contexts[after] for _, after in followers])
+        table.append([after for _, after in followers])
     ends = np.array([decided and run != NEWLINE for run, decided in contexts])
     signs, steps = np.array(before), np.array(table)
     labels = refine(steps, number_rows(np.column_stack([ends, signs])))

@@ -1,10 +1,8 @@
 """Token files: a corpus as ids on disk, memory-mapped, so that its lengths and indices alone are in memory."""
 
 import hashlib
-import json
 import math
 import mmap
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +21,7 @@ from difflm.data.spans import HIDDEN, cut_span
 from difflm.data.texts import LONGEST, MOST_CHARACTERS, MOST_TOKENS, Example, cut_text, text_files
 from difflm.data.tokenizers import END, PAD, Tokenizer
 from difflm.errors import DifflmError
-from difflm.runtime.files import explain_write_errors, read_json
+from difflm.runtime.files import explain_write_errors, read_json, sync_directory, sync_file, write_json
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
@@ -100,18 +98,18 @@ class TokenFile(TokenColumn):
         whole or not at all."""
         with explain_write_errors(directory), ExitStack() as stack:
             directory.parent.mkdir(parents=True, exist_ok=True)
-            for left in directory.parent.glob(f".{directory.name}.*"):  # by a process that was killed
-                shutil.rmtree(left)
+            cls.remove_leftovers(directory)
             temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
             fresh = temporary / "new"
             fresh.mkdir()
             sizes = _write(fresh, examples, tokenizer, [END] if origin.get("ended") else [])
             meta = {**sizes, "tokenizer": tokenizer.fingerprint(), "source": origin}
-            (fresh / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+            write_json(fresh / "meta.json", meta)
             if directory.exists():
                 directory.rename(temporary / "old")
             fresh.rename(directory)
+            sync_directory(directory.parent)
         return cls.open(directory)
 
     @classmethod
@@ -123,6 +121,12 @@ class TokenFile(TokenColumn):
         except (KeyError, TypeError, ValueError, OSError):
             advice = "Delete the directory; it will be made again."
             raise DifflmError(f"the tokens in {directory} are damaged. {advice}") from None
+
+    @staticmethod
+    def remove_leftovers(directory: Path) -> None:
+        """Remove what a process left that was killed while it built the tokens, or just after."""
+        for left in directory.parent.glob(f".{directory.name}.*"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def matches(self, tokenizer: Tokenizer, origin: dict[str, Any]) -> bool:
         """Whether the tokens were made from the same file with the same tokenizer."""
@@ -194,7 +198,7 @@ class _ColumnWriter:
     def sync(self) -> None:
         for file in (self.ids, self.offsets):
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
 
 
 def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, behind: list[int]) -> dict[str, Any]:

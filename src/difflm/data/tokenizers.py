@@ -28,6 +28,7 @@ class Tokenizer(ABC):
 
     kind: str
     between = ""  # what separates the pieces of a text
+    adds_space = False  # whether it spells a space before every text by itself
     byte_level = False  # whether pieces are in the byte alphabet, a space before a word as its first sign
 
     def __init__(self, pieces: Sequence[str]) -> None:

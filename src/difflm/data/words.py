@@ -18,6 +18,8 @@ UNITS = "lb|am|pm"
 FUSED = ("that s", "there s", "ca nt", "wo nt", "i d", "can not")
 
 LATIN, EVERY = 0x100, 0x20000  # characters: the first block, and all that have signs among them
+# What caches hold comes from anybody: a chunk of so many characters takes 3 kB at most, and of words their ends decide.
+MOST_CACHED, ENDS = 32, 8
 _CHUNK = re.compile(r"\n|\S+")
 _HAN = re.compile(f"[{CJK}]")
 _UNIT = re.compile(UNITS)
@@ -31,7 +33,11 @@ def split_words(text: str) -> list[str]:
     "U.K."), runs of dots, the endings 's 're 'll 'd, and a hyphen that touches a word on one side only ("20-").
     A hyphen between two words is a word, and so is every other apostrophe ("isn't" is isn ' t, as in E2E).
     Chinese and Japanese are cut into characters. A newline is a word; other white space only separates."""
-    return [word for chunk in _CHUNK.findall(text) for word in _split_chunk(chunk)]
+    return [
+        word
+        for chunk in _CHUNK.findall(text)
+        for word in (_split_chunk(chunk) if len(chunk) <= MOST_CACHED else _split_chunk.__wrapped__(chunk))
+    ]
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -46,7 +52,7 @@ def join_words(words: Sequence[str]) -> str:
     return text.replace(" \n", "\n").replace("\n ", "\n") if "\n" in text else text
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def _split_chunk(chunk: str) -> tuple[str, ...]:
     return tuple(_word_pattern(LATIN if max(chunk) < chr(LATIN) else EVERY).findall(chunk))
 
@@ -92,7 +98,7 @@ def _signs(codes: int) -> str:
 
 def _chunks(words: list[str]) -> Iterator[list[str]]:
     """Runs of words that are written without a space; a newline stands alone."""
-    touching = [*map(_touch, words, words[1:])]
+    touching = [*map(_touch, (word[-ENDS:] for word in words), (word[:ENDS] for word in words[1:]))]
     for i in () if _MARKS.isdisjoint(words) else _Quotes(words).before:
         if 0 < i < len(words) and "\n" not in words[i - 1 : i + 1]:
             touching[i - 1] = True
@@ -164,7 +170,7 @@ def _stable_pieces(chunk: list[str]) -> Iterator[str]:
     """The chunk whole where it is read back as the same words; else its longest beginning that is, and so on."""
     while chunk:
         size = len(chunk)
-        while size > 1 and list(_split_chunk("".join(chunk[:size]))) != chunk[:size]:
+        while size > 1 and split_words("".join(chunk[:size])) != chunk[:size]:
             size -= 1
         yield "".join(chunk[:size])
         chunk = chunk[size:]
@@ -202,7 +208,7 @@ def extend_run(run: Sequence[str], word: str) -> bool | None:
     """Whether a word is written without a space behind a run of words that are; None: that is not to be said, where
     two signs
     follow each other, unless the second alone is a stop."""
-    if not _touch(run[-1], word):
+    if not _touch(run[-1][-ENDS:], word[:ENDS]):
         return False
     signs = not run[-1][0].isalnum() and not word[0].isalnum()
     return None if signs and (run[-1][0] in _STOPS or word[0] not in _STOPS) else True
@@ -210,4 +216,4 @@ def extend_run(run: Sequence[str], word: str) -> bool | None:
 
 def reads_back(run: Sequence[str]) -> bool:
     """Whether words that are written without spaces are read as themselves."""
-    return _split_chunk("".join(run)) == tuple(run)
+    return split_words("".join(run)) == list(run)

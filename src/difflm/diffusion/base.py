@@ -81,6 +81,12 @@ class Belief:
         """The logits without what x_t shows at the position itself: the leave-one-out posterior."""
         return self.logits if self.evidence is None else self.logits - self.evidence
 
+    @cached_property
+    def shares(self) -> Tensor:
+        """Probabilities of all tokens, [B, L, V]: computed once for the step that draws and for who shows how sure it
+        is."""
+        return self.logits.softmax(-1)
+
     @property
     def confidence(self) -> Tensor:
         """Probability of the token at each position."""
@@ -88,7 +94,7 @@ class Belief:
 
     def confidence_in(self, tokens: Tensor) -> Tensor:
         """Probability of these tokens, [B, L]."""
-        return self.logits.softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        return self.shares.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
     def cross_entropy(self, ids: Tensor, smoothing: float = 0.0) -> Tensor:
         """−log p of the text's own tokens, [B, L]."""

@@ -2,6 +2,7 @@
 the network as clean positions of the canvas, before the text, or not at all."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from difflm.diffusion.base import Belief, Levels, Process, Times, expand_levels
 from difflm.diffusion.codecs import Codec
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.precision import autocast_to
+from difflm.diffusion.precision import emulated, lacks_bfloat16
 from difflm.errors import UsageError
 
 
@@ -221,3 +222,12 @@ class Denoiser(nn.Module):
     def view(self, x: Tensor, t: Times) -> Tensor:
         """What a classifier reads of x_t."""
         return self.codec.view(x, self.process.at(t))
+
+
+def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Autocast to `dtype`; `None` leaves things as they are, which in training may be autocast already."""
+    if dtype is None:
+        return nullcontext()
+    if device.type == "cpu" and dtype is torch.bfloat16 and lacks_bfloat16():
+        return emulated(dtype)
+    return torch.autocast(device.type, dtype=dtype)

@@ -1,14 +1,18 @@
 """Forward–backward over an automaton: beliefs of single positions, given that the whole text is accepted.
 
 Positions are independent under a belief, so that everything is exact: log Z = log P(accepted), the marginals, a joint
-draw, the likeliest text. In log space, whose floor stands for what is impossible; nothing reads the device."""
+draw, the likeliest text. Messages go from state to state along padded lists of transitions: nothing is added in an
+order that a device chooses, nothing reads the device, and but for two passes over the positions all of them are worked
+out at once. In log space, whose floor stands for what is impossible."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from difflm.diffusion.condition import FREE
 from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf
 
 IMPOSSIBLE = -1e30  # nats; finite, since −∞ − (−∞) is no number
@@ -17,111 +21,148 @@ UNLIKELY = 1e5  # nats below the likeliest: what other rules forbid is taken onl
 
 @dataclass(frozen=True)
 class TokenChain:
-    """An automaton as tensors. State 0 is the start, the last one is never left; tokens of the last class are never
-    read."""
+    """An automaton of S states and C classes as tensors; state 0 is the start. Transitions are listed by where they
+    begin and by their class. Two classes are added: under `C` a state stays as it is, at positions that are no part of
+    the text, and `C + 1` fills up the lists, and is impossible."""
 
     classes: Tensor  # [V]
-    table: Tensor  # [S, C] the next state
     accepting: Tensor  # [S]
-    edges: Tensor  # [3, E] of each transition the state, the class and the next state
+    chunks: tuple[Tensor, ...]  # which tokens, then which of those groups, are summed up; at last a group is a class
+    next_states: Tensor  # [S, K] where the transitions of each state lead
+    next_classes: Tensor  # [S, K]
+    arrivals: tuple[Tensor, ...]  # which of these S · K transitions, then which of their sums, lead to each state
+    class_begins: Tensor  # [C, I] of each class the transitions
+    class_ends: Tensor  # [C, I]
+    class_real: Tensor  # [C, I] which of them are no filling
 
-    def log_classes(self, log_p: Tensor) -> Tensor:
-        """log probabilities of the classes, [B, L, C], from those of the tokens [B, L, V]."""
-        return scatter_logsumexp(log_p, self.classes, self.table.shape[1])
+    def pass_messages(self, logits: Tensor, inside: Tensor) -> "Messages":
+        """For beliefs [B, L, V] about texts at the positions `inside` [B, L]."""
+        top = logits.float().amax(-1, keepdim=True).clamp(min=IMPOSSIBLE)
+        log_p = torch.maximum(logits.float() - top, torch.full_like(top, -UNLIKELY))
+        first, *more = self.chunks
+        tokens = pick(pad(log_p, (0, 1), value=IMPOSSIBLE), first)
+        sums, maxima = tokens.logsumexp(-1), tokens.amax(-1)
+        for chunk in more:
+            sums, maxima = pick(sums, chunk).logsumexp(-1), pick(maxima, chunk).amax(-1)
+        total = sums.logsumexp(-1)
+        # Messages stay small numbers where each position's likeliest class that can be read has log probability 0.
+        shift = sums[..., :-1].amax(-1, keepdim=True).clamp(min=-2 * UNLIKELY)
+        both, here = torch.stack([sums, maxima]) - shift, inside.unsqueeze(-1)
+        stay = torch.where(here, IMPOSSIBLE, torch.zeros_like(shift)).expand(2, *shift.shape)
+        both = torch.cat([torch.where(here, both, IMPOSSIBLE), stay, torch.full_like(stay, IMPOSSIBLE)], -1)
+        norm = (inside * (shift.squeeze(-1) - total)).sum(-1)
+        return Messages(self, log_p, inside, both, self.backward(both), norm, top - UNLIKELY)
 
-    def step_back(self, later: Tensor, log_q: Tensor, combine: "Combine") -> Tensor:
-        """One position towards the start: messages [B, S], from those behind it and the classes' chances [B, C]."""
-        begin, kind, end = self.edges
-        return combine(later[:, end] + log_q[:, kind], begin, len(self.table))
-
-    def step_on(self, earlier: Tensor, log_q: Tensor) -> Tensor:
-        begin, kind, end = self.edges
-        return scatter_logsumexp(earlier[:, begin] + log_q[:, kind], end, len(self.table))
-
-    def backward_messages(self, log_q: Tensor, inside: Tensor, combine: "Combine") -> list[Tensor]:
-        """Messages [B, S] behind each position, the last ones first made: log P(accepted | state there). Positions that
-        are not `inside` [B, L] are passed over."""
-        last = torch.where(self.accepting, 0.0, IMPOSSIBLE).expand(len(log_q), -1)
+    def backward(self, log_q: Tensor) -> Tensor:
+        """Messages [2, B, L + 1, S] from the last position to the first: log P(accepted | state), and log p of the
+        likeliest way to be accepted; `log_q` [2, B, L, C + 2] are the classes' chances."""
+        last = torch.where(self.accepting, 0.0, IMPOSSIBLE).expand(*log_q.shape[:2], -1)
         found = [last]
-        for i in reversed(range(log_q.shape[1])):
-            found.append(torch.where(inside[:, i, None], self.step_back(found[-1], log_q[:, i], combine), found[-1]))
-        return found[::-1]
+        for i in reversed(range(log_q.shape[2])):
+            ways = pick(found[-1], self.next_states) + pick(log_q[:, :, i], self.next_classes)
+            best = ways.amax(-1)
+            total = best[0] + (ways[0] - best[0].unsqueeze(-1)).exp().sum(-1).log()
+            found.append(torch.stack([total, best[1]]))
+        return torch.stack(found[::-1], 2)
 
-    def choose_tokens(
-        self, log_p: Tensor, inside: Tensor, messages: list[Tensor], choose: Callable[[Tensor, int], Tensor]
-    ) -> Tensor:
-        """A token at every position [B, L], chosen one after the other by its log probability and that of what then
-        follows, [B, V]."""
-        state, found = torch.zeros_like(inside[:, 0], dtype=torch.long), []
-        for i in range(log_p.shape[1]):
-            follows = messages[i + 1].gather(1, self.table[state])
-            token = choose(log_p[:, i] + follows[:, self.classes], i)
-            state = torch.where(inside[:, i], self.table[state, self.classes[token]], state)
-            found.append(token)
+    def forward(self, messages: "Messages") -> Tensor:
+        """P(state | accepted) before each position, [B, L, S]."""
+        steps = messages.steps
+        states = torch.arange(len(self.accepting), device=steps.device)
+        found = [(states == 0).float().expand(len(steps), -1)]
+        for i in range(steps.shape[1] - 1):
+            flow = (found[-1].unsqueeze(-1) * steps[:, i]).flatten(1)
+            for group in self.arrivals:
+                flow = pick(flow, group).sum(-1)
+            found.append(flow)
         return torch.stack(found, 1)
 
+    def find_likeliest(self, messages: "Messages") -> Tensor:
+        """The classes [B, L, 1] of the likeliest way to be accepted (Viterbi, 1967)."""
+        ways = pick(messages.later[1, :, 1:], self.next_states) + pick(messages.log_q[1], self.next_classes)
+        choice = ways.argmax(-1)
+        return self.classes_at(self.follow(choice), choice)
 
-Combine = Callable[[Tensor, Tensor, int], Tensor]
+    def draw_classes(self, messages: "Messages", u: Tensor) -> tuple[Tensor, Tensor]:
+        """Classes [B, L, 1] that are drawn by uniform numbers [B, L]; and where each number lies in the share of its
+        class, [B, L], which is another uniform number."""
+        shares = messages.steps.double().cumsum(-1)
+        target = u.double()[..., None, None] * shares[..., -1:]
+        choice = (shares <= target).sum(-1).clamp(max=shares.shape[-1] - 1)
+        states = self.follow(choice)
+        own = shares.gather(2, states.unsqueeze(-1).expand(*states.shape, shares.shape[-1])).squeeze(2)
+        chosen = choice.gather(-1, states)
+        below = torch.where(chosen > 0, own.gather(-1, (chosen - 1).clamp(min=0)), 0.0)
+        share = (own.gather(-1, chosen) - below).clamp(min=1e-300)
+        rest = (target.squeeze(-1).gather(-1, states) - below) / share
+        return self.classes_at(states, choice), rest.squeeze(-1)
 
+    def follow(self, choice: Tensor) -> Tensor:
+        """The state before each position, [B, L, 1], where `choice` [B, L, S] says which transition each state takes:
+        steps are joined two by two, then four by four, and so on."""
+        lead = self.next_states.expand(*choice.shape, -1).gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+        wide = 1
+        while wide < lead.shape[1]:
+            lead = torch.cat([lead[:, :wide], lead[:, wide:].gather(-1, lead[:, :-wide])], 1)
+            wide *= 2
+        return pad(lead[:, :-1, :1], (0, 0, 1, 0))
 
-def scatter_logsumexp(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """log Σ exp of the values [..., N] that share an index [N], [..., size]."""
-    at = index.expand(values.shape)
-    top = scatter_max(values, index, size)
-    total = torch.zeros_like(top).scatter_add(-1, at, (values - top.gather(-1, at)).exp())
-    return (top + total.clamp(min=1e-30).log()).clamp(min=IMPOSSIBLE)
-
-
-def scatter_max(values: Tensor, index: Tensor, size: int) -> Tensor:
-    lowest = values.new_full((*values.shape[:-1], size), IMPOSSIBLE)
-    return lowest.scatter_reduce(-1, index.expand(values.shape), values, "amax")
-
-
-def floor_logits(logits: Tensor) -> Tensor:
-    """Logits in float32 in which nothing is quite impossible."""
-    logits = logits.float()
-    return torch.maximum(logits, logits.amax(-1, keepdim=True) - UNLIKELY)
-
-
-def log_evidence(chain: TokenChain, logits: Tensor, inside: Tensor) -> Tensor:
-    """log P(accepted), [B]."""
-    log_q = chain.log_classes(floor_logits(logits).log_softmax(-1))
-    return chain.backward_messages(log_q, inside, scatter_logsumexp)[0][:, 0]
-
-
-def posterior_logits(chain: TokenChain, logits: Tensor, inside: Tensor) -> Tensor:
-    """Logits of each position's token, given that the text is accepted: a number is added for each class, the largest
-    of them 0, so that a pattern that tells nothing changes no bit."""
-    logits = floor_logits(logits)
-    log_q = chain.log_classes(logits.log_softmax(-1))
-    messages = chain.backward_messages(log_q, inside, scatter_logsumexp)
-    begin, kind, end = chain.edges
-    states = torch.arange(len(chain.table), device=logits.device)
-    earlier, factors = torch.where(states == 0, 0.0, IMPOSSIBLE).expand(len(logits), -1), []
-    for i in range(logits.shape[1]):
-        both = earlier[:, begin] + messages[i + 1][:, end]
-        factor = scatter_logsumexp(both, kind, chain.table.shape[1])
-        factors.append(factor - factor.amax(-1, keepdim=True))
-        # Only sums of messages matter, so that each is made relative to its largest.
-        on = chain.step_on(earlier, log_q[:, i])
-        earlier = torch.where(inside[:, i, None], (on - on.amax(-1, keepdim=True)).clamp(min=IMPOSSIBLE), earlier)
-    factor = torch.stack(factors, 1)
-    factor = factor.masked_fill(factor < IMPOSSIBLE / 2, float("-inf"))
-    return torch.where(inside.unsqueeze(-1), logits + factor[..., chain.classes], logits)
+    def classes_at(self, states: Tensor, choice: Tensor) -> Tensor:
+        """The classes [B, L, 1] of the transitions that are taken in these states."""
+        return self.next_classes[states.squeeze(-1)].gather(-1, choice.gather(-1, states))
 
 
-def draw_accepted(chain: TokenChain, logits: Tensor, inside: Tensor, u: Tensor) -> Tensor:
-    """A text [B, L] from the belief, given that it is accepted, by uniform numbers [B, L]."""
-    log_p = floor_logits(logits).log_softmax(-1)
-    messages = chain.backward_messages(chain.log_classes(log_p), inside, scatter_logsumexp)
-    return chain.choose_tokens(
-        log_p, inside, messages, lambda scores, i: draw_by_inverse_cdf(scores.softmax(-1), u[:, i])
-    )
+def pick(values: Tensor, index: Tensor) -> Tensor:
+    """values[..., index]"""
+    return values.index_select(-1, index.flatten()).view(*values.shape[:-1], *index.shape)
 
 
-def likeliest_accepted(chain: TokenChain, logits: Tensor, inside: Tensor) -> Tensor:
-    """The likeliest text that is accepted, [B, L] (Viterbi, 1967)."""
-    log_p = floor_logits(logits).log_softmax(-1)
-    log_q = scatter_max(log_p, chain.classes, chain.table.shape[1])
-    messages = chain.backward_messages(log_q, inside, scatter_max)
-    return chain.choose_tokens(log_p, inside, messages, lambda scores, i: scores.argmax(-1))
+@dataclass(frozen=True)
+class Messages:
+    """What an automaton says of a belief."""
+
+    chain: TokenChain
+    log_p: Tensor  # [B, L, V] relative to the likeliest token
+    inside: Tensor  # [B, L]
+    log_q: Tensor  # [2, B, L, C + 2] log probabilities of the classes, and those of their likeliest tokens
+    later: Tensor  # [2, B, L + 1, S]
+    norm: Tensor  # [B]
+    lowest: Tensor  # [B, L, 1] the least logit that a token is taken to have
+
+    @cached_property
+    def steps(self) -> Tensor:
+        """P(transition | its first state, accepted), [B, L, S, K]."""
+        chain, later = self.chain, self.later[0]
+        ways = pick(later[:, 1:], chain.next_states) + pick(self.log_q[0], chain.next_classes)
+        return (ways - later[:, :-1].unsqueeze(-1)).clamp(max=0.0).exp()
+
+    def log_evidence(self) -> Tensor:
+        """log P(accepted), [B]."""
+        return self.later[0, :, 0, 0] + self.norm
+
+    def posterior_logits(self, logits: Tensor) -> Tensor:
+        """Logits of each position's token, given that the text is accepted: a number is added for each class, the
+        largest of them 0, so that a pattern that tells nothing changes no bit."""
+        chain, later = self.chain, self.later[0]
+        reached = chain.forward(self)
+        earlier = torch.where(reached > 0, reached.log(), IMPOSSIBLE) - later[:, :-1]
+        ways = pick(earlier, chain.class_begins) + pick(later[:, 1:], chain.class_ends)
+        factor = torch.where(chain.class_real, ways, IMPOSSIBLE).logsumexp(-1)
+        factor = factor - factor.amax(-1, keepdim=True)
+        factor = factor.masked_fill(factor < IMPOSSIBLE / 2, float("-inf"))
+        floored = torch.maximum(logits.float(), self.lowest)
+        return torch.where(self.inside.unsqueeze(-1), floored + pick(factor, chain.classes), logits.float())
+
+    def draw(self, u: Tensor) -> Tensor:
+        """A text [B, L] from the belief, given that it is accepted, by uniform numbers [B, L]; FREE outside."""
+        kinds, rest = self.chain.draw_classes(self, u)
+        own = self.log_p.masked_fill(self.chain.classes != kinds, IMPOSSIBLE)
+        p = (own - own.amax(-1, keepdim=True)).exp()
+        tokens = draw_by_inverse_cdf(p.flatten(0, 1), rest.clamp(0, 1 - 1e-9).flatten()).view(u.shape)
+        return torch.where(self.inside, tokens, FREE)
+
+    def likeliest(self) -> Tensor:
+        """The likeliest text that is accepted, [B, L]; FREE outside."""
+        kinds = self.chain.find_likeliest(self)
+        tokens = self.log_p.masked_fill(self.chain.classes != kinds, IMPOSSIBLE).argmax(-1)
+        return torch.where(self.inside, tokens, FREE)

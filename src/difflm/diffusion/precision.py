@@ -1,4 +1,4 @@
-"""The width of arithmetic: autocast, and processors that have no bfloat16."""
+"""Processors that have no bfloat16."""
 
 import threading
 from collections.abc import Iterator
@@ -42,15 +42,6 @@ def emulated(dtype: torch.dtype) -> Iterator[None]:
 def lacks_bfloat16() -> bool:
     """Whether oneDNN has no bfloat16 on this processor."""
     return torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    """Autocast to `dtype`; `None` leaves things as they are, which in training may be autocast already."""
-    if dtype is None:
-        return nullcontext()
-    if device.type == "cpu" and dtype is torch.bfloat16 and lacks_bfloat16():
-        return emulated(dtype)
-    return torch.autocast(device.type, dtype=dtype)
 
 
 def avoid_onednn(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:

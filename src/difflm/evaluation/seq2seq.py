@@ -26,7 +26,7 @@ from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.language import OnProgress, describe_sampling, device_name
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row
-from difflm.generation.jobs import Chosen, Generation, Ids, check_request
+from difflm.generation.jobs import Chosen, Decode, Generation, Ids, check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.ranking import Rank, Ranking, make_ranking
 from difflm.models.sampling import understood_by
@@ -218,7 +218,7 @@ def write_outputs(
         for how, ranking in rankings.items():
             on_progress(f"{name}: ranking", 0, 1)
             start = time.perf_counter()
-            best = ranking(range(len(ids)), ids, made)
+            best = ranking(range(len(ids)), ids)
             own, cost = seconds + time.perf_counter() - start, sum(one.calls for one in best) / len(best)
             yield Outputs(texts, calls + cost, own, "first", chosen=[one.index for one in best], **describe(how))
         if ways.oracle:
@@ -245,9 +245,9 @@ def write_candidates(
     ids: dict[int, list[Ids]] = {}
     texts: dict[int, list[Generation]] = {}
 
-    def keep_all(numbers: Sequence[int], rows: list[list[Ids]], made: list[list[Generation]]) -> list[Chosen]:
+    def keep_all(numbers: Sequence[int], rows: list[list[Ids]], made: list[list[Decode]]) -> list[Chosen]:
         ids.update(zip(numbers, rows, strict=True))
-        texts.update(zip(numbers, made, strict=True))
+        texts.update({k: [decode() for decode in group] for k, group in zip(numbers, made, strict=True)})
         on_progress(f"{name}: writing", len(texts), len(sources))
         return [Chosen(0)] * len(made)
 

@@ -14,21 +14,30 @@ from difflm.controls import Control
 from difflm.controls.guidance import STANDARD
 from difflm.controls.plan import ControlPlan, Edit, check_text, steering_for
 from difflm.controls.rivals import ControlDecoder
+from difflm.data.corpora import describe_texts
+from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.discrete_steps import ORDERED, SURE
 from difflm.diffusion.samplers.loop import Frame
 from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
+from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
+from difflm.networks import Transformer
+from difflm.runtime.eight_bit import eight_bit_engine
 from difflm.runtime.threads import IsStopped, run_parallel
 
 MOST_TEXTS = 1_000_000
+SHOWN = 8  # unknown words that a warning names
 FOREIGN = {  # why a model that is not of a family refuses its settings
     "vectors": "--{} is for models that diffuse word vectors, which this one does not.",
     "simplex": "--{} is for models that diffuse on a simplex, which this one does not.",
+    "tokens": "--{} is for models that draw tokens, which this one does not.",
+    "masked": "--{} is for models of masks, which this one is not.",
     "edits": "--{} is for models that edit texts, which this one does not.",
     "masks": "a {} needs a model of masks over whole texts, such as mdlm, or one that learned to drop its condition.",
 }
@@ -52,9 +61,16 @@ def check_device(device: str) -> torch.device:
 
 
 def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
-    known = [torch.float32, torch.bfloat16] + [torch.float16] * (device.type == "cuda")
+    known = [torch.float32, torch.bfloat16, torch.float16 if device.type == "cuda" else torch.int8]
     if dtype is not None and dtype not in known:
         raise UsageError(f"dtype must be {', '.join(map(str, known))} on {device.type}, not {dtype}.")
+
+
+def check_eight_bits(model: LanguageModel) -> None:
+    if eight_bit_engine() is None:
+        raise UsageError("torch has no fast products of eight bits for this processor: leave dtype out.")
+    if not isinstance(model, DiffusionModel) or not isinstance(model.denoiser.network, Transformer):
+        raise UsageError("dtype int8 is for diffusion models of words with difflm's own Transformer: leave it out.")
 
 
 def fastest_dtype(device: torch.device) -> torch.dtype | None:
@@ -100,6 +116,10 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         family = FAMILIES[name]
         if family in FOREIGN and family not in model.families and getattr(sampling, name) != setting.default:
             raise UsageError(FOREIGN[family].format(option_name(name)))
+    if sampling.block and sampling.sampler not in ORDERED:
+        raise UsageError(f"--block is for the samplers {', '.join(ORDERED)}; give --block 0 with {sampling.sampler}.")
+    if sampling.sure != SURE and sampling.sampler != "threshold":
+        raise UsageError("--sure is for --sampler threshold.")
     if sampling.revisions > 1 and not sampling.beams:
         raise UsageError("--revisions are kept of a search: give --beams, too.")
     if sampling.start not in model.starts:
@@ -111,6 +131,18 @@ def plain_edit(edit: Edit) -> str:
     if edit.keep or edit.strength != Edit.strength:
         raise UsageError("this model edits the text as it is: leave --keep and --strength out.")
     return edit.text
+
+
+def explain_unknown(unknown: Sequence[str], name: str, tokenizer: Tokenizer, data: str | None) -> list[str]:
+    """Say that a model does not know some words, if there are any; `data` are the texts that it learned from."""
+    if not unknown:
+        return []
+    size = sum(bool(w.strip()) for w in tokenizer.words[len(SPECIALS) :]) if isinstance(tokenizer, Words) else 0
+    named = ", ".join(repr(word) for word in unknown[:SHOWN])
+    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+    them = "it" if len(unknown) == 1 else "them"
+    knows = f"{name} knows {size:,} words" + (f" of {describe_texts(data)}" if data else "")
+    return [f"{knows}; it does not know {named}{more}, and cannot take {them} into account."]
 
 
 # -- a job and its texts ----------------------------------------------------------------------------------------------
@@ -168,8 +200,9 @@ class Chosen:
     classifier_calls: int = 0
 
 
-# Numbers of texts, and the candidates of each → the best ones.
-Choice = Callable[[Sequence[int], list[list[Ids]], list[list[Generation]]], list[Chosen]]
+Decode = Callable[[], Generation]  # of one finished row
+# Numbers of texts, and the candidates of each, which are decoded if somebody asks → the best ones.
+Choice = Callable[[Sequence[int], list[list[Ids]], list[list[Decode]]], list[Chosen]]
 
 
 @dataclass
@@ -190,7 +223,7 @@ class GenerationJob:
     first: int = 0  # the number of the first text, where a long list is written in pieces
     begin: Ids = field(default_factory=list)  # the text that every text is edited from
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
-    waiting: dict[int, tuple[Ids, Generation]] = field(default_factory=dict)  # by sample: candidates to choose from
+    waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # by sample: those to choose from
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
 
     def make_rows(self, model: LanguageModel, owner: int = 0) -> list[Row]:
@@ -208,24 +241,24 @@ class GenerationJob:
         own = sources or [[]] * count
         return [Row(self.seed, first + k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]
 
-    def choose_texts(self, made: dict[int, tuple[Ids, Generation]]) -> dict[int, Generation]:
+    def choose_texts(self, made: "Sequence[tuple[FinishedRow, Decode]]", seconds: float) -> dict[int, Generation]:
         """The best candidate of each text whose candidates are all there; its cost is that of all of them."""
         assert self.choose is not None
-        self.waiting |= made
-        for k in {sample // self.each for sample in made}:
-            self.cost[k] += next(iter(made.values()))[1].seconds  # texts of a batch share its clock
+        self.waiting |= {row.sample: (row, decode) for row, decode in made}
+        for k in {row.sample // self.each for row, _ in made}:
+            self.cost[k] += seconds  # texts of a batch share its clock
         samples = {k: range(k * self.each, (k + 1) * self.each) for k in sorted(self.cost)}
         ready = [k for k, own in samples.items() if all(sample in self.waiting for sample in own)]
         groups = [[self.waiting.pop(sample) for sample in samples[k]] for k in ready]
-        texts = [[text for _, text in group] for group in groups]
-        best = self.choose(ready, [[ids for ids, _ in group] for group in groups], texts)
+        ids = [[row.ids for row, _ in group] for group in groups]
+        best = self.choose(ready, ids, [[decode for _, decode in group] for group in groups])
         found = {}
-        for k, own, chosen in zip(ready, texts, best, strict=True):
-            text = own[chosen.index]
+        for k, own, chosen in zip(ready, groups, best, strict=True):
+            text = own[chosen.index][1]()
             checks = check_text(self.plan.controls, text.text, self.plan.unknown_words) if self.plan else []
-            calls = sum(one.denoiser_calls for one in own) + chosen.calls
+            calls = sum(row.calls for row, _ in own) + chosen.calls
             seconds = self.cost.pop(k) + chosen.seconds
-            asked = sum(one.classifier_calls for one in own) + chosen.classifier_calls
+            asked = sum(row.classifier_calls for row, _ in own) + chosen.classifier_calls
             found[k] = replace(text, denoiser_calls=calls, classifier_calls=asked, seconds=seconds, controls=checks)
         return found
 
@@ -233,7 +266,7 @@ class GenerationJob:
 def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
     """Selection by the model's own classifiers: the checkers have no say in it."""
 
-    def choose(_: Sequence[int], ids: list[list[Ids]], __: list[list[Generation]]) -> list[Chosen]:
+    def choose(_: Sequence[int], ids: list[list[Ids]], __: list[list[Decode]]) -> list[Chosen]:
         if not ids:
             return []
         nats = iter(plan.classifier_nats([one for group in ids for one in group]))
@@ -374,5 +407,6 @@ def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
     classifier guides them."""
     own = replace(job.sampling, steps=1) if model.allows_mixed_steps else job.sampling
     if job.plan is None:
-        return own, STANDARD, bool(job.begin), False
-    return own, job.plan.guidance, job.plan.edit is not None, job.plan.guided
+        return own, STANDARD, bool(job.begin), 0, False
+    prompt = len(job.sources[0]) if job.sources and model.always_planned else 0  # prompts of one length share batches
+    return own, job.plan.guidance, job.plan.edit is not None, prompt, job.plan.guided

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from difflm.controls.plan import ControlPlan, Edit, check_text
 from difflm.controls.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.controls.sentence_classifier import SentenceClassifier
 from difflm.data.batches import Batch
-from difflm.data.corpora import describe_texts
+from difflm.data.chat import Chat, Message, encode_messages
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
-from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, Words
+from difflm.data.tokenizers import UNK, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
@@ -37,9 +37,11 @@ from difflm.generation.jobs import (
     batch_key,
     check_device,
     check_dtype,
+    check_eight_bits,
     check_request,
     check_sampling,
     choose_by_classifiers,
+    explain_unknown,
     fastest_dtype,
     finished_rows,
     plain_edit,
@@ -50,10 +52,9 @@ from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
+from difflm.models.open_models import find_open_model, load_open_model
 from difflm.training.classifier import heads_of, load_guide
 from difflm.training.run import find_run, load_run
-
-SHOWN = 8  # unknown words that a warning names
 
 
 class TextDiffusion:
@@ -71,6 +72,7 @@ class TextDiffusion:
         tokens = isinstance(model, DiffusionModel) and model.denoiser.codec.holds_tokens
         self.usual_guidance = TOKENS if tokens else STANDARD
         self.name = "this model"
+        self.chat: Chat | None = None  # of a model that answers messages
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
         self._classifiers: dict[Path, Classifier | SentenceClassifier] = {}
         self._heads: dict[Path, set[str] | None] = {}
@@ -79,16 +81,25 @@ class TextDiffusion:
     def from_pretrained(
         cls, name_or_path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None, compile: bool = False
     ) -> "TextDiffusion":
-        """A bundled model such as "e2e", or the directory of a run, on "cpu", "cuda", or the better of both ("auto").
+        """A bundled model such as "e2e", the directory of a run or of somebody else's model, or its name on the Hugging
+        Face Hub; on "cpu", "cuda", or the better of both ("auto").
 
         `dtype` is the network's arithmetic; weights and everything around the network stay in float32. None: the
         quickest for writing, and float32 for scores. `compile` fuses what a network of vectors does while it writes:
         minutes of compiling, a little at every new size, for a server that writes all day."""
         chosen = check_device(device)
         check_dtype(dtype, chosen)
+        if (folder := find_open_model(name_or_path)) is not None:
+            found = load_open_model(folder, chosen, dtype or fastest_dtype(chosen) or torch.float32)
+            made = cls(found.model, found.tokenizer, found.config, Inference(found.model, None, compile))
+            made.name, made.chat = Path(name_or_path).resolve().name, found.chat
+            return made
         model, tokenizer, config = load_run(name_or_path, chosen)
-        model.set_compute_dtype(None if dtype is torch.float32 else dtype)
-        inference = Inference(model, fastest_dtype(chosen) if dtype is None else None, compile)
+        eight = dtype is torch.int8
+        if eight:
+            check_eight_bits(model)
+        model.set_compute_dtype(None if eight or dtype is torch.float32 else dtype)
+        inference = Inference(model, fastest_dtype(chosen) if dtype is None else dtype if eight else None, compile)
         made = cls(model, tokenizer, config, inference)
         made.name = find_run(name_or_path).resolve().name
         made.guides = sorted(find_run(name_or_path).glob("guide*/"))
@@ -165,6 +176,7 @@ class TextDiffusion:
         source: str | Sequence[str] | None = None,
         rank: Rank | None = None,
         method: str | None = None,
+        messages: Sequence[Message] | None = None,
         **settings: Any,
     ) -> GenerationJob:
         """A request, checked and bound to this model; what is wrong with it is raised.
@@ -173,16 +185,21 @@ class TextDiffusion:
         starts from a text. Of `candidates` the one is kept that the guiding classifiers find likeliest to obey, or that
         `rank` finds likeliest: "bound" is this model's own likelihood, else another's. Of `mbr` candidates the one
         most like the others is kept. `watch` is given every text at every step. Texts are written from `source`; of
-        several sources each has `n` texts, one source after the other. `settings` are those of `Sampling`."""
+        several sources each has `n` texts, one source after the other; of a model that chats it is what the user says,
+        as are `messages`. `settings` are those of `Sampling`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
-        sources: list[list[int]] = []
+        if self.chat is not None and isinstance(source, str):
+            messages, source = [{"role": "user", "content": source}], None
+        sources = [] if messages is None else [encode_messages(self.chat, messages)] * n
         if source is not None or self.model.source_longest:
             sources = [row for row in self.encode_sources(source) for _ in range(n)]
             n = len(sources)
         check_request(n, seed, mbr, candidates, None if rank else controls)
         sampling = self.sampling(**settings) if settings else self.model.sampling
         begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.families else []
-        plan = self.plan_controls(controls, None if begin else edit, guidance, method)
+        plan = self.plan_controls(
+            controls, None if begin else edit, guidance, method, len(sources[0]) if sources else 0
+        )
         if isinstance(plan, ControlDecoder):
             if sampling.beams and not plan.searches:
                 raise UsageError(f"{method} chooses words one by one: leave --beams out.")
@@ -195,7 +212,7 @@ class TextDiffusion:
         if rank is not None:
             job.choose = make_ranking(self, rank, candidates, source, n, seed)
         elif mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
-            job.choose = lambda _, __, made: [Chosen(most_central([g.tokens for g in group])) for group in made]
+            job.choose = lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
         elif candidates > 1 and plan is not None:
             job.choose = choose_by_classifiers(plan)
         return job
@@ -240,9 +257,10 @@ class TextDiffusion:
         edit: Edit | None = None,
         guidance: GuidanceSettings | None = None,
         method: str | None = None,
+        prompt: int = 0,
     ) -> ControlPlan | ControlDecoder | None:
-        """Controls bound to this model; what it cannot do is refused here."""
-        if not controls and edit is None and method is None:
+        """Controls bound to this model, behind a `prompt` of so many tokens; what it cannot do is refused here."""
+        if not controls and edit is None and method is None and not self.model.always_planned:
             return None
         kind, decoder = self.config["method"], None
         if self.model.whole_text:
@@ -252,6 +270,8 @@ class TextDiffusion:
         model, most, first = self.model, self.model.longest, 0
         if isinstance(model, DiffusionModel):
             most, first = model.lengths.max_words, model.lengths.first
+            if prompt and model.always_planned:
+                most, first = most + first - prompt, 0
         elif decoder is None:
             known = " or ".join(name for name in DECODERS if isinstance(model, DECODERS[name].decodes))
             how = f": give --method {known}" if known else ", which takes none"
@@ -282,17 +302,9 @@ class TextDiffusion:
 
     def warnings(self, plan: ControlPlan | ControlDecoder | None, edited: str = "") -> list[str]:
         """Why texts may not be what was asked for, a sentence each: given words that the model does not know."""
-        tokenizer = self.tokenizer
-        unknown = plan.unknown_words if plan else [w for w in split_words(edited) if UNK in tokenizer.encode(w)]
-        if not unknown:
-            return []
-        size = sum(bool(w.strip()) for w in tokenizer.words[len(SPECIALS) :]) if isinstance(tokenizer, Words) else 0
-        named = ", ".join(repr(word) for word in unknown[:SHOWN])
-        more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
-        them = "it" if len(unknown) == 1 else "them"
+        unknown = plan.unknown_words if plan else [w for w in split_words(edited) if UNK in self.tokenizer.encode(w)]
         data = self.config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
-        knows = f"{self.name} knows {size:,} words" + (f" of {describe_texts(data)}" if data else "")
-        return [f"{knows}; it does not know {named}{more}, and cannot take {them} into account."]
+        return explain_unknown(unknown, self.name, self.tokenizer, data)
 
     def _finish(
         self, progress: BatchProgress, jobs: Sequence[GenerationJob]
@@ -302,16 +314,15 @@ class TextDiffusion:
         # The words of a GPU are on the host by now.
         seconds = (time.perf_counter() if progress.ended is None else progress.ended) - progress.begun
         for owner in progress.finished:
-            job, made = jobs[owner], {}
-            for row in rows:
-                if row.owner == owner:
-                    if not job.wanted():  # to check a text may take long
-                        break
-                    made[row.sample] = row.ids, self._generation(row, job, seconds)
-            else:
-                texts = {k: text for k, (_, text) in made.items()} if job.choose is None else job.choose_texts(made)
-                if texts:
-                    yield owner, texts
+            job, texts = jobs[owner], dict[int, Generation]()
+            own = [(row, partial(self._generation, row, job, seconds)) for row in rows if row.owner == owner]
+            if job.choose is not None and job.wanted():
+                texts = job.choose_texts(own, seconds)
+            for row, decode in own if job.choose is None else ():
+                if job.wanted():  # to check a text may take long
+                    texts[row.sample] = decode()
+            if texts and job.wanted():
+                yield owner, texts
 
     def _generation(self, row: FinishedRow, job: GenerationJob, seconds: float) -> Generation:
         unknown = job.unknown.get(row.sample, {})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Union
 import torch
 
 from difflm.errors import UsageError
-from difflm.generation.jobs import Chosen, Generation, Ids
+from difflm.generation.jobs import Chosen, Ids
 
 if TYPE_CHECKING:
     from difflm.generation.pipeline import TextDiffusion
@@ -32,7 +32,7 @@ class Ranking:
     def draws(self) -> int:
         return VECTOR_DRAWS if "vectors" in self.scorer.model.families else TOKEN_DRAWS
 
-    def __call__(self, numbers: Sequence[int], ids: list[list[Ids]], _: list[list[Generation]]) -> list[Chosen]:
+    def __call__(self, numbers: Sequence[int], ids: list[list[Ids]], _: object = None) -> list[Chosen]:
         """On a CPU each text is ranked by itself, so that no choice depends on how its neighbours are rounded."""
         calls = self.scorer.model.nats_calls(self.draws)
         size = 1 if self.scorer.device.type == "cpu" else max(1, len(ids))

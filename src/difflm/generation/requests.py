@@ -25,6 +25,7 @@ from difflm.controls import (
 )
 from difflm.errors import DifflmError, UsageError, explain_faults
 from difflm.models.sampling import SETTINGS
+from difflm.runtime.files import check_regular
 
 if TYPE_CHECKING:
     from difflm.controls.plan import Edit
@@ -65,6 +66,8 @@ class Request(BaseModel):
     projection: str | None = setting("projection")
     projection_top_p: float | None = setting("projection_top_p")
     contrast: float | None = setting("contrast")
+    block: int | None = setting("block")
+    sure: float | None = setting("sure")
     top_k: int | None = setting("top_k")
     top_p: float | None = setting("top_p")
     beams: int | None = setting("beams")
@@ -143,6 +146,7 @@ class Request(BaseModel):
 
 def read_requests(path: Path) -> list[Request]:
     """One JSON object a line; an error names its line, before anything is made."""
+    check_regular(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other line separators
     except FileNotFoundError:

@@ -48,6 +48,7 @@ class TokenMethod(Method):
         time: "TimeInput" = "adaptive",
         bounded: bool = True,
         label_smoothing: float = 0.0,
+        clean_context: float = 0.0,
     ) -> "DiffusionModel":
         """Compose the parts that a paper chooses, on the body that all share; by default 50 ancestral steps. Without
         `bounded` the model has no bound."""
@@ -69,4 +70,5 @@ class TokenMethod(Method):
             sampling=sampling or Sampling(steps=50),
             conditioning=reads,
             bound=DiscreteBound() if bounded else None,
+            clean_context=clean_context,
         )

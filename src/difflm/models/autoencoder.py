@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.data.batches import Batch
+from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.samplers.loop import Memory, Steering
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling

@@ -11,9 +11,8 @@ from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import cross_entropy
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import NO_SOURCE
+from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.errors import UsageError

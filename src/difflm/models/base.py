@@ -80,7 +80,7 @@ class LanguageModel(Trainable):
     vocabulary: int
     sampling: Sampling
     samplers: tuple[str, ...] = tuple(STEPS)  # step rules it understands
-    families: Collection[Family] = ("any", "left-to-right")  # of settings that it understands
+    families: Collection[Family] = ("any", "left-to-right", "tokens")  # of settings that it understands
     greedy = False  # whether temperature 0 means the likeliest word
     starts: tuple[str, ...] = ("noise",)  # what its texts can be made from, beside a source
     predicts_words = True  # whether a temperature means something
@@ -94,6 +94,7 @@ class LanguageModel(Trainable):
     room: Room | None = None  # of a picture, where texts are drawn
     whole_canvas = False  # whether each call of the network reads all positions of a text
     one_by_one = False  # whether a CPU makes the first texts of a seed one by one, and not some of them together
+    always_planned = False  # whether something is known of every text, such as its first token
     allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
 
     @property

@@ -39,10 +39,12 @@ class LengthPolicy(nn.Module):
 
     first = 0  # canvas position of a text's first word
     forbidden: tuple[int, ...]  # ids that no position may have
+    ends: tuple[int, ...] = (END,)  # ids that end a text
     weight = 0.0  # of `fit_loss`
     pieces: Sequence[str] = ()  # what positions show, where those are no tokens
     vocabulary = 0  # tokens, where those are other ones than the codec's
     room: Room | None = None  # of a picture, where texts are drawn
+    continues = False  # whether a gap at the end of a template is as long as the model makes it
 
     def __init__(self, longest: int, max_words: int | None = None) -> None:
         super().__init__()

@@ -6,8 +6,8 @@ finished blocks are kept, and are exactly what a pass over the whole text would 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,9 @@ from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import Belief, Codec, Levels, Process, Times
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import Conditioning, Denoiser, clean_state
+from difflm.diffusion.denoiser import Conditioning, Denoiser, autocast_to, clean_state
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.samplers.loop import Denoise, Frame, Steering, impose_tokens
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.models.base import Sampling
@@ -164,6 +163,11 @@ class BlockDenoiser(Denoiser):
         own, before, up_to = row == column, (column < row) & near, (column <= row) & near
         return torch.cat([torch.cat([own, before], 1), torch.cat([torch.zeros_like(own), up_to], 1)]).unsqueeze(0)
 
+    @property
+    def kept(self) -> int:
+        """How many words before a block it may see."""
+        return max(0, -(-self.window // self.size) - 1) * self.size
+
     def block_logits(
         self,
         block: Tensor,
@@ -176,7 +180,7 @@ class BlockDenoiser(Denoiser):
         """Logits of one block [B, size, …] that begins at `start`, given the kept blocks; and what is kept with it.
         Without a level the block is clean words. `back` [B]: how far each text looks, where that is less than the
         window."""
-        kept = max(0, -(-self.window // self.size) - 1) * self.size  # words before the block that it may see
+        kept = self.kept
         caches = [None if c is None else (c[0][:, :, -kept:], c[1][:, :, -kept:]) if kept else None for c in caches]
         near = None
         if back is not None:
@@ -287,19 +291,20 @@ def hide_unwritten(tokens: Tensor, reached: Tensor) -> Tensor:
     return tokens.masked_fill(over | (place >= reached), PAD)
 
 
+@dataclass
 class BlockwiseDenoiser:
     """The denoiser of one tile while its blocks are written, `steps` calls each: it keeps what finished blocks left."""
 
-    def __init__(
-        self,
-        denoiser: BlockDenoiser,
-        steps: int,
-        back: Tensor | None = None,
-        memory: list[Memory] | None = None,
-    ) -> None:
-        self.denoiser, self.steps, self.back, self.memory = denoiser, steps, back, memory
+    denoiser: BlockDenoiser
+    steps: int
+    back: Tensor | None = None  # [B], how far each text looks back, where that is less than the window
+    memory: list[Memory] | None = None
+
+    syncs_with_device: ClassVar[bool] = True  # its work differs from call to call: see `models/recorded_blocks.py`
+
+    def __post_init__(self) -> None:
         self.calls = self.done = 0
-        self.caches: list[Cache | None] = [None] * len(denoiser.network.blocks)
+        self.caches: list[Cache | None] = [None] * len(self.denoiser.network.blocks)
         self.written: list[Tensor] = []  # words of finished blocks
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:

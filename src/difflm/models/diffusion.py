@@ -12,13 +12,13 @@ from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.base import Belief, Levels, Process
 from difflm.diffusion.bounds import Bound, standard_error
-from difflm.diffusion.codecs import Codec, Embedding, Glyphs, Simplex
+from difflm.diffusion.codecs import Codec, Embedding, Glyphs, Simplex, Tokens
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import ConditionDrop, Conditioning, Denoiser, SelfConditioning
 from difflm.diffusion.given import GivenPositions
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
-from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, add_corrections
+from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, ORDERED, add_corrections
 from difflm.diffusion.samplers.loop import (
     BanTokens,
     BoundDenoiser,
@@ -31,11 +31,12 @@ from difflm.diffusion.samplers.loop import (
     Sampler,
     SamplerInputs,
     Steering,
+    TakeLikeliest,
     Temperature,
     Transform,
 )
 from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
-from difflm.diffusion.samplers.steps import VECTOR_STEPS
+from difflm.diffusion.samplers.steps import VECTOR_STEPS, Order
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
 from difflm.models.batching import LengthPolicy
@@ -45,7 +46,6 @@ from difflm.networks.documents import document_ends
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # streams of random numbers in training
-ORDERED = ("first-hitting", "confidence", "threshold")  # step rules after which a text without masks is done
 
 
 class DiffusionModel(LanguageModel):
@@ -85,15 +85,15 @@ class DiffusionModel(LanguageModel):
             codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
         # A bound wants noise that is independent of the text.
         self.likelihood: Likelihood | None = "bound" if bound is not None and not reflow else None
-        self.sampling, self.longest = sampling, lengths.longest
-        self.vocabulary = lengths.vocabulary or codec.vocabulary
+        self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, lengths.vocabulary or codec.vocabulary
         self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
         self.follows_frames, self.whole_text = codec.holds_tokens, codec.whole_text
-        self.pieces, self.room = lengths.pieces, lengths.room
+        self.pieces, self.room, self.always_planned = lengths.pieces, lengths.room, lengths.continues
         self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
         kinds: list[Family] = ["any", "diffusion", "masks" if self.can_hide_known else "diffusion"]
-        states: dict[type[Codec], Family] = {Embedding: "vectors", Simplex: "simplex"}
-        self.families = [*kinds, *(family for kind, family in states.items() if isinstance(codec, kind))]
+        states: dict[type[Codec], Family] = {Embedding: "vectors", Simplex: "simplex", Tokens: "tokens"}
+        kinds += [family for kind, family in states.items() if isinstance(codec, kind)]
+        self.families = [*kinds, "masked"] if process.mask_id >= 0 else kinds
 
     @property
     def max_words(self) -> int:
@@ -150,6 +150,8 @@ class DiffusionModel(LanguageModel):
 
     def begin_update(self, update: int) -> None:
         self.times.adapt(self.process, update)
+        if begin := getattr(self.denoiser.network, "begin_update", None):
+            begin(update)
 
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
         """What is known beside the noisy state of a batch with these `ids` on its canvas."""
@@ -290,9 +292,8 @@ class DiffusionModel(LanguageModel):
         # At the time of most training. Of masked words there are then as many as words; of vectors, all are noisy.
         t = self.times.time_of(torch.full((len(ids),), getattr(self.times, "time", 0.5), device=ids.device))
         shape = self.denoiser.codec.state_shape(ids.shape[1])
-        x_t = self.process.corrupt(
-            self.denoiser.codec.encode(ids), t, self.process.draw_noise(noise, 0, shape, stream=11)
-        )
+        own = self.process.draw_noise(noise, 0, shape, stream=11)
+        x_t = self.process.corrupt(self.denoiser.codec.encode(ids), t, own)
         nats = (cross_entropy(self.denoiser(x_t, t, mask, condition).logits, ids) * mask).sum(-1)
         return nats / t if self.denoiser.codec.holds_tokens else nats
 
@@ -344,15 +345,14 @@ class DiffusionModel(LanguageModel):
         codec, device = denoiser.codec, lengths.device
         noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
         mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
-        counter, known = torch.zeros(1, dtype=torch.int64, device=device), None
+        counter, known, order = torch.zeros(1, dtype=torch.int64, device=device), None, None
         grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, device)
         grid = add_corrections(grid) if sampling.sampler == "self-correct" else grid
         if sampling.stop_at:  # the same steps, from where they begin to there
             grid = grid + sampling.stop_at * (1 - grid / grid[0])
         banned = codec.token_mask(self.lengths.forbidden)
         transforms: list[Transform] = [ClipPixels()] if isinstance(codec, Glyphs) else [BanTokens(banned)]
-        if sampling.temperature != 1:
-            transforms.append(Temperature(sampling.temperature))
+        transforms += [Temperature(sampling.temperature)] if sampling.temperature not in (0, 1) else []
         if isinstance(codec, Embedding):
             if sampling.draw:
                 transforms.append(Draw(codec, StepNoise(noise, counter, width, stream=2)))
@@ -360,20 +360,22 @@ class DiffusionModel(LanguageModel):
                 # Else the words are the network's own answer; under rules the nearest words, which rules can move.
                 rounds = not codec.predicts_tokens and not steering.rules
                 transforms.append(Clamp(codec, sampling.clamp_below, banned, rounds))
+        transforms += [TopP(sampling.top_p)] if codec.holds_tokens and sampling.top_p < 1 else []
         transforms += steering.rules
         if isinstance(codec, Simplex):
             transforms += self.projection(codec, sampling, StepNoise(noise, counter, width, stream=2))
-        if steering.known is not None:
-            transforms.append(ImposeTokens(codec, steering.known))
+        transforms += [] if steering.known is None else [ImposeTokens(codec, steering.known)]
         if codec.holds_tokens:  # positions that do not exist are no masks to be written
             known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
+            transforms += [TakeLikeliest()] if sampling.temperature == 0 else []
+            order = Order(sampling.block, self.count_before(steering), sampling.sure)
         rules = DISCRETE_STEPS if codec.holds_tokens else VECTOR_STEPS
         return SamplerInputs(
             self.bind_denoiser(denoiser, mask, sampling, steering),
             denoiser.process,
             # Times of every text, where the grid does not tell them apart.
             (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, len(lengths), *grid.shape[2:]),
-            Sampler(rules[sampling.sampler], transforms, steering.guide, sampling.told_time),
+            Sampler(rules[sampling.sampler], transforms, steering.guide, sampling.told_time, order),
             noise,
             mask,
             codec.state_shape(width),
@@ -382,6 +384,10 @@ class DiffusionModel(LanguageModel):
             self.times,
             known,
         )
+
+    def count_before(self, steering: Steering) -> Tensor | None:
+        """Positions before the canvas [B, 1], where blocks are counted from there; None: from the first free one."""
+        return None
 
     def projection(self, codec: Simplex, sampling: Sampling, uniform: StepNoise) -> list[Transform]:
         """From a belief to the clean state that the next state is drawn from: its mean, or words."""

@@ -23,10 +23,9 @@ from difflm.diffusion.alignment import (
     open_slots,
 )
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import NO_SOURCE
+from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.processes.edits import EditProcess
 from difflm.diffusion.samplers.left_to_right import truncate_logits
@@ -65,7 +64,7 @@ class EditDiffusion(LanguageModel):
     Tags alone teach a tagger little. In training it also guesses the word that belongs where each word stands."""
 
     samplers = ("edits", "ancestral")
-    families = ("any", "diffusion", "left-to-right", "edits")
+    families = ("any", "diffusion", "left-to-right", "tokens", "edits")
     greedy = True
 
     def __init__(

@@ -13,9 +13,8 @@ from torch import Tensor
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Belief, Levels
 from difflm.diffusion.condition import Condition
-from difflm.diffusion.denoiser import NO_SOURCE, Denoiser
+from difflm.diffusion.denoiser import NO_SOURCE, Denoiser, autocast_to
 from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.processes.discrete import draw_states
 from difflm.diffusion.samplers.loop import Denoise, Steering
 from difflm.errors import UsageError

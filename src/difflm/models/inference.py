@@ -21,9 +21,12 @@ from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import WIDTH
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.few_places import ask_few_places
 from difflm.models.latent_diffusion import LatentDiffusion
-from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
+from difflm.models.recorded import RecordedDecoder, RecordedSampler, capture_key
+from difflm.models.recorded_blocks import recorder_of
 from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool
+from difflm.runtime.eight_bit import use_eight_bits
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
 MAX_RECORDED = 8  # captured samplers, of the last few shapes
@@ -34,8 +37,9 @@ ALIGNMENT = 8
 
 
 class Inference:
-    """`dtype` is the network's arithmetic while it writes, where the model itself does not say. `record` captures
-    sampling steps; None: on a GPU. Several readers may use one object at once, in one thread or in many.
+    """`dtype` is the network's arithmetic while it writes, where the model itself does not say; int8 is that of the
+    products in its blocks alone. `record` captures sampling steps; None: on a GPU. Several readers may use one object
+    at once, in one thread or in many.
 
     The copy of the denoiser follows the model at the beginning of every request, so that training, loading and moving
     the model go on as they like."""
@@ -83,8 +87,11 @@ class Inference:
             if source.codec.bias.device.type != "cpu":
                 self._copy.sync_weights(source)
             # On a CPU nobody waits for the answer whether weights are still the same.
-            elif any(not torch.equal(mine, new.to(mine.dtype)) for mine, new in self._copy.pairs(source)):
-                self._renew(source, self._copy.denoiser.precision)
+            elif any(
+                mine.data_ptr() != new.data_ptr() and not torch.equal(mine, new.to(mine.dtype))
+                for mine, new in self._copy.pairs(source)
+            ):
+                self._renew(source, self._copy.key[1])
 
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
         self._recorded.clear()
@@ -105,22 +112,25 @@ class Inference:
         elif isinstance(model, DiffusionModel):
             inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
             record = lengths.is_cuda if self.record is None else self.record
-            frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
+            recorder = recorder_of(inputs) if record else None
+            frames = inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
             follow = model.follows_frames
             yield from model.follow_frames(frames, lengths, sampling, steering) if follow else frames
         elif isinstance(model, LatentDiffusion):
             inputs = model.sampler_inputs(self.denoiser, noise, sampling, steering)
             record = lengths.is_cuda if self.record is None else self.record
-            frames = self._replay(inputs, steering) if record and can_capture(inputs) else inputs.frames()
+            recorder = recorder_of(inputs) if record else None
+            frames = inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
             yield from model.write_frames(
                 frames, partial(self._decode, model.autoencoder), noise, width, sampling, steering
             )
         else:
             yield from model.stream(noise, lengths, width, sampling, steering)
 
-    def _replay(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
+    def _replay(self, recorder: type[RecordedSampler], inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
         compiled = self.compiled and inputs.mask.is_cuda
-        create = partial(RecordedSampler, inputs, compiled, self._recorded.latest)
+        inputs = inputs if steering.watched_steps is None else ask_few_places(inputs)
+        create = partial(recorder, inputs, compiled, self._recorded.latest)
         with self._recorded.acquire(capture_key(inputs), create) as recorded:
             yield from recorded.frames(inputs, steering.watched_steps)
 
@@ -227,7 +237,7 @@ class DenoiserCopy:
             if is_on_gpu(source.network) and hasattr(source.network, "encode"):
                 network: Any = self.denoiser.network  # a source is encoded by a single replay, too
                 network.encode = CapturedCalls(network.encode, network)
-        self.denoiser.precision = dtype
+        self.denoiser.precision = None if dtype is torch.int8 else dtype
         self._copying: tuple[tuple[int, ...], CapturedFunction] | None = None
         self.sync_weights(source)
 
@@ -270,14 +280,39 @@ class PaddedLinear(nn.Linear):
         return super().forward(x)[..., : self.asked]
 
 
+class HalfNorm(nn.LayerNorm):
+    """A norm of the width of its inputs, with sums in float32 within: autocast would copy inputs to float32 before and
+    back behind it."""
+
+    def __init__(self, layer: nn.LayerNorm, dtype: torch.dtype) -> None:
+        super().__init__(layer.normalized_shape, layer.eps, layer.elementwise_affine, layer.bias is not None)
+        self.to(device=next(layer.parameters(), torch.zeros(0)).device, dtype=dtype).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            weight, bias = (None if one is None else one.to(x.dtype) for one in (self.weight, self.bias))
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
+def narrow_norms(network: nn.Module, dtype: torch.dtype) -> None:
+    """Put norms of half width into a network's blocks."""
+    for block in getattr(network, "blocks", []):
+        for name, norm in [*block.named_children()]:
+            if type(norm) is nn.LayerNorm:
+                setattr(block, name, HalfNorm(norm, dtype))
+
+
 def prepare_network(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.Module:
     """A copy whose linear layers are in `dtype`. On a CPU its blocks are compiled, one by one, since they are alike; on
     a GPU whole steps are. Its weights are still to be copied."""
-    network = cast_linears(copy.deepcopy(network).requires_grad_(False).eval(), dtype)
+    network = copy.deepcopy(network).requires_grad_(False).eval()
+    network = use_eight_bits(network) if dtype is torch.int8 else cast_linears(network, dtype)
     if is_on_gpu(network):
+        if dtype is not None:
+            narrow_norms(network, dtype)
         if isinstance(head := getattr(network, "head", None), nn.Linear) and head.out_features % ALIGNMENT:
             network.head = PaddedLinear(head)
-    elif compiled:
+    elif compiled and dtype is not torch.int8:
         for block in getattr(network, "blocks", [network]):
             block.compile(dynamic=False)
     return network

@@ -58,7 +58,7 @@ class LatentDiffusion(LanguageModel):
         self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
         self.drop = ConditionDrop(drop if self.source_longest else 0.0)
         guided: tuple[Family, ...] = ("masks",) if self.drop.share else ()
-        self.families = ("any", "diffusion", "left-to-right", *guided)
+        self.families = ("any", "diffusion", "left-to-right", "tokens", *guided)
 
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         self.denoiser.precision = dtype

@@ -1,12 +1,15 @@
-"""Length policies of texts that are written from a source, or around given words."""
+"""Length policies of texts that are written from a source, or around given words, and of other people's models."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from difflm.data.tokenizers import PAD
+from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.noise import Noise
-from difflm.models.batching import DrawnLength, PadTokens, observed_counts
+from difflm.models.batching import FEW, DrawnLength, LengthPolicy, PadTokens, observed_counts
 
 PADS = 30  # the stream of random numbers that pads are strewn by
 
@@ -69,6 +72,37 @@ class RandomPads(PadTokens):
         spread.scatter_(1, to, ids[:, : self.max_words])
         grown = lengths + torch.where(words, strewn, 0).amax(-1)
         return self.canvas(spread[:, :-1], grown)
+
+
+class OwnEnd(LengthPolicy):
+    """A canvas on which the model itself ends its text, by one of `ends`. With `begins`, START stands before every text
+    that nothing else begins. A text whose length is settled ends with END. `context` positions are the most."""
+
+    continues = True
+
+    def __init__(self, longest: int, context: int, begins: bool, ends: Sequence[int], forbidden: Sequence[int]) -> None:
+        super().__init__(longest, context - begins - 1)
+        self.first, self.ends, self.forbidden = int(begins), tuple(ends), tuple(forbidden)
+
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        place = torch.arange(self.first + ids.shape[1] + 1, device=ids.device)
+        inside = F.pad(F.pad(ids, (self.first, 0), value=START), (0, 1), value=PAD)
+        end = (self.first + lengths).unsqueeze(1)
+        return torch.where(place < end, inside, torch.where(place == end, END, PAD)), place <= end
+
+    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return torch.full(u.shape, self.longest, device=u.device, dtype=torch.int64)
+
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """Uniform over up to FEW tokens more than `low`: this policy has no counts of lengths."""
+        return (low + (u * (min(high, low + FEW) - low + 1)).long()).clamp(max=high)
+
+    def settled(self, words: int) -> tuple[int, dict[int, int]]:
+        return self.first + words + 1, dict.fromkeys(range(self.first), START) | {self.first + words: END}
+
+    def words(self, row: list[int]) -> list[int]:
+        end = next((k for k, token in enumerate(row) if token in self.ends), len(row))
+        return [token for token in row[:end] if token not in (START, PAD)]
 
 
 def draw_from(chances: Tensor, u: Tensor) -> Tensor:

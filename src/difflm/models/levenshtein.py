@@ -10,10 +10,9 @@ from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.alignment import align, insert_holes, keep_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import NO_SOURCE
+from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.precision import autocast_to
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError

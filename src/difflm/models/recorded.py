@@ -14,6 +14,7 @@ from difflm.diffusion.samplers.left_to_right import BeamState, decoding_state
 from difflm.diffusion.samplers.loop import BoundDenoiser, Frame, Memory, SamplerInputs
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
+from difflm.models.few_places import write_places
 from difflm.networks.transformer import Slots, rotary
 from difflm.runtime.cuda_graphs import CapturedFunction, compile_whole
 from difflm.runtime.tensors import storage_addresses
@@ -137,12 +138,17 @@ class RecordedSampler:
         level, next_level, last_level = (self.kind(*row.unbind()) for row in (here, there, self.last_level))
         last = None if self.clean is None else (self.clean, last_level)
         guided = counter + 1 < len(self.levels) - 1
-        x, belief = inputs.take_step(self.x, level, next_level, self.clean, last, self._noise, guided)
-        self.tokens.copy_(inputs.process.display_tokens(x, belief.tokens, next_level))
-        self.sure.copy_(belief.confidence_in(self.tokens))
+        if inputs.places:
+            x, sure = write_places(inputs, self.x, level, next_level, self._noise())
+            self.tokens.copy_(x)
+            self.sure.copy_(sure)
+        else:
+            x, belief = inputs.take_step(self.x, level, next_level, self.clean, last, self._noise, guided)
+            self.tokens.copy_(inputs.process.display_tokens(x, belief.tokens, next_level))
+            self.sure.copy_(belief.confidence_in(self.tokens))
+            if self.clean is not None:
+                self.clean.copy_(belief.clean)
         self.x.copy_(x)
-        if self.clean is not None:
-            self.clean.copy_(belief.clean)
         self.last_level.copy_(here)
         counter.add_(1)
 

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from difflm.errors import UsageError
 
-Family = Literal["any", "diffusion", "vectors", "simplex", "masks", "left-to-right", "edits"]
+Family = Literal["any", "diffusion", "vectors", "simplex", "masks", "masked", "tokens", "left-to-right", "edits"]
 Projection = Literal["mean", "greedy", "sample", "multi-hot"]
 Start = Literal["noise", "nothing", "source"]
 
@@ -61,11 +61,17 @@ class Sampling:
         float, setting("simplex", "Move it to the likeliest words of this share of probability.", 0, 1, above=True)
     ] = 1.0
     contrast: Annotated[float, setting("masks", "How much more known words or a source count. [0]", 0, 100)] = 0.0
+    block: Annotated[
+        int, setting("masked", "Write so many positions at a time, from left to right.", 0, 10_000, zero="anywhere")
+    ] = 0
+    sure: Annotated[
+        float, setting("masked", "The sampler threshold: write tokens of this probability at once.", 0, 1, above=True)
+    ] = 0.9
     top_k: Annotated[
         int, setting("left-to-right", "Autoregressive: draw from the k likeliest words.", 0, zero="all words")
     ] = 0
     top_p: Annotated[
-        float, setting("left-to-right", "Autoregressive: draw from this share of probability.", 0, 1, above=True)
+        float, setting("tokens", "Draw from the likeliest tokens of this share of probability.", 0, 1, above=True)
     ] = 1.0
     beams: Annotated[int, setting("left-to-right", "Autoregressive: beam search.", 0, 1000, zero="draw instead")] = 0
     length_penalty: Annotated[

@@ -76,16 +76,29 @@ class TimeEmbedding(nn.Sequential):
         return out if t.dim() == 2 else out.unsqueeze(1)  # [B, L or 1, out]
 
 
-def rotary(length: int, dim: int, device: torch.device, start: int = 0) -> tuple[Tensor, Tensor]:
+def rotary(
+    length: int, dim: int, device: torch.device, start: int = 0, base: float = 10_000.0
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's rotation angles (Su et al., 2021), [L, dim]; the first half's sines with the
     sign that `rotate` would else give to the states at every call."""
-    frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+    frequencies = base ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
     angles = torch.arange(start, start + length, device=device, dtype=torch.float32).unsqueeze(-1) * frequencies
     return torch.cat([angles, angles], dim=-1).cos(), torch.cat([-angles, angles], dim=-1).sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if x.is_cuda and x.shape[-2] > SHORT and not torch.is_grad_enabled():
+        return rotate_halves(x, cos.to(x.dtype), sin.to(x.dtype))
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
+
+
+def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same in the width of x, without a rolled copy: for long texts that a GPU writes, of whose step copies and
+    sums in float32 were a quarter (docs/log.md)."""
+    out, half = x * cos, x.shape[-1] // 2
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half])
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -284,7 +297,8 @@ class Transformer(nn.Module):
     def embed(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
         """With `places`, each position is told its distance from the start and from the text's end: rotation tells
         distances between positions alone, and a small network spends its attention on finding where it is
-        (docs/log.md)."""
+        (docs/log.md). States stay as wide as layers answer: in float32, all between two products would move twice as
+        many bytes."""
         x: Tensor = self.input(inputs)
         if self.places is None:
             return x
@@ -292,11 +306,11 @@ class Transformer(nn.Module):
         if mask is not None and mask.dtype is torch.int64:  # numbers of documents
             first, end = document_ends(mask)
             ends = (place - first).clamp(max=most), (end - place).clamp(max=most)
-            return x + (F.embedding(ends[0], self.places[0]) + F.embedding(ends[1], self.places[1]))
+            return x + (F.embedding(ends[0], self.places[0]) + F.embedding(ends[1], self.places[1])).to(x.dtype)
         last = x.shape[1] - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
         # A canvas may be wider than the longest text; what stands there is masked, and its place does not matter.
         from_end = F.embedding((last - place).clamp(0, most), self.places[1])  # its gradient beats an index's
-        return x + (self.places[0, place.clamp(max=most)] + from_end)
+        return x + (self.places[0, place.clamp(max=most)] + from_end).to(x.dtype)
 
     def run(
         self,

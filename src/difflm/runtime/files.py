@@ -14,11 +14,16 @@ from difflm.errors import DifflmError
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes can write one run there
+except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+try:
+    import msvcrt
+except ImportError:  # everywhere else
+    msvcrt = None  # type: ignore[assignment]
 
 LOCK = ".lock"
 TEMPORARY = ".difflm-tmp"  # the end of the names of files that are being written
+LOCKED_BYTE = 1 << 30  # Windows locks bytes, and nobody can read them: one behind the text
 
 
 @contextmanager
@@ -49,8 +54,8 @@ def replace_atomically(path: Path) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+            with temporary.open("rb+") as file:  # Windows synchronises only what may be written
+                sync_file(file.fileno())
             temporary.chmod(0o644)
             temporary.replace(path)
             sync_directory(path.parent)
@@ -58,12 +63,21 @@ def replace_atomically(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def sync_file(handle: int) -> None:
+    """Make what was written outlive a power cut. On macOS `fsync` leaves it in the disk's own buffer."""
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        with suppress(OSError):  # a file system that cannot
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(handle)
+
+
 def sync_directory(directory: Path) -> None:
     """Make a rename in a directory outlive a power cut, where the platform can."""
     with suppress(OSError):  # Windows opens no directories
         handle = os.open(directory, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            sync_file(handle)
         finally:
             os.close(handle)
 
@@ -83,13 +97,16 @@ def locked(directory: Path) -> Iterator[None]:
     created = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     with explain_write_errors(directory):
         handle = _acquire_lock(directory)
+    for folder in created:
+        sync_directory(folder.parent)
     try:
         for left in directory.glob(f".*{TEMPORARY}"):  # by a process that was killed while it wrote
             with suppress(OSError):
                 left.unlink()
         yield
     finally:
-        (directory / LOCK).unlink(missing_ok=True)  # before the lock is released: the next holder creates its own
+        with suppress(PermissionError):  # Windows removes no open file; what counts is the lock, not the file
+            (directory / LOCK).unlink(missing_ok=True)  # before it is released: the next holder creates its own
         os.close(handle)
         with suppress(OSError):  # not empty
             for folder in created:
@@ -131,7 +148,12 @@ def try_lock(handle: int) -> bool:
     try:
         if fcntl:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        elif msvcrt:
+            os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            os.lseek(handle, 0, os.SEEK_SET)
+    except (BlockingIOError, PermissionError):
+        os.lseek(handle, 0, os.SEEK_SET)
         return False
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):

@@ -56,6 +56,9 @@ def dequantise_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Restore matrices of int8, which have one scale a row (`benchmarks/narrow.py`); other tensors stay as they are."""
     quantised = {name for name, weight in weights.items() if weight.dtype is torch.int8}
     scales = {name + SCALE for name in quantised}
+    for name in quantised:
+        if name + SCALE not in weights or weights[name + SCALE].shape != (len(weights[name]), 1):
+            raise ValueError(f"{name} has eight bits, and no scale for each row")
     return {
         name: weight.float() * weights[name + SCALE] if name in quantised else weight
         for name, weight in weights.items()

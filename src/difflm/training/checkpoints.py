@@ -51,6 +51,7 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
     with explain_write_errors(target), ExitStack() as stack:
         temporary.mkdir(parents=True)
         stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+        sync_directory(run)  # where the directory of all checkpoints may be new
         sha256 = save_tensors(temporary / "state.safetensors", tensors)
         write_json(temporary / "state.json", {**state, "sha256": sha256})
         shutil.rmtree(target, ignore_errors=True)
@@ -63,11 +64,47 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
     return target
 
 
+def read_whole_config(run: Path) -> dict[str, Any]:
+    """The config of a run; {} where there is none, or a damaged one, which is written anew."""
+    try:
+        config = read_json(run / "config.json")
+    except DifflmError:
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def write_config(run: Path, config: Mapping[str, Any]) -> None:
+    """Write the config of a run whose weights stay as they are: their checksum stays, too."""
+    before = read_whole_config(run)
+    write_json(run / "config.json", {**config, **{key: before[key] for key in ("sha256",) if key in before}})
+
+
+def save_weights(run: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write the weights of a run, and their checksum into its config. While they are replaced there is none: a process
+    that is killed in between leaves no wrong one."""
+    config = read_whole_config(run)
+    if config.pop("sha256", None):
+        write_json(run / "config.json", config)
+    sha256 = save_tensors(run / "model.safetensors", tensors)
+    if config:
+        write_json(run / "config.json", {**config, "sha256": sha256})
+    return sha256
+
+
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     state = read_json(path / "state.json")
-    if not isinstance(state, dict) or not {"step", "seconds"} <= state.keys():
+    if not is_state(state) or path.name != f"step-{state['step']}":
         raise DifflmError(f"{path}/state.json does not describe a checkpoint.")
     advice = "Start the run anew."
     tensors = load_tensors(path / "state.safetensors", advice)
     check_sha256(path / "state.safetensors", state, advice)
     return tensors, state
+
+
+def is_state(state: Any) -> bool:
+    """Whether this is what a trainer saves beside the tensors."""
+    validation = state.get("validation", {}) if isinstance(state, dict) else None
+    if not isinstance(validation, dict) or not isinstance(state.get("step"), int):
+        return False
+    numbers = [state.get("seconds"), *(value for key, value in validation.items() if key != "likelihood")]
+    return all(isinstance(number, int | float) for number in numbers)

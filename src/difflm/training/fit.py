@@ -44,14 +44,15 @@ from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Trainable
 from difflm.models.diffusion import DiffusionModel
 from difflm.networks import Transformer
-from difflm.runtime.files import locked, read_json, write_json
+from difflm.runtime.files import locked, write_json
 from difflm.runtime.tensors import SkipInit
-from difflm.training.checkpoints import newest_checkpoint
+from difflm.training.checkpoints import newest_checkpoint, write_config
 from difflm.training.counts import count_neighbours, count_overlap, histograms, pair_lengths
 from difflm.training.left_out import advise_longest, count_left_out, round_up
-from difflm.training.pace import PACE, choose_steps
+from difflm.training.pace import choose_steps
 from difflm.training.packed import pack_texts
-from difflm.training.recipe import Recipe, check, check_init
+from difflm.training.recipe import Recipe, check_init
+from difflm.training.resuming import Changes, check_same_recipe, record_changes
 from difflm.training.run import FORMAT, bundled_runs, find_run, load_run
 from difflm.training.trainer import Figure, Outcome, Trainer, Watcher
 from difflm.training.vocabulary import Note, build_tokenizer, report_reading
@@ -109,8 +110,10 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
     """Prepare a run and train it. When preparing fails, nothing is left behind."""
     out = setup.out
     with locked(out):
+        changes: Changes = {}
         if setup.resume:
-            setup = replace(setup, recipe=check_same_recipe(setup.recipe, out))
+            recipe, changes = check_same_recipe(setup.recipe, out)
+            setup = replace(setup, recipe=recipe)
         elif (out / "config.json").exists() or newest_checkpoint(out):
             raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
         with remove_on_failure(out, keep=setup.resume):
@@ -118,11 +121,12 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             if not ready.recipe.steps:
                 recipe = choose_steps(ready, out, setup.device, setup.report)
                 ready = replace(ready, recipe=recipe, config={**ready.config, "recipe": recipe.model_dump()})
+            trainer = Trainer(ready.model, ready.recipe, out, setup.device, ready.figure)
+            if setup.resume:
+                trainer.resume(setup.note)
+                record_changes(changes, trainer.step, out, setup.note)
             write_json(out / "recipe.json", ready.recipe.model_dump())
-            write_json(out / "config.json", ready.config)
-        trainer = Trainer(ready.model, ready.recipe, out, setup.device, ready.figure)
-        if setup.resume:
-            trainer.resume(setup.note)
+            write_config(out, ready.config)
         outcome = trainer.fit(ready.batches, ready.held_out, watcher)
         write_json(out / "config.json", {**ready.config, **outcome.summary()})
         return outcome
@@ -237,25 +241,6 @@ def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, cou
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------
-
-
-def check_same_recipe(recipe: Recipe, out: Path) -> Recipe:
-    """The recipe that a run is resumed with: the one it began with, and the sizes that were chosen from its texts."""
-    path = out / "recipe.json"
-    if not path.exists():
-        raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
-    before = check(read_json(path))
-    sizes = {key: getattr(recipe, key) or getattr(before, key) for key in ("longest", "source_longest")}
-    if not recipe.steps:
-        sizes |= {key: getattr(before, key) for key in PACE}
-    recipe = recipe.model_copy(update=sizes)
-    changed = [k for k in Recipe.model_fields if getattr(before, k) != getattr(recipe, k)]
-    if changed:
-        raise UsageError(
-            f"{out} was begun with {changed[0]}={getattr(before, changed[0])}, not {getattr(recipe, changed[0])}. "
-            "Resume with the same recipe."
-        )
-    return recipe
 
 
 @contextmanager
@@ -390,6 +375,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     """Open the token file of a split; it is built first where it does not exist or its origin changed."""
     recipe, out = setup.recipe, setup.out
     directory = out / "data" / split
+    TokenFile.remove_leftovers(directory)
     first, *others = (source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
     origin = {**first, "column": recipe.column, **({"parallel": others} if others else {})}
     for key in ("chunk", "split"):
@@ -406,6 +392,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
             return tokens
         if setup.resume and not same:
             raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
+        del tokens  # Windows does not move a directory while a file of it is mapped
     made = {"span-denoising": cut_examples, "prompts": prompted_examples}.get(recipe.task)
     where = recipe.data, setup.root, split, recipe.column, recipe.chunk
     examples = made(*where) if made else corpus_examples(*where, recipe.has_sources)

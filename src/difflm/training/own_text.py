@@ -14,7 +14,7 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.methods import METHODS
 from difflm.runtime.files import read_json
-from difflm.training.recipe import TOKENIZERS, Recipe, check, known_recipes, load_recipe, split_change
+from difflm.training.recipe import TOKENIZERS, Recipe, check, known_recipes, load_recipe, set_value, split_change
 
 BASE = "own-text"  # the recipe whose other settings are kept
 MOST_COUNTED = 20_000_000  # characters whose words are counted
@@ -149,13 +149,11 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
     return [*found, ("steps", 0, "")]  # told when they are counted
 
 
-def begun_recipe(out: Path, changes: Sequence[str]) -> Recipe:
-    """The recipe of a run that was begun, with what was chosen for it; changes must agree with it."""
+def begun_recipe(out: Path, data: str, changes: Sequence[str]) -> Recipe:
+    """The recipe of a run that was begun, with what was chosen for it, and these changes."""
     if not (out / "recipe.json").exists():
         raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
-    values = read_json(out / "recipe.json")
+    values = {**read_json(out / "recipe.json"), "data": data}
     for key, value in map(split_change, changes):
-        before = values["model"].get(key.removeprefix("model.")) if key.startswith("model.") else values.get(key)
-        if before != value and key not in ("data", "steps"):
-            raise UsageError(f"{out} was begun with {key}={before}, not {value}. Resume with the same recipe.")
+        set_value(values, key, value)
     return check(values)

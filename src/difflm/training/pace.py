@@ -18,7 +18,6 @@ TIMED = 3.0  # seconds of steps that are timed, and at most 3 % of all
 WARM = 3  # steps before those: a GPU compiles
 CHECKS, CHECKING = 20, 0.2  # validations, and the largest share of the time that they take
 PASSES, LEAST = 150, 2000  # over all texts, after which little is learned; and steps that are always worth taking
-PACE = ("steps", "warmup", "ema", "log_every", "save_every", "validate_every", "sample_every")  # follow from the steps
 
 
 def choose_steps(ready: "Prepared", out: Path, device: torch.device, report: Callable[[str], None]) -> Recipe:

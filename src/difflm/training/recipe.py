@@ -15,10 +15,15 @@ from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
 from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.errors import DifflmError, UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
+from difflm.runtime.files import check_regular
 
 TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
 SIZES = ("hidden", "layers", "encoder_layers", "heads")  # that networks of several methods have in common
 UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
+
+MOST_BYTES = 1 << 16  # of a recipe: the reader of YAML takes seconds for what is nested deeply
+# What the reader of YAML raises: its own errors, and others for dates of no month, numbers of 5,000 digits, deep lists.
+NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)
 
 
 class Recipe(BaseModel):
@@ -148,6 +153,9 @@ def load_recipe(
     lines of the recipe that do not apply to the method or the data that the changes name."""
     values = _read(name_or_path)
     given = dict(split_change(change) for change in changes)
+    if given.get("init") and is_pretrained(Path(str(given["init"]))):  # somebody else's model, with its words
+        theirs = given.pop("init")
+        given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
     dropped = _drop_foreign(values, given)
     sizes = values["model"]
     if given.get("init"):  # the recipe's sizes were for another initial run; sizes among the changes still count
@@ -158,7 +166,7 @@ def load_recipe(
         theirs = _sizes_of(values["init"], values.get("method"))
         values = {**theirs, **values, "model": {**theirs["model"], **sizes}}
     for key, value in given.items():
-        _set(values, key, value)
+        set_value(values, key, value)
     recipe = check(values)
     if recipe.init is not None:
         check_init(recipe)
@@ -263,12 +271,16 @@ def _read(name_or_path: str) -> dict[str, Any]:
     bundled = known_recipes()
     path = bundled.get(name_or_path) or Path(name_or_path)
     try:
+        check_regular(path)
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path} is not a recipe: it has more than {MOST_BYTES:,} bytes.")
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
         hint = suggest(name_or_path, bundled, quoted=False)
         raise UsageError(f"no recipe {name_or_path!r}. {hint}Known: {', '.join(bundled)}; or a YAML file.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} is not a readable recipe: {str(error).splitlines()[0]}.") from None
+    except (OSError, *NOT_YAML) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UsageError(f"{path} is not a readable recipe: {reason}.") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} is not a recipe: it should hold `key: value` lines.")
     return {**values, "model": _sizes(values.get("model"))}
@@ -277,15 +289,15 @@ def _read(name_or_path: str) -> dict[str, Any]:
 def _sizes(model: Any) -> dict[str, Any]:
     """The sizes under `model`, which may be empty."""
     if not isinstance(model, dict | None):
-        raise UsageError(f"recipe: `model` should hold `key: value` lines, not {model!r}.")
+        raise UsageError(f"recipe: `model` should hold `key: value` lines, not {type(model).__name__}.")
     return model or {}
 
 
 def _value(text: str, change: str) -> Any:
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UsageError(f"the value of {change!r} cannot be read.") from None
+    except NOT_YAML:
+        raise UsageError(f"the value of {change[:100]!r} cannot be read.") from None
     # YAML 1.1 reads 3e-4 as a word; everyone means the number.
     try:
         return float(text) if isinstance(value, str) else value
@@ -293,7 +305,7 @@ def _value(text: str, change: str) -> Any:
         return value
 
 
-def _set(values: dict[str, Any], key: str, value: Any) -> None:
+def set_value(values: dict[str, Any], key: str, value: Any) -> None:
     if key.startswith("model."):
         values["model"] = {**_sizes(values["model"]), key.removeprefix("model."): value}
     else:

@@ -2,16 +2,12 @@
 
 import json
 import math
-import os
-import signal
-import stat
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Hashable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -23,19 +19,22 @@ from difflm.data.batches import Batch, Stream, prefetch
 from difflm.diffusion.noise import Noise, fold_counter
 from difflm.errors import DifflmError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
-from difflm.runtime.files import append_line, parse_record, write_atomic
-from difflm.runtime.tensors import load_into, save_tensors
+from difflm.runtime.files import append_line
+from difflm.runtime.stop_signals import catch_stop_signals
+from difflm.runtime.tensors import load_into
 from difflm.training.checkpoints import (
     checkpoints,
     load_checkpoint,
     newest_checkpoint,
     remove_leftovers,
     save_checkpoint,
+    save_weights,
 )
 from difflm.training.ema import Ema
 from difflm.training.graph_capture import CapturedGradients, Gradients
 from difflm.training.master_weights import MasterWeights
 from difflm.training.recipe import Recipe
+from difflm.training.resuming import drop_records_after
 from difflm.training.update import Update
 
 VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one level per text would leave mostly variance
@@ -265,7 +264,7 @@ class Trainer:
         return path
 
     def save_model(self) -> None:
-        self.sha256 = save_tensors(self.run / "model.safetensors", self.final_weights())
+        self.sha256 = save_weights(self.run, self.final_weights())
 
     def final_weights(self) -> dict[str, Tensor]:
         return self.best_weights if self.best_weights is not None else self.ema.model.state_dict()
@@ -386,55 +385,5 @@ def validation_draws(texts: int) -> tuple[int, int]:
     return draws, math.ceil(VALIDATION_DRAWS / (texts * draws))
 
 
-def drop_records_after(metrics: Path, step: int) -> None:
-    """Drop the records of steps that a resumed run will repeat, and a half-written line of a killed one."""
-
-    def is_kept(line: str) -> bool:
-        record = parse_record(line)
-        repeated = record.get("kind") in ("train", "validation") and int(record.get("step", 0)) > step
-        return bool(record) and not repeated
-
-    if metrics.exists():
-        lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
-        write_atomic(metrics, "".join(f"{line}\n" for line in lines if is_kept(line)))
-
-
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-def leave_closed_terminal() -> None:
-    """Print nothing more to a terminal that was closed: it would raise an error before the checkpoint is saved."""
-    for handle in (1, 2):
-        with suppress(OSError):
-            if stat.S_ISCHR(os.fstat(handle).st_mode) and not os.isatty(handle):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
-
-
-STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-
-
-@contextmanager
-def catch_stop_signals() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 into a request: the loop finishes its step, saves and returns. A second
-    Ctrl-C raises. What `nohup` ignores stays ignored."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        leave_closed_terminal()
-
-    found = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]  # Windows has not all
-    hangup = getattr(signal, "SIGHUP", None)
-    if hangup and signal.getsignal(hangup) is signal.SIG_IGN:
-        found.remove(hangup)
-    try:
-        before = {number: signal.signal(number, ask) for number in found}
-    except ValueError:  # not the main thread, which alone may handle signals
-        before = {}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

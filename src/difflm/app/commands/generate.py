@@ -214,7 +214,7 @@ def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> 
     """An option without effect would be taken for one that has some."""
     method = lm.config["method"]
     for key in request.settings():
-        left_to_right = FAMILIES[key] == "left-to-right"
-        if FAMILIES[key] != "any" and ("left-to-right" if left_to_right else "diffusion") not in lm.model.families:
-            kind = "autoregressive" if left_to_right else "diffusion"
+        needed = FAMILIES[key] if FAMILIES[key] in ("left-to-right", "tokens") else "diffusion"
+        if FAMILIES[key] != "any" and needed not in lm.model.families:
+            kind = "diffusion" if needed == "diffusion" else "autoregressive"
             raise UsageError(f"--{option_name(key)} is for {kind} models; {name} is {method}.")

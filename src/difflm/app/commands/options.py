@@ -35,7 +35,9 @@ def option(help: str, metavar: str | None = None, *flags: str, envvar: str | Non
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A bundled model or the directory of a run.")]
 Model = Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")]
 Device = Annotated[str, option("cpu, cuda, cuda:1 …; auto is the GPU where there is one.")]
-Dtype = Annotated[Literal["float32", "bfloat16", "float16"] | None, option("The network's arithmetic. [float32]")]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16", "int8"] | None, option("The network's arithmetic. [float32]")
+]
 Json = Annotated[bool, option("For machines: one JSON object a line.", None, "--json")]
 Seed = Annotated[int, option("The same seed gives the same answer.")]
 Data = Annotated[Path | None, option("Where the corpora are.", "DIR", envvar="DIFFLM_DATA")]

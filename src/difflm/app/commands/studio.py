@@ -15,6 +15,7 @@ def studio(
     port: Annotated[int, option("The port; 0 is any free one.")] = 8000,
     no_browser: Annotated[bool, option("Do not open the page.", None, "--no-browser")] = False,
     token: Annotated[str | None, option("Ask every client for this bearer token.", envvar="DIFFLM_TOKEN")] = None,
+    log_requests: Annotated[bool, option("Log every request as a line of JSON.", None, "--log-requests")] = False,
     device: Device = "auto",
 ) -> None:
     """The page and the HTTP API, on this machine, until Ctrl-C."""
@@ -32,4 +33,4 @@ def studio(
         if host not in LOOPBACK and token is None:
             note("Anyone who reaches this machine may use it; --token asks them for a word.")
 
-    serve(Served(load_model(model, device), model), host, port, token, ready, not no_browser)
+    serve(Served(load_model(model, device), model), host, port, token, ready, not no_browser, log_requests)

@@ -88,7 +88,7 @@ def resolve_own(
     from difflm.training.own_text import begun_recipe, own_recipe
 
     if resume:
-        return begun_recipe(out, changes)
+        return begun_recipe(out, texts, changes)
     return own_recipe(texts, changes, data, check_device(device).type, note)
 
 

@@ -110,6 +110,10 @@ export async function get(path) {
   return (await call(path)).json();
 }
 
+export async function judgePattern(pattern, signal) {
+  return (await call("api/pattern", { pattern }, signal)).json();
+}
+
 export async function player(request, signal, onWait) {
   return (await patiently("api/player", { request }, signal, onWait)).blob();
 }

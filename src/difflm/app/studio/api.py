@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -50,7 +51,9 @@ ERRORS: Responses = {
 }
 ERRORS[429]["headers"]["Retry-After"] = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
 REFUSED: Responses = {status: ERRORS[status] for status in (401, 403)}
-STUCK: Responses = {503: {"model": schemas.ErrorAnswer, "description": "Requests wait and nothing moves."}}
+STUCK: Responses = {
+    503: {"model": schemas.ErrorAnswer, "description": "Requests wait and nothing moves; or none is taken."}
+}
 # Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
 STREAM: Responses = {
     200: {
@@ -104,6 +107,12 @@ def routes(served: Served, engine: Engine) -> APIRouter:
         engine.check_health()
         return {"status": "ok", "model": served.name, "queue": engine.queue}
 
+    @router.get("/ready", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
+    async def ready() -> Any:
+        """Whether a request would be taken now: the server works, its queue has room, and it is not stopping."""
+        engine.check_ready()
+        return {"status": "ready", "model": served.name, "queue": engine.queue}
+
     @router.get("/api/models", response_model=schemas.ModelsAnswer, tags=["server"], responses=REFUSED)
     async def models() -> Any:
         """The models served."""
@@ -113,6 +122,12 @@ def routes(served: Served, engine: Engine) -> APIRouter:
     async def controls() -> Any:
         """What can be asked of the model, by the name of each control; null where it cannot."""
         return served.controls(limits)
+
+    @router.post("/api/pattern", response_model=schemas.PatternAnswer, tags=["server"], responses=ERRORS)
+    async def pattern(asked: schemas.PatternAsked) -> Any:
+        """Whether texts of this model can match a regular expression, and of which lengths."""
+        schemas.check_size("pattern", asked.pattern, limits)
+        return await engine.answer(partial(served.judge_pattern, asked.pattern))
 
     async def texts(request: Request, asked: schemas.Asked) -> dict[str, Any]:
         asked.check(limits)

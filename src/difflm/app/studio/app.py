@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from difflm import __version__
-from difflm.app.studio import api, completions
+from difflm.app.studio import api, openai_routes
 from difflm.app.studio.engine import Engine, Unavailable
 from difflm.app.studio.guard import Guard, error_response
 from difflm.app.studio.limits import Limits
@@ -29,7 +29,13 @@ POLICY = (
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 
 
-def build_app(served: Served, engine: Engine, token: str | None = None, hosts: Collection[str] = ("localhost",)) -> Any:
+def build_app(
+    served: Served,
+    engine: Engine,
+    token: str | None = None,
+    hosts: Collection[str] = ("localhost",),
+    log_requests: bool = False,
+) -> Any:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
@@ -45,10 +51,10 @@ def build_app(served: Served, engine: Engine, token: str | None = None, hosts: C
         exception_handlers=dict.fromkeys(ERRORS, answer_error),
     )
     app.include_router(api.routes(served, engine))
-    app.include_router(completions.routes(served, engine))
+    app.include_router(openai_routes.routes(served, engine))
     add_pages(app)
     add_server_facts(app.openapi(), served, engine.limits, token)
-    app.add_middleware(Guard, limits=engine.limits, token=token, hosts=hosts)
+    app.add_middleware(Guard, limits=engine.limits, token=token, hosts=hosts, log_requests=log_requests)
     return app
 
 

@@ -6,24 +6,21 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.sse import KEEPALIVE_COMMENT
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException
 
-from difflm.app.studio.api import ERRORS, REFUSED, EventStream, event, one_event, texts_of
-from difflm.app.studio.engine import Engine, Job, Text
+from difflm.app.studio.api import event, texts_of
+from difflm.app.studio.engine import Job, Text
 from difflm.app.studio.formats import LogProbabilities, ResponseFormat, answer_between, log_probabilities
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.player import Recording
-from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, ErrorAnswer, check_size, shown
-from difflm.app.studio.served import Served
+from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, check_size, shown
 from difflm.controls import Control, Infill, Pattern
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.jobs import Generation
-from difflm.models.diffusion import DiffusionModel
 
 COLDEST = 0.01  # what a temperature of 0 means here: the likeliest words, while the noise still differs
 NO_EFFECT: dict[str, tuple[Any, ...]] = {  # keys of other models, and the values that ask for nothing
@@ -31,7 +28,6 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {  # keys of other models, and the value
     "frequency_penalty": (None, 0),
     "logit_bias": (None, {}),
     "presence_penalty": (None, 0),
-    "top_p": (None, 1),
 }
 
 
@@ -67,7 +63,7 @@ class CompletionAsked(BaseModel):
     logprobs: int | None = Field(None, ge=0, le=1, description="Log probabilities of the tokens that are chosen.")
     response_format: ResponseFormat | None = Field(None, description="What every answer matches.")
     presence_penalty: float | None = None
-    top_p: float | None = None
+    top_p: float | None = Field(None, gt=0, le=1, description="Of models that draw tokens.")
 
     def check(self, limits: Limits) -> None:
         for key, nothing in NO_EFFECT.items():
@@ -101,14 +97,15 @@ class CompletionAsked(BaseModel):
         pattern = self.response_format.pattern() if self.response_format else None
         return [Gap(prompt, *more, pattern) for prompt in self.prompts]
 
-    def asked(self, seed: int) -> Asked:
-        """All but prompt and gaps."""
+    def asked(self, seed: int, coldest: float = COLDEST) -> Asked:
+        """All but prompt and gaps. `coldest` is what a temperature of 0 means."""
         given = self.controls.model_dump(exclude_unset=True) if self.controls else {}
-        for key in ("n", "seed", "temperature", "infill"):
+        for key in ("n", "seed", "temperature", "top_p", "infill"):
             if key in given:
                 raise UsageError(f"{key} stands beside controls, not in them.")
-        warmth = self.temperature if self.temperature is None else self.temperature or COLDEST
-        return Asked(**given, n=self.n or 1, seed=seed, temperature=warmth)
+        warmth = self.temperature if self.temperature is None else self.temperature or coldest
+        share = None if self.top_p == 1 else self.top_p
+        return Asked(**given, n=self.n or 1, seed=seed, temperature=warmth, top_p=share)
 
 
 @dataclass(frozen=True)
@@ -228,7 +225,11 @@ class Completion:
         choices = []
         for place, job in enumerate(self.jobs):
             choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job, request))]
-        return {**self.about, "choices": choices, "usage": self.usage(choices)}
+        return {**self.about, "choices": [*map(self.to_json, choices)], "usage": self.usage(choices)}
+
+    def to_json(self, choice: dict[str, Any], streamed: bool = False) -> dict[str, Any]:
+        """A choice as its client knows it."""
+        return choice
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """A chunk for every choice when it is finished: this text comes all at once, not from left to right."""
@@ -238,7 +239,7 @@ class Completion:
                 async for happened in job.events():
                     if isinstance(happened, Text):
                         choices.append(self.choice(place, happened.number, happened.generation))
-                        yield event({**self.about, "choices": choices[-1:]})
+                        yield event({**self.about, "choices": [self.to_json(choices[-1], streamed=True)]})
                     elif happened is None:
                         yield KEEPALIVE_COMMENT
         except DifflmError as error:
@@ -247,66 +248,3 @@ class Completion:
         if self.asked.stream_options and self.asked.stream_options.include_usage:
             yield event({**self.about, "choices": [], "usage": self.usage(choices)})
         yield b"data: [DONE]\n\n"
-
-
-def routes(served: Served, engine: Engine) -> APIRouter:
-    router, limits, described = APIRouter(tags=["openai"]), engine.limits, OneModel(id=served.name)
-    missing: dict[int | str, dict[str, Any]] = {404: {"model": ErrorAnswer, "description": "Another model."}}
-
-    def check_model(name: str | None) -> None:
-        if name is not None and name != served.name:
-            raise HTTPException(404, f"the model {name[:100]!r} is not served here; this is {served.name!r}.")
-
-    @router.get("/v1/models", responses=REFUSED)
-    async def models() -> ModelList:
-        """The models served."""
-        return ModelList(data=[described])
-
-    @router.get("/v1/models/{model}", responses={**REFUSED, **missing, 422: ERRORS[422]})
-    async def model(model: str) -> OneModel:
-        """One of them."""
-        check_model(model)
-        return described
-
-    def job_arguments(asked: CompletionAsked, gaps: Sequence[Gap], seed: int) -> list[dict[str, Any]]:
-        one = asked.asked(seed)
-        one.check(limits)
-        if len(gaps) * one.n * one.each > limits.rows:
-            raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server makes {limits.rows} texts at most.")
-        job = one.job()
-        steered = isinstance(served.lm.model, DiffusionModel) and one.edit is None and one.infill is None
-        words = served.whole_words
-        return [{**job, "controls": [*gap.controls(steered, words), *job["controls"]]} for gap in gaps]
-
-    @router.post("/v1/completions", response_model=CompletionAnswer, responses={**ERRORS, **missing, 200: COMPLETED})
-    async def complete(request: Request, asked: CompletionAsked) -> Any:
-        """Continue a prompt, fill the place between prompt and suffix, or fill the gaps of a text."""
-        check_model(asked.model)
-        asked.check(limits)
-        seed = secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed
-        try:
-            gaps = asked.gaps()
-            arguments, recording = job_arguments(asked, gaps, seed), None
-            if asked.logprobs is not None:
-                one = asked.asked(seed)
-                recording = Recording(one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), one.each)
-            jobs = await engine.submit(arguments, recording.frame if recording else False)
-        except UsageError as error:  # what clients expect of a format that cannot be followed
-            raise HTTPException(400, str(error)) if asked.response_format else error from None
-        about = CompletionAnswer(model=served.name, seed=seed)
-        completion = Completion(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}), recording)
-        if asked.stream:
-            return EventStream(completion.pieces(), jobs)
-        try:
-            return await completion.whole(request)
-        finally:
-            for job in jobs:
-                job.leave()
-
-    return router
-
-
-COMPLETED: dict[str, Any] = {
-    "description": "All choices; with `stream` a chunk for each when it is finished, then `[DONE]`.",
-    "content": {"text/event-stream": {"schema": one_event()}},
-}

@@ -17,12 +17,14 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from difflm.app.studio.limits import Limits
+from difflm.app.studio.log import describe_error, log_event
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.jobs import Draft, Generation, Watch
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import max_batch_rows
 
 LONGEST_WAIT = 60  # seconds that a client is told to come again after, at most
+FAILED = "the server could not make this text; its log says why."
 IDLE = 2.0  # seconds without an event after which a stream says that it is alive
 
 
@@ -157,7 +159,7 @@ class Engine:
     def __init__(self, lm: TextDiffusion, limits: Limits) -> None:
         self.lm, self.limits = lm, limits
         self._waiting, self._running, self._change = deque[Job](), tuple[Job, ...](), threading.Condition()
-        self._binding, self._stopped = 0, False
+        self._binding, self._stopped, self._draining = 0, False, False
         self._ending = Unavailable("stopping", "the server is stopping.")
         self._moved = time.monotonic()  # when the model last did
         self._bound: float | None = None  # since when a request is being bound; None: none is
@@ -165,6 +167,8 @@ class Engine:
         self._binder = ThreadPoolExecutor(1, "difflm-binder")  # one, since loading a classifier must happen once
         self._thread = threading.Thread(target=self._run, name="difflm-model", daemon=True)
         self._thread.start()
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="difflm-watchdog", daemon=True).start()
 
     @property
     def queue(self) -> int:
@@ -173,6 +177,8 @@ class Engine:
     async def submit(self, asked: Sequence[dict[str, Any]], watched: Watch | bool = False) -> list[Job]:
         """All of them or none; each is the arguments of `TextDiffusion.make_job`. What is wrong with one is raised.
         `watched`: their events hold frames; or who else sees these, in the model's thread."""
+        if self._draining:
+            raise self._ending
         if self.queue + len(asked) > self.limits.queue:
             raise self._full()
         self._binding += len(asked)
@@ -195,15 +201,50 @@ class Engine:
             self._change.notify()
         return jobs
 
-    def check_health(self) -> None:
-        """Raise where there is work and nothing of it has moved for too long."""
+    async def answer(self, question: Callable[[], Any]) -> Any:
+        """What is soon worked out without the model, one question after the other."""
+        if self.queue + 1 > self.limits.queue:
+            raise self._full()
+        self._binding += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._binder, question)
+        finally:
+            self._binding -= 1
+
+    @property
+    def still_seconds(self) -> float:
+        """For how long nothing has moved, although there is work."""
         now = time.monotonic()
         since = [self._moved] if self._running or self._waiting else []
         since += [self._bound] if self._bound is not None else []
-        still = now - min(since, default=now)
-        if still > self.limits.stuck_seconds:
+        return now - min(since, default=now)
+
+    def check_health(self) -> None:
+        """Raise where there is work and nothing of it has moved for too long, or nobody is left to do it."""
+        if not self._thread.is_alive() and not self._stopped:
+            raise Unavailable("dead", "the model's thread has ended. Restart the server.")
+        if (still := self.still_seconds) > self.limits.stuck_seconds:
             message = f"the model has not moved for {still:.0f} s. Restart the server if it stays so."
             raise Unavailable("stuck", message)
+
+    def check_ready(self) -> None:
+        """Raise where a request would be refused now, whatever it asks for."""
+        self.check_health()
+        if self._stopped or self._draining:
+            raise self._ending
+        if self.queue >= self.limits.queue:
+            raise Unavailable("busy", "the queue is full.")
+
+    def _watch(self) -> None:
+        """Report in the log when the model gets stuck, with what it is doing, and when it moves again."""
+        reported = False
+        while not self._closed.wait(min(1.0, self.limits.stuck_seconds / 4)):
+            still = self.still_seconds
+            if (stuck := still > self.limits.stuck_seconds) != reported:
+                frame = sys._current_frames().get(self._thread.ident or 0)
+                doing = {"stack": "".join(traceback.format_stack(frame)[-12:])} if stuck and frame else {}
+                log_event("stuck" if stuck else "moving", seconds=round(still, 1), queue=self.queue, **doing)
+                reported = stuck
 
     def _move(self) -> None:
         self._moved = time.monotonic()
@@ -229,10 +270,14 @@ class Engine:
         wait = max(1, ceil(self._promised - now))
         return Unavailable("busy", f"the queue is full. Try again in {wait} s.", 429, wait)
 
+    def drain(self) -> None:
+        """Take no further requests, and finish those that are here."""
+        self._draining = True
+
     def stop(self) -> None:
         """Tell everybody who waits that there will be no answer."""
         with self._change:
-            self._stopped = True
+            self._stopped = self._draining = True
             for job in (*self._waiting, *self._running):
                 job.end(self._ending)
             self._waiting.clear()
@@ -240,19 +285,30 @@ class Engine:
 
     def close(self) -> None:
         self.stop()
+        self._closed.set()
         self._thread.join(timeout=10)
         self._binder.shutdown(wait=False, cancel_futures=True)
 
     # -- the model's thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while jobs := self._take():
-            begun = time.monotonic()
-            self._make(jobs)
-            self._running = ()
-            full = (time.monotonic() - begun) * self._filled(jobs) / len(jobs)
-            self._pace += 0.2 * (full - self._pace)
-            del jobs  # else the last ones would stay in memory until the next
+        """Make what waits. What fails outside of a single request, ends those that are here, and the loop goes on."""
+        while not self._stopped:
+            try:
+                while jobs := self._take():
+                    begun = time.monotonic()
+                    self._make(jobs)
+                    self._running = ()
+                    full = (time.monotonic() - begun) * self._filled(jobs) / len(jobs)
+                    self._pace += 0.2 * (full - self._pace)
+                    del jobs  # else the last ones would stay in memory until the next
+            except BaseException as error:
+                log_event("error", message="the model's loop failed and goes on", traceback=describe_error(error))
+                with self._change:
+                    for job in self._running or self._waiting:
+                        job.end(DifflmError(FAILED))
+                    self._waiting = deque(self._waiting if self._running else ())
+                    self._running = ()
 
     def _take(self) -> list[Job]:
         """The oldest that waits, and those that fit into the free rows of its batches; none when the server stops."""
@@ -289,8 +345,8 @@ class Engine:
                         self._make([job])
                 return
             if not isinstance(error, UsageError):
-                traceback.print_exc(file=sys.stderr)
-                error = DifflmError("the server could not make this text; its log says why.")
+                log_event("error", message="a text could not be made", traceback=describe_error(error))
+                error = DifflmError(FAILED)
             jobs[0].end(error)
 
 

@@ -7,6 +7,7 @@ Every page that the browser of this machine opens can reach the server. Three th
 import asyncio
 import hmac
 import ipaddress
+import time
 from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,8 +19,10 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from difflm.app.studio.limits import Limits
+from difflm.app.studio.log import log_event
 
-PUBLIC = ("/", "/health", "/docs", "/openapi.json")  # without a token: they reveal nothing and cost nothing
+PUBLIC = ("/", "/health", "/ready", "/docs", "/openapi.json")  # without a token: they reveal nothing and cost nothing
+LOGGED = 200  # characters of a path in the log
 MAX_DRAINED = 8 * 2**20  # bytes of a body that is too large, read so that the client gets the answer
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -48,8 +51,11 @@ def error_response(status: int, message: str, headers: Any = None, kind: str | N
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, token: str | None, hosts: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: Limits, token: str | None, hosts: Collection[str], log_requests: bool = False
+    ) -> None:
         self.app, self.limits, self.hosts = app, limits, {host.lower() for host in hosts}
+        self.log_requests = log_requests
         self.token = token.encode() if token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,13 +63,29 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
+        begun, status = time.monotonic(), 0
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
+        try:
+            await self.respond(scope, receive, send_with_headers)
+        finally:
+            if self.log_requests:
+                asked = {
+                    "method": scope["method"],
+                    "path": scope["path"][:LOGGED],
+                    "client": (scope["client"] or [""])[0],
+                }
+                log_event("request", **asked, status=status, seconds=round(time.monotonic() - begun, 4))
+
+    async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self.check(scope["path"], Headers(scope=scope))
             async with asyncio.timeout(self.limits.body_seconds):
@@ -75,9 +97,9 @@ class Guard:
         except HTTPException as error:
             refused = error_response(error.status_code, error.detail, error.headers)
         else:
-            await self.app(scope, replay_body(body, receive), send_with_headers)
+            await self.app(scope, replay_body(body, receive), send)
             return
-        await refused(scope, receive, send_with_headers)
+        await refused(scope, receive, send)
 
     def check(self, path: str, headers: Headers) -> None:
         host = headers.get("host", "")

@@ -14,9 +14,11 @@ class Limits:
     signs: int = 4_000  # of any text that a request holds
     items: int = 32  # entries of any list or table that a request holds
     body_bytes: int = 65_536
+    connections: int = 256  # open at once; one more is refused before anything of it is read
     body_seconds: float = 10.0  # to send a body
     queue: int = 64  # requests that wait; one more is refused with Retry-After
     seconds: float = 120.0  # of a request, waiting included
     stuck_seconds: float = 30.0  # without a step or a text while there is work: then the server is unhealthy
+    drain_seconds: float = 20.0  # that requests have to finish when the server is asked to stop
     frames: int = 64  # buffered for a client that does not read them; older ones are dropped
     stall_seconds: float = 20.0  # in which a client reads too little of its buffer; then it is disconnected

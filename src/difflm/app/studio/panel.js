@@ -1,4 +1,5 @@
 // What is asked, as people set it: the sentence to begin with and the panel of controls.
+import { PatternBox } from "./pattern.js";
 import { byId, make } from "./parts.js";
 
 const GAP = /___(:\d+)?/g;
@@ -14,6 +15,7 @@ export class Panel {
     byId("tags").append(...(controls.pos?.tags ?? []).map((tag) => this.#tag(tag)));
     byId("tree-labels").textContent = labels(controls.tree);
     byId("span-labels").textContent = labels(controls.span);
+    this.pattern = new PatternBox();
     this.#offer();
     this.#limit(controls.limits ?? {});
     for (const area of [byId("ask"), byId("panel")]) {
@@ -111,6 +113,7 @@ export class Panel {
     for (const key of ["pos", "tree"]) put(key, byId(key).value.trim().replace(/\s+/g, " "));
     if (byId("span").value.trim()) request.span = byId("span").value.trim().split(/\s+/);
     for (const key of ["contains", "avoid"]) if (phrases(key).length) request[key] = phrases(key);
+    if (byId("pattern").value) request.pattern = this.pattern.read();
     if (this.#steered(request)) {
       put("guidance", Number(byId("guidance").value));
       put("candidates", Number(byId("candidates").value));
@@ -149,6 +152,7 @@ export class Panel {
     for (const key of ["pos", "tree"]) byId(key).value = request[key] ?? "";
     byId("span").value = (request.span ?? []).join(" ");
     for (const key of PHRASES) byId(key).value = (request[key] ?? []).join(", ");
+    this.pattern.write(request.pattern ?? []);
     this.refresh();
   }
 
@@ -161,6 +165,7 @@ export class Panel {
     byId("rewriting").hidden = !("edit" in request) || this.controls.edit.noise === "none";
     byId("meaning").textContent = this.#meaning(request);
     for (const select of this.#selects) select.classList.toggle("set", select.value !== "");
+    this.pattern.refresh(request.length);
     const asked = this.asked(request);
     byId("asked-count").textContent = asked ? `${asked} asked` : "";
     byId("clear").disabled = asked === 0;
@@ -168,7 +173,7 @@ export class Panel {
 
   asked(request) {
     const many = (value) => (typeof value === "object" ? Object.keys(value).length : 1);
-    const keys = ["length", "field", "label", "pos", "tree", "span", "contains", "avoid"];
+    const keys = ["length", "field", "label", "pos", "tree", "span", "contains", "avoid", "pattern"];
     return keys.reduce((sum, key) => sum + (key in request ? many(request[key]) : 0), 0);
   }
 

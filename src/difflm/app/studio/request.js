@@ -4,11 +4,11 @@
 
 const NUMBERS = ["n", "seed", "steps", "temperature", "length", "guidance", "candidates", "strength"];
 const TEXTS = ["source", "infill", "edit", "pos", "tree"];
-const LISTS = ["contains", "avoid", "keep", "span"];
+const LISTS = ["contains", "avoid", "pattern", "keep", "span"];
 const TABLES = ["field", "label"];
 const ORDER = [
   "source", "n", "seed", "steps", "temperature", "candidates", "guidance", "infill", "edit", "keep", "strength", "length",
-  "field", "label", "pos", "tree", "span", "contains", "avoid",
+  "field", "label", "pos", "tree", "span", "contains", "avoid", "pattern",
 ];
 
 export function toHash(request) {
@@ -67,6 +67,7 @@ const CONTROLS = {
   span: (v) => v.map((item) => `Span(${spanParts(item)})`),
   contains: (v) => v.map((phrase) => `Contains(${literal(phrase)})`),
   avoid: (v) => v.map((word) => `Avoid(${literal(word)})`),
+  pattern: (v) => v.map((regex) => `Pattern(${literal(regex)})`),
 };
 
 export function python(model, request) {

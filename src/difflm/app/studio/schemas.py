@@ -102,6 +102,14 @@ class PlayerAsked(BaseModel):
     request: Asked
 
 
+class PatternAsked(BaseModel):
+    """A regular expression, before anything is written."""
+
+    model_config = shown({"pattern": r"The [A-Z]\w+ is an? .*\."})
+
+    pattern: str = Field(description="The whole text would match it.")
+
+
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +176,12 @@ class ModelsAnswer(BaseModel):
     models: list[ModelFacts]
 
 
+class PatternAnswer(BaseModel):
+    message: str | None = Field(description="What is wrong with it; null where texts of this model match.")
+    lengths: list[int] = Field(description="Numbers of tokens of texts that match.")
+    unit: str = Field(description="What these tokens are called.")
+
+
 class LimitsAnswer(BaseModel):
     n: int
     steps: int
@@ -187,6 +201,7 @@ class ControlsAnswer(BaseModel):
     span: dict[Literal["labels"], list[str]] | None
     contains: dict[Literal["most"], int] | None = Field(description="So many words or phrases at once.")
     avoid: dict[str, str] | None
+    pattern: dict[Literal["unit"], str] | None = Field(description="What the tokens are called that it is made of.")
     infill: dict[Literal["sizes"], bool] | None = Field(description="Whether a gap's number of words can be asked.")
     edit: dict[str, str] | None
     samplers: list[str]

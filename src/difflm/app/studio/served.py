@@ -5,11 +5,15 @@ from typing import Any
 
 from difflm.annotators.e2e_fields import FIELDS
 from difflm.app.studio.limits import Limits
+from difflm.controls.base import ModelInfo
 from difflm.controls.learned import POS
+from difflm.controls.patterns import Pattern, join_patterns
 from difflm.controls.phrases import MOST
 from difflm.controls.syntax import PHRASES
 from difflm.data.labels import NONE, Kind
+from difflm.data.token_automata import spells_tokens
 from difflm.data.tokenizers import Words
+from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.diffusion import DiffusionModel
 
@@ -45,7 +49,7 @@ class Served:
         exact = steered and self.whole_words
         return {
             "source": {"most": lm.model.source_longest} if lm.model.source_longest else None,
-            "length": {"most": lm.model.max_words} if exact else None,
+            "length": {"most": lm.model.max_words} if exact or lm.model.always_planned else None,
             "field": {name: values for name, values in labels.items() if name in FIELDS} or None,
             "label": {name: values for name, values in labels.items() if name not in FIELDS} or None,
             "pos": {"tags": tags} if tags and exact else None,
@@ -53,11 +57,28 @@ class Served:
             "span": {"labels": phrases} if phrases and exact else None,
             "contains": {"most": MOST} if steered else None,
             "avoid": {} if steered else None,
+            "pattern": {"unit": self.info.unit} if steered and spells_tokens(lm.tokenizer) else None,
             "infill": {"sizes": exact} if steered else None,
             "edit": {} if exact else {"noise": "none"} if "edits" in lm.model.families else None,
             "samplers": list(lm.model.samplers),
             "limits": {"n": limits.n, "steps": limits.steps, "candidates": limits.candidates, "rows": limits.rows},
         }
+
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo(self.lm.tokenizer, self.lm.model.max_words, first=0)
+
+    def judge_pattern(self, pattern: str) -> dict[str, Any]:
+        """Which lengths texts can have that match it, or what is wrong with it."""
+        model = self.lm.model
+        found: dict[str, Any] = {"message": None, "lengths": [], "unit": self.info.unit}
+        try:
+            if not isinstance(model, DiffusionModel) or model.whole_text:
+                raise UsageError("pattern: this model cannot follow one.")
+            bound = join_patterns([Pattern(pattern)], self.info, None, 1, model.denoiser.codec.bias)
+        except UsageError as error:
+            return {**found, "message": str(error)}
+        return {**found, "lengths": [*bound.lengths]}
 
     def known(self, kind: Kind) -> dict[str, list[str]]:
         """What the model's classifiers tell apart of this kind."""

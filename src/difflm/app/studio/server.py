@@ -1,6 +1,9 @@
-"""The uvicorn server: it closes connections that stall, and Ctrl-C ends it at once."""
+"""The uvicorn server: it closes connections that stall, refuses too many, finishes what is asked when it gets SIGTERM,
+and Ctrl-C ends it at once."""
 
 import asyncio
+import json
+import signal
 import socket
 import threading
 import webbrowser
@@ -15,11 +18,26 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from difflm.app.studio.app import build_app
 from difflm.app.studio.engine import Engine
+from difflm.app.studio.guard import error_object
 from difflm.app.studio.limits import Limits
+from difflm.app.studio.log import log_event, use_json_logs
 from difflm.app.studio.served import Served
 from difflm.errors import UsageError
 
 HEADER_SECONDS = 10.0  # to send the headers of a request
+CLOSE_SECONDS = 3  # that connections have to close when the server stops
+TOO_MANY = json.dumps(error_object("too many connections. Try again later.", "busy")).encode()
+REFUSAL = b"\r\n".join(
+    [
+        b"HTTP/1.1 503 Service Unavailable",
+        b"content-type: application/json",
+        b"content-length: %d" % len(TOO_MANY),
+        b"retry-after: 1",
+        b"connection: close",
+        b"",
+        TOO_MANY,
+    ]
+)
 LOOPBACK, EVERYWHERE = ("localhost", "127.0.0.1", "::1"), ("0.0.0.0", "::")
 
 
@@ -30,7 +48,12 @@ def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.timers: dict[str, asyncio.TimerHandle] = {}
-            self.start_timer("header", HEADER_SECONDS)
+            if len(self.connections) > limits.connections:
+                log_event("refused", connections=len(self.connections))
+                transport.write(REFUSAL)
+                transport.close()
+            else:
+                self.start_timer("header", HEADER_SECONDS)
 
         def start_timer(self, name: str, seconds: float) -> None:
             self.timers[name] = self.loop.call_later(seconds, self.transport.abort)
@@ -67,16 +90,22 @@ def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
 
 
 class Server(uvicorn.Server):
-    """A server that ends open streams before it waits for its clients to disconnect."""
+    """A server that ends open streams before it waits for its clients to disconnect: at once, or after SIGTERM, which
+    those send who will start another one, when all is finished or the time for it is over."""
 
     def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
         super().__init__(config)
         self.engine = engine
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        draining = sig == signal.SIGTERM and not self.should_exit
+        seconds = self.engine.limits.drain_seconds if draining else 0
+        self.config.timeout_graceful_shutdown = int(seconds) + CLOSE_SECONDS
         super().handle_exit(sig, frame)
         with suppress(RuntimeError):
-            asyncio.get_running_loop().call_soon_threadsafe(self.engine.stop)
+            loop = asyncio.get_running_loop()
+            loop.call_soon_threadsafe(self.engine.drain)
+            loop.call_soon_threadsafe(loop.call_later, seconds, self.engine.stop)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -84,35 +113,49 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # On Windows, the usual option would let two servers share a port.
+        exclusive = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+        listening.setsockopt(socket.SOL_SOCKET, exclusive, 1)
         listening.bind(address)
     except OSError as error:
         raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}). Choose another --port.") from None
     return listening
 
 
-def make_server(served: Served, limits: Limits, token: str | None, host: str = "127.0.0.1") -> Server:
+def make_server(
+    served: Served, limits: Limits, token: str | None, host: str = "127.0.0.1", log_requests: bool = False
+) -> Server:
     engine = Engine(served.lm, limits)
     own = () if host in LOOPBACK else (socket.gethostname(), f"{socket.gethostname()}.local")
     config = uvicorn.Config(
-        build_app(served, engine, token, ("localhost", host, *own)),
+        build_app(served, engine, token, ("localhost", host, *own), log_requests),
         http=stall_limited_protocol(limits),
         ws="none",
+        log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=3,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
     )
+    use_json_logs()
     return Server(config, engine)
 
 
-def serve(served: Served, host: str, port: int, token: str | None, ready: Callable[[str], None], browse: bool) -> None:
+def serve(
+    served: Served,
+    host: str,
+    port: int,
+    token: str | None,
+    ready: Callable[[str], None],
+    browse: bool,
+    log_requests: bool = False,
+) -> None:
     """Serve until Ctrl-C."""
     listening = listen(host, port)
     shown = "localhost" if host in EVERYWHERE else f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
-    server = make_server(served, Limits(), token, host)
+    server = make_server(served, Limits(), token, host, log_requests)
     ready(url)
     if browse:  # the socket is open already: an early request waits
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

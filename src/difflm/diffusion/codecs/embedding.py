@@ -221,3 +221,13 @@ class FixedEmbedding(Embedding):
     ) -> None:
         super().__init__(table.shape[0], table.shape[1], norm, x0_std, prediction)
         self.register_buffer("raw", table.clone().float())
+
+
+class SkipEmbedding(FixedEmbedding):
+    """A fixed table whose network reads the state alone; the state's own evidence is added to its answer."""
+
+    def frozen(self) -> Embedding:
+        return self
+
+    def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
+        return (x,)

@@ -15,6 +15,7 @@ from difflm.diffusion.noise import Noise, Step
 
 NUMBERS = 3  # uniform numbers a position takes: one moves it, two together say where to
 FINE = 2.0**-23  # what the counter's numbers cannot resolve
+MANY, PART = 4096, 256  # states above which one is drawn in two steps, and of a part
 
 
 class DiscreteProcess(Process):
@@ -83,6 +84,10 @@ class DiscreteProcess(Process):
         """p(x_s | x_t), [B, L, states]."""
         return self.back(z, belief.context.softmax(-1), t, s)
 
+    def draw_step(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor, fresh: Tensor) -> Tensor:
+        """x_s ~ p(x_s | x_t), [B, L]."""
+        return draw_transition(self.reverse(z, belief, t, s), z, fresh)
+
     # -- the bound ----------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -140,19 +145,32 @@ def draw_transition(p: Tensor, z: Tensor, fresh: Tensor) -> Tensor:
     First whether it moves, then where to: a race of float32 noise over both at once cannot draw what is rarer than
     2⁻²⁴, and in a long chain every single word is (Zheng et al., 2024). Here a word's own share decides."""
     stay = gather_tokens(p, z)
-    others = p.scatter(-1, z.unsqueeze(-1), 0.0).double().cumsum(-1)
-    total = others[..., -1]
+    others = p.scatter(-1, z.unsqueeze(-1), 0.0)
+    total = others.sum(-1, dtype=torch.float64)
     moves = (fresh[..., 0] * (stay + total.to(p.dtype)) >= stay) & (total > 0)
-    return torch.where(moves, invert_cdf(others, fresh), z)
+    return torch.where(moves, draw_states(others, fresh), z)
 
 
 def draw_states(p: Tensor, fresh: Tensor) -> Tensor:
-    """One state each from p [B, L, states]."""
-    return invert_cdf(p.double().cumsum(-1), fresh)
+    """One state each from p [B, L, states], which need not sum to 1. Of many states a part is drawn first, then one
+    within it: p is read once, and nothing of its size is written."""
+    u, states = fresh[..., 1:2].double() + (fresh[..., 2:3].double() - 0.5) * FINE, p.shape[-1]
+    if states <= MANY:
+        shares = p.double().cumsum(-1)
+        return find_share(shares, u * shares[..., -1:]).squeeze(-1)
+    whole = states // PART * PART
+    sums = p[..., :whole].unflatten(-1, (-1, PART)).sum(-1, dtype=torch.float64)
+    sums = torch.cat([sums, p[..., whole:].sum(-1, keepdim=True, dtype=torch.float64)], -1)
+    shares = sums.cumsum(-1)
+    value = u * shares[..., -1:]
+    part = find_share(shares, value)
+    place = part * PART + torch.arange(PART, device=p.device)
+    inside = (p.gather(-1, place.clamp(max=states - 1)).double() * (place < states)).cumsum(-1)
+    found = find_share(inside, value - (shares - sums).gather(-1, part))
+    last = (inside < inside[..., -1:]).sum(-1, keepdim=True)  # with a share: sums of another order may end before
+    return place.gather(-1, torch.minimum(found, last)).squeeze(-1)
 
 
-def invert_cdf(shares: Tensor, fresh: Tensor) -> Tensor:
-    """The state whose share of the sums so far holds a random number."""
-    u = fresh[..., 1].double() + (fresh[..., 2].double() - 0.5) * FINE
-    found = torch.searchsorted(shares, (u * shares[..., -1]).unsqueeze(-1), right=True).squeeze(-1)
-    return found.clamp(max=shares.shape[-1] - 1)
+def find_share(shares: Tensor, value: Tensor) -> Tensor:
+    """The first of sums [B, L, N] that exceeds a value [B, L, 1], by its number."""
+    return torch.searchsorted(shares, value, right=True).clamp(max=shares.shape[-1] - 1)

@@ -18,6 +18,7 @@ from difflm.diffusion.processes.discrete import (
     CERTAIN,
     DiscreteProcess,
     certain_logits,
+    draw_states,
     expand_to,
     gather_tokens,
     keep_visible,
@@ -148,7 +149,9 @@ class Absorbing(Interpolating):
     """Words become masks, and masks stay (Austin et al., 2021). A mask shows nothing of its word, so the belief is the
     plain posterior; a word that stands is the text's own, and the belief says so."""
 
-    steps: tuple[str, ...] = ("ancestral", "confidence", "first-hitting", "gibbs", "remask", "threshold", "truncated")
+    steps: tuple[str, ...] = (
+        *("ancestral", "confidence", "entropy", "first-hitting", "gibbs", "margin", "remask", "threshold", "truncated"),
+    )
     linear = True
 
     def __init__(self, words: int, keep: AlphaSchedule | None = None) -> None:
@@ -185,7 +188,17 @@ class Absorbing(Interpolating):
         return torch.cat([out, left], -1)
 
     def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
-        return self.back(z, belief.logits.softmax(-1), t, s)
+        return self.back(z, belief.shares, t, s)
+
+    def moves(self, z: Tensor, t: Tensor, s: Tensor, fresh: Tensor) -> Tensor:
+        """Which masks become words on the way from t to s, [B, L]: no belief has a say in it."""
+        first = fresh[..., 0]
+        return (z == self.mask_id) & (first >= 1 - self.revealed(t, s, first))
+
+    def draw_step(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor, fresh: Tensor) -> Tensor:
+        """A draw from `back` without its sums over all states."""
+        waits = (z == self.mask_id) & ~self.moves(z, t, s, fresh)
+        return torch.where(waits, z, draw_states(belief.shares, fresh))
 
     def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         share = -self.keep.slope(t.double()) / (1 - self.keep.alpha(t.double()))
@@ -220,6 +233,7 @@ class Spindle(Absorbing):
 
     steps = ("ancestral",)  # words come each at its own pace, in no order that another rule could keep
     linear = False  # the bound also weighs words that are not the text's
+    draw_step = DiscreteProcess.draw_step  # whether a mask moves says something of its word
     pace: Tensor
 
     def __init__(self, words: int, strength: float = 0.3) -> None:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.base import Belief
-from difflm.diffusion.processes.discrete import certain_logits, draw_states, draw_transition, expand_to
-from difflm.diffusion.samplers.steps import Step, StepState
+from difflm.diffusion.processes.discrete import certain_logits, draw_states, expand_to
+from difflm.diffusion.samplers.steps import Order, Step, StepState
 
 REMASK = 0.02  # share of the words that is masked again in a step, at most
-SURE = 0.9  # from this probability on, words are written together
+SURE = Order.sure  # from this probability on, words are written together
 FEW = 15  # words that a truncated step draws from
 BURNT_IN, LIKELY = 0.5, 100  # the time from which Gibbs draws only among so many likeliest words of a place
 SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and the temperature
@@ -24,7 +24,8 @@ SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and 
 def ancestral(now: StepState) -> Tensor:
     """Draw x_s ~ p(x_s | x_t), over as many levels of the chain as lie between (Austin et al., 2021)."""
     fresh = now.noise()
-    return draw_transition(now.process.reverse(now.x, drawn_belief(now, fresh), now.t, now.s), now.x, fresh)
+    x_s: Tensor = now.process.draw_step(now.x, drawn_belief(now, fresh), now.t, now.s, fresh)
+    return x_s
 
 
 def truncated(now: StepState) -> Tensor:
@@ -58,10 +59,24 @@ def confidence(now: StepState) -> Tensor:
     return written(now, words, now.belief.confidence_in(words), fewest_left(now))
 
 
+def entropy(now: StepState) -> Tensor:
+    """The words of the places come first at which the belief has the least entropy (Ye et al., 2025)."""
+    words = words_of(now, now.noise())
+    nats = torch.special.entr(now.belief.logits.softmax(-1)).sum(-1)
+    return written(now, words, (-nats).exp(), fewest_left(now))
+
+
+def margin(now: StepState) -> Tensor:
+    """The words of the places come first at which the two likeliest differ most (Kim et al., 2025)."""
+    words = words_of(now, now.noise())
+    best = now.belief.logits.softmax(-1).topk(2, dim=-1).values
+    return written(now, words, best[..., 0] - best[..., 1], fewest_left(now))
+
+
 def threshold(now: StepState, sure: float = SURE) -> Tensor:
     """Every word that the belief is sure of is written at once, and one at least (Wu et al., 2025)."""
     words = words_of(now, now.noise())
-    share = now.belief.confidence_in(words)
+    share, sure = now.belief.confidence_in(words), sure if now.order is None else now.order.sure
     open_ = masked(now) & moving(now)
     fewest = (masked(now) & ~moving(now)).sum(-1)
     unsure = fewest + (open_ & (share < sure)).sum(-1)
@@ -88,7 +103,7 @@ def self_correct(now: StepState) -> Tensor:
     """Ancestral steps while time passes. Where it stands still, at SETTLED, a word each is drawn from the context at a
     low temperature, and the likeliest that differs from what stands takes its place (von Rütte et al., 2025)."""
     process, x, fresh = now.process, now.x, now.noise()
-    moved = draw_transition(process.reverse(x, drawn_belief(now, fresh), now.t, now.s), x, fresh)
+    moved = process.draw_step(x, drawn_belief(now, fresh), now.t, now.s, fresh)
     share = (now.belief.context / COLD).softmax(-1)
     words = draw_states(share, fresh)
     gain = share.gather(-1, words.unsqueeze(-1)).squeeze(-1) * (words != x)
@@ -112,7 +127,7 @@ def keep_likeliest(logits: Tensor, count: int) -> Tensor:
 def words_of(now: StepState, fresh: Tensor, logits: Tensor | None = None) -> Tensor:
     """A word each from the belief, or from other logits, [B, L]; those that are drawn together instead, where they
     are."""
-    words = draw_states((now.belief.logits if logits is None else logits).softmax(-1), fresh)
+    words = draw_states(now.belief.shares if logits is None else logits.softmax(-1), fresh)
     if now.belief.draw is None:
         return words
     together = now.belief.draw(fresh[..., 2])
@@ -137,7 +152,18 @@ def masked(now: StepState) -> Tensor:
 
 def moving(now: StepState) -> Tensor:
     """Places whose time goes on, [B, L]; of a text in blocks those of the current one."""
-    return expand_to(now.s < now.t, now.x, now.x == now.x)
+    goes_on = expand_to(now.s < now.t, now.x, now.x == now.x)
+    if now.order is None or not now.order.block:
+        return goes_on
+    place = torch.arange(now.x.shape[1], device=now.x.device)
+    if now.order.before is not None:
+        place = place + now.order.before
+    elif now.free is not None:
+        place = place - now.free.int().argmax(-1, keepdim=True)
+    number = (place // now.order.block).expand(now.x.shape)
+    current = torch.where(masked(now), number, now.x.shape[1]).amin(-1, keepdim=True)
+    # What is left at the end is written, in whatever block.
+    return goes_on & ((number <= current) | expand_to(now.s <= 0, now.x, goes_on))
 
 
 def ends(now: StepState) -> Tensor:
@@ -166,11 +192,15 @@ def written(now: StepState, words: Tensor, rank: Tensor, left: Tensor) -> Tensor
     return torch.where(stays, now.x, torch.where(there, words, now.belief.tokens))
 
 
+# Rules after which a text without masks is done.
+ORDERED = ("confidence", "entropy", "first-hitting", "margin", "threshold")
 DISCRETE_STEPS: Mapping[str, Step] = {
     "ancestral": ancestral,
     "confidence": confidence,
+    "entropy": entropy,
     "first-hitting": first_hitting,
     "gibbs": gibbs,
+    "margin": margin,
     "remask": remask,
     "self-correct": self_correct,
     "threshold": threshold,

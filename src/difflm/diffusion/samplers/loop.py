@@ -13,7 +13,7 @@ from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.steps import ETA, Step, StepState
+from difflm.diffusion.samplers.steps import ETA, Order, Step, StepState
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 
 Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → belief
@@ -28,8 +28,9 @@ class Steering:
     """`known` [B, W] holds the ids of given positions and FREE elsewhere. `begin` [B, W] are texts that are noised to
     a share of the noise and denoised again, instead of pure noise. `spans` tells for each row in how many steps it is
     made, and from what share of the noise; None: as the sampling says, from noise. `rules` come after the model's own
-    transforms and before given words. `watched_steps` are the steps whose frames somebody reads, beside the last; None:
-    all. Tensors of other frames need not be their own: the next step may write over them."""
+    transforms and before given words. `watched_steps` are the steps with which texts end, whose frames somebody reads,
+    beside the last; None: all frames are read. Tensors of other frames need not be their own: the next step may write
+    over them."""
 
     known: Tensor | None = None
     begin: Tensor | None = None
@@ -74,11 +75,11 @@ Denoise = Callable[[Tensor, Levels, Tensor | None], Belief]  # (x_t, level, prev
 
 @dataclass(frozen=True)
 class BoundDenoiser:
-    """A denoiser for the texts of one batch: their mask, and what is known of them. With a `contrast`, beliefs are
-    moved away from those of the same denoiser without the condition, which costs a second call."""
+    """A denoiser for the texts of one batch: their mask (None: they fill the canvas), and what is known of them. With a
+    `contrast`, beliefs are moved away from those of the same denoiser without the condition, at a second call."""
 
     denoiser: Denoiser
-    mask: Tensor
+    mask: Tensor | None
     condition: Condition = UNCONDITIONAL
     contrast: float = 0.0
     drops_previous: bool = False  # whether the call without the condition has no last estimate either
@@ -105,6 +106,7 @@ class Sampler:
     transforms: Sequence[Transform] = ()
     guide: Guide | None = None
     told_time: float = 0.0
+    order: Order | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ class SamplerInputs:
     known: Tensor | None = (
         None  # [B, L] tokens that stand in every state, FREE elsewhere; None: a state shows no tokens
     )
+    places: int = 0  # of a text that a step asks the network of (`models/few_places.py`); 0: all
 
     def draw_noise(self, step: int | Tensor) -> Tensor:
         """Random numbers of a step, or of several, [N, 1], at once."""
@@ -170,7 +173,7 @@ class SamplerInputs:
         belief, eta = believe(x, level), ETA.get(self.sampler.step, 0.0)
         free = None if self.known is None else self.known < 0
         here = self.told_level(level) if self.sampler.told_time else level
-        now = StepState(self.process, x, belief, here, next_level, noise, last, believe, free, eta)
+        now = StepState(self.process, x, belief, here, next_level, noise, last, believe, free, eta, self.sampler.order)
         x = self.sampler.step(now)
         if self.sampler.guide is not None and guided is not False:
             moved = self.sampler.guide(now, x)
@@ -230,6 +233,18 @@ class Temperature:
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         evidence = 0.0 if belief.evidence is None else belief.evidence
         return belief.with_logits((belief.logits - evidence) / self.value + evidence)
+
+
+@dataclass(frozen=True)
+class TakeLikeliest:
+    """Steps take the likeliest tokens instead of drawing them; how sure the belief is of them stays as it is."""
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        def take(u: Tensor) -> Tensor:
+            together = belief.tokens if belief.draw is None else belief.draw(u)
+            return torch.where(together >= 0, together, belief.tokens)
+
+        return replace(belief, draw=take)
 
 
 @dataclass(frozen=True)

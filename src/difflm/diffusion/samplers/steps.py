@@ -11,6 +11,17 @@ from difflm.diffusion.base import Belief, Levels, expand_levels
 
 
 @dataclass(frozen=True)
+class Order:
+    """Where masks become words: in blocks of so many positions, one after the other (0: anywhere), counted from the
+    first position that is not given, or from so many positions before the canvas, [B, 1]. Words of the probability
+    `sure` are written together by the rule that asks for it."""
+
+    block: int = 0
+    before: Tensor | None = None
+    sure: float = 0.9
+
+
+@dataclass(frozen=True)
 class StepState:
     """Where a step stands: from t to s, with what was believed here and one step earlier."""
 
@@ -24,6 +35,7 @@ class StepState:
     ask: Callable[[Tensor, Levels], Belief] | None = None  # the denoiser, for rules that look twice
     free: Tensor | None = None  # positions that are not given, [B, L]; None: all
     eta: float = 1.0  # the share of the ancestral step's spread that the rule draws anew
+    order: "Order | None" = None  # where masks become words; None: anywhere
 
     @property
     def t(self) -> Tensor:

@@ -1,0 +1,72 @@
+"""`/v1/chat/completions`: messages that a model with a chat template answers."""
+
+import secrets
+import time
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from difflm.app.studio.completions import Completion, CompletionAsked, StreamOptions, Usage
+from difflm.app.studio.formats import ResponseFormat
+from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, shown
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatAsked(BaseModel):
+    """What a client of the OpenAI API sends, `controls` beside."""
+
+    model_config = shown({"messages": [{"role": "user", "content": "Tell me of a dog."}], "seed": 1})
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    model: str | None = Field(None, description="The model served, or nothing.")
+    max_tokens: int | None = Field(None, ge=1, description="The most tokens of an answer.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="The same under its newer name.")
+    n: int | None = Field(None, ge=1, description="Answers. [1]")
+    seed: int | None = Field(None, ge=0, le=MOST_SEED, description="Nothing: a new one each time.")
+    temperature: float | None = Field(None, ge=0, le=10)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stop: str | list[str] | None = Field(None, description="An answer ends before the first of these.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="Not looked at.")
+    controls: Asked | None = Field(None, description="What else is asked: keys of /api/generate.")
+    response_format: ResponseFormat | None = Field(None, description="What every answer matches.")
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+
+    def as_completion(self) -> CompletionAsked:
+        """The same without messages."""
+        own = {key: getattr(self, key) for key in type(self).model_fields if key in CompletionAsked.model_fields}
+        return CompletionAsked(**{**own, "max_tokens": self.max_completion_tokens or self.max_tokens})
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatMessage
+    finish_reason: Literal["stop", "length"]
+    logprobs: None = None
+    controls: list[ControlAnswer] = Field(description="For each control whether the answer obeys.")
+    warnings: list[str]
+
+
+class ChatAnswer(BaseModel):
+    id: str = Field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    object: Literal["chat.completion", "chat.completion.chunk"] = "chat.completion"
+    created: int = Field(default_factory=lambda: int(time.time()))
+    model: str
+    seed: int = Field(description="The one that makes these answers again.")
+    choices: list[ChatChoice] = []
+    usage: Usage | None = None
+
+
+class ChatCompletion(Completion):
+    def to_json(self, choice: dict[str, Any], streamed: bool = False) -> dict[str, Any]:
+        rest = {key: value for key, value in choice.items() if key != "text"}
+        return {**rest, "delta" if streamed else "message": {"role": "assistant", "content": choice["text"]}}

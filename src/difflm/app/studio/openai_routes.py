@@ -1,0 +1,111 @@
+"""The routes that clients of the OpenAI API know: `/v1/models`, `/v1/completions`, `/v1/chat/completions`."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
+
+from difflm.app.studio.api import ERRORS, REFUSED, EventStream, one_event
+from difflm.app.studio.chats import ChatAnswer, ChatAsked, ChatCompletion
+from difflm.app.studio.completions import (
+    COLDEST,
+    Completion,
+    CompletionAnswer,
+    CompletionAsked,
+    Gap,
+    ModelList,
+    OneModel,
+)
+from difflm.app.studio.engine import Engine
+from difflm.app.studio.player import Recording
+from difflm.app.studio.schemas import MOST_SEED, Asked, ErrorAnswer, check_size
+from difflm.app.studio.served import Served
+from difflm.errors import UsageError
+from difflm.models.diffusion import DiffusionModel
+
+
+def routes(served: Served, engine: Engine) -> APIRouter:
+    router, limits, described = APIRouter(tags=["openai"]), engine.limits, OneModel(id=served.name)
+    missing: dict[int | str, dict[str, Any]] = {404: {"model": ErrorAnswer, "description": "Another model."}}
+
+    def check_model(name: str | None) -> None:
+        if name is not None and name != served.name:
+            raise HTTPException(404, f"the model {name[:100]!r} is not served here; this is {served.name!r}.")
+
+    @router.get("/v1/models", responses=REFUSED)
+    async def models() -> ModelList:
+        """The models served."""
+        return ModelList(data=[described])
+
+    @router.get("/v1/models/{model}", responses={**REFUSED, **missing, 422: ERRORS[422]})
+    async def model(model: str) -> OneModel:
+        """One of them."""
+        check_model(model)
+        return described
+
+    def job_arguments(one: Asked, gaps: Sequence[Gap], **more: Any) -> list[dict[str, Any]]:
+        one.check(limits)
+        if one.top_p is not None and "tokens" not in served.lm.model.families:
+            raise UsageError("top_p has no effect on these models; leave it out.")
+        if len(gaps) * one.n * one.each > limits.rows:
+            raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server makes {limits.rows} texts at most.")
+        job = one.job()
+        steered = isinstance(served.lm.model, DiffusionModel) and one.edit is None and one.infill is None
+        words = served.whole_words
+        return [{**job, **more, "controls": [*gap.controls(steered, words), *job["controls"]]} for gap in gaps]
+
+    async def answer(
+        request: Request,
+        asked: CompletionAsked,
+        kind: type[Completion],
+        about: CompletionAnswer | ChatAnswer,
+        **more: Any,
+    ) -> Any:
+        check_model(asked.model)
+        asked.check(limits)
+        greedy = served.lm.model.always_planned and served.lm.model.greedy
+        try:
+            one, gaps, recording = asked.asked(about.seed, 0.0 if greedy else COLDEST), asked.gaps(), None
+            arguments = job_arguments(one, gaps, **more)
+            if asked.logprobs is not None:
+                recording = Recording(one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), one.each)
+            jobs = await engine.submit(arguments, recording.frame if recording else False)
+        except UsageError as error:  # what clients expect of a format that cannot be followed
+            raise HTTPException(400, str(error)) if asked.response_format else error from None
+        completion = kind(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}), recording)
+        if asked.stream:
+            return EventStream(completion.pieces(), jobs)
+        try:
+            return await completion.whole(request)
+        finally:
+            for job in jobs:
+                job.leave()
+
+    @router.post("/v1/completions", response_model=CompletionAnswer, responses={**ERRORS, **missing, 200: COMPLETED})
+    async def complete(request: Request, asked: CompletionAsked) -> Any:
+        """Continue a prompt, fill the place between prompt and suffix, or fill the gaps of a text."""
+        return await answer(request, asked, Completion, CompletionAnswer(model=served.name, seed=choose_seed(asked)))
+
+    @router.post("/v1/chat/completions", response_model=ChatAnswer, responses={**ERRORS, **missing, 200: COMPLETED})
+    async def chat(request: Request, asked: ChatAsked) -> Any:
+        """Answer the messages of a chat; for models that have a chat template."""
+        plain = asked.as_completion()
+        check_size("messages", [one.content for one in asked.messages], limits)
+        messages = [one.model_dump() for one in asked.messages]
+        about = ChatAnswer(model=served.name, seed=choose_seed(plain))
+        about.object = "chat.completion.chunk" if asked.stream else "chat.completion"
+        return await answer(request, plain, ChatCompletion, about, messages=messages)
+
+    return router
+
+
+def choose_seed(asked: CompletionAsked) -> int:
+    return secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed
+
+
+COMPLETED: dict[str, Any] = {
+    "description": "All choices; with `stream` a chunk for each when it is finished, then `[DONE]`.",
+    "content": {"text/event-stream": {"schema": one_event()}},
+}

@@ -1,0 +1,105 @@
+"""Sizes of gaps that a template leaves open: those that a model of masks fills with the least doubt.
+
+Each gap is tried with 1 to MOST tokens, and written, the surest half of what is left at a time. The mean of their
+log-probabilities is what a size scores (compare CAL, arXiv 2602.00476, which reads it off the first step). How long
+whole texts are says little about a gap in one of them.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from difflm.controls.base import Canvas
+from difflm.data.tokenizers import PAD
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.loop import BanTokens, Transform
+from difflm.models.batching import Layout
+
+if TYPE_CHECKING:
+    from difflm.controls.plan import ControlPlan
+
+GAPS = 4  # the stream of random numbers that cuts the words of free gaps
+MOST = 8  # tokens that a gap is tried with
+OTHERS = 3  # tokens of the other gaps meanwhile
+SHARPNESS = 4.0  # by which scores become shares: sizes that are filled almost as well are drawn almost as often
+
+
+def share_gap_sizes(plan: "ControlPlan") -> list[Tensor] | None:
+    """How often each gap of a plan has 1, 2, … pieces, where the model is to say it: one of masks that has learned from
+    gaps, asked for gaps between words and for nothing else that takes room. None: lengths of whole texts say it."""
+    infill, model, info = plan.infill, plan.model, plan.info
+    learned = getattr(model.process, "masks", False) and model.clean_context > 0 and not info.whole_words
+    if infill is None or not learned or not infill.parts[-1] or plan.phrases.asked or plan.pattern:
+        return None
+    if plan.words is not None or plan.least > infill.min_length(info):
+        return None
+    return share_sizes(plan, infill.known(info), infill.max_words(info))
+
+
+def draw_gap_layouts(plan: "ControlPlan", shares: Sequence[Tensor], noise: Noise) -> list[Layout]:
+    """Layouts of samples whose gaps have sizes by their shares."""
+    assert plan.infill is not None
+    known, u = plan.infill.known(plan.info), noise.uniform(0, len(shares), stream=GAPS).tolist()
+    return [plan.layout(*place_sizes(known, choose_sizes(shares, own))) for own in u]
+
+
+def choose_sizes(shares: Sequence[Tensor], u: Sequence[float]) -> list[int]:
+    """A size for each gap by its shares of the sizes from 1 on and a uniform number."""
+    return [
+        1 + int(torch.searchsorted(own.cumsum(0), one * float(own.sum()))) for own, one in zip(shares, u, strict=True)
+    ]
+
+
+def place_sizes(known: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[int, dict[int, int]]:
+    """The tokens of a text whose gaps have these sizes, and the ids of its known parts by place."""
+    ids: dict[int, int] = {}
+    place = 0
+    for part, size in zip(known, [*sizes, 0], strict=True):
+        ids |= {place + k: token for k, token in enumerate(part)}
+        place += len(part) + size
+    return place, ids
+
+
+@torch.no_grad()
+def share_sizes(plan: "ControlPlan", known: Sequence[Sequence[int]], room: int) -> list[Tensor]:
+    """How often a gap shall have 1, 2, … tokens, for each gap between the known parts of a text of at most `room`."""
+    gaps = len(known) - 1
+    most = max(1, min(MOST, (room - sum(map(len, known))) // gaps))
+    rows, places = [], []
+    for gap, n in product(range(gaps), range(1, most + 1)):
+        sizes = [n if own == gap else min(OTHERS, most) for own in range(gaps)]
+        rows.append(plan.layout(*place_sizes(known, sizes)))
+        begin = plan.info.first + sum(map(len, known[: gap + 1])) + sum(sizes[:gap])
+        places.append((begin, begin + n))
+    scores = score_gaps(plan, rows, places)
+    return [(SHARPNESS * own).softmax(0) for own in scores.view(gaps, most).double().cpu()]
+
+
+def score_gaps(plan: "ControlPlan", rows: Sequence[Layout], gaps: Sequence[tuple[int, int]]) -> Tensor:
+    """The mean log-probability of what is written into a gap [first, end) of each row, [B], while all that is not known
+    there is written."""
+    denoiser, mask_id = plan.denoiser, plan.model.process.mask_id
+    device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
+    lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
+    x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
+    lengths = torch.tensor([[row.positions] for row in rows], device=device)
+    first, end = torch.tensor(gaps, device=device).T.unsqueeze(-1)
+    mask, inside = place < lengths, (place >= first) & (place < end)
+    rules: list[Transform] = [BanTokens(denoiser.codec.token_mask(plan.model.lengths.forbidden))]
+    rules += plan.rules(Canvas(mask, plan.info.first, x != mask_id))
+    total = torch.zeros(len(rows), device=device)
+    for _ in range(max(line.count(mask_id) for line in lines).bit_length()):
+        left = x == mask_id
+        t = (left.sum(-1) / lengths.squeeze(1)).clamp(min=1e-3)
+        belief = denoiser(x, t, mask)
+        for rule in rules:
+            belief = rule(belief, x, t)
+        sure, words = belief.logits.log_softmax(-1).masked_fill(~left.unsqueeze(-1), float("-inf")).max(-1)
+        order = sure.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+        here = left & (order < (left.sum(-1, keepdim=True) + 1) // 2)
+        total = total + torch.where(here & inside, sure, 0.0).sum(-1)
+        x = torch.where(here, words, x)
+    return total / inside.sum(-1)

@@ -1,0 +1,186 @@
+"""The tokenizer of somebody else's model, as its directory holds it: `tokenizer.json`, or `vocab.json` with
+`merges.txt`, and what `tokenizer_config.json` says of special tokens."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from difflm.data.tokenizers import END, SPECIALS, UNK, Tokenizer, byte_alphabet
+from difflm.errors import DifflmError, UsageError
+from difflm.runtime.files import read_json
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MASKS = ("<|mdm_mask|>", "[MDM_MASK]", "<|mask|>", "<[MASK]>")  # as released tokenizers spell a mask
+ENDS = ("<|endoftext|>", "</s>", "[SEP]")
+# How Qwen's byte pairs cut a text; GPT-2's way is the library's own.
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+class TokenizerFiles:
+    """What a directory says of its tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = folder / "tokenizer_config.json"
+        found = read_json(path) if path.is_file() else {}
+        self.settings: dict[str, Any] = found if isinstance(found, dict) else {}
+
+    @cached_property
+    def definition(self) -> Any:
+        """The tokenizer as the tokenizers library writes it."""
+        if (path := self.folder / "tokenizer.json").is_file():
+            return read_json(path)
+        vocabulary, merges = self.folder / "vocab.json", self.folder / "merges.txt"
+        if not vocabulary.is_file() or not merges.is_file():
+            raise DifflmError(f"{self.folder} holds no tokenizer.json.")
+        return json.loads(read_byte_pairs(vocabulary, merges, self.settings).to_str())
+
+    @cached_property
+    def encoder(self) -> "tokenizers.Tokenizer":
+        return make_encoder(self.definition, self.folder)
+
+    def find(self, name: str) -> int | None:
+        """The id of the token that is called so in the settings, such as `eos_token`."""
+        spelt = self.settings.get(name)
+        spelt = spelt.get("content") if isinstance(spelt, dict) else spelt
+        found: int | None = self.encoder.token_to_id(spelt) if isinstance(spelt, str) else None
+        return found
+
+    def find_among(self, spellings: Iterable[str]) -> list[int]:
+        """The ids of these tokens, of those that are there."""
+        return [found for spelt in spellings if (found := self.encoder.token_to_id(spelt)) is not None]
+
+    @property
+    def template(self) -> str | None:
+        """The chat template, in Jinja's language."""
+        if (path := self.folder / "chat_template.jinja").is_file():
+            return path.read_text(encoding="utf-8")
+        found = self.settings.get("chat_template")
+        if isinstance(found, list):  # several, by name
+            found = next((one.get("template") for one in found if one.get("name") == "default"), None)
+        return found if isinstance(found, str) else None
+
+
+def make_encoder(definition: Any, where: Path) -> "tokenizers.Tokenizer":
+    from tokenizers import Tokenizer as Encoder
+
+    try:
+        encoder = Encoder.from_str(json.dumps(definition))
+    except Exception as error:  # the library raises nothing more special
+        raise DifflmError(f"the tokenizer of {where} cannot be read: {str(error).splitlines()[0]}.") from None
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder
+
+
+def read_byte_pairs(vocabulary: Path, merges: Path, settings: Mapping[str, Any]) -> "tokenizers.Tokenizer":
+    """A byte-pair tokenizer of GPT-2's or Qwen's kind, with the special tokens that its settings list."""
+    from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as Encoder
+
+    lines = merges.read_text(encoding="utf-8").splitlines()
+    pairs = [line.partition(" ") for line in lines if line and not line.startswith("#version")]
+    try:
+        encoder = Encoder(models.BPE(vocab=read_json(vocabulary), merges=[(left, right) for left, _, right in pairs]))
+    except Exception as error:
+        raise DifflmError(f"{vocabulary} and {merges.name} make no tokenizer: {str(error).splitlines()[0]}.") from None
+    encoder.decoder = decoders.ByteLevel()
+    if settings.get("tokenizer_class", "").startswith("GPT2"):
+        encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        encoder.normalizer = normalizers.NFC()
+        cut = pre_tokenizers.Split(Regex(QWEN), behavior="isolated")
+        whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        encoder.pre_tokenizer = pre_tokenizers.Sequence([cut, whole])
+    added = settings.get("added_tokens_decoder") or {}
+    for number in sorted(added, key=int):
+        spelt = added[number]["content"]
+        encoder.add_special_tokens([AddedToken(spelt, special=True, normalized=False)])
+        if encoder.token_to_id(spelt) != int(number):
+            raise DifflmError(f"{vocabulary.parent}/tokenizer_config.json: {spelt} is not token {number}.")
+    return encoder
+
+
+class OpenTokenizer(Tokenizer):
+    """All tokens of a model but its mask. START, END, UNK and PAD are its own tokens of that kind, `specials`, and the
+    others follow in their order. No text can spell a special token; `encode_marked` reads those of a chat template."""
+
+    kind = "open"
+
+    def __init__(
+        self, definition: Any, specials: Sequence[int], left_out: Iterable[int], rows: int, where: Path
+    ) -> None:
+        self.definition, self.where = definition, where
+        self._encoder = make_encoder(definition, where)
+        self._encoder.encode_special_tokens = True
+        vocabulary = self._encoder.get_vocab(with_added_tokens=True)
+        apart = {*specials, *left_out}
+        kept = sorted((number, piece) for piece, number in vocabulary.items() if number not in apart and number < rows)
+        super().__init__([piece for _, piece in kept])
+        self.theirs = [*specials, *(number for number, _ in kept)]  # theirs[our id]
+        self._ours = {number: own for own, number in reversed([*enumerate(self.theirs)])}
+        self._ours[specials[END]] = END  # which may be START, UNK and PAD as well
+        added = self._encoder.get_added_tokens_decoder()
+        # Special tokens beside the first four: marks of a chat, which no text holds.
+        special = {number for number, token in added.items() if token.special}
+        self.marks = [own for own, number in enumerate(self.theirs) if number in special and own >= len(SPECIALS)]
+        self._marks = frozenset(self.marks)
+        inside, alone = self.encode_batch([" a", "a"])
+        self.adds_space = len(inside) > len(alone) and inside[-len(alone) :] == alone
+        self.byte_level = isinstance(definition, dict) and (definition.get("decoder") or {}).get("type") == "ByteLevel"
+
+    @cached_property
+    def _marked_encoder(self) -> "tokenizers.Tokenizer":
+        return make_encoder(self.definition, self.where)
+
+    def our_id(self, number: int) -> int:
+        """Our id of one of theirs."""
+        return self._ours.get(number, UNK)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        try:
+            encoded = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # such as a word that is unknown, where nothing stands for it
+            raise UsageError(f"this tokenizer cannot read the texts: {str(error).splitlines()[0]}.") from None
+        return [[self.our_id(number) for number in one.ids] for one in encoded]
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Ids of a rendered chat template, whose marks are special tokens."""
+        found = self._marked_encoder.encode(text, add_special_tokens=False).ids
+        return [self.our_id(number) for number in found]
+
+    def find_marks(self, text: str) -> list[str]:
+        """The special tokens that a text spells."""
+        added = self._encoder.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special and token.content in text]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        theirs = [self.theirs[i] for i in ids if i >= len(SPECIALS)]
+        text: str = self._encoder.decode(theirs, skip_special_tokens=False)
+        return text
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self.decode([i]) for i in ids if i >= len(SPECIALS) and i not in self._marks]
+
+    def spellings(self) -> list[str]:
+        """Of byte pairs; a mark is spelt with a sign that no text holds."""
+        byte = byte_alphabet()
+        return [
+            "\udc00" if own in self._marks else bytes(byte[sign] for sign in piece).decode("utf-8", "surrogateescape")
+            for own, piece in enumerate(self.pieces, len(SPECIALS))
+        ]
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        return list(self._encoder.encode(text, add_special_tokens=False).offsets)
+
+    def unknown(self, text: str) -> list[str]:
+        found = self._encoder.encode(text, add_special_tokens=False)
+        spans = zip(found.ids, found.offsets, strict=True)
+        return [text[begin:end] for number, (begin, end) in spans if self.our_id(number) == UNK]
+
+    def contents(self) -> dict[str, Any]:
+        return {"tokenizer": self.definition, "theirs": self.theirs}

@@ -1,0 +1,71 @@
+"""The model that somebody else's weights make: masks or random words over a text, behind a prompt."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difflm.diffusion.base import Levels
+from difflm.diffusion.condition import Condition
+from difflm.diffusion.denoiser import Canvas, Conditioning, Denoiser
+from difflm.diffusion.samplers.loop import BoundDenoiser, Denoise, Steering
+from difflm.models.base import Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.networks.open_transformer import OpenTransformer
+
+
+class Prompt(Conditioning):
+    """What stands before the text is read with it, and not noised. All prompts of a batch have one length. Of a network
+    that sees no later block, keys and values of the prompt's whole blocks are computed once, which is exact."""
+
+    def prepare(self, denoiser: Denoiser, condition: Condition) -> Condition:
+        if condition.source is None or condition.source_mask is None:
+            return condition
+        length = int(condition.source_mask.sum(-1).max())  # waits for the device, once a batch
+        source, there = condition.source[:, :length], condition.source_mask[:, :length]
+        network, memory = denoiser.network, None
+        if isinstance(network, OpenTransformer) and (kept := network.shape.count_kept(length)):
+            (vectors,) = denoiser.codec.inputs(source[:, :kept], denoiser.process.at(there[:, 0].float()), None)
+            memory = network.read_prompt(vectors)
+            source, there = source[:, kept:], there[:, kept:]
+        return replace(condition, source=source, source_mask=there, memory=memory)
+
+    def place(self, denoiser: Denoiser, x: Tensor, level: Levels, mask: Tensor | None, condition: Condition) -> Canvas:
+        """Where the condition is dropped, the prompt is masked (Nie et al., 2025)."""
+        if condition.source is None or condition.source_mask is None:
+            return Canvas(x, level, mask)
+        before = torch.where(condition.source_mask, condition.source, denoiser.process.mask_id)
+        own = torch.ones(x.shape, dtype=torch.bool, device=x.device) if mask is None else mask
+        seen = torch.cat([torch.ones_like(condition.source_mask), own], 1)
+        memory = () if condition.memory is None else (condition.memory,)
+        t = level.t.unsqueeze(1).expand(x.shape) if level.t.dim() == 1 else level.t
+        times = torch.cat([torch.zeros_like(before, dtype=t.dtype), t], 1)
+        return Canvas(torch.cat([before, x], 1), denoiser.process.at(times), seen, before.shape[1], memory)
+
+
+class OpenDiffusion(DiffusionModel):
+    one_by_one = True
+
+    def __init__(self, block: int, **parts: Any) -> None:
+        """`block`: positions of a block, of a network that sees no later one; 0: it sees all."""
+        self.block = block
+        super().__init__(conditioning=Prompt(), **parts)
+        self.greedy = self.process.mask_id >= 0
+
+    @property
+    def can_hide_known(self) -> bool:
+        return self.process.mask_id >= 0 and not self.block  # what is kept of a prompt was kept with it
+
+    def count_before(self, steering: Steering) -> Tensor | None:
+        if not self.block:
+            return None
+        if steering.source_mask is None:
+            return torch.zeros(1, 1, dtype=torch.int64, device=self.denoiser.codec.bias.device)
+        return steering.source_mask.sum(-1, keepdim=True)
+
+    def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
+        if steering.source is None or not sampling.contrast:
+            return super().bind_denoiser(denoiser, mask, sampling, steering)
+        condition = denoiser.conditioning.prepare(denoiser, Condition(steering.source, steering.source_mask))
+        return BoundDenoiser(denoiser, mask, condition, sampling.contrast)

@@ -1,0 +1,337 @@
+"""Other people's diffusion language models as ours: a directory with `config.json`, safetensors and a tokenizer.
+
+No code of theirs is run and nothing is pickled. Every weight that the network has must be there, and no other."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.data.chat import Chat
+from difflm.data.open_tokenizer import ENDS, MASKS, OpenTokenizer, TokenizerFiles
+from difflm.data.tokenizers import END, PAD, START, UNK
+from difflm.diffusion.base import Codec, Process
+from difflm.diffusion.bounds import DiscreteBound
+from difflm.diffusion.codecs import Tokens
+from difflm.diffusion.codecs.embedding import Logits, SkipEmbedding
+from difflm.diffusion.denoiser import SelfConditioning
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import Absorbing, Gaussian, Uniform
+from difflm.diffusion.processes.gaussian import Gumbel
+from difflm.diffusion.timesteps import LowDiscrepancy
+from difflm.errors import DifflmError, UsageError
+from difflm.models.lengths import OwnEnd
+from difflm.models.open_diffusion import OpenDiffusion
+from difflm.models.open_families import (
+    BUFFERS,
+    EMBEDDING,
+    FAMILIES,
+    HEAD,
+    HEAD_BIAS,
+    MASKS_OF_NAMES,
+    Config,
+    Family,
+    Stored,
+)
+from difflm.runtime.files import read_json
+from difflm.runtime.tensors import load_tensors
+
+ADVICE = "Download it again."
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+FETCHED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+GENERATED = 128  # positions of a text whose length nobody asks for
+CONTINUOUS = (1e-4, 1 - 1e-4)  # times of the bound: its integrand is not finite at the ends
+NOT_A_CONFIG = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """Somebody else's model in our parts."""
+
+    model: OpenDiffusion
+    tokenizer: OpenTokenizer
+    config: dict[str, Any]
+    chat: Chat | None
+
+
+def find_open_model(name_or_path: str | Path) -> Path | None:
+    """The directory of somebody else's model, fetched from the Hub if need be; None for all other names."""
+    folder = Path(name_or_path)
+    if HUB_NAME.fullmatch(str(name_or_path)) and not folder.exists():
+        folder = fetch_from_hub(str(name_or_path))
+    if not (folder / "config.json").is_file():
+        return None
+    found = read_json(folder / "config.json")
+    ours = not isinstance(found, dict) or "format" in found or not {"model_type", "graph"} & found.keys()
+    return None if ours else folder
+
+
+def fetch_from_hub(name: str) -> Path:
+    """The local copy of a model's files on the Hugging Face Hub; no code is among them."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        how = "a model of the Hub is fetched with huggingface_hub: pip install 'difflm[hf]'"
+        raise UsageError(f"{name} is neither a bundled model nor a directory; {how}.") from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=FETCHED))
+    except Exception as error:  # of many kinds
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        what = "is neither a bundled model nor a directory, and the Hub does not give it"
+        raise UsageError(f"{name} {what}: {reason}.") from None
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a directory, of one file or of several that an index lists."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return load_tensors(single, ADVICE)
+    if not index.is_file():
+        if pickles := sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES):
+            raise DifflmError(f"{folder}/{pickles[0]} is a pickle, which may run code when it is read: none is loaded.")
+        raise DifflmError(f"{folder} holds no model.safetensors.")
+    listed = read_json(index)
+    places = listed.get("weight_map") if isinstance(listed, dict) else None
+    if not isinstance(places, dict) or not all(is_plain_name(name) for name in places.values()):
+        raise DifflmError(f"{index} lists no safetensors files of its directory.")
+    weights: dict[str, Tensor] = {}
+    for name in sorted(set(places.values())):
+        weights |= load_tensors(folder / name, ADVICE)
+    if apart := sorted(weights.keys() ^ places.keys()):
+        raise DifflmError(f"{index} and its files disagree about {apart[0]}. {ADVICE}")
+    return weights
+
+
+def is_plain_name(name: Any) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+
+
+def recognise(folder: Path, keys: Sequence[str]) -> tuple[Family, dict[str, Any]]:
+    """The family of a model, by what its config and its keys say, and its config, with what its name says."""
+    config = read_json(folder / "config.json")
+    config = config if isinstance(config, dict) else {}
+    kind = str(config.get("model_type", ""))
+    name = {"Dream": "dream", "llama": "diffullama", "Fast_dLLM_Qwen": "fast-dllm", "DUO": "duo"}.get(kind, kind)
+    if {"tokens", "graph", "noise", "model"} <= config.keys():
+        name = "sedd"
+    if kind == "gpt2" and any(key.startswith("denoise_model.") for key in keys):
+        name = "diffugpt"
+    if name not in FAMILIES:
+        raise UsageError(f"{folder}: no diffusion model of the kind {kind or 'of this config.json'} is known here.")
+    family = FAMILIES[name]
+    if (block := family.find_block(str(folder))) and not config.get("block_size"):
+        config["block_size"] = block
+    masks = [number for name, number in MASKS_OF_NAMES.items() if name in str(folder).lower()]
+    if masks and config.get("mask_token_id") is None:
+        config["mask_token_id"] = masks[0]
+    return family, config
+
+
+def load_network(
+    folder: Path, dtype: torch.dtype, device: torch.device, rows: Sequence[int] | None = None, mask: int | None = None
+) -> tuple[nn.Module, Tensor]:
+    """The network of a directory and its embedding of tokens, a row each. `rows` are the tokens that it shall know, in
+    their order, and the `mask` follows them in the embedding; None: all as they are."""
+    weights = read_weights(folder)
+    family, config = recognise(folder, [*weights])
+    if family.noise == "gaussian":
+        config["gumbel"] = take_gumbel(folder, weights)
+    try:
+        vocabulary = family.vocabulary(config)
+        with torch.device("meta"):  # nothing is allocated for what a damaged config may ask
+            network = family.build_network(config, vocabulary)
+    except UsageError as error:
+        raise UsageError(f"{folder}/config.json: {error}.") from None
+    except NOT_A_CONFIG as error:
+        raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
+    found = collect_weights(folder, weights, network, family.find_key, config)
+    weights.clear()  # each is let go of as soon as it is cast
+    for name in [*found]:
+        own = found[name]
+        if rows is not None and name in (EMBEDDING, HEAD, HEAD_BIAS):
+            chosen = [*rows, mask] if name == EMBEDDING and mask is not None else [*rows]
+            own = own[torch.tensor(chosen)]
+        found[name] = own.to(device, dtype).contiguous()
+    embedding = found.pop(EMBEDDING)
+    if is_tied(config):
+        found[HEAD] = embedding[: len(found[HEAD])]  # one matrix for both
+    if rows is not None:
+        with torch.device("meta"):
+            network = family.build_network(config, len(rows))
+    network.load_state_dict(found, assign=True)
+    return network.requires_grad_(False).eval(), embedding
+
+
+def take_gumbel(folder: Path, weights: dict[str, Tensor]) -> tuple[float, float]:
+    """LangFlow's schedule, which is learned and lies among the weights."""
+    weights.pop("proposal.entropy", None)  # what it was fitted to
+    try:
+        loc, scale = (float(weights.pop(f"proposal.{name}")) for name in ("loc", "scale"))
+    except (KeyError, RuntimeError) as error:
+        raise DifflmError(f"{folder} is no langflow model: it lacks a number {error}.") from None
+    return loc, scale
+
+
+def collect_weights(
+    folder: Path, weights: dict[str, Tensor], network: nn.Module, find_key: Callable[[str], Stored], config: Config
+) -> dict[str, Tensor]:
+    """The weights of a network by their names, and its embedding of tokens: every one, and no other."""
+    shapes = {name: weight.shape for name, weight in network.named_parameters()}
+    shapes[EMBEDDING] = network.get_parameter(HEAD).shape
+    stored = {name: find_key(name) for name in shapes}
+    if is_tied(config):
+        tie_weights(folder, weights, stored[EMBEDDING].key, stored[HEAD].key)
+    wanted, there = {one.key for one in stored.values()}, {key for key in weights if not BUFFERS.search(key)}
+    for what, names in (("lacks", wanted - there), ("has a surplus key:", there - wanted)):
+        if names:
+            raise DifflmError(f"{folder} is not what its config.json says: it {what} {sorted(names)[0]}.")
+    found = {name: stored[name].take(weights[stored[name].key]) for name in shapes}
+    for name, shape in shapes.items():
+        if found[name].shape != shape:
+            raise DifflmError(f"{folder}: {stored[name].key} has another shape than its config.json says.")
+    return found
+
+
+def is_tied(config: Config) -> bool:
+    return bool(config.get("tie_word_embeddings", config.get("weight_tying", config.get("model_type") == "gpt2")))
+
+
+def tie_weights(folder: Path, weights: dict[str, Tensor], embedding: str, head: str) -> None:
+    """Of a tied pair files hold one name or both."""
+    if embedding in weights and head in weights and not torch.equal(weights[embedding], weights[head]):
+        raise DifflmError(f"{folder}: {embedding} and {head} differ, though its config.json says that they are one.")
+    for one, other in ((embedding, head), (head, embedding)):
+        if one not in weights and other in weights:
+            weights[one] = weights[other]
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def find_tokenizer(folder: Path, family: Family) -> Path:
+    """The directory of a model's tokenizer. Some families use one that everybody has, and leave it out."""
+    if not family.tokenizer or any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        return folder
+    try:
+        return fetch_from_hub(family.tokenizer)
+    except UsageError:
+        raise UsageError(f"{folder} holds no tokenizer.json: put that of {family.tokenizer} there.") from None
+
+
+def find_mask(folder: Path, family: Family, config: Config, files: TokenizerFiles, rows: int) -> int:
+    """The id of the mask. Everybody who names one must name the same."""
+    said = {
+        "its tokenizer": files.find("mask_token"),
+        "its config.json": config.get("mask_token_id"),
+        "its family": family.mask(config),
+        **{f"its token {files.encoder.id_to_token(found)}": found for found in files.find_among(MASKS)},
+    }
+    named = {who: number for who, number in said.items() if number is not None}
+    if not named:
+        raise UsageError(f'{folder} names no mask: add "mask_token_id" to its config.json.')
+    (first, mask), *others = named.items()
+    for who, number in others:
+        if number != mask:
+            raise UsageError(
+                f"{folder}: the mask is {mask} for {first} and {number} for {who}: which it is, is unclear."
+            )
+    if not isinstance(mask, int) or not 0 <= mask < rows:
+        raise UsageError(f"{folder}: its mask {mask} is none of the {rows} rows of its embedding.")
+    return mask
+
+
+def find_special(name: str, config: Config, files: TokenizerFiles) -> int | None:
+    """The id of a token such as "eos", by config or tokenizer."""
+    found = config.get(f"{name}_token_id")
+    found = found[0] if isinstance(found, list) and found else found
+    return found if isinstance(found, int) else files.find(f"{name}_token")
+
+
+def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> OpenModel:
+    """Load a model of another library's format; whatever does not fit together is refused in a line."""
+    if dtype is torch.int8:
+        raise UsageError("dtype int8 is for difflm's own Transformer: leave it out.")
+    family, config = recognise(folder, stored_keys(folder))
+    files = TokenizerFiles(find_tokenizer(folder, family))
+    try:
+        rows, context = family.vocabulary(config), family.context(config)
+    except NOT_A_CONFIG as error:
+        raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
+    mask = find_mask(folder, family, config, files, rows) if family.noise == "masks" else None
+    end = find_special("eos", config, files)
+    end = end if end is not None else next(iter(files.find_among(ENDS)), None)
+    if end is None or end >= rows or end == mask:
+        raise UsageError(f'{folder} names no token that ends a text: add "eos_token_id" to its config.json.')
+    starts = [find_special(name, config, files) for name in ("bos", "cls")]
+    start = next((found for found in starts if found is not None), end)
+    unknown, padding = (find_special(name, config, files) for name in ("unk", "pad"))
+    specials = [start, end, end if unknown is None else unknown, end if padding is None else padding]
+    if outside := [number for number in specials if not 0 <= number < rows or number == mask]:
+        raise UsageError(f"{folder}: the special token {outside[0]} is the mask, or none of its {rows} tokens.")
+    tokenizer = OpenTokenizer(files.definition, specials, () if mask is None else (mask,), rows, folder)
+    network, embedding = load_network(folder, dtype, device, tokenizer.theirs, mask)
+    shape: Any = network.shape
+    process, codec = build_state(family, shape, embedding, tokenizer.size)
+    codec.bias = nn.Parameter(torch.zeros(tokenizer.size, device=device), requires_grad=False)
+    listed = config.get("eos_token_id")
+    more = [*files.find_among(family.ends), *(listed if isinstance(listed, list) else ())]
+    ends = [one for one in dict.fromkeys([END, *map(tokenizer.our_id, more)]) if one not in (START, UNK, PAD)]
+    forbidden = {START, UNK, PAD, *tokenizer.marks} - {*ends}
+    begins = getattr(shape, "shift", False) or starts[1] == start
+    lengths = OwnEnd(min(GENERATED, context), context, begins, ends, sorted(forbidden))
+    block = min((size for size in (family.sampling.block, shape.block) if size), default=0)
+    model = OpenDiffusion(
+        shape.block,
+        codec=codec,
+        process=process,
+        network=network,
+        objective=Objective({"elbo": 1.0}),
+        times=LowDiscrepancy(limits=CONTINUOUS),
+        lengths=lengths,
+        sampling=replace(family.sampling, block=block),
+        # Of blocks, and behind a token that is always given, the bound is another one.
+        bound=None if shape.block or begins or family.noise == "gaussian" else DiscreteBound(),
+        self_conditioning=SelfConditioning() if family.noise == "gaussian" else None,
+    )
+    parameters = sum(weight.numel() for weight in network.parameters()) + embedding.numel() * (not is_tied(config))
+    about = {"method": family.name, "parameters": parameters, "sampling": {}, "recipe": {}}
+    template = files.template
+    # An answer has a token at least, and its end.
+    chat = Chat(template, tokenizer, files.settings, folder, context - 2) if template is not None else None
+    return OpenModel(model.requires_grad_(False).eval(), tokenizer, about, chat)
+
+
+def build_state(family: Family, shape: Any, embedding: Tensor, words: int) -> tuple[Process, Codec]:
+    """What is noised: tokens, or vectors of length √D."""
+    if family.noise == "gaussian":
+        table = F.normalize(embedding.float(), dim=-1) * math.sqrt(embedding.shape[1])
+        return Gaussian(Gumbel(*shape.gumbel)), SkipEmbedding(table, prediction=Logits(evidence=True))
+    process = Absorbing(words) if family.noise == "masks" else Uniform(words)
+    with torch.device("meta"):
+        codec = Tokens(words, embedding.shape[1], process.states)
+    codec.raw = nn.Parameter(embedding, requires_grad=False)
+    return process, codec
+
+
+def stored_keys(folder: Path) -> list[str]:
+    """The names of a directory's tensors, without reading them."""
+    from safetensors import safe_open
+
+    keys: list[str] = []
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                keys += file.keys()
+        except Exception:  # what is wrong with it, whoever reads the tensors says
+            continue
+    return keys

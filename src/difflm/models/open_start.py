@@ -1,0 +1,75 @@
+"""A left-to-right model of Llama's, Qwen's or GPT-2's shape as the beginning of one that denoises."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from difflm.data.open_tokenizer import ENDS, TokenizerFiles
+from difflm.data.pretrained_tokenizer import PretrainedTokenizer
+from difflm.data.tokenizers import END, SPECIALS, START, Tokenizer
+from difflm.errors import UsageError
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.open_families import CAUSAL, EMBEDDING, HEAD
+from difflm.models.open_models import NOT_A_CONFIG, collect_weights, find_special, read_weights
+from difflm.networks.open_transformer import AnnealedTransformer, OpenTransformer, Shape
+from difflm.runtime.files import read_json
+
+
+def read_decoder(folder: str) -> tuple[dict[str, Any], Shape]:
+    """The config of a local directory, and the shape that it describes."""
+    path = Path(folder) / "config.json"
+    config = read_json(path) if path.is_file() else None
+    if not isinstance(config, dict) or config.get("model_type") not in CAUSAL:
+        raise UsageError(f"{folder}: no config.json of a left-to-right model there. Known: {', '.join(CAUSAL)}.")
+    return config, shape_of(config)
+
+
+def shape_of(config: dict[str, Any]) -> Shape:
+    try:
+        return CAUSAL[config["model_type"]][0](config)
+    except NOT_A_CONFIG as error:
+        raise UsageError(
+            f"model.pretrained: its config.json describes no {config['model_type']} model ({error})."
+        ) from None
+
+
+def build_annealed(config: dict[str, Any], words: int, longest: int, shift: bool, updates: int) -> AnnealedTransformer:
+    """A network of that shape whose head knows our words, and how often they occur."""
+    shape = replace(shape_of(config), shift=shift, head_bias=True)
+    if shape.positions and longest > shape.positions:
+        raise UsageError(f"model.pretrained: it reads {shape.positions} tokens at most; texts may have {longest}.")
+    return AnnealedTransformer(shape, words, updates)
+
+
+@torch.no_grad()
+def take_weights(model: Any, folder: str, tokenizer: Tokenizer) -> None:
+    """Weights of a directory, in place. START and END are its own marks; the mask, and what it has no token for, begin
+    as the mean of all tokens."""
+    if not isinstance(tokenizer, PretrainedTokenizer):
+        raise UsageError(f"model.pretrained={folder} knows its own tokens: give tokenizer={folder}.")
+    assert isinstance(model, DiffusionModel)
+    network, table = model.denoiser.network, model.denoiser.codec.get_parameter("raw")
+    assert isinstance(network, AnnealedTransformer)
+    config, files = read_json(Path(folder) / "config.json"), TokenizerFiles(Path(folder))
+    weights = {key.removeprefix("transformer."): weight for key, weight in read_weights(Path(folder)).items()}
+    with torch.device("meta"):
+        plain = OpenTransformer(replace(network.shape, head_bias=False), int(config["vocab_size"]))
+    found = collect_weights(Path(folder), weights, plain, CAUSAL[config["model_type"]][1], config)
+    end = find_special("eos", config, files)
+    end = end if end is not None else next(iter(files.find_among(ENDS)), None)
+    start = find_special("bos", config, files)
+    marks = {START: end if start is None else start, END: end}
+    chosen = {own: number for own, number in marks.items() if number is not None}
+    chosen |= dict(enumerate(tokenizer.theirs, len(SPECIALS)))
+    ours, theirs = torch.tensor([*chosen]), torch.tensor([*chosen.values()])
+    if int(theirs.max()) >= len(found[EMBEDDING]):
+        raise UsageError(f"model.pretrained={folder} has {len(found[EMBEDDING])} tokens; its tokenizer has more.")
+    for into, rows in ((table, found.pop(EMBEDDING)), (network.head.weight, found.pop(HEAD))):
+        into.copy_(rows.mean(0).expand_as(into))
+        into[ours] = rows[theirs].to(into.dtype)
+    network.head.bias.zero_()  # its answers know how frequent tokens are
+    own = network.state_dict()
+    for name, weight in found.items():
+        own[name].copy_(weight)

@@ -1,0 +1,130 @@
+"""The Transformer that SEDD, MDLM, BD3-LM, UDLM and DUO share (Lou et al., 2024; Sahoo et al., 2024): norms without
+bias, shifted, scaled and gated by what the network is told of the noise σ. Modules bear the released names.
+
+Shapes: vectors of tokens [B, L, hidden], time [B] or [B, L], mask as in `open_transformer.py` → logits [B, L, words].
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.diffusion.processes.gaussian import Gumbel
+from difflm.networks.open_transformer import LayerNorm, who_sees_whom
+from difflm.networks.transformer import rotary, rotate
+
+FREQUENCIES = 256  # of σ
+EPSILON = 1e-3  # of their log-linear noise, σ(t) = −log(1 − (1 − ε) t), which is finite at t = 1
+
+
+@dataclass(frozen=True)
+class DitShape:
+    """Without `timed` the network is told σ = 0, whatever the time is. `classes`: rows of a table of labels, 0: none.
+    `block` as in `Shape`. With `gumbel`, loc and scale, it is told −λ of that schedule in the place of σ, and reads its
+    last estimate behind the state."""
+
+    hidden: int
+    layers: int
+    heads: int
+    condition: int
+    timed: bool = False
+    classes: int = 0
+    block: int = 0
+    gumbel: tuple[float, float] | None = None
+
+
+class SigmaEmbedding(nn.Module):
+    """Cosines then sines of σ → Linear → SiLU → Linear."""
+
+    def __init__(self, condition: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, condition), nn.SiLU(), nn.Linear(condition, condition))
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        half = FREQUENCIES // 2
+        rates = torch.exp(-math.log(10_000.0) * torch.arange(half, device=sigma.device, dtype=torch.float32) / half)
+        angles = sigma.float().unsqueeze(-1) * rates
+        out: Tensor = self.mlp(torch.cat([angles.cos(), angles.sin()], -1).to(next(self.mlp.parameters()).dtype))
+        return out
+
+
+class ClassEmbedding(nn.Module):
+    def __init__(self, classes: int, condition: int) -> None:
+        super().__init__()
+        self.embedding_table = nn.Embedding(classes, condition)
+
+
+class DitBlock(nn.Module):
+    def __init__(self, shape: DitShape) -> None:
+        super().__init__()
+        hidden, self.heads = shape.hidden, shape.heads
+        self.norm1, self.norm2 = LayerNorm(hidden, bias=False), LayerNorm(hidden, bias=False)
+        self.attn_qkv = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.attn_out = nn.Linear(hidden, hidden, bias=False)
+        self.mlp = nn.Sequential(
+            nn.Linear(hidden, 4 * hidden), nn.GELU(approximate="tanh"), nn.Linear(4 * hidden, hidden)
+        )
+        self.adaLN_modulation = nn.Linear(shape.condition, 6 * hidden)
+
+    def forward(self, x: Tensor, c: Tensor, turn: tuple[Tensor, Tensor], seen: Tensor | None) -> Tensor:
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.adaLN_modulation(c).chunk(6, -1)
+        qkv = self.attn_qkv(torch.addcmul(shift_1, self.norm1(x), 1 + scale_1))
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(rotate(q, *turn), rotate(k, *turn), v, attn_mask=seen)
+        x = torch.addcmul(x, gate_1, self.attn_out(y.transpose(1, 2).flatten(2)))
+        return torch.addcmul(x, gate_2, self.mlp(torch.addcmul(shift_2, self.norm2(x), 1 + scale_2)))
+
+
+class OutputNorm(nn.Module):
+    def __init__(self, shape: DitShape) -> None:
+        super().__init__()
+        self.norm_final = LayerNorm(shape.hidden, bias=False)
+        self.adaLN_modulation = nn.Linear(shape.condition, 2 * shape.hidden)
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(c).chunk(2, -1)
+        return torch.addcmul(shift, self.norm_final(x), 1 + scale)
+
+
+class Dit(nn.Module):
+    def __init__(self, shape: DitShape, words: int) -> None:
+        super().__init__()
+        self.shape, self.head_dim = shape, shape.hidden // shape.heads
+        self.sigma_map = SigmaEmbedding(shape.condition)
+        self.cond_map = ClassEmbedding(shape.classes, shape.condition) if shape.classes else None
+        estimates = nn.Linear(2 * shape.hidden, shape.hidden, bias=False) if shape.gumbel else None
+        self.self_cond_proj = estimates
+        self.blocks = nn.ModuleList(DitBlock(shape) for _ in range(shape.layers))
+        self.output_layer = OutputNorm(shape)
+        self.head = nn.Linear(shape.hidden, words)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        t: Tensor,
+        mask: Tensor | None = None,
+        classes: Tensor | None = None,
+        turn: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """`classes` [B] are labels. `turn` are rotations of positions that do not simply follow each other."""
+        c = F.silu(self.sigma_map(self.sigma_of(t)))
+        if classes is not None and self.cond_map is not None:
+            c = c + F.silu(self.cond_map.embedding_table(classes))
+        c = c if c.dim() == 3 else c.unsqueeze(1)
+        length, device = inputs.shape[1], inputs.device
+        turn = turn or rotary(length, self.head_dim, device)
+        seen = who_sees_whom(mask, length, self.shape.block, device)
+        x = inputs.to(self.head.weight.dtype)
+        x = x if self.self_cond_proj is None else self.self_cond_proj(x)
+        for one in self.blocks:
+            x = one(x, c, turn, seen)
+        out: Tensor = self.head(self.output_layer(x, c))
+        return out
+
+    def sigma_of(self, t: Tensor) -> Tensor:
+        """The total noise σ at time t; α = e^−σ."""
+        if self.shape.gumbel:
+            return -Gumbel(*self.shape.gumbel).log_snr(t)
+        return -torch.log1p(-(1 - EPSILON) * t) if self.shape.timed else torch.zeros_like(t)

@@ -1,0 +1,241 @@
+"""The network of open language models: those of Llama, Qwen2, Qwen3, GPT-2 and ModernBERT are settings of it.
+
+Modules bear the names of Llama's. Shapes: vectors of tokens [B, L, hidden], mask [B, L] (True = a position that exists)
+or [B, L, L] (who sees whom) → logits [B, L, words]. It computes in the dtype of its weights, norms in float32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.networks.documents import same_document
+from difflm.networks.transformer import rotary, rotate
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`rope` is the base of rotations, 0: positions are learned. With `block`, positions see their own block and those
+    before it; else all. `shift`: what the network says at a position is of the next one. `window`: but for every
+    `global_every`-th layer, positions see so many on either side, and rotate by `local_rope`."""
+
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    kv_heads: int
+    head_dim: int
+    eps: float = 1e-6
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    rope: float = 10_000.0
+    positions: int = 0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    feed_bias: bool = False
+    head_norms: bool = False
+    gated: bool = True
+    activation: Activation = "silu"
+    block: int = 0
+    shift: bool = False
+    window: int = 0
+    local_rope: float = 10_000.0
+    global_every: int = 1
+    embedding_norm: bool = False
+    transforms: bool = False  # whether a layer of its own stands before the head, as in BERT
+    head_bias: bool = False
+
+    def count_kept(self, length: int) -> int:
+        """How many positions of a prompt do not depend on what follows: its whole blocks. What a shifted network says
+        of the next position is said by the last one, which is not kept."""
+        return (length - self.shift) // self.block * self.block if self.block else 0
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class LayerNorm(nn.LayerNorm):
+    """In float32, whatever the width of its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), bias, self.eps).to(x.dtype)
+
+
+def make_norm(shape: Shape) -> nn.Module:
+    if shape.norm == "rms":
+        return RmsNorm(shape.hidden, shape.eps)
+    return LayerNorm(shape.hidden, shape.eps, bias=shape.norm_bias)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
+        inside, kept = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden, inside, shape.qkv_bias)
+        self.k_proj = nn.Linear(shape.hidden, kept, shape.qkv_bias)
+        self.v_proj = nn.Linear(shape.hidden, kept, shape.qkv_bias)
+        self.o_proj = nn.Linear(inside, shape.hidden, shape.out_bias)
+        self.q_norm = RmsNorm(shape.head_dim, shape.eps) if shape.head_norms else nn.Identity()
+        self.k_norm = RmsNorm(shape.head_dim, shape.eps) if shape.head_norms else nn.Identity()
+
+    def forward(
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Also keys and values, [2, B, heads, L, head_dim]; `kept` are those of positions before, which all see."""
+        q = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, -1))).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, -1))).transpose(1, 2)
+        v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
+        if turn is not None:
+            q, k = rotate(q, *turn), rotate(k, *turn)
+        own = torch.stack([k, v])
+        if kept is not None:
+            k, v = torch.cat([kept, own], 3)
+        if self.kv_heads != self.heads:
+            k, v = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return self.o_proj(y.transpose(1, 2).flatten(2)), own
+
+
+class FeedForward(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.activation = shape.activation
+        self.gate_proj = nn.Linear(shape.hidden, shape.inner, shape.feed_bias) if shape.gated else None
+        self.up_proj = nn.Linear(shape.hidden, shape.inner, shape.feed_bias)
+        self.down_proj = nn.Linear(shape.inner, shape.hidden, shape.feed_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        act = ACTIVATIONS[self.activation]
+        inner = act(self.up_proj(x)) if self.gate_proj is None else act(self.gate_proj(x)) * self.up_proj(x)
+        out: Tensor = self.down_proj(inner)
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: Shape, number: int) -> None:
+        super().__init__()
+        # An embedding's own norm is that of the first layer.
+        self.input_layernorm = nn.Identity() if shape.embedding_norm and not number else make_norm(shape)
+        self.self_attn, self.mlp = SelfAttention(shape), FeedForward(shape)
+        self.post_attention_layernorm = make_norm(shape)
+
+    def forward(
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        y, own = self.self_attn(self.input_layernorm(x), turn, seen, kept)
+        x = x + y
+        return x + self.mlp(self.post_attention_layernorm(x)), own
+
+
+class OpenTransformer(nn.Module):
+    def __init__(self, shape: Shape, words: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.places = nn.Embedding(shape.positions, shape.hidden) if shape.positions else None
+        self.embedding_norm = make_norm(shape) if shape.embedding_norm else None
+        self.layers = nn.ModuleList(Layer(shape, number) for number in range(shape.layers))
+        self.norm = make_norm(shape)
+        self.transform = nn.Linear(shape.hidden, shape.hidden, bias=False) if shape.transforms else None
+        self.transform_norm = make_norm(shape) if shape.transforms else None
+        self.head = nn.Linear(shape.hidden, words, shape.head_bias)
+
+    def forward(
+        self, inputs: Tensor, t: Tensor | None, mask: Tensor | None = None, kept: Tensor | None = None
+    ) -> Tensor:
+        """`kept` is what `read_prompt` returned of the positions before."""
+        x, _ = self.run(inputs, mask, kept)
+        logits: Tensor = self.head(self.before_head(self.norm(x)))
+        return torch.cat([logits[:, :1], logits[:, :-1]], 1) if self.shape.shift else logits
+
+    def read_prompt(self, inputs: Tensor) -> Tensor:
+        """Keys and values of whole blocks from the first position on, [B, layers, 2, heads, L, head_dim]."""
+        return torch.stack(self.run(inputs, None, None)[1]).movedim(2, 0)
+
+    def run(self, inputs: Tensor, mask: Tensor | None, kept: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """The last states, and keys and values of every layer."""
+        shape, length, device = self.shape, inputs.shape[1], inputs.device
+        before = 0 if kept is None else kept.shape[-2]
+        x = inputs.to(self.head.weight.dtype)
+        if self.places is not None:
+            place = torch.arange(before, before + length, device=device)  # a canvas may be wider than the longest text
+            x = x + self.places(place.clamp(max=shape.positions - 1))
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        seen = who_sees_whom(mask, length, shape.block, device)
+        if seen is not None and before:
+            seen = F.pad(seen.expand(-1, -1, length, -1), (before, 0), value=True)
+        turn = rotary(length, shape.head_dim, device, before, shape.rope) if shape.rope else None
+        near, local_turn = seen, turn
+        if shape.window:
+            place = torch.arange(length, device=device)
+            close = ((place.unsqueeze(1) - place).abs() <= shape.window).view(1, 1, length, length)
+            near = close if seen is None else seen & close
+            local_turn = rotary(length, shape.head_dim, device, base=shape.local_rope)
+        found = []
+        for number, layer in enumerate(self.layers):
+            local, own = number % shape.global_every, None if kept is None else kept[:, number].movedim(0, 1)
+            x, own = layer(x, local_turn if local else turn, near if local else seen, own)
+            found.append(own)
+        return x, found
+
+    def before_head(self, x: Tensor) -> Tensor:
+        if self.transform is None or self.transform_norm is None:
+            return x
+        out: Tensor = self.transform_norm(ACTIVATIONS[self.shape.activation](self.transform(x)))
+        return out
+
+
+class AnnealedTransformer(OpenTransformer):
+    """A network that learned from left to right and comes to see everything: in training a position sees a later one
+    with a chance that rises to 1 over the first `updates` (Gong et al., 2025)."""
+
+    opened: Tensor  # the chance
+
+    def __init__(self, shape: Shape, words: int, updates: int) -> None:
+        super().__init__(shape, words)
+        self.updates = updates
+        self.register_buffer("opened", torch.zeros(()), persistent=False)
+
+    def begin_update(self, update: int) -> None:
+        self.opened.fill_(min(1.0, update / self.updates))
+
+    def run(self, inputs: Tensor, mask: Tensor | None, kept: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        if not self.training:
+            return super().run(inputs, mask, kept)
+        length = inputs.shape[1]
+        earlier = torch.ones(length, length, dtype=torch.bool, device=inputs.device).tril()
+        seen = (earlier | (torch.rand(length, length, device=inputs.device) < self.opened)).unsqueeze(0)
+        there = None if mask is None else who_sees_whom(mask, length, 0, inputs.device)
+        return super().run(inputs, seen if there is None else seen & there.squeeze(1), kept)
+
+
+def who_sees_whom(mask: Tensor | None, length: int, block: int, device: torch.device) -> Tensor | None:
+    """What attention takes, [B, 1, 1 or L, L], given the positions that exist or numbers of documents, [B, L], or who
+    sees whom, [B, L, L]. Blocks are counted from the left edge; each position sees itself, so that none sees nothing. A
+    mask of who sees whom says all about blocks."""
+    mask = same_document(mask) if mask is not None and mask.dtype is torch.int64 else mask
+    seen = None if mask is None else mask[:, None] if mask.dim() == 3 else mask[:, None, None]
+    if not block or (mask is not None and mask.dim() == 3):
+        return seen
+    place = torch.arange(length, device=device)
+    before = (place // block).unsqueeze(1) >= place // block
+    return before[None, None] if seen is None else before & seen | torch.eye(length, dtype=torch.bool, device=device)

@@ -1,0 +1,62 @@
+"""What a resumed run must have in common with the one that was begun, and what it may change."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from difflm.errors import DifflmError, UsageError
+from difflm.runtime.files import append_line, parse_record, read_json, write_atomic
+from difflm.training.recipe import Recipe, check
+
+CHANGEABLE = ("steps", "lr")  # of a recipe, when its run is resumed
+PACE = ("steps", "warmup", "ema", "log_every", "save_every", "validate_every", "sample_every")  # chosen with the steps
+REPEATED = ("train", "validation")  # kinds of records that a resumed run writes again
+Changes = dict[str, tuple[Any, Any]]  # by key the value before and the value now
+
+
+def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
+    """The recipe that a run is resumed with: the one it began with, the sizes that were chosen from its texts, and what
+    was changed on purpose."""
+    path = out / "recipe.json"
+    if not path.exists():
+        raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise DifflmError(f"{path} does not hold a recipe.")
+    before = check(found)
+    sizes = {key: getattr(recipe, key) or getattr(before, key) for key in ("longest", "source_longest")}
+    if not recipe.steps:
+        sizes |= {key: getattr(before, key) for key in PACE}
+    recipe = recipe.model_copy(update=sizes)
+    pairs = {key: (getattr(before, key), getattr(recipe, key)) for key in Recipe.model_fields}
+    changes = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    for key, (then, now) in changes.items():
+        if key not in CHANGEABLE:
+            allowed = " and ".join(CHANGEABLE)
+            raise UsageError(f"{out} was begun with {key}={then}, not {now}. Only {allowed} may change at --resume.")
+    return recipe, changes
+
+
+def record_changes(changes: Changes, step: int, out: Path, note: Callable[[str, int], None]) -> None:
+    """Write into the metrics which settings hold from this step on. The recipe is written after that: a run that is
+    killed in between notes it again."""
+    if changes.get("steps", (0, step))[1] < step:
+        raise UsageError(f"{out} is at step {step:,} already: give steps={step} or more.")
+    if changes:
+        append_line(out / "metrics.jsonl", json.dumps({"kind": "resumed", "step": step, **changes}))
+        said = ", ".join(f"{key}={now} instead of {then}" for key, (then, now) in changes.items())
+        note(f"from step {step:,} on: {said}", 0)
+
+
+def drop_records_after(metrics: Path, step: int) -> None:
+    """Drop the records of steps that a resumed run will repeat, and a half-written line of a killed one."""
+
+    def is_kept(line: str) -> bool:
+        record = parse_record(line)
+        at = record.get("step")
+        return bool(record) and (record.get("kind") not in REPEATED or (isinstance(at, int) and at <= step))
+
+    if metrics.exists():
+        lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
+        write_atomic(metrics, "".join(f"{line}\n" for line in lines if is_kept(line)))

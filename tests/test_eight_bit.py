@@ -1,0 +1,78 @@
+"""Products of eight bits: as near to float32 as eight bits can be, and of a text whatever stands beside it."""
+
+import pytest
+import torch
+from test_recorded_tokens import build_model
+from torch import nn
+
+from difflm.app.cli import main
+from difflm.diffusion.noise import Noise
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.inference import Inference
+from difflm.runtime.eight_bit import EightBitLinear, eight_bit_engine
+
+pytestmark = pytest.mark.skipif(eight_bit_engine() is None, reason="torch has no such products for this processor")
+
+
+@torch.no_grad()
+def test_errors_are_those_of_rounding_to_eight_bits():
+    """Half a step of each input times its weight, and of each weight times its input; rows of weights of any size."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(48, 40), torch.randn(3, 17, 48) * torch.tensor([1.0, 30.0, 0.01]).view(3, 1, 1)
+    layer.weight *= torch.logspace(-3, 3, 40).unsqueeze(1)
+    layer.weight[0] = 0
+    weight = layer.weight.abs()
+    step = (x.amax((1, 2)).clamp(min=0) - x.amin((1, 2)).clamp(max=0)).view(3, 1, 1) / (255 / 2)  # 7 bits at least
+    bound = step / 2 * weight.sum(1) + x.abs().sum(-1, keepdim=True) * weight.amax(1) / 127 / 2
+    bound = bound + step / 2 * 48 * weight.amax(1) / 127 / 2
+    error = (EightBitLinear(layer)(x) - layer(x)).abs()
+    assert bool((error <= 1.01 * bound + 1e-6).all()) and bool((error[..., 1:] > 0).any())
+
+
+@torch.no_grad()
+def test_a_text_does_not_depend_on_those_beside_it():
+    torch.manual_seed(0)
+    layer = EightBitLinear(nn.Linear(32, 24))
+    x = torch.randn(4, 9, 32)
+    whole = layer(x)
+    x[:3] *= 50
+    assert torch.equal(layer(x)[3], whole[3]) and torch.equal(layer(x[3:])[0], whole[3])
+
+
+def test_texts_follow_the_model_and_are_about_those_of_float32():
+    model = build_model("mdlm")
+    inference = Inference(model, torch.int8)
+    noise, lengths = Noise(0, torch.arange(6)), torch.full((6,), 12)
+
+    def write(by: Inference) -> torch.Tensor:
+        by.sync_weights()
+        *_, last = by.stream(noise, lengths, 12, model.sampling.change({"steps": 4}))
+        return last.tokens
+
+    assert inference.denoiser.precision is None and inference.denoiser.network is not model.denoiser.network
+    assert isinstance(inference.denoiser.network.blocks[0].feed[0], EightBitLinear)
+    near = (write(inference) == write(Inference(model))).float().mean()
+    assert near > 0.6  # a draw that differs moves those after it
+    before = write(inference)
+    with torch.no_grad():
+        model.denoiser.network.blocks[0].feed[0].weight.mul_(-3)
+    assert not torch.equal(write(inference), before)
+    assert torch.equal(write(inference), write(Inference(model, torch.int8)))
+
+
+@pytest.mark.long
+def test_the_command_writes_with_it_or_says_why_not(capsys):
+    assert main(["generate", "e2e", "--length", "9", "--steps", "2", "--dtype", "int8"]) == 0
+    capsys.readouterr()
+    assert main(["generate", "judge", "--dtype", "int8"]) == 2
+    said = capsys.readouterr().err
+    assert "int8 is for diffusion models" in said and len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.long
+def test_the_bundled_model_writes_the_same_alone_and_among_others():
+    lm = TextDiffusion.from_pretrained("e2e", dtype=torch.int8)
+    asked = {"steps": 3, "seed": 2}
+    assert [str(text) for text in lm.generate(2, **asked)] == [str(text) for text in lm.generate(5, **asked)][:2]
+    many = [str(text) for text in lm.generate(14, **asked)]  # batches of four, which not all of them fill
+    assert [str(text) for text in lm.generate(10, **asked)] == many[:10]

@@ -1,0 +1,77 @@
+"""Sizes of gaps that nobody gives: the model says which of them it fills with the least doubt."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_run
+from torch import Tensor
+
+from difflm.controls.gap_sizes import SHARPNESS, choose_sizes, place_sizes, share_sizes
+from difflm.diffusion.base import Belief
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.batching import Layout
+
+WORDS, MASK = 10, 10  # six words behind four specials
+LEFT, RIGHT, SURE = 4, 5, 6
+
+
+class OneSize:
+    """A denoiser that knows one sentence, LEFT SURE SURE RIGHT, by heart: it says SURE with probability 0.9 where two
+    tokens are missing, else nothing."""
+
+    codec = SimpleNamespace(
+        bias=torch.zeros(1), token_mask=lambda ids: torch.isin(torch.arange(WORDS), torch.tensor(ids))
+    )
+
+    def __call__(self, x: Tensor, t: Tensor, mask: Tensor) -> Belief:
+        logits = torch.zeros(*x.shape, WORDS)
+        knows = (mask.sum(-1) == 4).view(-1, 1)
+        logits[..., SURE] = torch.where(knows, math.log(0.9 / 0.1 * 5), 0.0)  # beside five other words
+        return Belief(logits)
+
+
+def plan_of(denoiser: Any) -> Any:
+    model = SimpleNamespace(process=SimpleNamespace(mask_id=MASK), lengths=SimpleNamespace(forbidden=(0, 1, 2, 3)))
+    return SimpleNamespace(
+        denoiser=denoiser, model=model, info=SimpleNamespace(first=0), rules=lambda _: [], layout=Layout
+    )
+
+
+def test_a_size_scores_the_mean_log_probability_of_what_is_written() -> None:
+    (found,) = share_sizes(plan_of(OneSize()), [[LEFT], [RIGHT]], room=6)
+    scores = [-math.log(6), math.log(0.9), -math.log(6), -math.log(6)]
+    weights = [math.exp(SHARPNESS * score) for score in scores]
+    assert found.tolist() == pytest.approx([weight / sum(weights) for weight in weights], rel=1e-5)
+
+
+def test_each_gap_is_scored_by_its_own_tokens() -> None:
+    """Two gaps of which a denoiser knows nothing: all sizes are alike, for both, and none leaves the room."""
+    found = share_sizes(plan_of(OneSize()), [[LEFT], [RIGHT], [RIGHT]], room=20)
+    assert [own.tolist() for own in found] == [pytest.approx([1 / 8] * 8)] * 2
+    assert [len(own) for own in share_sizes(plan_of(OneSize()), [[LEFT], [RIGHT], [RIGHT]], room=6)] == [1, 1]
+
+
+def test_sizes_are_drawn_by_their_shares() -> None:
+    shares = [torch.tensor([0.25, 0.75]).double()]
+    assert [choose_sizes(shares, [u]) for u in (0.0, 0.2, 0.3, 0.99)] == [[1], [1], [2], [2]]
+    assert place_sizes([[4], [5, 6], []], [2, 1]) == (6, {0: 4, 3: 5, 4: 6})
+
+
+@pytest.mark.long
+def test_gaps_of_a_model_of_pieces_are_short_and_the_rest_stays(tmp_path: Path) -> None:
+    """Texts of the grammar have up to 40 pieces: lengths of whole texts would make gaps of dozens."""
+    run = tiny_run(
+        tmp_path, "mdlm", tokenizer="bpe", vocabulary=300, longest=64, steps=3,
+        model={"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.0, "context": 0.5},
+    )  # fmt: skip
+    model = TextDiffusion.from_pretrained(run)
+    made = model.infill("The old pub ___ river.", n=3, seed=1, steps=4)
+    known = len(model.tokenizer.encode("The old pub")) + len(model.tokenizer.encode(" river."))
+    for one in made:
+        assert one.text.startswith("The old pub ") and one.text.endswith(" river.")
+        assert known < len(model.encode([one.text])[0]) <= known + 8 + 8  # spelled anew, a gap may have more pieces
+    assert model.infill("The old pub ___ river.", n=1, seed=1, steps=4)[0].text == made[0].text
