@@ -122,12 +122,11 @@ class Phrases:
         free = canvas.mask & ~canvas.settled
         free[:, : canvas.first] = False
         free[:, canvas.first + self.info.max_words :] = False
-        return [PlacePhrases(codec, self.ids, free, self.apart(codec, canvas), ends)]
+        apart = self.keep_apart(codec, canvas) if self.info.tokenizer.spells else None
+        return [PlacePhrases(codec, self.ids, free, apart, ends)]
 
-    def apart(self, codec: "Codec", canvas: Canvas) -> "KeepApart | None":
+    def keep_apart(self, codec: "Codec", canvas: Canvas) -> "KeepApart":
         """What keeps phrases whole where a model writes pieces; what lengthens one way to say it, is kept off all."""
-        if not self.info.tokenizer.spells:
-            return None
         from difflm.controls.rules import KeepApart
 
         tokenizer = self.info.tokenizer

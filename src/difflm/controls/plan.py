@@ -348,7 +348,9 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(mask)
     canvas = Canvas(mask, lead.info.first, settled, batch.known)
     if len(parts) == 1:
-        rules, targets, last = lead.rules(canvas), lead.targets(canvas), lead.last_rules(canvas)
+        rules, targets, last = lead.rules(canvas), lead.targets(canvas), []
+        if lead.pattern or lead.spelling:
+            last = lead.last_rules(canvas)
     else:
         rows = [(plan, part, canvas.rows(part)) for plan, part in parts]
         rules = merge_rules([(part, plan.rules(own) if plan else []) for plan, part, own in rows], canvas)

@@ -131,7 +131,9 @@ class OpenTokenizer(Tokenizer):
         self._marks = frozenset(self.marks)
         inside, alone = self.encode_batch([" a", "a"])
         self.adds_space = len(inside) > len(alone) and inside[-len(alone) :] == alone
-        self.byte_level = isinstance(definition, dict) and (definition.get("decoder") or {}).get("type") == "ByteLevel"
+        self.byte_level = self.spells = (
+            isinstance(definition, dict) and (definition.get("decoder") or {}).get("type") == "ByteLevel"
+        )
 
     @cached_property
     def _marked_encoder(self) -> "tokenizers.Tokenizer":

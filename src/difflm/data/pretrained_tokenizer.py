@@ -21,7 +21,7 @@ class PretrainedTokenizer(Tokenizer):
 
         self.definition = definition
         decoder = definition.get("decoder") if isinstance(definition, dict) else None
-        self.byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+        self.byte_level = self.spells = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
         try:
             encoder = Encoder.from_str(json.dumps(definition))
         except Exception as error:  # the library raises nothing more special

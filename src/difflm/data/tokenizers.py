@@ -30,6 +30,7 @@ class Tokenizer(ABC):
     between = ""  # what separates the pieces of a text
     adds_space = False  # whether it spells a space before every text by itself
     byte_level = False  # whether pieces are in the byte alphabet, a space before a word as its first sign
+    spells = False  # whether a text is its pieces' spellings, one behind the other
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self.pieces = list(pieces)  # pieces[id - 4]: a text may hold the word END, so the specials are no pieces
@@ -65,11 +66,6 @@ class Tokenizer(ABC):
         """Everything that a file holds, the tokenizer of sources included."""
         own = {} if self.for_sources is self else {"for_sources": self.for_sources.to_json()}
         return {"kind": self.kind, **self.contents(), **own}
-
-    @property
-    def spells(self) -> bool:
-        """Whether a text is its pieces' spellings, one behind the other."""
-        return self.byte_level
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """The first character of each token of a text, and the one behind its last; of one that is part of a character,
@@ -176,6 +172,7 @@ class Characters(Tokenizer):
     """One id a character; one that is not in `pieces` is UNK."""
 
     kind = "characters"
+    spells = True
 
     def __init__(self, pieces: Sequence[str]) -> None:
         super().__init__(pieces)
@@ -190,10 +187,6 @@ class Characters(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [[self._ids.get(one, UNK) for one in text] for text in texts]
-
-    @property
-    def spells(self) -> bool:
-        return True
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         return [(k, k + 1) for k in range(len(text))]
@@ -212,7 +205,7 @@ class Bpe(Tokenizer):
     """
 
     kind = "bpe"
-    byte_level = True
+    byte_level = spells = True
 
     def __init__(self, pieces: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
         from tokenizers.pre_tokenizers import ByteLevel
