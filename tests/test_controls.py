@@ -485,22 +485,6 @@ def test_byte_pairs_contain_the_phrase_whole(pieces):
         assert all(found["satisfied"] for found in text.controls), text.text
 
 
-def test_byte_pairs_avoid_the_usual_spelling(pieces):
-    """Other spellings of the same letters, piece by piece, are not ruled out; the check tells."""
-    lm, control = pieces, Avoid("cheap")
-    ids = lm.tokenizer.encode(" cheap")
-    for text in lm.generate(6, controls=[control], steps=STEPS_TAKEN):
-        assert text.controls[0]["satisfied"] == ("cheap" not in [w.lower() for w in text.tokens])
-        encoded = lm.tokenizer.encode(text.text)
-        assert text.controls[0]["satisfied"] or ids not in [encoded[i : i + len(ids)] for i in range(len(encoded))]
-
-
-def test_byte_pairs_count_no_words(pieces):
-    refused(pieces, Length(5), match="words cannot be counted")
-    refused(pieces, Infill("The ___:2 pub"), match="only gaps of any length")
-    refused(pieces, edit=Edit("The pub"), match="pieces of words")
-
-
 def test_places_say_what_is_free():
     """Phrases keep off START, END and pads of a canvas that holds them."""
     lm = spiteful("diffusion-lm")

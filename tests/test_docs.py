@@ -341,6 +341,8 @@ def smaller(argv: list[str]) -> list[str]:
     argv = ["cpu" if word.startswith("cuda") else word for word in argv]
     if verb == "train" and "--dry-run" not in argv:
         return [*argv, *tiny(argv[1])]
+    if "--methods" in argv:
+        return [*argv, *tiny(""), *FEW.split()]
     if verb in ("evaluate", "compare") and "control" in argv:
         return [*argv, "--samples", "1", "--each", "1"]
     if verb in ("evaluate", "compare") and "infill" in argv:

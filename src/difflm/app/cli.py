@@ -31,7 +31,7 @@ app = typer.Typer(
 EXAMPLES: dict[Callable[..., int], str] = {
     generate: "difflm generate e2e -n 4 --steps 50 --seed 0",
     translate: "difflm translate run sources.txt --out targets.txt",
-    train: "difflm train own-text data=my.txt steps=2000 --out run",
+    train: "difflm train my.txt --out run",
     evaluate: "difflm evaluate run --task language --data DIR --samples 1000",
     compare: "difflm compare e2e runs/diffusion-lm --data DIR --samples 200",
     score: "difflm score e2e my.txt",

@@ -259,7 +259,7 @@ def keep_middles(run: str, middles: dict[str, str], out: Path | None) -> None:
 def source_of(lm: TextDiffusion, root: Path | None) -> tuple[str, ...]:
     """Return the corpus or file, and the column, that a model was trained on."""
     recipe = lm.config["recipe"]
-    more = (recipe["column"], recipe.get("chunk"))
+    more = (recipe["column"], recipe.get("chunk"), recipe.get("split"))
     return (resolve_data(recipe["data"], root), *(str(one) for one in more if one))
 
 

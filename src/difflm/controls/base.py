@@ -57,9 +57,11 @@ class Canvas:
     mask: "Tensor"  # [B, W] positions that exist
     first: int  # position of the first word
     settled: "Tensor"  # [B, W] positions whose word is known already
+    known: "Tensor | None" = None  # [B, W] their ids, FREE elsewhere
 
     def rows(self, part: slice) -> "Canvas":
-        return Canvas(self.mask[part], self.first, self.settled[part])
+        known = None if self.known is None else self.known[part]
+        return Canvas(self.mask[part], self.first, self.settled[part], known)
 
 
 class Control(ABC):

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
-from difflm.data.token_automata import ANY, GAP, TokenAutomaton, compile_pattern
+from difflm.data.token_automata import ANY, GAP, TokenAutomaton
 from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
@@ -31,7 +31,7 @@ class Length(Control):
 
     def prepare(self, info: ModelInfo) -> None:
         if not info.whole_words:
-            raise UsageError("length: this model writes pieces of words, so that words cannot be counted beforehand.")
+            raise UsageError("length: this model does not say how its pieces are spelt: its words cannot be counted.")
         if not 1 <= self.words <= info.max_words:
             raise UsageError(f"length must lie between 1 and {info.max_words} words for this model, not {self.words}.")
 
@@ -91,10 +91,9 @@ class Avoid(Control):
         return BanSequences(codec, tuple(tuple(s) for s in spell_variants(self.word, info)))
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        word = "".join(
-            f"[{char.lower()}{char.upper()}]" if char.isalpha() else f"\\{char}" for char in self.word.strip()
-        )
-        return compile_pattern(rf"([\s\S]*\W)?{word}(\W[\s\S]*)?", info.tokenizer, negated=True)
+        from difflm.controls.pieces import avoid_words
+
+        return avoid_words([self.word], info.tokenizer)
 
     def check(self, words: Sequence[str]) -> Check:
         absent = all(word.lower() != self.word.strip().lower() for word in words)
@@ -112,9 +111,13 @@ class Infill(Control):
     @cached_property
     def gaps(self) -> list[int | None]:
         """The number of words of each gap; None: free."""
-        return [
-            int(n[:9]) if n else None for n in BLANK.findall(self.template)
-        ]  # more digits are too many words anyway
+        found = BLANK.findall(self.template)
+        return [int(n[:9]) if n else None for n in found]  # more digits are too many words anyway
+
+    @property
+    def sizes(self) -> list[int | None]:
+        """The number of tokens of each gap; None: free."""
+        return self.gaps
 
     @cached_property
     def parts(self) -> list[str]:
@@ -132,8 +135,10 @@ class Infill(Control):
             unknown = [one for part in self.parts for one in part if info.tokenizer.encode(one) == [UNK]]
             if unknown:
                 raise UsageError(f"infill: this model has no character {unknown[0]!r}.")
-        if not info.whole_words and any(self.gaps):
-            raise UsageError("infill: this model writes pieces of words; only gaps of any length (___) can be asked.")
+        if not info.whole_words and any(self.sizes):
+            raise UsageError(
+                "infill: this model does not say how its pieces are spelt; ask for gaps of any length (___)."
+            )
         if self.min_length(info) > info.max_words:
             raise UsageError(
                 f"infill: the text has at least {self.min_length(info)} tokens; this model holds {info.max_words}."
@@ -149,11 +154,15 @@ class Infill(Control):
 
     def template_items(self, info: ModelInfo) -> list[int]:
         """The text as a `Template` has it."""
-        gaps = [[GAP] if gap is None else [ANY] * gap for gap in [*self.gaps, 0]]
+        gaps = [[GAP] if gap is None else [ANY] * gap for gap in [*self.sizes, 0]]
         return [one for part, gap in zip(self.known(info), gaps, strict=True) for one in (*part, *gap)]
 
+    def fewest(self, info: ModelInfo) -> list[int]:
+        """The fewest tokens of each gap."""
+        return [gap or 1 for gap in self.sizes]
+
     def min_length(self, info: ModelInfo) -> int:
-        return sum(map(len, self.known(info))) + sum(gap or 1 for gap in self.gaps)
+        return sum(map(len, self.known(info))) + sum(self.fewest(info))
 
     def max_words(self, info: ModelInfo) -> int:
         """The most tokens of the whole text."""
@@ -162,15 +171,16 @@ class Infill(Control):
         return min(info.max_words, sum(map(len, self.known(info))) + self.most)
 
     def length(self, info: ModelInfo) -> int | None:
-        return None if None in self.gaps else self.min_length(info)
+        return None if None in self.sizes else self.min_length(info)
 
     def cut_gaps(self, info: ModelInfo, words: int, shares: Sequence[float], more: int = 0) -> list[int]:
         """Sizes of the free gaps in a text of `words` tokens: what is left for them is cut at `shares`, numbers between
         0 and 1, one fewer than such gaps; `more` words go to the widest of them."""
-        cut = split_total(words - self.min_length(info) - more, self.gaps.count(None), shares)
+        cut = split_total(words - self.min_length(info) - more, self.sizes.count(None), shares)
         if cut:
             cut[cut.index(max(cut))] += more
-        return [1 + size for size in cut]
+        fewest = [least for least, size in zip(self.fewest(info), self.sizes, strict=True) if size is None]
+        return [least + size for least, size in zip(fewest, cut, strict=True)]
 
     def place_known(self, info: ModelInfo, free: Sequence[int]) -> tuple[dict[int, int], dict[int, str]]:
         """Ids of the known places where the free gaps have these sizes, and the words that the model has no id for."""
@@ -178,7 +188,7 @@ class Infill(Control):
         ids: dict[int, int] = {}
         unknown: dict[int, str] = {}
         place = 0
-        for part, tokens, gap in zip(self.parts, self.known(info), [*self.gaps, 0], strict=True):
+        for part, tokens, gap in zip(self.parts, self.known(info), [*self.sizes, 0], strict=True):
             names = split_words(part) if info.whole_words else []
             for k, token in enumerate(tokens):
                 ids[place + k] = token
@@ -188,13 +198,15 @@ class Infill(Control):
         return ids, unknown
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        """Byte pairs: a gap behind a space begins with one."""
-        if not info.tokenizer.byte_level:
+        """Pieces: a gap behind a space begins with one, and none ends with white space."""
+        if not info.tokenizer.spells:
             return None
         from difflm.controls.rules import SeparateGaps
 
-        glued = [i for i, piece in enumerate(info.tokenizer.pieces, len(SPECIALS)) if not piece.startswith(SPACE)]
-        return SeparateGaps(codec, tuple(glued), tuple(part.endswith(" ") for part in self.parts[:-1]), canvas)
+        pieces = [*enumerate(info.tokenizer.spellings(), len(SPECIALS))]
+        glued = tuple(i for i, piece in pieces if not piece.startswith(" "))
+        blank = tuple(i for i, piece in pieces if piece[-1:].isspace())
+        return SeparateGaps(codec, glued, tuple(part.endswith(" ") for part in self.parts[:-1]), canvas, blank)
 
     def check(self, words: Sequence[str]) -> Check:
         kept = matches_template([split_words(part) for part in self.parts], self.gaps, list(words))

@@ -160,17 +160,23 @@ class BoundPattern:
     lengths: Mapping[int, float]  # numbers of tokens of texts that match, and how likely texts of as many do
     chains: "dict[torch.device, TokenChain]" = field(default_factory=dict)  # by device: every batch has the same
 
-    def rule(self, codec: "Codec", canvas: Canvas, known: "Tensor | None") -> "Transform":
-        """`known` [B, W] are ids of given positions. Of those, specials are no part of the text."""
-        from difflm.controls.rules import ImposePattern
-        from difflm.diffusion.condition import FREE
+    def rule(self, codec: "Codec", canvas: Canvas) -> "Transform":
+        return impose_automaton(self.template.automaton, self.chains, codec, canvas)
 
-        device = canvas.mask.device
-        chain = self.chains[device] = self.chains.get(device) or chain_of(self.template.automaton, device)
-        if known is None:
-            return ImposePattern(codec, chain, canvas.mask)
-        words = known >= len(SPECIALS)
-        return ImposePattern(codec, chain, canvas.mask & (words | ~canvas.settled), known.masked_fill(~words, FREE))
+
+def impose_automaton(
+    automaton: TokenAutomaton, chains: "dict[torch.device, TokenChain]", codec: "Codec", canvas: Canvas
+) -> "Transform":
+    """The rule by which texts are accepted. Of known tokens, specials are no part of a text."""
+    from difflm.controls.rules import ImposePattern
+    from difflm.diffusion.condition import FREE
+
+    device, known = canvas.mask.device, canvas.known
+    chain = chains[device] = chains.get(device) or chain_of(automaton, device)
+    if known is None:
+        return ImposePattern(codec, chain, canvas.mask)
+    words = known >= len(SPECIALS)
+    return ImposePattern(codec, chain, canvas.mask & (words | ~canvas.settled), known.masked_fill(~words, FREE))
 
 
 def join_patterns(

@@ -3,18 +3,20 @@
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
+from difflm.controls.pieces import sort_followers, spaced_pieces
 from difflm.data.token_automata import TokenAutomaton, find_phrase
-from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, Words
+from difflm.data.tokenizers import UNK, Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
+    from difflm.controls.rules import KeepApart
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers.loop import Transform
 
@@ -53,9 +55,15 @@ class Contains(Control):
     def verbatim(self, info: ModelInfo) -> str:
         return self.phrase
 
+    def opening(self, info: ModelInfo) -> list[int]:
+        """Pieces of the phrase at the beginning of a text."""
+        return info.tokenizer.encode(self.phrase.strip()) if info.tokenizer.spells else []
+
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        glued = lengthening_pieces(self, info) if info.tokenizer.byte_level else ()
-        return find_phrase(self.ids(info), info.tokenizer.size, glued)
+        if not info.tokenizer.spells:
+            return find_phrase(self.ids(info), info.tokenizer.size)
+        followers = *sort_followers(self.phrase.strip(), info.tokenizer), spaced_pieces(info.tokenizer)
+        return find_phrase(self.ids(info), info.tokenizer.size, *followers, self.opening(info))
 
     def stands_in(self, words: Sequence[str]) -> bool:
         phrase, text = [w.lower() for w in self.words], [w.lower() for w in words]
@@ -73,26 +81,28 @@ class Phrases:
         self.asked, self.info = asked, info
         self.ids = tuple(tuple(tuple(one.ids(info)) for one in ways) for ways in asked)
         self.sizes = [min(map(len, ways)) for ways in self.ids]
-        self.needed = sum(self.sizes)  # the fewest tokens of a text that holds them all
+        # The fewest tokens of a text that holds them all; with pieces, something may stand before the first.
+        self.needed = sum(self.sizes) + (info.tokenizer.spells and bool(asked))
 
     def check_kept(self, kept: Sequence[bool]) -> None:
-        """`kept` places of an edited text are not theirs."""
+        """`kept` places of an edited text are not theirs; with pieces, nor is the one before and behind these."""
         runs = [len(list(run)) for taken, run in groupby(kept) if not taken]
-        if not fits_between(self.sizes, runs):
+        if not fits_between(self.sizes, [run - 2 * self.info.tokenizer.spells for run in runs]):
             raise UsageError(f"contains: {self.named} cannot stand between the words that are kept.")
 
     def more(self, infill: Infill, words: int | None) -> int:
         """How many words longer than one the widest free gap must be to hold what fits into no other."""
         left = list(self.sizes)
-        gaps = [gap for gap in infill.gaps if gap is not None]
+        gaps = [gap for gap in infill.sizes if gap is not None]
         for size in sorted(self.sizes, reverse=True):
             fitting = [i for i, gap in enumerate(gaps) if gap >= size]
             if fitting:
                 gaps[fitting[0]] -= size
                 left.remove(size)
-        if None not in infill.gaps and not fits_between(self.sizes, [gap for gap in infill.gaps if gap is not None]):
+        if None not in infill.sizes and not fits_between(self.sizes, [gap for gap in infill.sizes if gap is not None]):
             raise UsageError(f"contains: {self.named} cannot stand in the gaps of {infill.template!r}.")
-        more = max(0, sum(left) - 1) if None in infill.gaps else 0
+        more = max(0, sum(left) - 1) if None in infill.sizes else 0
+        more += 2 * (self.info.tokenizer.spells and bool(left))  # pieces that keep their words apart
         least, room = infill.min_length(self.info) + more, self.info.max_words if words is None else words
         if least > room:
             raise UsageError(
@@ -112,31 +122,21 @@ class Phrases:
         free = canvas.mask & ~canvas.settled
         free[:, : canvas.first] = False
         free[:, canvas.first + self.info.max_words :] = False
-        glued = self.glued if self.info.tokenizer.byte_level else ()
-        return [PlacePhrases(codec, self.ids, free, glued, ends)]
+        apart = self.keep_apart(codec, canvas) if self.info.tokenizer.spells else None
+        return [PlacePhrases(codec, self.ids, free, apart, ends)]
 
-    @cached_property
-    def glued(self) -> tuple[tuple[int, ...], ...]:
-        """Of byte pairs: pieces that would lengthen the last word of each phrase."""
-        return tuple(lengthening_pieces(control, self.info) for control, *_ in self.asked)
+    def keep_apart(self, codec: "Codec", canvas: Canvas) -> "KeepApart":
+        """What keeps phrases whole where a model writes pieces; what lengthens one way to say it, is kept off all."""
+        from difflm.controls.rules import KeepApart
 
-
-def lengthening_pieces(control: Contains, info: ModelInfo) -> tuple[int, ...]:
-    return find_lengthening(control.phrase.strip(), info.tokenizer)
-
-
-@lru_cache(maxsize=64)  # there may be a hundred thousand pieces
-def find_lengthening(phrase: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Pieces that would lengthen the last word of a phrase."""
-    words, pieces = split_words(phrase), read_pieces(tokenizer)
-    found = (i for i, piece in enumerate(pieces, len(SPECIALS)) if not piece[:1].isspace())
-    return tuple(i for i in found if split_words(phrase + pieces[i - len(SPECIALS)])[: len(words)] != words)
-
-
-@lru_cache(maxsize=8)
-def read_pieces(tokenizer: Tokenizer) -> list[str]:
-    """The text of every token behind the specials."""
-    return ["".join(tokenizer.tokens([i])) for i in range(len(SPECIALS), tokenizer.size)]
+        tokenizer = self.info.tokenizer
+        sorted_ = [[sort_followers(one.phrase.strip(), tokenizer) for one in ways] for ways in self.asked]
+        followers = tuple(
+            (tuple({i for glued, _ in ways for i in glued}), tuple({i for _, closing in ways for i in closing}))
+            for ways in sorted_
+        )
+        openings = tuple(tuple(ways[0].opening(self.info)) for ways in self.asked)
+        return KeepApart(codec, followers, spaced_pieces(tokenizer), canvas, openings)
 
 
 def choose_phrases(

@@ -1,10 +1,9 @@
 """A list of controls bound to a model: checked for sense beforehand, then layouts and steering, then checks."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import groupby, pairwise
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,18 +21,19 @@ from difflm.controls.guidance import (
     GuidedBelief,
     labels_on_canvas,
 )
-from difflm.controls.patterns import Pattern, join_patterns
+from difflm.controls.patterns import Pattern, impose_automaton, join_patterns
 from difflm.controls.phrases import choose_phrases
+from difflm.controls.pieces import PieceInfill, avoid_words, can_pass, find_kept, keep_whole, let_end, say_of_pieces
 from difflm.controls.rules import ForbidSpecials
 from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
-from difflm.data.labels import NOTHING
+from difflm.controls.shared_batches import merge_last, merge_rules, merge_targets
 from difflm.data.open_tokenizer import OpenTokenizer
-from difflm.data.token_automata import ANY
+from difflm.data.token_automata import ANY, TokenAutomaton
 from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Words
 from difflm.data.words import split_words
-from difflm.diffusion.base import Belief
-from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import certain_logits
 from difflm.diffusion.samplers.loop import Steering, Transform
@@ -72,6 +72,8 @@ class ControlPlan:
         if isinstance(info.tokenizer, OpenTokenizer):
             own = info.tokenizer
             controls = [Pieces(control.words, own) if type(control) is Length else control for control in controls]
+        if info.tokenizer.spells:
+            controls = say_of_pieces(controls, info.tokenizer)
         self.model, self.denoiser, self.info = model, denoiser, info
         self.controls, self.edit = list(controls), edit
         self.classifiers, self.guidance = classifiers, guidance
@@ -90,14 +92,16 @@ class ControlPlan:
         able = {control.head: [c for c in classifiers if control.head in c.labellings] for control in self.controls}
         self.asked_classifiers = list({id(some[0]): some[0] for some in able.values() if some}.values())
         self.words, self.least = agree_on_length(self.controls, info, edit)
-        patterns, self.pattern = [c for c in self.controls if isinstance(c, Pattern)], None
-        if patterns:
+        self.pattern, self.spelling, self.chains = None, None, dict[torch.device, TokenChain]()
+        if any(isinstance(c, Pattern) or (isinstance(c, PieceInfill) and any(c.gaps)) for c in self.controls):
             bias, kept = model.denoiser.codec.bias, None if edit is None else self.kept_items(edit)
             self.pattern = join_patterns(self.controls, info, self.words, self.least, bias, kept)
         # Whether nothing settles the length, and the model writes its own end.
         own_end = END not in model.lengths.forbidden
         self.open_ended = own_end and self.words is None and not self.pattern
         self.open_ended &= self.continues or (self.least <= 1 and self.infill is None)
+        if not self.pattern and info.tokenizer.spells:
+            self.spelling = self.avoid_spellings()
         given = self.infill.parts if self.infill else (edit.text,) if edit else ()
         # Words that were given and that the model does not know, each once.
         self.unknown_words = list(
@@ -107,7 +111,7 @@ class ControlPlan:
         if any(isinstance(c, Avoid) for c in self.controls):
             check_avoided(self.controls, info, known)
         self.imposed = [c for c in self.controls if guidance.impose or not c.head]
-        if self.pattern:  # whose rule sees to it
+        if self.pattern or self.spelling:  # whose rule sees to it
             self.imposed = [c for c in self.imposed if not isinstance(c, Avoid)]
         # Tilting single words hardly ever makes a phrase appear: docs/log.md has the figures.
         placed = [] if self.pattern else self.imposed  # what a pattern leaves no place for is not placed
@@ -126,21 +130,41 @@ class ControlPlan:
             raise UsageError("edit: the text is empty.")
         if not 0 < edit.strength <= 1:
             raise UsageError(f"--strength must lie above 0 and up to 1, not {edit.strength}.")
-        if not self.info.whole_words:
-            raise UsageError("edit: this model writes pieces of words; edit a text with a model of whole words.")
+        if not self.info.whole_words and not self.info.tokenizer.spells:
+            raise UsageError("edit: this model does not say how its pieces are spelt; edit with another.")
+
+    def kept_places(self, edit: Edit) -> list[range]:
+        """Places of the tokens of each phrase that stays, wherever it occurs."""
+        return [place for phrase in edit.keep for place in find_kept(phrase, edit.text.strip(), self.info.tokenizer)]
 
     def kept_items(self, edit: Edit) -> list[int]:
         """The text as a `Template` has it."""
-        words, ids = split_words(edit.text.strip()), self.info.tokenizer.encode(edit.text.strip())
-        kept = {k for phrase in edit.keep for k in find_kept(phrase, words)}
+        kept = {k for place in self.kept_places(edit) for k in place}
+        ids = self.info.tokenizer.encode(edit.text.strip())
         return [token if k in kept else ANY for k, token in enumerate(ids)]
 
     def edit_layout(self, edit: Edit) -> tuple[Layout, dict[int, str]]:
         """The text on its canvas, with the words that stay as known ones; of these, those without an id."""
         words, ids = split_words(edit.text.strip()), self.info.tokenizer.encode(edit.text.strip())
-        kept = {k: ids[k] for phrase in edit.keep for k in find_kept(phrase, words)}
-        self.phrases.check_kept([k in kept for k in range(len(words))])
+        kept = {k: ids[k] for place in self.kept_places(edit) for k in place}
+        self.phrases.check_kept([k in kept for k in range(len(ids))])
         return self.layout(len(ids), kept, ids), {k: words[k] for k, token in kept.items() if token == UNK}
+
+    def avoid_spellings(self) -> TokenAutomaton | None:
+        """The automaton of texts whose pieces spell no avoided word, if there are any."""
+        avoided = tuple(c.word for c in self.controls if isinstance(c, Avoid))
+        if not avoided:
+            return None
+        automaton, given = (
+            avoid_words(avoided, self.info.tokenizer),
+            self.infill.known(self.info) if self.infill else [],
+        )
+        if self.edit is not None:
+            ids = self.info.tokenizer.encode(self.edit.text.strip())
+            given = [[ids[k] for k in place] for place in self.kept_places(self.edit)]
+        if not can_pass(automaton, given):
+            raise UsageError(f"avoid {' or '.join(map(repr, avoided))}: the words that stay spell it.")
+        return let_end(automaton, self.model.lengths.ends) if self.open_ended else automaton
 
     # -- before sampling ----------------------------------------------------------------------------------------
 
@@ -219,6 +243,8 @@ class ControlPlan:
             newline = words.index("\n") + len(SPECIALS) if "\n" in words else None
             rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
         rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
+        if self.edit is not None and self.edit.keep and self.info.tokenizer.spells:
+            rules.append(keep_whole(self.edit.text.strip(), self.kept_places(self.edit), codec, self.info, canvas))
         # Words that must appear come last: what else is asked of their positions must not unsettle them.
         return rules + self.phrases.rule(codec, canvas, self.model.lengths.ends if self.open_ended else ())
 
@@ -234,6 +260,11 @@ class ControlPlan:
                     rows = labels_on_canvas(labelling, rows, canvas.mask.shape[1], canvas.first)
                 found.append(GuidanceTarget(classifier, control.head, rows, control.whole))
         return found
+
+    def last_rules(self, canvas: Canvas) -> list[Transform]:
+        """What every belief is given: that the whole text is accepted."""
+        automaton = self.pattern.template.automaton if self.pattern else self.spelling
+        return [] if automaton is None else [impose_automaton(automaton, self.chains, self.denoiser.codec, canvas)]
 
     # -- after sampling -----------------------------------------------------------------------------------------
 
@@ -293,15 +324,6 @@ def agree_on_length(controls: Sequence[Control], info: ModelInfo, edit: Edit | N
     return words, least
 
 
-def find_kept(phrase: str, words: Sequence[str]) -> list[int]:
-    """Positions of a phrase's words in a text, wherever it occurs."""
-    asked = split_words(phrase.strip())
-    starts = [i for i in range(len(words) - len(asked) + 1) if list(words[i : i + len(asked)]) == asked]
-    if not asked or not starts:
-        raise UsageError(f"keep: {phrase!r} does not stand in the text that is edited.")
-    return [start + k for start in starts for k in range(len(asked))]
-
-
 def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[Sequence[str]]) -> None:
     """Refuse words that must appear and must not."""
     avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
@@ -324,21 +346,15 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
         return Steering(batch.known, batch.begin, spans, source=told.source, source_mask=told.source_mask)
     mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
     settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(mask)
-    canvas = Canvas(mask, lead.info.first, settled)
+    canvas = Canvas(mask, lead.info.first, settled, batch.known)
     if len(parts) == 1:
         rules, targets, last = lead.rules(canvas), lead.targets(canvas), []
-        if lead.pattern:
-            last = [lead.pattern.rule(lead.denoiser.codec, canvas, batch.known)]
+        if lead.pattern or lead.spelling:
+            last = lead.last_rules(canvas)
     else:
         rows = [(plan, part, canvas.rows(part)) for plan, part in parts]
         rules = merge_rules([(part, plan.rules(own) if plan else []) for plan, part, own in rows], canvas)
-        known = [None if batch.known is None else batch.known[part] for _, part in parts]
-        last = merge_last(
-            [
-                (part, [plan.pattern.rule(lead.denoiser.codec, own, ids)] if plan and plan.pattern else [])
-                for (plan, part, own), ids in zip(rows, known, strict=True)
-            ]
-        )
+        last = merge_last([(part, plan.last_rules(own) if plan else []) for plan, part, own in rows])
         sizes = [len(own.mask) for *_, own in rows]
         targets = merge_targets([plan.targets(own) if plan else [] for plan, _, own in rows], sizes)
     readers = [target for target in targets if isinstance(target.classifier, SentenceClassifier)]
@@ -351,95 +367,3 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     rules = [*rules, *last]
     told = batch.condition
     return Steering(batch.known, batch.begin, spans, rules, guidance, source=told.source, source_mask=told.source_mask)
-
-
-# -- controls of several requests in one batch: each text obeys its own, and every network is called once for all -----
-
-
-def merge_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:
-    """Rules of parts of the rows as rules of all. Neighbours that only have to stay inside their texts are merged: a
-    thousand gaps would be as many parts."""
-    slices: list[slice] = []
-    rules: list[list[Transform]] = []
-    for inside, run in groupby(parts, lambda part: [type(rule) for rule in part[1]] == [ForbidSpecials]):
-        found = list(run)
-        if inside:
-            rows = slice(found[0][0].start, found[-1][0].stop)
-            (rule,) = found[0][1]
-            assert isinstance(rule, ForbidSpecials)
-            found = [(rows, [replace(rule, canvas=canvas.rows(rows))])]
-        slices += [part for part, _ in found]
-        rules += [own for _, own in found]
-    return rules[0] if len(slices) == 1 else [PerRowTransforms(slices, rules)]
-
-
-def merge_last(parts: Sequence[tuple[slice, list[Transform]]]) -> list[Transform]:
-    """Rules that come last, of parts of the rows, as rules of all."""
-    return [PerRowTransforms(*map(list, zip(*parts, strict=True)))] if any(own for _, own in parts) else []
-
-
-@dataclass(frozen=True)
-class PerRowTransforms:
-    """Rules of their own for each part of the rows."""
-
-    parts: Sequence[slice]
-    rules: Sequence[Sequence[Transform]]
-
-    @property
-    def syncs_with_device(self) -> bool:
-        return any(getattr(rule, "syncs_with_device", False) for rules in self.rules for rule in rules)
-
-    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        ruled = []
-        for part, rules in zip(self.parts, self.rules, strict=True):
-            own = belief.rows(part)
-            for rule in rules:
-                own = rule(own, x[part], t[part])
-            ruled.append(own)
-        return replace(
-            belief,
-            logits=torch.cat([own.logits for own in ruled]),
-            state=None if all(own.state is None for own in ruled) else torch.cat([own.clean for own in ruled]),
-            words=None if all(own.words is None for own in ruled) else torch.cat([own.tokens for own in ruled]),
-            draw=None if all(own.draw is None for own in ruled) else partial(draw_by_rows, self.parts, ruled),
-        )
-
-
-def draw_by_rows(parts: Sequence[slice], beliefs: Sequence[Belief], u: Tensor) -> Tensor:
-    """Tokens that are drawn together, of those parts of the rows [B, L] that have such."""
-    whole = torch.full_like(u, FREE, dtype=torch.long)
-    for part, own in zip(parts, beliefs, strict=True):
-        if own.draw is not None:
-            whole[part] = own.draw(u[part])
-    return whole
-
-
-def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
-    """Targets of parts of so many rows as targets of all: each head is called once, with NOTHING where a part asks for
-    nothing."""
-    keyed: list[dict[Any, GuidanceTarget]] = []
-    for own in targets:  # by classifier, head and `whole`; two of the same are numbered
-        alike = Counter[tuple[int, str, bool]]()
-        keyed.append({})
-        for target in own:
-            key = (id(target.classifier), target.head, target.whole)
-            keyed[-1][(*key, alike[key])] = target
-            alike[key] += 1
-    first = {key: target for named in keyed for key, target in named.items()}
-    return [
-        replace(target, labels=stack_labels([named[key].labels if key in named else None for named in keyed], sizes))
-        for key, target in first.items()
-    ]
-
-
-def stack_labels(labels: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
-    """Labels of parts as one tensor, NOTHING where there are none or fewer than elsewhere."""
-    given = [one for one in labels if one is not None]
-    shape = [max(one.shape[k] for one in given) for k in range(1, given[0].dim())]
-    out = given[0].new_full((sum(sizes), *shape), NOTHING)
-    start = 0
-    for one, size in zip(labels, sizes, strict=True):
-        if one is not None:
-            out[(slice(start, start + size), *(slice(n) for n in one.shape[1:]))] = one
-        start += size
-    return out

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas
-from difflm.data.tokenizers import END, PAD, START
+from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
 from difflm.diffusion.forward_backward import TokenChain
+from difflm.diffusion.processes.discrete import CERTAIN
 from difflm.diffusion.samplers.loop import impose_tokens
 
 SMOOTH = 0.01  # of a word's count, over all labels: what was never seen is not impossible
@@ -23,8 +24,14 @@ def rule_out(belief: Belief, logits: Tensor, codec: Codec) -> Belief:
     if belief.state is None and belief.words is None:
         return belief.with_logits(logits)
     nearest = codec.nearest(belief.clean) if belief.words is None else belief.words
-    impossible = torch.isinf(logits.gather(-1, nearest.unsqueeze(-1))).squeeze(-1)
-    return impose_tokens(replace(belief, logits=logits), codec, impossible, logits.argmax(-1))
+    impossible = torch.isinf(logits.gather(-1, nearest.unsqueeze(-1)))
+    best = logits.argmax(-1, keepdim=True)
+    ruled = impose_tokens(belief, codec, impossible.squeeze(-1), best.squeeze(-1))
+    # Sure of that word, and of the next ones should another rule forbid it.
+    return replace(
+        ruled,
+        logits=torch.where(impossible, logits.scatter_add(-1, best, CERTAIN * impossible.to(logits.dtype)), logits),
+    )
 
 
 def ban_at(logits: Tensor, here: Tensor, ids: Sequence[int]) -> Tensor:
@@ -44,7 +51,7 @@ class PlacePhrases:
     codec: Codec
     phrases: tuple[tuple[tuple[int, ...], ...], ...]  # of each the ways to say it
     free: Tensor  # [B, W]
-    glued: tuple[tuple[int, ...], ...] = ()  # of each phrase: tokens that would lengthen its last word
+    apart: "KeepApart | None" = None  # of pieces: what keeps a word whole
     ends: tuple[int, ...] = ()  # what the model itself ends a text by: not before the last phrase
 
     @cached_property
@@ -58,12 +65,11 @@ class PlacePhrases:
                 for k in range(1, size):
                     fits[:, :-k] &= self.free[:, k:]
                     fits[:, -k:] = False
+                if self.apart:
+                    fits[:, :-size] &= ~self.apart.blocked[n][:, size:]
+                    fits[:, self.apart.first] = False
                 found.append((n, torch.tensor(same, device=self.free.device), fits))
-        return found
-
-    @cached_property
-    def lengthening(self) -> list[Tensor]:
-        return [self.codec.token_mask(ids) for ids in self.glued]
+        return found + (self.apart.open_texts(self.free) if self.apart else [])
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         chances = belief.logits.log_softmax(-1)
@@ -74,7 +80,7 @@ class PlacePhrases:
         places = torch.arange(self.free.shape[1], device=self.free.device)
         ids, here = torch.zeros_like(self.free, dtype=torch.long), torch.zeros_like(self.free)
         logits = belief.logits
-        for (n, ways, _), (_, which), begin in zip(self.sized, gains, begins, strict=True):
+        for (_, ways, _), (_, which), begin in zip(self.sized, gains, begins, strict=True):
             way = ways[which.gather(1, begin.clamp(min=0).unsqueeze(1)).squeeze(1)]
             for k in range(ways.shape[1]):
                 at = places == (begin + k).unsqueeze(1)
@@ -82,12 +88,97 @@ class PlacePhrases:
             end = (begin + ways.shape[1]).unsqueeze(1)
             if self.ends:
                 logits = ban_at(logits, places < end, self.ends)
-            if self.glued:
-                after = (places == end).unsqueeze(-1) & self.lengthening[n]
-                logits = logits.masked_fill(after, float("-inf"))
+        if self.apart:
+            known = torch.where(here, ids, self.apart.known)
+            for (n, ways, _), begin in zip(self.sized, begins, strict=True):
+                logits = self.apart.separate(logits, n, begin, begin + ways.shape[1], known)
         if logits is not belief.logits:
             belief = rule_out(belief, logits, self.codec)
         return impose_tokens(belief, self.codec, here, ids)
+
+
+@dataclass(frozen=True)
+class KeepApart:
+    """Keeps the last words of phrases whole where a model writes pieces: no piece behind them lengthens them. Behind a
+    piece that would with some others, such as a full stop, the text ends or white space follows."""
+
+    codec: Codec
+    followers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # of each phrase (`sort_followers`)
+    spaced: tuple[int, ...]  # pieces that begin with white space, and specials
+    canvas: Canvas
+    openings: tuple[tuple[int, ...], ...] = ()  # of each phrase: its pieces at the beginning of a text
+
+    @property
+    def first(self) -> int:
+        return self.canvas.first
+
+    @cached_property
+    def known(self) -> Tensor:
+        known = self.canvas.known
+        return torch.full_like(self.canvas.mask, -1, dtype=torch.long) if known is None else known
+
+    def unspaced(self, known: Tensor) -> Tensor:
+        """Whether pieces are known, and do not begin with white space."""
+        return (known >= 0) & ~self.codec.token_mask(self.spaced)[known.clamp(min=0)]
+
+    @cached_property
+    def masks(self) -> list[tuple[Tensor, Tensor]]:
+        return [(self.codec.token_mask(glued), self.codec.token_mask(closing)) for glued, closing in self.followers]
+
+    @cached_property
+    def blocked(self) -> list[Tensor]:
+        """Of each phrase: known pieces that it cannot stand before, [B, W]."""
+        there, ids = self.known >= 0, self.known.clamp(min=0)
+        later = torch.nn.functional.pad(self.unspaced(self.known)[:, 1:], (0, 1))
+        return [there & (glued[ids] | (closing[ids] & later)) for glued, closing in self.masks]
+
+    def open_texts(self, free: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        """Of phrases that begin a text: their numbers, pieces [1, size], and whether they fit there, [B, W]."""
+        found = []
+        for n, way in enumerate(self.openings):
+            fits, here = torch.zeros_like(free), free[:, self.first : self.first + len(way)].sum(1) == len(way)
+            if self.first + len(way) < fits.shape[1]:
+                here &= ~self.blocked[n][:, self.first + len(way)]
+            if self.first:  # a model that writes its own START may write something else there
+                here &= self.canvas.settled[:, self.first - 1]
+            fits[:, self.first] = here
+            found.append((n, torch.tensor([way], device=fits.device), fits))
+        return found
+
+    def separate(self, logits: Tensor, n: int, begin: Tensor, end: Tensor, known: Tensor) -> Tensor:
+        """Logits in which phrase n, from `begin` to `end` [B], stays whole beside `known` pieces [B, W]; as they are
+        where it begins before the text."""
+        (glued, closing), width = self.masks[n], logits.shape[1]
+        rows, there = torch.arange(len(logits), device=logits.device), (begin >= 0) & (end < width)
+        here, next_ = end.clamp(0, width - 1), (end + 1).clamp(0, width - 1)
+        unprinted = self.codec.token_mask((START, UNK, PAD))  # what comes behind one touches the phrase
+        own = logits[rows, here].masked_fill(glued | unprinted, float("-inf"))
+        best = torch.where(known[rows, here] >= 0, known[rows, here], own.argmax(-1))
+        closes = there & closing[best] & ~self.unspaced(known[rows, next_])
+        own = own.masked_fill(closing, float("-inf"))
+        sure = torch.full_like(own, float("-inf")).scatter(-1, best.unsqueeze(-1), 0.0)
+        own = torch.where(closes.unsqueeze(-1), sure, own)
+        logits = logits.index_put((rows, here), torch.where(there.unsqueeze(-1), own, logits[rows, here]))
+        inside = (closes & (end + 1 < width)).unsqueeze(-1)
+        behind = logits[rows, next_].masked_fill(
+            inside & (unprinted | ~self.codec.token_mask(self.spaced)), float("-inf")
+        )
+        return logits.index_put((rows, next_), torch.where(inside, behind, logits[rows, next_]))
+
+
+@dataclass(frozen=True)
+class KeepWhole:
+    """Words of an edited text that stay are not lengthened by what is written behind them."""
+
+    apart: KeepApart
+    places: tuple[tuple[int, int], ...]  # of each phrase: where it begins and ends
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        logits = belief.logits
+        for n, place in enumerate(self.places):
+            begin, end = (torch.full(x.shape[:1], k, device=x.device) for k in place)
+            logits = self.apart.separate(logits, n, begin, end, self.apart.known)
+        return rule_out(belief, logits, self.apart.codec)
 
 
 def phrase_gain(loss: Tensor, ways: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,12 +294,13 @@ class ForbidSpecials:
 
 @dataclass(frozen=True)
 class SeparateGaps:
-    """Some gaps may not begin with a piece that would lengthen the word before them."""
+    """Some gaps may not begin with a piece that would lengthen the word before them; none may end with white space."""
 
     codec: Codec
     glued: tuple[int, ...]
     gaps: tuple[bool, ...]  # which of them
     canvas: Canvas
+    blank: tuple[int, ...]
 
     @cached_property
     def banned(self) -> Tensor:
@@ -220,7 +312,10 @@ class SeparateGaps:
 
     @cached_property
     def impossible(self) -> Tensor:
-        return self.banned.unsqueeze(-1) & self.codec.token_mask(self.glued)
+        free = self.canvas.mask & ~self.canvas.settled
+        ends = free & ~torch.nn.functional.pad(free[:, 1:], (0, 1))
+        begins = self.banned.unsqueeze(-1) & self.codec.token_mask(self.glued)
+        return begins | (ends.unsqueeze(-1) & self.codec.token_mask(self.blank))
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return rule_out(belief, belief.logits.masked_fill(self.impossible, float("-inf")), self.codec)

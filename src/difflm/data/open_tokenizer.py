@@ -131,7 +131,9 @@ class OpenTokenizer(Tokenizer):
         self._marks = frozenset(self.marks)
         inside, alone = self.encode_batch([" a", "a"])
         self.adds_space = len(inside) > len(alone) and inside[-len(alone) :] == alone
-        self.byte_level = isinstance(definition, dict) and (definition.get("decoder") or {}).get("type") == "ByteLevel"
+        self.byte_level = self.spells = (
+            isinstance(definition, dict) and (definition.get("decoder") or {}).get("type") == "ByteLevel"
+        )
 
     @cached_property
     def _marked_encoder(self) -> "tokenizers.Tokenizer":
@@ -173,6 +175,9 @@ class OpenTokenizer(Tokenizer):
             "\udc00" if own in self._marks else bytes(byte[sign] for sign in piece).decode("utf-8", "surrogateescape")
             for own, piece in enumerate(self.pieces, len(SPECIALS))
         ]
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        return list(self._encoder.encode(text, add_special_tokens=False).offsets)
 
     def unknown(self, text: str) -> list[str]:
         found = self._encoder.encode(text, add_special_tokens=False)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
+from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, spell_bytes
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import read_json
 
@@ -20,6 +20,8 @@ class PretrainedTokenizer(Tokenizer):
         from tokenizers import Tokenizer as Encoder
 
         self.definition = definition
+        decoder = definition.get("decoder") if isinstance(definition, dict) else None
+        self.byte_level = self.spells = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
         try:
             encoder = Encoder.from_str(json.dumps(definition))
         except Exception as error:  # the library raises nothing more special
@@ -63,6 +65,12 @@ class PretrainedTokenizer(Tokenizer):
         theirs = [self.theirs[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)]
         text: str = self._encoder.decode(theirs, skip_special_tokens=False)
         return text
+
+    def spellings(self) -> list[str]:
+        return spell_bytes(self.pieces) if self.byte_level else self.pieces
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        return list(self._encoder.encode(text, add_special_tokens=False).offsets)
 
     def unknown(self, text: str) -> list[str]:
         found = self._encoder.encode(text, add_special_tokens=False)

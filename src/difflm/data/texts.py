@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from difflm.runtime.files import check_regular
 MOST_CHARACTERS = 1 << 20  # that are tokenised together: a file may be a single line
 LONGEST = 8192  # tokens of one text at most
 MOST_TOKENS = 512  # of a text with its source, and of a canvas whose size is chosen from the texts
+SENTENCE_END = re.compile(r"[.!?…。！？]['\")\]”’]*(?:\s+|(?<=[。！？]))")
 FORMATS = ".txt, .csv or .jsonl, each also with .gz"
 PAIR_COLUMNS = (("src", "trg"), ("source", "target"))  # names of source and target where a recipe gives none
 
@@ -133,6 +135,17 @@ def cut_text(text: str, most: int = MOST_CHARACTERS) -> Iterator[str]:
         yield text[start:end]
         start = end
     yield text[start:]
+
+
+def split_long(text: str, most: int) -> Iterator[str]:
+    """Cut a text of more than `most` characters: where a sentence ends, or else a word, in the later half of them."""
+    while len(text) > most:
+        ends = [found.end() for found in SENTENCE_END.finditer(text, 0, most)]
+        at = ends[-1] if ends and ends[-1] > most // 2 else text.rfind(" ", most // 2, most)
+        piece, text = text[: at if at > 0 else most].strip(), text[at if at > 0 else most :].strip()
+        yield piece
+    if text:
+        yield text
 
 
 def text_files(directory: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from difflm.data.regular import Array, CharacterAutomaton, Node, compile_characters, minimise, number_rows, refine
-from difflm.data.tokenizers import SPECIALS, Characters, Tokenizer, Words
+from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
 from difflm.data.words import extend_run, reads_back, word_shape
 from difflm.errors import UsageError
 
@@ -76,10 +76,15 @@ def smallest_automaton(columns: Sequence[Array | None], accepting: Array) -> Tok
 
 @lru_cache(maxsize=16)  # of a few megabytes each at most
 def compile_pattern(
-    pattern: str | Node, tokenizer: Tokenizer, banned: frozenset[int] = frozenset(), negated: bool = False
+    pattern: str | Node,
+    tokenizer: Tokenizer,
+    banned: frozenset[int] = frozenset(),
+    negated: bool = False,
+    as_bytes: bool = False,
 ) -> TokenAutomaton:
-    """The automaton of a pattern, or of all other texts, over a vocabulary in which `banned` tokens are not read."""
-    pieces = readable_pieces(tokenizer)
+    """The automaton of a pattern, or of all other texts, over a vocabulary in which `banned` tokens are not read; with
+    `as_bytes`, the pattern spells bytes that are no characters as surrogates, as pieces are spelt."""
+    pieces = tokenizer.spellings() if as_bytes else readable_pieces(tokenizer)
     spelt = [None if i in banned else text for i, text in enumerate(pieces, len(SPECIALS))]
     characters = compile_characters(pattern, {" ", *(char for text in spelt if text for char in text)})
     if negated:
@@ -99,7 +104,7 @@ def compile_pattern(
 
 def spells_tokens(tokenizer: Tokenizer) -> bool:
     """Whether it says how its tokens are spelt."""
-    return tokenizer.byte_level or isinstance(tokenizer, Words | Characters)
+    return tokenizer.spells or isinstance(tokenizer, Words)
 
 
 def readable_pieces(tokenizer: Tokenizer) -> list[str | None]:
@@ -107,7 +112,7 @@ def readable_pieces(tokenizer: Tokenizer) -> list[str | None]:
     text."""
     if isinstance(tokenizer, Words):
         return [None if word_shape(word) is None else word for word in tokenizer.pieces]
-    if tokenizer.byte_level or isinstance(tokenizer, Characters):
+    if tokenizer.spells:
         return [None if any("\ud800" <= one <= "\udfff" for one in text) else text for text in tokenizer.spellings()]
     raise UsageError(f"pattern: the {tokenizer.kind} tokenizer of this model does not say how its tokens are spelt.")
 
@@ -237,10 +242,18 @@ def intersect(one: TokenAutomaton, other: TokenAutomaton) -> TokenAutomaton:
     return smallest_automaton([found[pair] for pair in pairs.tolist()], accepting)
 
 
-def find_phrase(ids: Sequence[int], size: int, glued: Sequence[int] = ()) -> TokenAutomaton:
-    """The automaton of sequences that hold these tokens side by side, not followed by `glued` ones (Knuth, Morris and
-    Pratt, 1977)."""
-    whole, found, dead = len(ids), len(ids) + 1, len(ids) + 2
+def find_phrase(
+    ids: Sequence[int],
+    size: int,
+    glued: Sequence[int] = (),
+    closing: Sequence[int] = (),
+    spaced: Sequence[int] = (),
+    opening: Sequence[int] = (),
+) -> TokenAutomaton:
+    """The automaton of sequences that hold these tokens side by side (Knuth, Morris and Pratt, 1977), or begin with
+    `opening` ones; not followed by `glued` ones, nor by a `closing` one unless that ends the sequence or is followed by
+    one that is `spaced`."""
+    whole = len(ids)
     borders = [0, 0]  # how much of the beginning also ends the first k tokens
     for k in range(1, whole):
         border = borders[k]
@@ -255,13 +268,32 @@ def find_phrase(ids: Sequence[int], size: int, glued: Sequence[int] = ()) -> Tok
             state = borders[state]
         return state + 1
 
-    lengthening, columns = {*glued}, dict[tuple[int, bool], Array]()
-    for token, after in {(t if t in ids else -1, t in lengthening) for t in range(len(SPECIALS), size)}:
-        steps = [follow(state, token) for state in range(whole + 1)]
-        columns[token, after] = np.array([*steps[:-1], steps[-1] if after else found, found, dead])
-    accepting = np.isin(np.arange(dead + 1), (whole, found))
-    read = ((t if t in ids else -1, t in lengthening) for t in range(len(SPECIALS), size))
-    return smallest_automaton([*[None] * len(SPECIALS), *(columns[key] for key in read)], accepting)
+    own, sets = {*ids, *opening}, [{*glued}, {*closing}, {*spaced}]
+    kinds = [(t if t in own else -1, *(t in some for some in sets)) for t in range(len(SPECIALS), size)]
+    # How much of the phrase was read, how much of a text that begins with it, and whether a closing token came behind.
+    found, start = (-1, -1, True), (0, 0 if opening else -1, False)
+
+    def step(state: tuple[int, int, bool], kind: tuple[int | bool, ...]) -> tuple[int, int, bool]:
+        (done, begun, closed), (token, glues, closes, spaces) = state, kind
+        behind = done == whole or begun == len(opening)
+        if state == found or (closed and spaces) or (behind and not glues and not closes):
+            return found
+        goes_on = 0 <= begun < len(opening) and opening[begun] == token
+        return follow(done, token), begun + 1 if goes_on else -1, bool(behind and closes)
+
+    states, left, table = {start: 0}, [start], list[dict[tuple[int | bool, ...], int]]()
+    every = {*kinds}
+    while left:
+        after = {kind: step(left[0], kind) for kind in every}
+        for one in after.values():
+            if one not in states:
+                states[one] = len(states)
+                left.append(one)
+        table.append({kind: states[one] for kind, one in after.items()})
+        left.pop(0)
+    ends = [one == found or one[0] == whole or one[1] == len(opening) or one[2] for one in states]
+    columns = {kind: np.array([*(row[kind] for row in table), len(table)]) for kind in every}
+    return smallest_automaton([*[None] * len(SPECIALS), *(columns[kind] for kind in kinds)], np.array([*ends, False]))
 
 
 @dataclass(frozen=True)

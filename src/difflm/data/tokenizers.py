@@ -30,6 +30,7 @@ class Tokenizer(ABC):
     between = ""  # what separates the pieces of a text
     adds_space = False  # whether it spells a space before every text by itself
     byte_level = False  # whether pieces are in the byte alphabet, a space before a word as its first sign
+    spells = False  # whether a text is its pieces' spellings, one behind the other
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self.pieces = list(pieces)  # pieces[id - 4]: a text may hold the word END, so the specials are no pieces
@@ -65,6 +66,11 @@ class Tokenizer(ABC):
         """Everything that a file holds, the tokenizer of sources included."""
         own = {} if self.for_sources is self else {"for_sources": self.for_sources.to_json()}
         return {"kind": self.kind, **self.contents(), **own}
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """The first character of each token of a text, and the one behind its last; of one that is part of a character,
+        those of the whole."""
+        raise NotImplementedError
 
     def unknown(self, text: str) -> list[str]:
         """The words of a text that have no id, in order; byte pairs spell every word, characters too."""
@@ -166,6 +172,7 @@ class Characters(Tokenizer):
     """One id a character; one that is not in `pieces` is UNK."""
 
     kind = "characters"
+    spells = True
 
     def __init__(self, pieces: Sequence[str]) -> None:
         super().__init__(pieces)
@@ -181,6 +188,9 @@ class Characters(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [[self._ids.get(one, UNK) for one in text] for text in texts]
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        return [(k, k + 1) for k in range(len(text))]
+
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.tokens(ids))
 
@@ -195,7 +205,7 @@ class Bpe(Tokenizer):
     """
 
     kind = "bpe"
-    byte_level = True
+    byte_level = spells = True
 
     def __init__(self, pieces: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
         from tokenizers.pre_tokenizers import ByteLevel
@@ -235,6 +245,9 @@ class Bpe(Tokenizer):
         encoded = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [[i + len(SPECIALS) for i in one.ids] for one in encoded]
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        return list(self._encoder.encode(text, add_special_tokens=False).offsets)
+
     def tokens(self, ids: Iterable[int]) -> list[str]:
         return [self.decode([i]) for i in ids if i >= len(SPECIALS)]
 
@@ -245,8 +258,7 @@ class Bpe(Tokenizer):
         return text
 
     def spellings(self) -> list[str]:
-        byte = byte_alphabet()
-        return [bytes(byte[sign] for sign in piece).decode("utf-8", "surrogateescape") for piece in self.pieces]
+        return spell_bytes(self.pieces)
 
     def contents(self) -> dict[str, Any]:
         return {"pieces": self.pieces, "merges": [f"{a} {b}" for a, b in self.merges]}
@@ -257,6 +269,15 @@ def byte_alphabet() -> dict[str, int]:
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = sorted({*range(256)} - {*own})
     return {chr(byte): byte for byte in own} | {chr(k): byte for k, byte in enumerate(others, 256)}
+
+
+def spell_bytes(pieces: Iterable[str]) -> list[str]:
+    """Pieces of the byte alphabet as text; bytes that are no text by themselves as Python's surrogates (PEP 383)."""
+    byte = byte_alphabet()
+    return [
+        bytes(byte[sign] for sign in piece).decode("utf-8", "surrogateescape") if {*piece} <= byte.keys() else piece
+        for piece in pieces
+    ]
 
 
 def _byte_pair_encoder(**model: Any) -> "tokenizers.Tokenizer":

@@ -6,23 +6,23 @@ from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 
 _CURRENCY = "£$€¥₹"
-_CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _OPENING = frozenset("([{„‘「『（《")
 _CLOSING = frozenset(",.;:!?)]}%”’…।،؛؟、。，！？；：」』）》")
 _TIGHT = frozenset(("/", "@", "—", "--"))
 _PAIRED = ("'", '"')
 _MARKS = frozenset((*_PAIRED, "’", "“"))  # that do not say by themselves whether they open, close or are apostrophes
-_UNITS = "lb|am|pm"
+UNITS = "lb|am|pm"
 # Words that spaCy cuts although no apostrophe says so, and where. Only what E2E needs and "cannot": others of
 # spaCy's list are words of other languages ("dont", "im").
-_FUSED = ("that s", "there s", "ca nt", "wo nt", "i d", "can not")
+FUSED = ("that s", "there s", "ca nt", "wo nt", "i d", "can not")
 
 LATIN, EVERY = 0x100, 0x20000  # characters: the first block, and all that have signs among them
 # What caches hold comes from anybody: a chunk of so many characters takes 3 kB at most, and of words their ends decide.
 MOST_CACHED, ENDS = 32, 8
 _CHUNK = re.compile(r"\n|\S+")
-_HAN = re.compile(f"[{_CJK}]")
-_UNIT = re.compile(_UNITS)
+_HAN = re.compile(f"[{CJK}]")
+_UNIT = re.compile(UNITS)
 _ENDING = re.compile("['’](?:s|re|ll|d)")
 
 
@@ -60,20 +60,20 @@ def _split_chunk(chunk: str) -> tuple[str, ...]:
 @cache
 def _word_pattern(codes: int) -> re.Pattern[str]:
     """For chunks of characters below `codes`: all signs there are take half a second to compile."""
-    w = rf"[^\s{_signs(codes)}{_CJK}]"  # by what it is not: scripts that write with marks stay whole
+    w = rf"[^\s{_signs(codes)}{CJK}]"  # by what it is not: scripts that write with marks stay whole
     fused = "|".join(
-        rf"[{head[0]}{head[0].upper()}]{head[1:]}(?={tail}(?!{w}))" for head, tail in map(str.split, _FUSED)
+        rf"[{head[0]}{head[0].upper()}]{head[1:]}(?={tail}(?!{w}))" for head, tail in map(str.split, FUSED)
     )
     return re.compile(
         rf"""
           \n
         | (?<!{w}) (?: (?:[A-Z]\.)+ | (?:St|Mrs?|Ms|Dr|Jr|Prof|Inc|Ltd|vs|e\.g|i\.e|[ap]\.m)\. ) (?!{w}|\.)
         | ['’](?:s|re|ll|d)(?!{w})
-        | \d+(?:[.,:]\d+)*(?=(?:{_UNITS})(?!{w}))
+        | \d+(?:[.,:]\d+)*(?=(?:{UNITS})(?!{w}))
         | (?<!{w})(?:{fused})
         | (?<=\d)-(?=-\d)
         | --+ | \.\.+
-        | [{_CJK}]
+        | [{CJK}]
         | (?: (?<!\S)\. | (?<!{w})- )?                                               # ".The", "-25"
           {w}+ (?: (?: \.(?=[a-z\d]) | (?<=[\dA-Z])\. | (?<=\d)[,:](?=\d) | & ) {w}+ )*
           (?: -(?![-{_CURRENCY}]|{w}) )?                                             # "20-"
@@ -130,7 +130,7 @@ def _touch(left: str, right: str) -> bool:
         return right[:1].isalnum() or right in _CURRENCY
     if _HAN.match(right) and (_HAN.match(left) or left in _CLOSING):
         return True
-    return f"{left[:1].lower()}{left[1:]} {right}" in _FUSED
+    return f"{left[:1].lower()}{left[1:]} {right}" in FUSED
 
 
 class _Quotes:
@@ -179,7 +179,7 @@ def _stable_pieces(chunk: list[str]) -> Iterator[str]:
 # -- spacing word by word, for those who must know it before the text is there ---------------------------------------
 
 _SPECIAL = frozenset(
-    (*" ".join(_FUSED).split(), *_UNITS.split("|"), "st", "mr", "mrs", "ms", "dr", "jr", "prof", "inc", "ltd", "vs")
+    (*" ".join(FUSED).split(), *UNITS.split("|"), "st", "mr", "mrs", "ms", "dr", "jr", "prof", "inc", "ltd", "vs")
 )
 _STOPS = frozenset(",.;:!?-…")
 _RUNS = (("[A-Z]{2,}", "AA"), ("[a-z]{2,}", "aa"), ("[0-9]+", "9"))

@@ -11,7 +11,7 @@ from difflm.data.batches import Permutation, held_out
 from difflm.data.corpora import NAMES, corpus, corpus_examples, file_names
 from difflm.data.e2e import Split
 from difflm.data.references import PairSet
-from difflm.data.texts import Example
+from difflm.data.texts import MOST_CHARACTERS, Example, split_long
 from difflm.data.tokenfile import is_new
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
@@ -41,7 +41,9 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
     if data in NAMES:
         texts = list(corpus(data, root, split, column))  # type: ignore[arg-type]
         return Corpus(data, split, texts, lambda: corpus(data, root, "train", column))
-    return _file_corpus(lm, split, lambda: corpus(data, root, "train", column, chunk))
+    most = recipe.get("split") or MOST_CHARACTERS**2  # as they are
+    whole = lambda: corpus(data, root, "train", column, chunk)  # noqa: E731
+    return _file_corpus(lm, split, lambda: (piece for text in whole() for piece in split_long(text, most)))
 
 
 def pairs_for(lm: TextDiffusion, root: Path | None, split: Split = "valid") -> PairSet:

@@ -27,6 +27,7 @@ from difflm.runtime.files import read_json
 from difflm.runtime.tensors import SkipInit, check_sha256, load_into, load_tensors
 from difflm.training import fit
 from difflm.training.checkpoints import advise_resume
+from difflm.training.left_out import count_left_out
 from difflm.training.recipe import Recipe
 from difflm.training.run import FORMAT, NOT_A_MODEL, load_run
 from difflm.training.trainer import Outcome, Watcher
@@ -188,7 +189,7 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
         "model": method,
         "tokenizer": tokenizer.fingerprint(),
         "texts": len(kept),
-        **fit.count_left_out(recipe, selection),
+        **count_left_out(recipe, selection),
     }
     learner = (PrefixLearner if isinstance(guided, Autoregressive) else Learner)(classifier, guided)
     return fit.Prepared(recipe, learner, batches, validation, "label_nats", config)

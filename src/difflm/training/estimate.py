@@ -46,7 +46,7 @@ class Estimate:
         parts = ", ".join(f"{name} {gib:.2g}" for name, gib in self.gib.items())
         size = f"{self.texts.vocabulary:,} words and texts of {self.texts.longest} tokens"
         memory = f"at most {sum(self.gib.values()):.2g} GiB ({parts})"
-        time = f"about {spoken} minutes of steps at {gflops:,.0f} Gflop/s"
+        time = f"about {spoken} minutes of steps at {gflops:,.0f} Gflop/s" if self.gflop else "steps for its minutes"
         return f"estimate for {size}: {self.parameters:,} parameters, {memory}, {time}"
 
 

@@ -24,7 +24,7 @@ from difflm.data.e2e import Split as SplitName
 from difflm.data.pairs import read_pairs
 from difflm.data.prompts import labels_told
 from difflm.data.remote import fetch_remote, is_remote
-from difflm.data.texts import LONGEST, MOST_TOKENS
+from difflm.data.texts import MOST_TOKENS, split_long
 from difflm.data.tokenfile import (
     HELD,
     PACK,
@@ -48,6 +48,8 @@ from difflm.runtime.files import locked, write_json
 from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import newest_checkpoint, write_config
 from difflm.training.counts import count_neighbours, count_overlap, histograms, pair_lengths
+from difflm.training.left_out import advise_longest, count_left_out, round_up
+from difflm.training.pace import choose_steps
 from difflm.training.packed import pack_texts
 from difflm.training.recipe import Recipe, check_init
 from difflm.training.resuming import Changes, check_same_recipe, record_changes
@@ -116,6 +118,9 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
         with remove_on_failure(out, keep=setup.resume):
             ready = prepare(setup)
+            if not ready.recipe.steps:
+                recipe = choose_steps(ready, out, setup.device, setup.report)
+                ready = replace(ready, recipe=recipe, config={**ready.config, "recipe": recipe.model_dump()})
             trainer = Trainer(ready.model, ready.recipe, out, setup.device, ready.figure)
             if setup.resume:
                 trainer.resume(setup.note)
@@ -312,11 +317,6 @@ def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: Languag
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def count_left_out(recipe: Recipe, selection: Selection) -> dict[str, int]:
-    """How many texts are not trained on, for the config; `repeated` where a recipe asks for each text once."""
-    return {"left_out": selection.too_long, **({"repeated": selection.repeated} if recipe.distinct else {})}
-
-
 def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: str = "") -> None:
     """Report which texts are left out; as a warning, with advice, where they are many."""
     limits, _, total, too_long, source_too_long, repeated = selection
@@ -337,19 +337,6 @@ def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: 
         setup.report("no held-out text is left: the run goes without validation")
 
 
-def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
-    """The change by which nearly all texts fit, with the `extra` positions that some models need; "" where no change
-    is possible."""
-    needed = {"longest": round_up(tokens_that_hold_most(tokens.lengths) + extra)}
-    needed["source_longest"] = round_up(tokens_that_hold_most(tokens.sources.lengths)) if tokens.sources else 0
-    raised = {key: value for key, value in needed.items() if value > getattr(recipe, key)}
-    if recipe.init or not raised or sum(needed.values()) > (MOST_TOKENS if tokens.sources else LONGEST):
-        return ""
-    widths = " widths=[]" if recipe.widths and max(recipe.widths) < needed["longest"] else ""
-    changes = " ".join(f"{key}={value}" for key, value in raised.items())
-    return f"Train with {changes}{widths}, which holds {HELD:.0%} of them, or split them into shorter texts."
-
-
 def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recipe:
     """The recipe with canvas sizes that hold 99 % of the texts and of their sources, where it leaves them open."""
     recipe, note = setup.recipe, setup.note
@@ -363,20 +350,16 @@ def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recip
         with SkipInit():
             smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST)
             extra = max(0, LEAST_LONGEST - recipe.build_method().build(smallest).max_words)
-        texts = tokens_that_hold_most(tokens.lengths)
+        texts = int(tokens.lengths.max()) if recipe.split else tokens_that_hold_most(tokens.lengths)
         longest = min(max(round_up(texts + extra), LEAST_LONGEST), most)
         if longest > LEAST_LONGEST:
-            note(f"longest={longest}, since {HELD:.0%} of the texts have at most {texts:,} tokens", INFO)
+            held = "all" if recipe.split else f"{HELD:.0%} of the"
+            note(f"longest={longest}, since {held} texts have at most {texts:,} tokens", INFO)
     if tokens.sources and not source_longest:
         sources = tokens_that_hold_most(tokens.sources.lengths)
         source_longest = min(round_up(sources), MOST_TOKENS - longest)
         note(f"source_longest={source_longest}, since {HELD:.0%} of the sources have at most {sources:,}", INFO)
     return recipe.model_copy(update={"longest": longest, "source_longest": source_longest})
-
-
-def round_up(tokens: int) -> int:
-    """To a multiple of eight, as the widths of batches are."""
-    return -(-tokens // 8) * 8
 
 
 def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection: Selection) -> tuple[Split, Split]:
@@ -395,8 +378,9 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     TokenFile.remove_leftovers(directory)
     first, *others = (source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
     origin = {**first, "column": recipe.column, **({"parallel": others} if others else {})}
-    if recipe.chunk:
-        origin["chunk"] = recipe.chunk
+    for key in ("chunk", "split"):
+        if getattr(recipe, key):
+            origin[key] = getattr(recipe, key)
     if recipe.cuts_spans or recipe.tells_labels:
         origin["task"] = recipe.task
     if recipe.rows == "packed" and METHODS[recipe.method].family == "autoregressive":
@@ -412,6 +396,8 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     made = {"span-denoising": cut_examples, "prompts": prompted_examples}.get(recipe.task)
     where = recipe.data, setup.root, split, recipe.column, recipe.chunk
     examples = made(*where) if made else corpus_examples(*where, recipe.has_sources)
+    if recipe.split:
+        examples = (replace(one, target=piece) for one in examples for piece in split_long(one.target, recipe.split))
     return TokenFile.build(directory, report_reading(examples, f"reading {split} texts", setup.note), tokenizer, origin)
 
 

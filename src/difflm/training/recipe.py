@@ -43,6 +43,8 @@ class Recipe(BaseModel):
     "The column of a .csv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
     chunk: int = Field(default=0, ge=0, le=512)
     "Cut a .txt file into texts of so many characters, instead of taking each line as one."
+    split: int = Field(default=0, ge=0)
+    "Cut texts of more characters than this where sentences end, so that none is too long. 0: as they are."
     tokenizer: str = "bpe"
     "words, bpe or characters, learned from the texts; or a run whose words this one shares; or the directory of a \
     Hugging Face tokenizer."
@@ -71,7 +73,10 @@ class Recipe(BaseModel):
     temperature: PositiveFloat | None = None
     "The trained model's default for generation; without it, the method's own."
 
-    steps: PositiveInt
+    steps: int = Field(ge=0)
+    "0: as many as fit into `minutes`, by the time that a step takes on the device."
+    minutes: PositiveFloat = 10.0
+    "Of training, where it decides how many steps there are."
     batch_size: int = Field(default=64, ge=2)
     lr: PositiveFloat = 1e-3
     warmup: int = Field(default=500, ge=0)
@@ -147,7 +152,7 @@ def load_recipe(
     """Load a bundled recipe or a file, with `key=value` changes; all errors are reported at once. `note` is called for
     lines of the recipe that do not apply to the method or the data that the changes name."""
     values = _read(name_or_path)
-    given = dict(_split_change(change) for change in changes)
+    given = dict(split_change(change) for change in changes)
     if given.get("init") and is_pretrained(Path(str(given["init"]))):  # somebody else's model, with its words
         theirs = given.pop("init")
         given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
@@ -161,7 +166,7 @@ def load_recipe(
         theirs = _sizes_of(values["init"], values.get("method"))
         values = {**theirs, **values, "model": {**theirs["model"], **sizes}}
     for key, value in given.items():
-        _set(values, key, value)
+        set_value(values, key, value)
     recipe = check(values)
     if recipe.init is not None:
         check_init(recipe)
@@ -187,7 +192,7 @@ def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any]) -> list[str]
     return messages
 
 
-def _split_change(change: str) -> tuple[str, Any]:
+def split_change(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
         raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
@@ -300,7 +305,7 @@ def _value(text: str, change: str) -> Any:
         return value
 
 
-def _set(values: dict[str, Any], key: str, value: Any) -> None:
+def set_value(values: dict[str, Any], key: str, value: Any) -> None:
     if key.startswith("model."):
         values["model"] = {**_sizes(values["model"]), key.removeprefix("model."): value}
     else:
@@ -321,6 +326,8 @@ def _check_sources(recipe: Recipe) -> None:
         raise UsageError(f"recipe: task: {recipe.method} reads no sources, which span-denoising needs.")
     if recipe.has_sources and recipe.chunk and not recipe.cuts_spans:
         raise UsageError(f"recipe: chunk: pieces of a file have no source, and {recipe.method} needs one.")
+    if recipe.has_sources and recipe.split:
+        raise UsageError("recipe: split: a text that is written from a source is not cut. Leave it out.")
     if recipe.has_sources and recipe.longest + recipe.source_longest > MOST_TOKENS:
         raise UsageError(f"recipe: longest and source_longest: at most {MOST_TOKENS} together.")
     own = recipe.source_words == "own"

@@ -10,6 +10,7 @@ from difflm.runtime.files import append_line, parse_record, read_json, write_ato
 from difflm.training.recipe import Recipe, check
 
 CHANGEABLE = ("steps", "lr")  # of a recipe, when its run is resumed
+PACE = ("steps", "warmup", "ema", "log_every", "save_every", "validate_every", "sample_every")  # chosen with the steps
 REPEATED = ("train", "validation")  # kinds of records that a resumed run writes again
 Changes = dict[str, tuple[Any, Any]]  # by key the value before and the value now
 
@@ -25,6 +26,8 @@ def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
         raise DifflmError(f"{path} does not hold a recipe.")
     before = check(found)
     sizes = {key: getattr(recipe, key) or getattr(before, key) for key in ("longest", "source_longest")}
+    if not recipe.steps:
+        sizes |= {key: getattr(before, key) for key in PACE}
     recipe = recipe.model_copy(update=sizes)
     pairs = {key: (getattr(before, key), getattr(recipe, key)) for key in Recipe.model_fields}
     changes = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

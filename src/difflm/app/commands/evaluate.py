@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +24,7 @@ from difflm.app.commands.options import (
 from difflm.app.console import Bar, note, put_json, to_json
 from difflm.errors import UsageError
 
+SAMPLES = 200  # texts of each method that is trained to be compared
 SETTINGS = (
     *("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp"),
     *("projection", "projection_top_p", "start"),
@@ -189,17 +190,44 @@ def refuse_given(options: Any, names: list[str], task: str) -> None:
             raise UsageError(f"--{f.name.replace('_', '-')} belongs to --task {task}.")
 
 
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of compare that train what is compared."""
+
+    methods: Annotated[
+        str | None, option("Train these methods on data=FILE and compare them; the rest are key=value.", "NAMES")
+    ] = None
+    minutes: Annotated[float, option("With --methods: of training, each.")] = 5.0
+    into: Annotated[Path | None, option("With --methods: where the runs go. [FILE-compare]", "DIR")] = None
+
+
 @report_errors
-@with_options(options=MeasureOptions, settings=SETTINGS, **GROUPS)
+@with_options(options=MeasureOptions, settings=SETTINGS, training=TrainOptions, **GROUPS)
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN …", help="Runs that were trained on the same data.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN …", help="Runs that were trained on the same data; with --methods, key=value."),
+    ],
     options: MeasureOptions,
     settings: dict[str, Any],
+    training: TrainOptions,
     task: Task = "language",
     **groups: Any,
-) -> None:
+) -> int:
     """Measure several models on the same data with the same judge: one table; each keeps its figures."""
+    if training.methods is None:
+        refuse_given(training, ["minutes", "into"], "language with --methods")
+    else:
+        from difflm.app.own_comparison import train_methods
+
+        names = split_names(training.methods)
+        trained = train_methods(names, runs, training.minutes, training.into, options.data, options.device)
+        if trained is None:
+            return 1
+        runs = trained
+        options = replace(options, samples=SAMPLES if options.samples is None else options.samples)
     measure(runs, task, options, settings, groups)
+    return 0
 
 
 @report_errors

@@ -2,8 +2,9 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,11 +12,18 @@ from difflm.app.commands.options import Data, Device, Json, option, report_error
 from difflm.app.console import TrainingView, complain, note, put_json, put_line
 from difflm.errors import UsageError
 
+if TYPE_CHECKING:
+    from difflm.training.recipe import Recipe
+    from difflm.training.trainer import Outcome
+
 
 @report_errors
 def train(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe's name (see: difflm methods) or a YAML file.")
+        str,
+        typer.Argument(
+            metavar="TEXTS|RECIPE", help="A file of texts, or a recipe: its name (see: difflm methods) or a YAML file."
+        ),
     ],
     changes: Annotated[list[str] | None, typer.Argument(metavar="key=value …", help="Changes to it.")] = None,
     out: Annotated[Path | None, option("Directory of the run.", "RUN")] = None,
@@ -25,34 +33,26 @@ def train(
     device: Device = "auto",
     as_json: Json = False,
 ) -> int:
-    """Train a model from a recipe. Ctrl-C and SIGTERM save; --resume continues."""
+    """Train a model on texts of your own, or from a recipe. Ctrl-C and SIGTERM save; --resume continues."""
+    from difflm.training.own_text import is_own_text
     from difflm.training.recipe import load_recipe
 
-    resolved = load_recipe(recipe, changes or (), note)
+    own = is_own_text(recipe)
+    if own:
+        out = out or default_run(recipe, changes or ())
+        resolved = resolve_own(recipe, changes or (), out, data, device, resume)
+    else:
+        resolved = load_recipe(recipe, changes or (), note)
     if dry_run:
         show_recipe(resolved, as_json)
         show_estimate(resolved, device)
         return 0
     if out is None:
         raise UsageError("where should the run go? Give --out RUN, a directory that does not hold one yet.")
-    from difflm.generation.jobs import check_device
-    from difflm.training.classifier import train_guide
-    from difflm.training.fit import train_run
-    from difflm.training.model_card import finish_run
-
     command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out)]
-    with TrainingView(out, as_json) as view:
-        work = train_guide if resolved.method == "classifier" else train_run
-        outcome = work(resolved, out, check_device(device), view, view.reading, data, resume)
+    outcome = train_and_save(resolved, out, command, data, device, resume, as_json)
     if outcome.stopped == "interrupted":
-        again = [*command, "--resume", *(["--data", str(data)] if data and not os.environ.get("DIFFLM_DATA") else [])]
-        complain(
-            f"stopped at step {outcome.step:,}; saved in {out}/checkpoints/step-{outcome.step}.\n"
-            f"Continue: {shlex.join(again)}"
-        )
         return 1
-    if resolved.method != "classifier":  # which is part of a model and has no card of its own
-        finish_run(out, shlex.join(command))
     if as_json:
         put_json(
             {"kind": "done", "run": str(out), "step": outcome.step, "stopped": outcome.stopped, **outcome.validation}
@@ -65,9 +65,55 @@ def train(
     from difflm.training.run import read_config
 
     config = read_config(out)
+    if outcome.stopped == "early":
+        best = outcome.validation.get("step", outcome.step)
+        checks = f"{resolved.patience} validations in a row were no better than that of step {best:,}"
+        put_line(f"stopped at step {outcome.step:,}: {checks}, whose weights are kept")
     put_line(f"{out}: {training_summary(config)}.")
     put_line(f"Next: {suggest_command(shlex.quote(str(out)), config)}")
     return 0
+
+
+def default_run(texts: str, changes: Sequence[str]) -> Path:
+    """The directory of a run that has no name: that of its texts, and of its method."""
+    method = next((one.removeprefix("method=") for one in changes if one.startswith("method=")), "difflm")
+    return Path(f"{Path(texts.rstrip('/')).name.split('.')[0] or 'run'}-{method}")
+
+
+def resolve_own(
+    texts: str, changes: Sequence[str], out: Path, data: Path | None, device: str, resume: bool
+) -> "Recipe":
+    """A recipe for texts of one's own: chosen from them, or that of the run which is continued."""
+    from difflm.generation.jobs import check_device
+    from difflm.training.own_text import begun_recipe, own_recipe
+
+    if resume:
+        return begun_recipe(out, texts, changes)
+    return own_recipe(texts, changes, data, check_device(device).type, note)
+
+
+def train_and_save(
+    recipe: "Recipe", out: Path, command: Sequence[str], data: Path | None, device: str, resume: bool, as_json: bool
+) -> "Outcome":
+    """Train a run and write its card; where it was interrupted, say how to continue."""
+    from difflm.generation.jobs import check_device
+    from difflm.training.classifier import train_guide
+    from difflm.training.fit import train_run
+    from difflm.training.model_card import finish_run
+
+    with TrainingView(out, as_json) as view:
+        work = train_guide if recipe.method == "classifier" else train_run
+        outcome = work(recipe, out, check_device(device), view, view.reading, data, resume)
+    if outcome.stopped == "interrupted":
+        again = [*command, *([] if "compare" in command else ["--resume"])]
+        again += ["--data", str(data)] if data and not os.environ.get("DIFFLM_DATA") else []
+        complain(
+            f"stopped at step {outcome.step:,}; saved in {out}/checkpoints/step-{outcome.step}.\n"
+            f"Continue: {shlex.join(again)}"
+        )
+    elif recipe.method != "classifier":  # which is part of a model and has no card of its own
+        finish_run(out, shlex.join(command))
+    return outcome
 
 
 def report_classifier(guided: str, out: Path) -> None:

@@ -1,0 +1,51 @@
+"""Methods that are trained side by side on somebody's texts, to be compared: as many minutes each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from difflm.app.commands.train import default_run, train_and_save
+from difflm.app.console import note
+from difflm.errors import UsageError, suggest
+from difflm.generation.jobs import check_device
+from difflm.methods import METHODS
+from difflm.runtime.files import read_json
+from difflm.training.own_text import begun_recipe, own_recipe
+
+
+def train_methods(
+    names: Sequence[str], changes: Sequence[str], minutes: float, into: Path | None, root: Path | None, device: str
+) -> list[str] | None:
+    """The runs of these methods; those that were trained before are kept, and a run that was interrupted is continued.
+    None: it was interrupted again."""
+    given = dict(one.split("=", 1) for one in changes if "=" in one)
+    if wrong := [one for one in changes if "=" not in one]:
+        raise UsageError(f"{wrong[0]!r} is not of the form key=value: --methods trains what is compared.")
+    if "data" not in given or "method" in given:
+        raise UsageError("--methods: give data=FILE, and no method=, such as data=my.txt.")
+    for name in names:
+        if name not in METHODS:
+            raise UsageError(f"unknown method {name!r}. {suggest(name, METHODS, quoted=False)}See difflm methods.")
+    others = [one for one in changes if not one.startswith("data=")]
+    if not all(METHODS[name].packs for name in names) and "rows" not in given:
+        others.append("rows=texts")  # the same texts for all
+    folder = into or default_run(given["data"], ["method=compare"])
+    command = ["difflm", "compare", "--methods", ",".join(names), *changes, "--minutes", f"{minutes:g}"]
+    for name in names:
+        run, own = folder / name, [*others, f"method={name}", f"minutes={minutes:g}"]
+        resume = (run / "recipe.json").exists()
+        if resume and is_finished(run):
+            note(f"{run}: trained before")
+            continue
+        note(f"{run}: {minutes:g} minutes of {name}")
+        kind = check_device(device).type
+        recipe = begun_recipe(run, given["data"], own) if resume else own_recipe(given["data"], own, root, kind, note)
+        again = [*command, *(["--into", str(into)] if into else [])]
+        if train_and_save(recipe, run, again, root, device, resume, as_json=False).stopped == "interrupted":
+            return None
+    return [str(folder / name) for name in names]
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run was trained to its end."""
+    config = read_json(run / "config.json") if (run / "config.json").exists() else {}
+    return config.get("trained", {}).get("stopped", "interrupted") != "interrupted"

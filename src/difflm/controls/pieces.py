@@ -1,0 +1,240 @@
+"""Exact controls of models that write pieces of words: what is asked holds of the printed text, sign by sign."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from difflm.controls.base import Canvas, Check, Control, ModelInfo
+from difflm.controls.exact import Infill, Length
+from difflm.controls.patterns import WordCount
+from difflm.data.regular import Chars, Either, Node, Repeated, Sequenced, literal
+from difflm.data.token_automata import TokenAutomaton, compile_pattern
+from difflm.data.tokenizers import SPECIALS, Tokenizer
+from difflm.data.words import CJK, FUSED, UNITS, split_words
+from difflm.errors import UsageError
+
+if TYPE_CHECKING:
+    from difflm.diffusion.codecs import Codec
+    from difflm.diffusion.samplers.loop import Transform
+
+# What might stand behind a piece and make one word of it and the words before it.
+BEHIND = ("a", "A", "1", "s", "é", ".", ".a", ".1", "-", "-a", "'s", "&a", ",1", ":1", "£", "e.", "g.", "m.")
+ANYTHING, NOTHING = Repeated(Chars(named="sS"), 0, None), Sequenced(())
+EDGE = Chars(tuple(re.findall("(.)-(.)", CJK)), "W")  # what may stand beside a word
+
+
+# -- words that must not be there -------------------------------------------------------------------------------------
+
+
+def avoid_words(words: Sequence[str], tokenizer: Tokenizer) -> TokenAutomaton:
+    """The automaton of texts that hold none of these words, however their pieces are cut."""
+    return compile_pattern(
+        Either(tuple(hold_word(word.strip()) for word in words)), tokenizer, negated=True, as_bytes=True
+    )
+
+
+def hold_word(word: str) -> Node:
+    """Texts of which `split_words` finds this word in any case; and some more, in which it touches signs."""
+    before, after, lower = [EDGE], [EDGE], word.lower()
+    pairs, units = [pair.split() for pair in FUSED], UNITS.split("|")
+    if lower in units:  # 5pm
+        before.append(Chars(named="d"))
+    behind: list[Node] = [any_case(unit) for unit in units if word[-1].isdigit()]
+    behind += [any_case(tail) for head, tail in pairs if head == lower]  # can-not
+    ahead = [any_case(head) for head, tail in pairs if tail == lower]
+    left = Either((NOTHING, *(Sequenced((ANYTHING, one)) for one in before)))
+    right = Either((NOTHING, *(Sequenced((one, ANYTHING)) for one in after)))
+    left = Either((left, *(Sequenced((left, head)) for head in ahead)))
+    right = Either((right, *(Sequenced((tail, right)) for tail in behind)))
+    apart = [is_letter(word[0]), is_letter(word[-1])]
+    return Sequenced((left if apart[0] else ANYTHING, any_case(word), right if apart[1] else ANYTHING))
+
+
+def is_letter(char: str) -> bool:
+    """Whether a character makes one word with letters beside it."""
+    return (char.isalnum() or char == "_") and not re.match(f"[{CJK}]", char)
+
+
+def any_case(text: str) -> Node:
+    """A text in any case, each character whole or byte by byte."""
+    found = list[Node]()
+    for char in text:
+        like = {char, char.lower(), char.upper(), char.title(), *{"k": "\u212a", "å": "\u212b"}.get(char.lower(), "")}
+        same = sorted(one for one in like if len(one) == 1 and one.lower() == char.lower())
+        cut = [literal(cut_bytes(one)) for one in same if not one.isascii()]
+        found.append(Either((Chars(tuple((one, one) for one in same)), *cut)))
+    return Sequenced(tuple(found))
+
+
+def cut_bytes(text: str) -> str:
+    """A text whose bytes beyond ASCII are spelt one by one, as surrogates."""
+    return text.encode().decode("ascii", "surrogateescape")
+
+
+def let_end(automaton: TokenAutomaton, ends: Sequence[int]) -> TokenAutomaton:
+    """The automaton of accepted texts that a model ends itself: anything may stand behind the end."""
+    dead, count = len(automaton.table) - 1, automaton.table.shape[1]
+    classes, over = automaton.classes.copy(), dead + 1
+    classes[list(ends)] = count + 1
+    step = np.append(automaton.table, np.where(automaton.accepting, over, dead)[:, None], 1)  # the end is a class more
+    table = np.vstack([step[:-1], np.full(count + 1, over), step[-1:]])
+    table = np.where(table == over, dead, np.where(table == dead, over, table))  # the last one is never left
+    order = [*range(count - 1), count, count - 1]  # nor is the last class read, but behind the end
+    places = np.argsort(order)
+    classes = places[np.minimum(classes, count)]
+    accepting = np.insert(automaton.accepting, dead, True)
+    return TokenAutomaton(classes, table[:, order], accepting)
+
+
+def can_pass(automaton: TokenAutomaton, runs: Sequence[Sequence[int]]) -> bool:
+    """Whether given tokens, side by side, can stand in an accepted text."""
+    dead = len(automaton.table) - 1
+    for run in runs:
+        states = {*range(dead)}
+        for token in run:
+            states = {int(automaton.table[state, automaton.classes[token]]) for state in states} - {dead}
+        if not states:
+            return False
+    return True
+
+
+# -- what stands behind words that must be there ----------------------------------------------------------------------
+
+Followers = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@lru_cache(maxsize=64)
+def sort_followers(phrase: str, tokenizer: Tokenizer) -> Followers:
+    """Pieces that lengthen the last word of a phrase, and those that do so unless a space or nothing follows them."""
+    words, glued, closing = split_words(phrase), list[int](), list[int]()
+
+    def stays(text: str) -> bool:
+        return split_words(phrase + text)[: len(words)] == words
+
+    for i, piece in enumerate(tokenizer.spellings(), len(SPECIALS)):
+        if piece[:1].isspace():
+            continue
+        if any("\ud800" <= char <= "\udfff" for char in piece) or not stays(piece):
+            glued.append(i)
+        elif not all(stays(piece + more) for more in BEHIND):
+            closing.append(i)
+    return tuple(glued), tuple(closing)
+
+
+@lru_cache(maxsize=8)
+def spaced_pieces(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Specials, and pieces that begin with white space: they lengthen no word."""
+    pieces = enumerate(tokenizer.spellings(), len(SPECIALS))
+    return (*range(len(SPECIALS)), *(i for i, piece in pieces if piece[:1].isspace()))
+
+
+# -- words of an edited text that stay --------------------------------------------------------------------------------
+
+
+def find_kept(phrase: str, text: str, tokenizer: Tokenizer) -> list[range]:
+    """Places of the tokens of a phrase in a text, wherever it occurs. Of pieces, all that spell a part of it, and one
+    before them where no space stands there."""
+    words, asked = split_words(text), split_words(phrase.strip())
+    starts = [i for i in range(len(words) - len(asked) + 1) if words[i : i + len(asked)] == asked]
+    if not asked or not starts:
+        raise UsageError(f"keep: {phrase!r} does not stand in the text that is edited.")
+    if not tokenizer.spells:
+        return [range(start, start + len(asked)) for start in starts]
+    places, end = list[tuple[int, int]](), 0
+    for word in words:
+        begin = text.index(word, end)
+        end = begin + len(word)
+        places.append((begin, end))
+    found, spans = list[range](), tokenizer.spans(text)
+    for start in starts:
+        begin, end = places[start][0], places[start + len(asked) - 1][1]
+        inside = [k for k, (first, last) in enumerate(spans) if first < end and last > begin]
+        glued = spans[inside[0]][0] == begin and begin and not text[begin - 1].isspace()
+        found.append(range(inside[0] - bool(glued), inside[-1] + 1))
+    return found
+
+
+def keep_whole(text: str, places: Sequence[range], codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform":
+    """The rule by which words of an edited text stay whole; `places` are those of their pieces."""
+    from difflm.controls.rules import KeepApart, KeepWhole
+
+    spans = info.tokenizer.spans(text)
+    kept = [text[spans[place[0]][0] : spans[place[-1]][1]].strip() for place in places]
+    apart = KeepApart(
+        codec, tuple(sort_followers(one, info.tokenizer) for one in kept), spaced_pieces(info.tokenizer), canvas
+    )
+    return KeepWhole(apart, tuple((canvas.first + place[0], canvas.first + place[-1] + 1) for place in places))
+
+
+# -- gaps and lengths -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PieceInfill(Infill):
+    """Gaps between pieces: `___:4` are four words between spaces. The rest stays as it is, to the character."""
+
+    reads_text = True
+
+    def automaton(self, info: ModelInfo) -> TokenAutomaton:
+        word, space = Repeated(Chars(named="S"), 1, None), literal(" ")
+        some = Sequenced((ANYTHING, Chars(named="S"), ANYTHING))
+        gaps = [
+            some if n is None else Sequenced((word, Repeated(Sequenced((space, word)), n - 1, n - 1)))
+            for n in self.gaps
+        ]
+        known = [Sequenced(tuple(Either((literal(c), literal(cut_bytes(c)))) for c in part)) for part in self.parts]
+        parts = chain.from_iterable(zip(known, [*gaps, NOTHING], strict=True))
+        return compile_pattern(Sequenced(tuple(parts)), info.tokenizer, as_bytes=True)
+
+    def fewest(self, info: ModelInfo) -> list[int]:
+        """One, or two where no piece is a space and more."""
+        whole = any(piece.startswith(" ") and not piece[-1].isspace() for piece in info.tokenizer.spellings())
+        return [1 if whole or not part.endswith(" ") else 2 for part in self.parts[:-1]]
+
+    @property
+    def sizes(self) -> list[int | None]:
+        return [None] * len(self.gaps)
+
+    def check(self, text: Sequence[str]) -> Check:
+        assert isinstance(text, str)
+        kept = matches_parts(self.parts, self.gaps, text)
+        return Check(kept, float(kept), "characters of the printed text")
+
+
+def matches_parts(parts: Sequence[str], gaps: Sequence[int | None], text: str) -> bool:
+    """Whether a text is these parts in their order, with a word at least, or so many, in each gap between them."""
+    ends = {len(parts[0])} if text.startswith(parts[0]) else set[int]()
+    for part, gap in zip(parts[1:], gaps, strict=True):
+        starts = [found.start() for found in re.finditer(f"(?={re.escape(part)})", text)]
+        if gap is None:  # what a later end can reach, the first can
+            ends = {k + len(part) for k in starts if ends and text[min(ends) : k].strip()}
+        else:
+            ends = {k + len(part) for k in starts if any(len(text[end:k].split()) == gap for end in ends if end <= k)}
+    return len(text) in ends
+
+
+class SpacedLength(WordCount):
+    """So many words between spaces: what a length is to a model that writes pieces of words."""
+
+    name = "length"
+
+    @property
+    def target(self) -> int:  # type: ignore[override]
+        return self.low
+
+
+def say_of_pieces(controls: Sequence[Control], tokenizer: Tokenizer) -> list[Control]:
+    """Controls of words as controls of what pieces spell."""
+    found = list[Control]()
+    for control in controls:
+        if type(control) is Infill:
+            control = PieceInfill(control.template, control.most)
+        elif type(control) is Length and tokenizer.byte_level:
+            control = SpacedLength(control.words)
+        found.append(control)
+    return found

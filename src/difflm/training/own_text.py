@@ -1,0 +1,159 @@
+"""Settings for texts of one's own, chosen from the texts and the device, each with its reason."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from difflm.data.corpora import corpus_path, counted_texts, file_names, resolve_data
+from difflm.data.remote import is_remote
+from difflm.data.texts import MOST_TOKENS, ROWS, file_kind, split_long
+from difflm.data.tokenizers import Bpe
+from difflm.data.words import split_words
+from difflm.errors import UsageError
+from difflm.methods import METHODS
+from difflm.runtime.files import read_json
+from difflm.training.recipe import TOKENIZERS, Recipe, check, known_recipes, load_recipe, set_value, split_change
+
+BASE = "own-text"  # the recipe whose other settings are kept
+MOST_COUNTED = 20_000_000  # characters whose words are counted
+MOST_PIECE = 1000  # characters of a text whose tokens are counted together
+CLOSED, RARE = 3000, 0.001  # different words at most, and running words that come once, of a vocabulary of whole words
+SAMPLE = 500_000  # characters from which the length of tokens is learned
+BYTES = 3.5  # of a piece, where that is not learned
+PIECES = ((300_000, 1000), (3_000_000, 2000), (30_000_000, 4000), (float("inf"), 8000))  # bytes up to, vocabulary
+# Tokens up to, and the sizes that they can teach.
+NETWORKS: dict[str, Sequence[tuple[float, dict[str, int]]]] = {
+    "cpu": ((float("inf"), {"hidden": 128, "layers": 4, "heads": 4}),),
+    "cuda": (
+        (2e6, {"hidden": 256, "layers": 6, "heads": 4}),
+        (2e7, {"hidden": 384, "layers": 9, "heads": 6}),
+        (float("inf"), {"hidden": 512, "layers": 12, "heads": 8}),
+    ),
+}
+ALL_FIT = 48  # tokens, by this count: every canvas holds them
+TOKENS = {"cpu": 1024, "cuda": 16384}  # of a batch, about
+Choice = tuple[str, Any, str]  # a key of the recipe, its value, and why
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What texts are like; lengths are in characters."""
+
+    texts: int
+    characters: int
+    bytes: int
+    longest: int
+    most: int  # that 99 % of the texts have at most
+    words: int  # different ones
+    running: int  # words that were counted, and those of them that come once
+    once: int
+    sample: Sequence[str]  # the first texts
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "Survey":
+        lengths, size, counts, sample = list[int](), 0, Counter[str](), list[str]()
+        for text in texts:
+            if size < SAMPLE:
+                sample += split_long(text[:SAMPLE], MOST_PIECE)
+            if size < MOST_COUNTED:
+                counts.update(split_words(text))
+            lengths.append(len(text))
+            size += len(text.encode())
+        ordered, once = sorted(lengths), sum(count == 1 for count in counts.values())
+        most = ordered[-(-99 * len(ordered) // 100) - 1]
+        return cls(len(lengths), sum(lengths), size, ordered[-1], most, len(counts), counts.total(), once, sample)
+
+    @property
+    def closed(self) -> bool:
+        """Whether its words are few, and each is common."""
+        return self.words <= CLOSED and self.once <= RARE * self.running
+
+
+def token_lengths(survey: Survey, kind: str, vocabulary: int) -> tuple[float, float]:
+    """Characters of a token, on average and in the piece of a text with the shortest ones."""
+    if kind not in TOKENIZERS:
+        average = BYTES * survey.characters / survey.bytes
+        return average, 0.6 * average
+    counts = [len(split_words(text)) if kind == "words" else len(text) for text in survey.sample]
+    if kind == "bpe":
+        counts = [*map(len, Bpe.build(survey.sample, vocabulary).encode_batch(survey.sample))]
+    rates = [(len(text), count) for text, count in zip(survey.sample, counts, strict=True) if count]
+    average = sum(size for size, _ in rates) / sum(count for _, count in rates)
+    return average, min([average, *(size / count for size, count in rates if size >= MOST_PIECE // 4)])
+
+
+def is_own_text(name: str) -> bool:
+    """Whether a recipe's name is that of data: a file of texts, or what is fetched."""
+    return name not in known_recipes() and (is_remote(name) or file_kind(Path(name)) in (".txt", *ROWS))
+
+
+def own_recipe(
+    data: str, changes: Sequence[str], root: Path | None, device: str, note: Callable[[str], None]
+) -> Recipe:
+    """A recipe for these texts and a kind of device ("cuda", "cpu"): what the changes leave open is chosen and told."""
+    given = dict(map(split_change, changes))
+    if "data" in given:
+        raise UsageError(f"the texts are given twice: {data} and data={given['data']}.")
+    plain = load_recipe(BASE, [f"data={data}", *changes])  # refuses what is wrong before anything is read
+    corpus_path(data, root)
+    sides = ("source", "target") if plain.has_sources else ()
+    survey = Survey.of(counted_texts(resolve_data(data, root), root, plain.column, plain.chunk, sides))
+    note(f"{file_names(data)}: {survey.texts:,} texts of {survey.characters:,} characters")
+    chosen = [one for one in choose_settings(survey, plain, device) if one[0] not in given]
+    if plain.init or plain.tokenizer not in TOKENIZERS:  # whose sizes are those of another run
+        chosen = [one for one in chosen if one[0] not in ("tokenizer", "vocabulary", "more_than")]
+    if plain.init:
+        chosen = [one for one in chosen if not one[0].startswith("model.")]
+    for why in dict.fromkeys(why for *_, why in chosen if why):
+        note(f"{' '.join(f'{key}={value}' for key, value, reason in chosen if reason == why)}: {why}")
+    return load_recipe(BASE, [f"data={data}", *(f"{key}={value}" for key, value, _ in chosen), *changes], note)
+
+
+def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
+    """What follows from the texts and the device; `plain` is the recipe without it."""
+    found = list[Choice]()
+    kind = plain.tokenizer if plain.tokenizer != "bpe" else "words" if survey.closed else "bpe"
+    if kind == "words":
+        found += [
+            (key, value, f"{survey.words:,} words, each of them common")
+            for key, value in (("tokenizer", "words"), ("more_than", 0))
+        ]
+    elif kind == "bpe":
+        size = next(size for most, size in PIECES if survey.bytes <= most)
+        why = f"{survey.words:,} different words, {survey.once:,} of them once: pieces spell them all"
+        found += [("tokenizer", "bpe", why), ("vocabulary", size, why)]
+    size = next((value for key, value, _ in found if key == "vocabulary"), plain.vocabulary)
+    (rate, shortest), method = token_lengths(survey, kind, size), METHODS[plain.method]
+    typical = survey.most / rate
+    if typical > MOST_TOKENS and method.packs and not plain.has_sources and not plain.model.get("pretrained"):
+        why = f"texts of up to {survey.longest:,} characters, one behind the other: none is left out"
+        found += [("rows", "packed", why), ("longest", MOST_TOKENS, why)]
+        typical = MOST_TOKENS
+    elif survey.longest / rate > ALL_FIT and not plain.has_sources and not plain.chunk:
+        room = int(0.8 * MOST_TOKENS * shortest)
+        most = min(max(survey.most, int(ALL_FIT * rate)), room)
+        if survey.longest <= min(1.5 * most, room):
+            found.append(("split", survey.longest, "the longest text: none is cut, and none left out"))
+        else:
+            why = f"longer texts, of up to {survey.longest:,} characters, are cut where sentences end; none is left out"
+            found.append(("split", most, why))
+    tokens = survey.characters / rate
+    sizes = next(sizes for most, sizes in NETWORKS[device] if tokens <= most)
+    why = f"a network for about {tokens:,.0f} tokens on this device ({device})"
+    found += [(f"model.{key}", value, why) for key, value in sizes.items() if key in method.model_fields]
+    rows = max(8, min(256, 8 * round(TOKENS[device] / max(8, min(typical, MOST_TOKENS)) / 8)))
+    found.append(("batch_size", rows, f"about {rows * min(typical, MOST_TOKENS):,.0f} tokens a step"))
+    found.append(("patience", 5, "training stops when as many validations in a row are no better"))
+    return [*found, ("steps", 0, "")]  # told when they are counted
+
+
+def begun_recipe(out: Path, data: str, changes: Sequence[str]) -> Recipe:
+    """The recipe of a run that was begun, with what was chosen for it, and these changes."""
+    if not (out / "recipe.json").exists():
+        raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
+    values = {**read_json(out / "recipe.json"), "data": data}
+    for key, value in map(split_change, changes):
+        set_value(values, key, value)
+    return check(values)

@@ -1,0 +1,68 @@
+"""How many steps a training takes in its minutes: some are taken on a copy of the model, and timed."""
+
+import copy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from difflm.training.recipe import Recipe
+from difflm.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from difflm.training.fit import Prepared
+
+TIMED = 3.0  # seconds of steps that are timed, and at most 3 % of all
+WARM = 3  # steps before those: a GPU compiles
+CHECKS, CHECKING = 20, 0.2  # validations, and the largest share of the time that they take
+PASSES, LEAST = 150, 2000  # over all texts, after which little is learned; and steps that are always worth taking
+
+
+def choose_steps(ready: "Prepared", out: Path, device: torch.device, report: Callable[[str], None]) -> Recipe:
+    """The recipe with as many steps as fit into its minutes, and what depends on their number."""
+    recipe, budget = ready.recipe, 60 * ready.recipe.minutes
+    step, check = time_training(ready, out, device, min(TIMED, 0.03 * budget))
+    checks = max(3, min(CHECKS, int(CHECKING * budget / max(check, 1e-9))))
+    steps = max(10, int((budget - checks * check) / step))
+    passes = PASSES * ready.config["texts"] // (recipe.batch_size * recipe.accumulate)
+    if "rows" in ready.config:
+        passes = PASSES * ready.config["rows"] // (recipe.batch_size * recipe.accumulate)
+    reason = f"a step takes {step:.2g} s here, and training {recipe.minutes:g} minutes"
+    if steps > max(LEAST, passes):
+        steps, reason = max(LEAST, passes), f"that is {PASSES} times over all texts, or the fewest steps that pay"
+    every = max(1, steps // checks)
+    pace = {
+        "steps": steps,
+        "warmup": min(recipe.warmup, steps // 10),
+        "ema": max(0.0, min(recipe.ema, 1 - 10 / steps)),
+        "log_every": max(1, min(recipe.log_every, steps // 20)),
+        "save_every": every,
+        "validate_every": every,
+        "sample_every": steps // 2 if recipe.sample_every else 0,
+    }
+    report(f"steps={steps:,}: {reason}; validation every {every:,}")
+    return recipe.model_copy(update=pace)
+
+
+def time_training(ready: "Prepared", out: Path, device: torch.device, seconds: float) -> tuple[float, float]:
+    """Seconds of a step, and of a validation. The model itself is not changed."""
+    recipe = ready.recipe.model_copy(update={"steps": 1_000_000})
+    trainer = Trainer(copy.deepcopy(ready.model), recipe, out, device, ready.figure)
+
+    def take_step() -> None:
+        first = trainer.step * recipe.accumulate
+        losses = trainer.train_step([ready.batches.batch(first + k) for k in range(recipe.accumulate)])
+        float(losses["loss"])  # waits for the device
+
+    for _ in range(WARM):
+        take_step()
+    begun, before = time.perf_counter(), trainer.step
+    while time.perf_counter() - begun < seconds or trainer.step == before:
+        take_step()
+    step = (time.perf_counter() - begun) / (trainer.step - before)
+    begun = time.perf_counter()
+    if ready.held_out:
+        trainer.validate(ready.held_out)
+    return step, time.perf_counter() - begun

@@ -1,0 +1,200 @@
+"""Training on texts of one's own: what is chosen from them, that nothing is left out, and methods side by side."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import write_grammar
+
+from difflm.app.cli import main
+from difflm.data.texts import split_long
+from difflm.errors import UsageError
+from difflm.evaluation.corpora import corpus_for
+from difflm.generation.pipeline import TextDiffusion
+from difflm.methods import METHODS
+from difflm.runtime.tensors import load_tensors
+from difflm.training.own_text import Survey, is_own_text, own_recipe
+from difflm.training.run import read_config
+from difflm.training.trainer import Trainer
+
+TINY = ["model.hidden=16", "model.layers=1", "model.heads=2", "batch_size=4", "sample_every=0"]
+
+
+@pytest.fixture(autouse=True)
+def quick_training(monkeypatch):
+    monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+    monkeypatch.setattr("difflm.training.pace.TIMED", 0.0)
+    monkeypatch.setattr("difflm.training.pace.WARM", 0)
+
+
+def write_prose(path, lines=200, long=1):
+    """Lines of rare words, and some that are far longer."""
+    draw = random.Random(0)
+    word = lambda: "".join(draw.choice("aeioubdfgklmnprst") for _ in range(draw.randint(2, 8)))  # noqa: E731
+    sentence = lambda: " ".join(word() for _ in range(draw.randint(4, 9))).capitalize() + "."  # noqa: E731
+    texts = [sentence() for _ in range(lines)] + [" ".join(sentence() for _ in range(40)) for _ in range(long)]
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return texts
+
+
+# -- what is chosen ---------------------------------------------------------------------------------------------------
+
+
+@given(st.text("ab .!\n。", max_size=80).map(str.strip), st.integers(1, 20))
+@settings(max_examples=200, deadline=None)
+def test_long_texts_are_cut_and_nothing_is_lost(text, most):
+    pieces = [*split_long(text, most)]
+    assert all(len(piece) <= most for piece in pieces)
+    assert "".join("".join(pieces).split()) == "".join(text.split())
+
+
+def test_texts_are_cut_where_sentences_end():
+    assert [*split_long("It is. So it is. And so on it goes.", 20)] == ["It is. So it is.", "And so on it goes."]
+    assert [*split_long("no end of it here at all", 10)] == ["no end of", "it here", "at all"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_takes_texts(tmp_path, method):
+    """Of methods that read sources, pairs."""
+    if method == "classifier":
+        return
+    path = tmp_path / "my.jsonl"
+    rows = [{"src": f"number {k}", "trg": f"{k} it is", "text": f"{k} it is, as they say."} for k in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told: list[str] = []
+    recipe = own_recipe(str(path), [f"method={method}"], None, "cpu", told.append)
+    assert recipe.build_method().model_dump()["hidden"] == 128 and recipe.steps == 0 and recipe.patience
+    assert "30 texts" in told[0] or recipe.has_sources
+    assert any(line.startswith("batch_size=") for line in told) and all("\n" not in line for line in told)
+
+
+def test_tokenizer_sizes_and_rows_follow_the_texts(tmp_path):
+    write_grammar(tmp_path / "few.txt", 400)
+    write_prose(tmp_path / "prose.txt")
+    (tmp_path / "documents.txt").write_text("".join(" ".join([f"word{k}"] * 2000) + "\n" for k in range(9)))
+
+    def choose(name, *changes, device="cpu"):
+        return own_recipe(str(tmp_path / name), changes, None, device, lambda _: None)
+
+    assert (choose("few.txt").tokenizer, choose("few.txt").split) == ("words", 0)
+    assert (choose("prose.txt").tokenizer, choose("prose.txt").vocabulary) == ("bpe", 1000)
+    assert 30 < choose("prose.txt").split < 200 and choose("prose.txt", "split=0").split == 0
+    assert choose("documents.txt", "method=mdlm").rows == "packed"
+    assert choose("documents.txt").rows == "texts" and choose("documents.txt").split < 3000
+    assert choose("prose.txt", device="cuda").model["hidden"] == 256
+    assert choose("prose.txt", "steps=7", "model.hidden=64").model_dump()["steps"] == 7
+    with pytest.raises(UsageError, match="given twice"):
+        choose("few.txt", "data=other.txt")
+    with pytest.raises(UsageError, match="does not exist"):
+        choose("missing.txt")
+    with pytest.raises(UsageError, match="Did you mean 'steps'"):
+        choose("missing.txt", "step=4")  # before the texts are read
+
+
+def test_a_survey_counts():
+    found = Survey.of(["a b", "a b c", "é"])
+    assert (found.texts, found.characters, found.bytes, found.longest) == (3, 9, 10, 5)
+    assert (found.words, found.running, found.once) == (4, 6, 2)
+
+
+def test_names_of_texts_and_of_recipes_are_told_apart(tmp_path):
+    assert is_own_text("my.txt") and is_own_text("x/my.jsonl.gz") and not is_own_text(str(tmp_path))
+    assert is_own_text("https://example.org/my.txt")
+    assert not is_own_text("e2e") and not is_own_text("mine.yaml") and not is_own_text("own-text")
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_out_and_held_out_pieces_are_found_again(tmp_path, monkeypatch, capsys):
+    """By a run that chose everything itself, and has a name without being given one."""
+    monkeypatch.chdir(tmp_path)
+    write_prose(tmp_path / "my.txt")
+    assert main(["train", "my.txt", "method=autoregressive", *TINY, "minutes=0.001"]) == 0
+    out, err = capsys.readouterr()
+    assert "tokenizer=bpe vocabulary=1000: " in err and "split=" in err and "steps=10: a step takes" in out
+    run = tmp_path / "my-autoregressive"
+    config = read_config(run)
+    assert config["left_out"] == 0 and config["texts"] + config["held_out"] > 205
+    assert config["recipe"]["steps"] == 10 == config["trained"]["steps"]
+    lm = TextDiffusion.from_pretrained(run)
+    found = corpus_for(lm, None)
+    assert len(found.texts) == config["held_out"] and len([*found.training()]) == config["texts"]
+
+
+def test_a_run_that_stalls_says_why(tmp_path, capsys):
+    write_grammar(tmp_path / "my.txt", 60)
+    changes = ["method=autoregressive", *TINY, "steps=40", "validate_every=2", "patience=2", "lr=1e-12", "ema=0"]
+    assert main(["train", str(tmp_path / "my.txt"), *changes, "--out", str(tmp_path / "run")]) == 0
+    said = "stopped at step 6: 2 validations in a row were no better than that of step 2, whose weights are kept"
+    assert said in capsys.readouterr().out
+    assert read_config(tmp_path / "run")["trained"]["stopped"] == "early"
+
+
+@pytest.mark.long
+def test_an_own_text_run_is_resumed_to_the_bit(tmp_path, monkeypatch, capsys):
+    """With what was chosen when it began, although steps may take another time now."""
+    write_prose(tmp_path / "my.txt")
+    argv = ["train", str(tmp_path / "my.txt"), "method=mdlm", *TINY, "minutes=0.001"]
+    assert main([*argv, "--out", str(tmp_path / "whole")]) == 0
+    step = Trainer.train_step
+
+    def broken(self, batches):
+        if self.step == 4 and self.recipe.steps == 10:
+            raise KeyboardInterrupt
+        return step(self, batches)
+
+    with monkeypatch.context() as context:
+        context.setattr(Trainer, "train_step", broken)
+        assert main([*argv, "--out", str(tmp_path / "cut")]) == 1
+    monkeypatch.setattr("difflm.training.pace.LEAST", 1)
+    assert main([*argv, "--out", str(tmp_path / "cut"), "--resume"]) == 0
+    whole, cut = (load_tensors(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert all((whole[name] == cut[name]).all() for name in whole)
+    capsys.readouterr()
+    assert main([*argv, "batch_size=8", "--out", str(tmp_path / "cut"), "--resume"]) == 2
+    assert "was begun with batch_size=4, not 8" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_methods_are_trained_and_compared_in_one_table(tmp_path, monkeypatch, capsys):
+    """A second call measures again, and trains nothing anew; one that was interrupted goes on."""
+    monkeypatch.chdir(tmp_path)
+    write_prose(tmp_path / "my.txt")
+    measuring = ["--samples", "4", "--score-texts", "2", "--draws", "1", "--steps", "4"]
+    argv = ["compare", "--methods", "mdlm,autoregressive", "data=my.txt", *TINY, "--minutes", "0.001", *measuring]
+    step = Trainer.train_step
+
+    def broken(self, batches):
+        if self.step == 4 and self.recipe.steps == 10 and self.recipe.method == "autoregressive":
+            raise KeyboardInterrupt
+        return step(self, batches)
+
+    with monkeypatch.context() as context:
+        context.setattr(Trainer, "train_step", broken)
+        assert main(argv) == 1
+    capsys.readouterr()
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert "my-compare/mdlm: trained before" in err and "my-compare/autoregressive: 0.001 minutes" in err
+    assert "nats/token of held-out text" in out and "mdlm" in out and "autoregressive" in out
+    names = ("mdlm", "autoregressive")
+    one, other = (json.loads((tmp_path / "my-compare" / name / "recipe.json").read_text()) for name in names)
+    assert all(one[key] == other[key] for key in ("vocabulary", "split", "rows", "minutes"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--methods", "mdlm"], "Missing argument"),
+        (["--methods", "mdlm", "my.txt"], "key=value"),
+        (["--methods", "mdlm", "lr=1"], "give data=FILE"),
+        (["--methods", "mdml", "data=my.txt"], "Did you mean mdlm"),
+        (["--minutes", "3", "run"], "--minutes belongs to"),
+    ],
+)
+def test_comparisons_without_sense_are_refused(argv, reason, capsys):
+    assert main(["compare", *argv]) == 2
+    assert reason in capsys.readouterr().err
