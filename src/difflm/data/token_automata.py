@@ -94,7 +94,7 @@ def compile_pattern(
         raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
     columns = list(spell_columns(characters, spelt))
     if isinstance(tokenizer, Words):
-        found = space_words(characters, spelt, columns)
+        found = space_words(characters, pieces, columns)
     else:
         found = smallest_automaton([None] * len(SPECIALS) + columns, characters.accepting)
     if len(found.table) == 1:
@@ -161,7 +161,7 @@ def follow(context: Context, shape: str, sample: Mapping[str, str]) -> tuple[int
     return (GLUE if read or decided else NEVER), ((*run, shape)[kept:], read)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def learn_spacing(words: tuple[str | None, ...]) -> Spacing:
     """The spacing of `join_words` for these words. A run without spaces must be read back as it is written, which its
     last words decide; a hyphen is undecided until a word follows it. What would be read otherwise is never written."""
