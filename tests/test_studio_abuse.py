@@ -85,7 +85,8 @@ def drained(connection: socket.socket) -> bytes:
 
 def operations() -> list[str]:
     return ["/api/controls", "/api/generate", "/api/infill", "/api/models", "/api/pattern", "/api/player",
-            "/api/stream", "/health", "/ready", "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}"]  # fmt: skip
+            "/api/stream", "/health", "/ready", "/v1/chat/completions", "/v1/completions", "/v1/models",
+            "/v1/models/{model}"]  # fmt: skip
 
 
 def test_every_operation_is_tried(client: Any) -> None:

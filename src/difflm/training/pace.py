@@ -24,8 +24,8 @@ def choose_steps(ready: "Prepared", out: Path, device: torch.device, report: Cal
     """The recipe with as many steps as fit into its minutes, and what depends on their number."""
     recipe, budget = ready.recipe, 60 * ready.recipe.minutes
     step, check = time_training(ready, out, device, min(TIMED, 0.03 * budget))
-    checks = max(3, min(CHECKS, int(CHECKING * budget / max(check, 1e-9))))
-    steps = max(10, int((budget - checks * check) / step))
+    checks = max(1, min(CHECKS, int(CHECKING * budget / max(check, 1e-9))))
+    steps = max(10, int(max(budget - checks * check, budget / 2) / step))
     passes = PASSES * ready.config["texts"] // (recipe.batch_size * recipe.accumulate)
     if "rows" in ready.config:
         passes = PASSES * ready.config["rows"] // (recipe.batch_size * recipe.accumulate)
