@@ -1,6 +1,6 @@
-"""The checksums of what `make` installs: `python -m benchmarks.hashes` asks PyPI for those of constraints.txt and
-writes hashes.txt, with the wheels of every Python and machine that difflm runs on. torch is left out: its build differs
-by machine. So are the extras, which `make` does not install."""
+"""The checksums of what `make` installs: `python -m benchmarks.hashes INDEX` asks the index of packages at this address
+for those of constraints.txt and writes hashes.txt, with the wheels of every Python and machine that difflm runs on.
+torch is left out: its build differs by machine. So are the extras, which `make` does not install."""
 
 import html
 import re
@@ -19,7 +19,7 @@ NEEDED = ("x86_64", "aarch64")  # where `make` must work
 LINK = re.compile(r'<a [^>]*href="[^"#]*#sha256=([0-9a-f]{64})"[^>]*>([^<]+\.whl)</a>')
 FOLDER = Path(__file__).parent.parent
 EXTRAS = "# The extras"  # the heading of what `make` does not install
-NOTE = "# Checksums of constraints.txt, torch and the extras aside. Written by: python -m benchmarks.hashes\n"
+NOTE = "# Checksums of constraints.txt, torch and the extras aside. Written by: python -m benchmarks.hashes INDEX\n"
 
 
 def read_pins(path: Path) -> Iterator[tuple[str, str]]:
@@ -71,7 +71,7 @@ def missing_wheels(wheels: dict[str, set[Tag]]) -> list[str]:
 def main() -> int:
     lines, faults = [NOTE], []
     for name, version in read_pins(FOLDER / "constraints.txt"):
-        answer = requests.get(f"https://pypi.org/simple/{canonicalize_name(name)}/", timeout=60)
+        answer = requests.get(f"{sys.argv[1].rstrip('/')}/{canonicalize_name(name)}/", timeout=60)
         answer.raise_for_status()
         wheels = find_wheels(answer.text, version)
         faults += [f"{name} {version}: no wheel for {one}" for one in missing_wheels(wheels)]

@@ -142,6 +142,7 @@ def test_controls_from_the_command(say, tiny_runs, method):
     assert first["text"] == objects[0]["text"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "mdlm", "gidd"])
 def test_gaps_and_edits_from_the_command(say, tiny_runs, method):
     for o in say(tiny_runs[method], "-n", 3, "--infill", "Zoë's ___:2 near ___."):

@@ -442,6 +442,7 @@ def test_a_disk_that_is_full_from_the_start(complaint, tmp_path, grammar):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_while_training(complaint, tmp_path, grammar):
     """The checkpoint does not fit: no part of it stays, and once there is room the run goes on."""
     run = tmp_path / "run"

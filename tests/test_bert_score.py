@@ -45,6 +45,7 @@ def test_a_text_is_its_own_best_match(tmp_path: Path, kind: str) -> None:
     assert other == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.long
 def test_the_figure_stands_beside_the_others(tmp_path: Path) -> None:
     from test_evaluation_infill import SET
 
@@ -63,6 +64,7 @@ def test_the_source_to_target_report_names_its_encoder(tmp_path: Path) -> None:
     assert any(note.startswith("BERTScore: by bert") for note in report.notes)
 
 
+@pytest.mark.long
 def test_the_command_measures_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The references repeat their sources: the copy baseline is the best match there is."""
     folder = make_encoder(tmp_path / "bert", "bert", masked_lm=False)

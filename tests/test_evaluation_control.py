@@ -514,6 +514,7 @@ def test_targets_that_ask_the_same_have_texts_of_their_own(tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_texts_made_elsewhere_are_checked_anew(pairs, lm, tmp_path):
     """What is read from a file has the figures of what was just written, and a file that lacks some is refused."""
     targets, kept = drawn(pairs, lm, 2), tmp_path / "texts.jsonl"

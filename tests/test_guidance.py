@@ -100,6 +100,7 @@ def conditional(chances: Tensor) -> Tensor:
 LONG = pytest.mark.long  # a rule of each kind is quick
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", [pytest.param(s, marks=[] if s in ("ancestral", "ddim") else LONG) for s in STEPS])
 def test_guidance_of_size_one_draws_from_the_exact_conditional(sampler):
     """With every rule: 8,000 draws alone put the nine cells 0.010 off on average, a doubled pull 0.16. Heun's second

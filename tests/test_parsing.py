@@ -144,6 +144,7 @@ def trained(toy):
     return parser
 
 
+@pytest.mark.long
 def test_a_toy_treebank_is_learned(trained, toy):
     """Held-out sentences: both attachments and the chain of three labels over one word."""
     assert "SBAR::S::VP" in trained.labels

@@ -137,6 +137,7 @@ def test_the_heat_map_shows_the_confidence(tmp_path, sure, colour):
     assert share_of(pixels(tmp_path / "a.png"), colour) > 0.3
 
 
+@pytest.mark.long
 @drawing
 def test_a_text_of_dollar_signs_and_no_font_is_drawn_all_the_same(tmp_path, recwarn):
     """Signs of mathtext are words like any other; a sign that no font has is a box, not a warning."""

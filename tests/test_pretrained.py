@@ -84,6 +84,7 @@ def built(folder: Path, words: list[str], **changes):
 WORDS = ["START", "END", "UNK", "PAD", "food", "restaurant", "."]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_begin_as_the_mean_of_their_pieces(tmp_path, kind):
     import transformers

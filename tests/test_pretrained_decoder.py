@@ -95,6 +95,7 @@ def test_cached_words_are_read_as_one_text(tmp_path, kind):
     assert all(torch.equal(a, b) for old, new in zip(kept, caches, strict=True) for a, b in zip(old, new, strict=True))
 
 
+@pytest.mark.long
 def test_it_is_fine_tuned_and_its_run_needs_no_directory(tmp_path):
     folder = make_decoder(tmp_path / "theirs", "llama")
     write_labels(tmp_path / "labels.jsonl")

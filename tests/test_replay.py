@@ -132,6 +132,7 @@ def test_a_step_compiled_as_one_writes_the_same_words(tiny_runs, guide, how, bac
     print(f"  {metrics.generated_kernel_count} kernels beside matrix products")
 
 
+@pytest.mark.long
 def test_a_text_of_one_step_compiles(tiny_runs, monkeypatch):
     """A step is run before it is traced, and there is no level behind the last."""
     monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)

@@ -202,6 +202,7 @@ def test_headers_that_do_not_come_are_not_waited_for(lm: TextDiffusion, monkeypa
         assert b"HTTP" not in drained(again)
 
 
+@pytest.mark.long
 def test_a_client_who_does_not_read_is_let_go_and_holds_nothing(
     lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +221,7 @@ def test_a_client_who_does_not_read_is_let_go_and_holds_nothing(
         assert b"event: frame" in got and b"event: done" not in got
 
 
+@pytest.mark.long
 def test_a_slow_reader_loses_frames_but_no_text(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(n=16, steps=200, frames=5, stall_seconds=PATIENCE)
     with running(lm, limits, buffer=4096) as server:

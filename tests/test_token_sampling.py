@@ -47,6 +47,7 @@ def test_ancestral_sampling_recovers_the_joint(process: DiscreteProcess, steps: 
     assert total_variation(frequencies(tokens), JOINT) < CLOSE + 0.5 * 0.26 / steps * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["first-hitting", "remask"])
 def test_other_rules_that_draw_from_the_model(rule: str):
     tokens = sample(ExactTokens(Absorbing(3)), DISCRETE_STEPS[rule], grid(2 if rule == "first-hitting" else 64), DRAWS)

