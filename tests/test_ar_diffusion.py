@@ -239,6 +239,7 @@ def share_of_sums(tokens: Tensor) -> float:
     return float((tokens.diff(dim=1) % M <= 1).all(1).double().mean())
 
 
+@pytest.mark.long
 def test_the_step_at_which_a_token_stops_changing_increases_with_its_place():
     """With the exact denoiser of running sums. Where all times are equal the first and the last token stop alike: read
     backwards, such sums are sums again. The error is the standard error of

@@ -131,6 +131,7 @@ def test_long_texts_look_back_as_far_as_half_of_training_could(counts, back):
     assert int(lengths.seen_back) == back
 
 
+@pytest.mark.long
 def test_a_long_neighbour_changes_nothing(tmp_path):
     lm = TextDiffusion.from_pretrained(tiny_run(tmp_path, "block-diffusion", steps=3))
     works = [lm.make_job(2, 3, controls=[Length(n)]) for n in (9, 60)]

@@ -19,6 +19,7 @@ def test_the_bundled_model_writes_at_the_temperature_of_its_recipe() -> None:
     assert config["sampling"]["temperature"] == load_recipe("e2e").temperature != 1
 
 
+@pytest.mark.long
 def test_a_trained_run_keeps_the_temperature_of_its_recipe(tmp_path: Path) -> None:
     lm = TextDiffusion.from_pretrained(tiny_run(tmp_path, "difflm", steps=2, temperature=0.7))
     assert lm.sampling().temperature == 0.7 and lm.sampling(temperature=0.9).temperature == 0.9

@@ -190,6 +190,7 @@ def test_unknown_words_and_empty_texts_do_not_hide(grammar, judge):
     assert row.texts["judge_nats_per_token"] == 2 and "2 empty" in row.notes["judge_nats_per_token"]
 
 
+@pytest.mark.long
 def test_variety_is_compared_on_equally_many_texts(grammar, judge):
     """Sixty samples beside twenty held-out texts: distinct-n falls with the number, so twenty of each are counted."""
     report = evaluate_language({"m": recorded(grammar, judge.tokenizer)}, held_out(grammar[:20]), judge, samples=60)

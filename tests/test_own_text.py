@@ -72,6 +72,7 @@ def test_a_licence_stays_with_the_data_that_it_was_given_for():
     assert load_recipe("e2e-few", ["data=pairs.jsonl"]).licence == "CC BY-SA 4.0"  # texts of the bundled model
 
 
+@pytest.mark.long
 def test_texts_of_another_teacher_do_not_carry_the_recipes_licence(tiny_runs):
     recipe = load_recipe("e2e-few", ["data=pairs.jsonl", f"init={tiny_runs['difflm']}"])
     assert recipe.licence == ""

@@ -348,6 +348,7 @@ def test_keys_move_by_a_step_and_to_both_ends(opened):
     assert tab.inner_text("#step") == f"{STEPS - 1}/{STEPS}"
 
 
+@pytest.mark.long
 def test_it_plays_to_the_end_by_itself(opened):
     tab = opened([text_of(WORDS)], motion="no-preference")
     assert tab.get_by_role("button", name="Pause").count() == 1
@@ -357,6 +358,7 @@ def test_it_plays_to_the_end_by_itself(opened):
     assert tab.get_by_role("button", name="Play").count() == 1
 
 
+@pytest.mark.long
 def test_reduced_motion_waits_at_the_text_until_it_is_asked_to_play(opened):
     tab = opened([text_of(WORDS)], motion="reduce")
     assert shown(tab) == join_words(WORDS)

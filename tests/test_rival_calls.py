@@ -44,6 +44,7 @@ def judge() -> TextDiffusion:
     return TextDiffusion.from_pretrained("judge")
 
 
+@pytest.mark.long
 def test_delorean_gives_its_candidates_in_turn_and_repeats_come_last(judge):
     """The best come first by −log p of whole texts, computed anew; given words are the same in all."""
     plans = [judge.plan_controls([Infill(text)], method="delorean") for text in ("The Mill ___:3 pub.", "___:2 cheap.")]
@@ -59,6 +60,7 @@ def test_delorean_gives_its_candidates_in_turn_and_repeats_come_last(judge):
         assert (judge.score_ids([list(one) for one in distinct]).diff() > -1e-3).all()
 
 
+@pytest.mark.long
 def test_texts_of_one_gap_differ_and_do_not_depend_on_their_number(judge, monkeypatch):
     quick = partial(DeloreanSearch, passes=3, iterations=2)
     monkeypatch.setattr("difflm.controls.rivals.delorean.DeloreanSearch", quick)
@@ -128,6 +130,7 @@ def count_guided(lm, control, counted, steps):
         assert counted["Classifier"] == batches * steps + candidates - 1
 
 
+@pytest.mark.long
 def test_calls_of_guiding_classifiers_are_counted(counted):
     """Vectors are moved after every step but the last; the classifier of trees has no part in it."""
     count_guided(TextDiffusion.from_pretrained("e2e"), Field("food", "French"), counted, 3)

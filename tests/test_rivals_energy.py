@@ -404,6 +404,7 @@ def test_what_they_cannot_take_is_said(twin, method, control):
         generate(twin, 1, control, method=method)
 
 
+@pytest.mark.long
 def test_pplm_is_led_by_a_classifier_of_prefixes(twin):
     """The label is whether D comes next, by a classifier that reads it off the expected word's vector."""
     torch.manual_seed(0)

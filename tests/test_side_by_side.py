@@ -52,6 +52,7 @@ def test_streams_are_read_in_turn(lm):
     assert [list(texts) for texts in zip(*found, strict=True)] == alone
 
 
+@pytest.mark.long
 def test_threads_share_a_model(lm):
     alone = [text(lm, seed) for seed in SEEDS]
     with ThreadPoolExecutor(2) as pool:

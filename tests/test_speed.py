@@ -197,6 +197,7 @@ def test_the_verb_prints_one_object_or_a_table(tiny_runs, one_second, capsys):  
     assert "one text at a time" in table and f"{CPU_BATCH} texts together" in table
 
 
+@pytest.mark.long
 def test_a_picture_shows_what_was_measured(tmp_path):
     pytest.importorskip("matplotlib", reason="the extra [plot] is not installed")
     panels = speed.find_curves(ROWS)

@@ -140,6 +140,7 @@ def test_random_bytes(server: Running, data: bytes) -> None:
     assert answer == b"" or answer.split()[1] in (b"400", b"403", b"404", b"405")
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(body=st.binary(max_size=200), path=st.sampled_from(operations()))
 def test_random_bodies(client: Any, body: bytes, path: str) -> None:

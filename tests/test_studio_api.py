@@ -110,6 +110,7 @@ def test_texts_are_those_of_the_library(client: httpx.Client, lm: TextDiffusion,
     assert [without_clock(text) for text in answer.json()["texts"]] == library(lm, asked)
 
 
+@pytest.mark.long
 def test_many_at_once_get_what_each_would_get_alone(
     server: Running, client: httpx.Client, lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_classifier_of_noisy_tokens_belongs_to_its_model(masked, tmp_path):
         TextDiffusion.from_pretrained("e2e").guided_by(tmp_path / "guide")
 
 
+@pytest.mark.long
 def test_a_field_is_said_whatever_its_classifier_learned(masked, tmp_path):
     """In one of its wordings, alone, beside a length and beside a phrase."""
     lm = TextDiffusion.from_pretrained(masked).guided_by(cuisine(tmp_path, masked, 1))

@@ -67,6 +67,7 @@ def test_gibbs_has_the_joint_of_consistent_conditionals_as_its_rest():
     assert total_variation(frequencies(tokens), JOINT) < CLOSE
 
 
+@pytest.mark.long
 def test_gibbs_has_no_joint_where_conditionals_have_none():
     """p(x¹ | x²) of one joint and p(x² | x¹) of another: whichever was written last decides, so no single one fits."""
 

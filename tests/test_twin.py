@@ -162,6 +162,7 @@ def test_temperature_zero_is_greedy(twin):
     assert run(twin, Sampling(top_k=1)) == [list(text)]
 
 
+@pytest.mark.long
 def test_drawn_texts_follow_the_model(twin):
     """20,000 texts of at most two words: total variation below the 0.03 that nine cells and their rest allow."""
     count, found = 20_000, run(twin, Sampling(), 20_000, width=3)
