@@ -55,6 +55,7 @@ def test_the_figure_stands_beside_the_others(tmp_path: Path) -> None:
     assert "bert_score" in INFILL
 
 
+@pytest.mark.long
 def test_the_source_to_target_report_names_its_encoder(tmp_path: Path) -> None:
     score = BertScore(str(make_encoder(tmp_path / "bert", "bert", masked_lm=False)), CPU)
     systems = {"ours": Outputs([["the food"], ["a rest"]], calls=1, seconds=1)}

@@ -75,6 +75,7 @@ def test_unseen_sequences_are_reversed_and_only_the_source_says_how(run):
     assert config["trained"]["validation"]["likelihood"] == "bound"
 
 
+@pytest.mark.long
 def test_a_text_does_not_depend_on_the_width_of_its_batch(run):
     """Sources are padded to the longest that the model reads: a longer source beside it changes no text."""
     model, tokenizer, _ = load_run(run)

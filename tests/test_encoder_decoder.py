@@ -268,6 +268,7 @@ def search_by_hand(chances: Chances, beams: int, alpha: float, longest: int) -> 
     return list(best or live[0][1]), beams * (i + 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [2, 4])
 @pytest.mark.parametrize(("beams", "alpha"), [(1, 0.0), (2, 0.0), (3, 0.6), (4, 1.0), (5, 2.0)])
 def test_a_narrow_beam_keeps_what_it_should(beams, alpha, seed):

@@ -104,6 +104,7 @@ def test_wrong_tasks_get_one_line(changes, said, tmp_path, monkeypatch, capsys):
     assert said in (err := capsys.readouterr().err) and len(err.splitlines()) == 1 and not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lengths", ["predicted", pytest.param("drawn", marks=pytest.mark.long)])
 def test_any_method_with_sources_learns_from_spans_and_its_lengths_from_what_follows(lengths, tmp_path):
     """A flagship that was pre-trained on spans of three words writes pairs as long as the pairs are."""

@@ -149,6 +149,7 @@ def test_the_command_and_the_card(tiny_runs, tmp_path, texts, capsys, monkeypatc
     assert TextDiffusion.from_pretrained(out).config["recipe"]["init"] == str(tiny_runs["difflm"].resolve())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "first", [pytest.param(1, marks=pytest.mark.long), 2], ids=["before a checkpoint", "from a checkpoint"]
 )

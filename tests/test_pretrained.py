@@ -101,6 +101,7 @@ def test_words_begin_as_the_mean_of_their_pieces(tmp_path, kind):
     assert torch.equal(network.ends, vectors[[2, 3]])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_shape_alone_begins_with_vectors_of_its_own(tmp_path, kind):
     folder = make_encoder(tmp_path, kind, masked_lm=True)
@@ -158,6 +159,7 @@ def test_dropout_is_the_runs_own_whatever_a_kind_calls_it(tmp_path, kind):
         assert torch.equal(one, other) == (dropout == 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weights", [True, False])
 @pytest.mark.parametrize("kind", ["bert", "albert", "electra", "distilbert"])
 def test_a_run_keeps_what_it_needs_of_its_encoder(tmp_path, kind, weights):

@@ -35,6 +35,7 @@ def text(lm: TextDiffusion, seed: int) -> str:
     return lm.generate(**asked(lm, seed))[0].text
 
 
+@pytest.mark.long
 def test_a_model_is_asked_for_another_text_at_every_step_of_one(lm):
     alone, free = [drafts(lm, seed) for seed in SEEDS], lm.generate(1, steps=1)[0].text
     for seed in SEEDS:

@@ -172,6 +172,7 @@ def test_a_fresh_warp_is_no_warp():
     assert torch.allclose(LearnedWarp().time_of(u), u, atol=1e-5)
 
 
+@pytest.mark.long
 def test_time_of_is_the_inverse_of_the_normalised_map(fitted):
     with torch.no_grad():
         times, losses = fitted.edges()
