@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from difflm.data.pretrained_tokenizer import make_encoder
 from difflm.data.tokenizers import END, SPECIALS, UNK, Tokenizer, byte_alphabet
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import read_json
@@ -41,7 +42,7 @@ class TokenizerFiles:
 
     @cached_property
     def encoder(self) -> "tokenizers.Tokenizer":
-        return make_encoder(self.definition, self.folder)
+        return load_encoder(self.definition, self.folder)
 
     def find(self, name: str) -> int | None:
         """The id of the token that is called so in the settings, such as `eos_token`."""
@@ -65,16 +66,11 @@ class TokenizerFiles:
         return found if isinstance(found, str) else None
 
 
-def make_encoder(definition: Any, where: Path) -> "tokenizers.Tokenizer":
-    from tokenizers import Tokenizer as Encoder
-
+def load_encoder(definition: Any, where: Path) -> "tokenizers.Tokenizer":
     try:
-        encoder = Encoder.from_str(json.dumps(definition))
-    except Exception as error:  # the library raises nothing more special
-        raise DifflmError(f"the tokenizer of {where} cannot be read: {str(error).splitlines()[0]}.") from None
-    encoder.no_truncation()
-    encoder.no_padding()
-    return encoder
+        return make_encoder(definition)
+    except ValueError as error:
+        raise DifflmError(f"the tokenizer of {where} cannot be read: {error}.") from None
 
 
 def read_byte_pairs(vocabulary: Path, merges: Path, settings: Mapping[str, Any]) -> "tokenizers.Tokenizer":
@@ -115,7 +111,7 @@ class OpenTokenizer(Tokenizer):
         self, definition: Any, specials: Sequence[int], left_out: Iterable[int], rows: int, where: Path
     ) -> None:
         self.definition, self.where = definition, where
-        self._encoder = make_encoder(definition, where)
+        self._encoder = load_encoder(definition, where)
         self._encoder.encode_special_tokens = True
         vocabulary = self._encoder.get_vocab(with_added_tokens=True)
         apart = {*specials, *left_out}
@@ -137,7 +133,7 @@ class OpenTokenizer(Tokenizer):
 
     @cached_property
     def _marked_encoder(self) -> "tokenizers.Tokenizer":
-        return make_encoder(self.definition, self.where)
+        return load_encoder(self.definition, self.where)
 
     def our_id(self, number: int) -> int:
         """Our id of one of theirs."""

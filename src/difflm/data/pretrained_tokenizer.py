@@ -3,11 +3,14 @@
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, spell_bytes
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import read_json
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 class PretrainedTokenizer(Tokenizer):
@@ -17,17 +20,10 @@ class PretrainedTokenizer(Tokenizer):
     kind = "pretrained"
 
     def __init__(self, definition: Any) -> None:
-        from tokenizers import Tokenizer as Encoder
-
         self.definition = definition
         decoder = definition.get("decoder") if isinstance(definition, dict) else None
         self.byte_level = self.spells = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
-        try:
-            encoder = Encoder.from_str(json.dumps(definition))
-        except Exception as error:  # the library raises nothing more special
-            raise ValueError(f"the tokenizers library cannot read it: {str(error).splitlines()[0]}") from None
-        encoder.no_truncation()
-        encoder.no_padding()
+        encoder = make_encoder(definition)
         encoder.encode_special_tokens = True  # a text that spells one is a text
         self._encoder = encoder
         special = {number for number, token in encoder.get_added_tokens_decoder().items() if token.special}
@@ -95,3 +91,16 @@ def is_pretrained(path: Path) -> bool:
         return False
     found = read_json(file)
     return isinstance(found, dict) and "kind" not in found
+
+
+def make_encoder(definition: Any) -> "tokenizers.Tokenizer":
+    """The library's tokenizer of a `tokenizer.json`, without the cutting and padding that it may ask for."""
+    from tokenizers import Tokenizer as Encoder
+
+    try:
+        encoder = Encoder.from_str(json.dumps(definition))
+    except Exception as error:  # the library raises nothing more special
+        raise ValueError(f"the tokenizers library cannot read it: {str(error).splitlines()[0]}") from None
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder
