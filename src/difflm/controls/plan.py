@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Words
 from difflm.data.words import split_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import certain_logits
 from difflm.diffusion.samplers.loop import Steering, Transform
@@ -41,6 +40,9 @@ from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
+
+if TYPE_CHECKING:
+    from difflm.controls.patterns import Chains
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 
@@ -92,7 +94,8 @@ class ControlPlan:
         able = {control.head: [c for c in classifiers if control.head in c.labellings] for control in self.controls}
         self.asked_classifiers = list({id(some[0]): some[0] for some in able.values() if some}.values())
         self.words, self.least = agree_on_length(self.controls, info, edit)
-        self.pattern, self.spelling, self.chains = None, None, dict[torch.device, TokenChain]()
+        self.pattern, self.spelling = None, None
+        self.chains: Chains = {}
         if any(isinstance(c, Pattern) or (isinstance(c, PieceInfill) and any(c.gaps)) for c in self.controls):
             bias, kept = model.denoiser.codec.bias, None if edit is None else self.kept_items(edit)
             self.pattern = join_patterns(self.controls, info, self.words, self.least, bias, kept)
