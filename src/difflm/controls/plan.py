@@ -21,6 +21,7 @@ from difflm.controls.guidance import (
     GuidedBelief,
     labels_on_canvas,
 )
+from difflm.controls.particles import ResampleParticles
 from difflm.controls.patterns import Pattern, impose_automaton, join_patterns
 from difflm.controls.phrases import choose_phrases
 from difflm.controls.pieces import PieceInfill, avoid_words, can_pass, find_kept, keep_whole, let_end, say_of_pieces
@@ -338,8 +339,9 @@ def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[
 Part = tuple[ControlPlan | None, slice]  # the controls of some rows of a batch; None: none
 
 
-def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan]) -> Steering:
-    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings."""
+def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan], particles: int = 1) -> Steering:
+    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings; so many
+    rows, one after the other, are particles of one text."""
     lead = next((plan for plan, _ in parts if plan is not None), None)
     if lead is None:
         told = batch.condition
@@ -360,10 +362,12 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     readers = [target for target in targets if isinstance(target.classifier, SentenceClassifier)]
     targets = [target for target in targets if not isinstance(target.classifier, SentenceClassifier)]
     guidance = Guidance(targets, lead.denoiser, mask, lead.guidance) if targets else None
+    resample = ResampleParticles(guidance, particles) if guidance and particles > 1 else None
     if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient to climb: the belief is tilted
         rules, guidance = [GuidedBelief(guidance), *rules], None
     if readers:  # last: it makes nothing possible that a rule forbids, and reads what rules leave
         rules = [*rules, SentenceGuidance(readers, mask, lead.guidance.size)]
     rules = [*rules, *last]
     told = batch.condition
-    return Steering(batch.known, batch.begin, spans, rules, guidance, source=told.source, source_mask=told.source_mask)
+    sources = {"source": told.source, "source_mask": told.source_mask}
+    return Steering(batch.known, batch.begin, spans, rules, guidance, **sources, resample=resample)
