@@ -218,8 +218,7 @@ class GuidanceSettings:
     `impose`, what words show by themselves (a field's value, tags that a word may bear) is imposed on the belief as
     well. Tokens know "gradient", a first-order term, and "enumerate", which asks about each of the `words` likeliest
     words of every place; for them `size` is the power of p(c | x_t). `resample`: candidates of a text are resampled by
-    this power of p(c | x_s) (`particles.py`); 0: they are made apart. `repair`: so many times, words that the classifiers
-    doubt are written anew (`generation/repair.py`). `gaps`: a model of vectors says how long free gaps are."""
+    this power of p(c | x_s) (`particles.py`); 0: they are made apart."""
 
     climb: Literal["sign", "gradient", "enumerate"] = "gradient"
     size: float = 10.0
@@ -230,8 +229,6 @@ class GuidanceSettings:
     impose: bool = True
     words: int = 16
     resample: float = 0.0
-    repair: int = 0
-    gaps: bool = False
 
 
 STANDARD = GuidanceSettings()

@@ -214,7 +214,6 @@ class GenerationJob:
     sampling: Sampling
     plan: ControlPlan | ControlDecoder | None = None
     each: int = 1  # candidates of which one is kept
-    together: int = 1  # how many of these are particles, which share a layout and a batch: all, or 1
     watch: Watch | None = None
     choose: Choice | None = None
     wanted: Callable[[], bool] = lambda: True  # asked at every step and text: an unwanted job is left unfinished
@@ -226,6 +225,7 @@ class GenerationJob:
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
     waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # by sample: those to choose from
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
+    together: int = 1  # candidates that are particles, which share a layout and a batch: all, or 1
 
     def make_rows(self, model: LanguageModel, owner: int = 0) -> list[Row]:
         """A row for every sample, with the words that its controls settle."""
