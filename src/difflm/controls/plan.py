@@ -273,7 +273,7 @@ class ControlPlan:
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
         """−log p(what is asked | finished text) under the guiding classifiers, for word ids."""
         device = self.model.denoiser.codec.bias.device
-        ids, lengths = pad_token_rows(rows)
+        ids, lengths = pad_token_rows(rows, self.info.max_words)
         canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
         found = self.targets(Canvas(mask, self.info.first, torch.zeros_like(mask)))
         readers = [target for target in found if isinstance(target.classifier, SentenceClassifier)]

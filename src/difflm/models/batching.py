@@ -205,10 +205,11 @@ def words_before_end(row: list[int]) -> list[int]:
     return [i for i in row if i not in (START, PAD)]
 
 
-def pad_token_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids of texts of different lengths [B, L], PAD behind each, and the lengths [B]."""
+def pad_token_rows(rows: Sequence[Sequence[int]], room: int = 0) -> tuple[Tensor, Tensor]:
+    """Ids of texts of different lengths [B, L], PAD behind each, and the lengths [B]. With `room` PAD stands behind the
+    longest, too, if it has fewer tokens: for classifiers, which read the ends of phrases with what is behind them."""
     lengths = [len(row) for row in rows]
-    widest = max(lengths)
+    widest = max(lengths) + (max(lengths) < room)
     ids = torch.tensor([[*row, *[PAD] * (widest - len(row))] for row in rows], dtype=torch.int64)
     return ids, torch.tensor(lengths)
 
