@@ -181,7 +181,7 @@ class ControlPlan:
             lay = self.open_layout if self.model.always_planned else Layout
             return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
         if self.infill is not None and self.gap_shares is not None:
-            return draw_gap_layouts(self, self.gap_shares, noise), [{}] * len(samples)
+            return draw_gap_layouts(self, self.gap_shares, noise)
         infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
