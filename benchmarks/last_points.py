@@ -191,6 +191,7 @@ def write_setting(name: str, plan: Plan) -> None:
         about = {"set": of, "setting": name, "control": control, "targets": len(made), "seconds": round(seconds, 2)}
         calls = sum(text.denoiser_calls for one in made for text in one.texts) / len(made)
         found = {key: row.figures[key] for key in (JUDGE, "distinct_4")} | {"denoiser_calls": calls}
+        about["sentences"] = measure.sentence_row(control, targets).figures[JUDGE]
         append_line(plan.results, json.dumps({**about, "figures": found}, ensure_ascii=False))
         write_texts(plan.texts(of, name, control), made)
         print(json.dumps({**about, **found, "first": made[0].texts[0].text}, ensure_ascii=False), flush=True)
@@ -251,10 +252,12 @@ def success(line: Mapping[str, Any]) -> float:
 
 
 def choose_setting(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Of the settings that obey as often as the best, but for one text, the one that the judge likes best."""
+    """Of the settings that obey as often as the best, but for one text, the one that the judge likes best; to read more
+    plainly than the target sentences is no merit, and of equal ones the one of fewest calls is taken."""
     least = max(map(success, lines)) - 1.01 / lines[0]["targets"]
     able = [line for line in lines if success(line) >= least]
-    return str(min(able, key=lambda line: line["figures"][JUDGE])["setting"])
+    worth = lambda line: (max(line["figures"][JUDGE], line["sentences"]), line["figures"]["denoiser_calls"])  # noqa: E731
+    return str(min(able, key=worth)["setting"])
 
 
 def table(plan: Plan) -> Iterator[str]:
@@ -274,7 +277,9 @@ def table(plan: Plan) -> Iterator[str]:
         held = [line for (of, name, _), line in own.items() if of == "held"]
         columns = [*dict.fromkeys(key for line in [*tried, *held] for key in line["figures"])]
         for title, some in (("to choose by", tried), (f"others; chosen: {chosen}", held)):
-            yield f"\n**{control}**, {title}\n\n| setting | targets | {' | '.join(columns)} | seconds |"
+            real = ", ".join({f"{line['sentences']:.3f}" for line in some})
+            yield f"\n**{control}**, {title}; judge of the target sentences {real}\n"
+            yield f"| setting | targets | {' | '.join(columns)} | seconds |"
             yield "|---" * (len(columns) + 3) + "|"
             for line in some:
                 cells = " | ".join(cell(line, key) for key in columns)

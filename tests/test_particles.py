@@ -6,6 +6,7 @@ from oracles import denoise, total_variation
 from test_guidance import CHANCES, EXACT, conditional, wish
 from torch import Tensor
 
+from difflm import Tags, TextDiffusion
 from difflm.controls.guidance import Guidance, GuidanceSettings
 from difflm.controls.particles import ResampleParticles, draw_parents
 from difflm.diffusion.noise import Noise
@@ -54,3 +55,19 @@ def test_parents_are_as_many_as_their_weights_say():
 def test_particles_of_a_text_do_not_depend_on_other_texts():
     """By seed and number alone: the first texts of many are those of few."""
     assert draw_texts(4, 2, steps=6).equal(draw_texts(4, 5, steps=6)[:8])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_captured_steps_resample_the_same_particles(dtype):
+    """Rows of a text share a batch on every device, and captured steps, whose arithmetic is the same, go on with the
+    same rows. Texts of another request in the batch change nothing."""
+    texts = []
+    for record in (False, True):
+        lm = TextDiffusion.from_pretrained("e2e", dtype=dtype)
+        lm.inference.record = record
+        asked = {"controls": [Tags(("PROPN", "AUX", "ADJ", "PUNCT"))], "candidates": 4, "steps": 4}
+        jobs = [lm.make_job(1, seed, guidance=GuidanceSettings(resample=1.0), **asked) for seed in (3, 4)]
+        texts.append([next(iter(made.values())).text for _, made in sorted(lm.run_jobs(jobs))])
+        texts.append([text for job in jobs for _, made in lm.run_jobs([job]) for text in map(str, made.values())])
+    assert texts[0] == texts[1] == texts[2] == texts[3]

@@ -41,7 +41,7 @@ def share_gap_sizes(plan: "ControlPlan") -> list[Tensor] | None:
         return None
     if plan.words is not None or plan.least > infill.min_length(info) or infill.gaps != [None] * len(infill.gaps):
         return None
-    return share_sizes(plan, infill.known(info), infill.max_words(info))
+    return share_sizes(plan, infill.known(info), infill.max_words(info), drafts)
 
 
 def draw_gap_layouts(
@@ -74,10 +74,10 @@ def place_sizes(known: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[i
 
 
 @torch.no_grad()
-def share_sizes(plan: "ControlPlan", known: Sequence[Sequence[int]], room: int) -> list[Tensor]:
-    """How often a gap shall have 1, 2, … tokens, for each gap between the known parts of a text of at most `room`."""
+def share_sizes(plan: "ControlPlan", known: Sequence[Sequence[int]], room: int, drafts: bool = False) -> list[Tensor]:
+    """How often a gap shall have 1, 2, … tokens, for each gap between the known parts of a text of at most `room`;
+    `drafts`: by drafts of a model of vectors."""
     gaps = len(known) - 1
-    drafts = not plan.denoiser.codec.holds_tokens
     most = max(1, min(MOST_WORDS if drafts else MOST, (room - sum(map(len, known))) // gaps))
     rows, places = [], []
     for gap, n in product(range(gaps), range(1, most + 1)):
