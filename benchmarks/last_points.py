@@ -130,6 +130,7 @@ class Plan:
     settings: Sequence[str]
     controls: Sequence[str]
     sets: Sequence[str]
+    run: str
     guide: Sequence[Path]
     sampling_steps: int
     jobs: int
@@ -173,7 +174,7 @@ def write_setting(name: str, plan: Plan) -> None:
 
     for module in (jobs, pipeline):
         module.check_text = lambda *_: []  # type: ignore[attr-defined]  # who checks has no part in this
-    lm = load_model("e2e", plan.device)
+    lm = load_model(plan.run, plan.device)
     for folder in plan.guide:
         lm.guided_by(folder)
     measure, setting = Measure(load_model("judge", plan.device), Checkers.load(None)), SETTINGS[name]
@@ -308,6 +309,7 @@ def main() -> None:
     parser.add_argument("--settings", type=comma, default=list(SETTINGS))
     parser.add_argument("--controls", type=comma, default=list(CONTROLS))
     parser.add_argument("--sets", type=comma, default=list(SETS))
+    parser.add_argument("--run", default="e2e", help="the model, with its classifiers in guide*/")
     parser.add_argument("--guide", type=Path, action="append", default=[], help="a classifier instead of a bundled one")
     parser.add_argument("--sampling-steps", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=4, help="processes at a time")

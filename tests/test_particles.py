@@ -1,5 +1,8 @@
 """Feynman–Kac steering against the truth: resampled particles follow the exact conditional."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 import torch
 from oracles import denoise, total_variation
@@ -12,6 +15,10 @@ from difflm.controls.particles import ResampleParticles, draw_parents
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler
 from difflm.diffusion.samplers.steps import STEPS
+from difflm.errors import UsageError
+from difflm.generation.jobs import GenerationJob
+from difflm.models.base import Sampling
+from difflm.models.batching import Layout, Row, make_batches
 
 
 def draw_texts(particles: int, texts: int, steps: int = 40, power: float = 1.0, size: float = 0.0) -> Tensor:
@@ -70,3 +77,22 @@ def test_captured_steps_resample_the_same_particles():
         texts.append([next(iter(made.values())).text for _, made in sorted(lm.run_jobs(jobs))])
         texts.append([text for job in jobs for _, made in lm.run_jobs([job]) for text in map(str, made.values())])
     assert texts[0] == texts[1] == texts[2] == texts[3]
+
+
+def test_particles_are_as_many_as_batches_hold():
+    job = GenerationJob(1, 0, Sampling(), plan=cast(Any, object()), each=3, together=3)
+    with pytest.raises(UsageError, match="2, 4, 8 and so on, not 3"):
+        job.make_rows(cast(Any, None))
+
+
+def test_rows_of_a_text_share_a_batch():
+    """On a CPU guided batches hold two rows; particles of a text are not parted, on a GPU neither, and padding is
+    whole texts."""
+    layouts = [Layout(10 + 20 * (k // 8 % 2)) for k in range(88)]
+    rows = [Row(0, k, layout, owner=k // 8, guided=True, together=8) for k, layout in enumerate(layouts)]
+    model = cast(Any, SimpleNamespace(vocabulary=800, one_by_one=True))
+    for kind in ("cpu", "cuda"):
+        for batch in make_batches(model, rows, torch.device("cpu"), kind):
+            assert len(batch.samples) % 8 == 0
+            texts = [row.sample // 8 for row in batch.rows]
+            assert all(len({*texts[k : k + 8]}) == 1 for k in range(0, len(texts), 8))

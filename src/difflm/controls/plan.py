@@ -369,5 +369,9 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
         rules = [*rules, SentenceGuidance(readers, mask, lead.guidance.size)]
     rules = [*rules, *last]
     told = batch.condition
-    sources = {"source": told.source, "source_mask": told.source_mask}
-    return Steering(batch.known, batch.begin, spans, rules, guidance, **sources, resample=resample)
+    return Steering(
+        *(batch.known, batch.begin, spans, rules, guidance),
+        source=told.source,
+        source_mask=told.source_mask,
+        resample=resample,
+    )

@@ -237,6 +237,8 @@ class GenerationJob:
             rows = draw_rows(model, count, self.seed, owner, sources, first, ranks)
             return [replace(row, layout=replace(row.layout, begin=self.begin)) for row in rows] if self.begin else rows
         condition = source_condition(sources) if sources else UNCONDITIONAL
+        if self.together & (self.together - 1):  # batches hold such numbers of rows without a rest
+            raise UsageError(f"candidates that are resampled are 2, 4, 8 and so on, not {self.together}.")
         samples = (first + torch.arange(count)) // self.together
         layouts, unknown = self.plan.layouts(samples, self.seed, condition, ranks)
         self.unknown = dict(enumerate(unknown, first))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -186,7 +186,8 @@ def read_texts(plans: Sequence[ControlPlan], rows: Sequence[Ids], fluent: bool) 
 def read_some(plans: Sequence[ControlPlan], rows: Sequence[Ids], fluent: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The nats of what is asked [B], how steeply they fall [B, L], and nats of words [B, L]."""
     lead, denoiser = plans[0], plans[0].model.denoiser
-    codec, process, first = denoiser.codec, denoiser.process, lead.info.first
+    codec, first = denoiser.codec, lead.info.first
+    process: Any = denoiser.process
     ids, lengths = (part.to(codec.bias.device) for part in pad_token_rows(rows, lead.info.max_words))
     canvas, mask = lead.model.lengths.canvas(ids, lengths)
     nats, steep, words = torch.zeros_like(lengths).float(), torch.zeros_like(mask).float(), torch.zeros_like(mask)
