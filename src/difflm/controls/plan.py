@@ -21,6 +21,7 @@ from difflm.controls.guidance import (
     GuidedBelief,
     labels_on_canvas,
 )
+from difflm.controls.particles import ResampleParticles
 from difflm.controls.patterns import Pattern, impose_automaton, join_patterns
 from difflm.controls.phrases import choose_phrases
 from difflm.controls.pieces import PieceInfill, avoid_words, can_pass, find_kept, keep_whole, let_end, say_of_pieces
@@ -183,7 +184,7 @@ class ControlPlan:
             lay = self.open_layout if self.model.always_planned else Layout
             return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
         if self.infill is not None and self.gap_shares is not None:
-            return draw_gap_layouts(self, self.gap_shares, noise), [{}] * len(samples)
+            return draw_gap_layouts(self, self.gap_shares, noise)
         infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
@@ -275,7 +276,7 @@ class ControlPlan:
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
         """−log p(what is asked | finished text) under the guiding classifiers, for word ids."""
         device = self.model.denoiser.codec.bias.device
-        ids, lengths = pad_token_rows(rows)
+        ids, lengths = pad_token_rows(rows, self.info.max_words)
         canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
         found = self.targets(Canvas(mask, self.info.first, torch.zeros_like(mask)))
         readers = [target for target in found if isinstance(target.classifier, SentenceClassifier)]
@@ -341,8 +342,9 @@ def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[
 Part = tuple[ControlPlan | None, slice]  # the controls of some rows of a batch; None: none
 
 
-def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan]) -> Steering:
-    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings."""
+def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan], particles: int = 1) -> Steering:
+    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings; so many
+    rows, one after the other, are particles of one text."""
     lead = next((plan for plan, _ in parts if plan is not None), None)
     if lead is None:
         told = batch.condition
@@ -363,10 +365,16 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     readers = [target for target in targets if isinstance(target.classifier, SentenceClassifier)]
     targets = [target for target in targets if not isinstance(target.classifier, SentenceClassifier)]
     guidance = Guidance(targets, lead.denoiser, mask, lead.guidance) if targets else None
+    resample = ResampleParticles(guidance, particles) if guidance and particles > 1 else None
     if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient to climb: the belief is tilted
         rules, guidance = [GuidedBelief(guidance), *rules], None
     if readers:  # last: it makes nothing possible that a rule forbids, and reads what rules leave
         rules = [*rules, SentenceGuidance(readers, mask, lead.guidance.size)]
     rules = [*rules, *last]
     told = batch.condition
-    return Steering(batch.known, batch.begin, spans, rules, guidance, source=told.source, source_mask=told.source_mask)
+    return Steering(
+        *(batch.known, batch.begin, spans, rules, guidance),
+        source=told.source,
+        source_mask=told.source_mask,
+        resample=resample,
+    )

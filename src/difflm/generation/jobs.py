@@ -225,6 +225,7 @@ class GenerationJob:
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
     waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # by sample: those to choose from
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
+    together: int = 1  # candidates that are particles, which share a layout and a batch: all, or 1
 
     def make_rows(self, model: LanguageModel, owner: int = 0) -> list[Row]:
         """A row for every sample, with the words that its controls settle."""
@@ -236,10 +237,16 @@ class GenerationJob:
             rows = draw_rows(model, count, self.seed, owner, sources, first, ranks)
             return [replace(row, layout=replace(row.layout, begin=self.begin)) for row in rows] if self.begin else rows
         condition = source_condition(sources) if sources else UNCONDITIONAL
-        layouts, unknown = self.plan.layouts(first + torch.arange(count), self.seed, condition, ranks)
+        if self.together & (self.together - 1):  # batches hold such numbers of rows without a rest
+            raise UsageError(f"candidates that are resampled are 2, 4, 8 and so on, not {self.together}.")
+        samples = (first + torch.arange(count)) // self.together
+        layouts, unknown = self.plan.layouts(samples, self.seed, condition, ranks)
         self.unknown = dict(enumerate(unknown, first))
         own = sources or [[]] * count
-        return [Row(self.seed, first + k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]
+        return [
+            Row(self.seed, first + k, layout, owner, self.plan.guided, own[k], self.together)
+            for k, layout in enumerate(layouts)
+        ]
 
     def choose_texts(self, made: "Sequence[tuple[FinishedRow, Decode]]", seconds: float) -> dict[int, Generation]:
         """The best candidate of each text whose candidates are all there; its cost is that of all of them."""
@@ -370,7 +377,10 @@ def run_batch(
     spans = [StepSpan(steps[k], strengths[k]) for k, part in batch.owners for _ in range(part.stop - part.start)]
     read = None if watched else {n - 1 for n in steps.values()}
     lead = parts[0][0]  # texts of a decoder share no batch with others
-    steering = lead.steer(batch, parts) if isinstance(lead, ControlDecoder) else steering_for(batch, parts, spans)
+    together = batch.rows[0].together
+    steering = (
+        lead.steer(batch, parts) if isinstance(lead, ControlDecoder) else steering_for(batch, parts, spans, together)
+    )
     steering = replace(steering, watched_steps=read, spans=spans)
     noise, sampling = Noise(batch.seeds, batch.samples), next(iter(own.values())).sampling
     for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
@@ -407,6 +417,6 @@ def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
     classifier guides them."""
     own = replace(job.sampling, steps=1) if model.allows_mixed_steps else job.sampling
     if job.plan is None:
-        return own, STANDARD, bool(job.begin), 0, False
+        return own, STANDARD, bool(job.begin), 0, 1, False
     prompt = len(job.sources[0]) if job.sources and model.always_planned else 0  # prompts of one length share batches
-    return own, job.plan.guidance, job.plan.edit is not None, prompt, job.plan.guided
+    return own, job.plan.guidance, job.plan.edit is not None, prompt, job.together, job.plan.guided
