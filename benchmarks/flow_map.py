@@ -26,6 +26,7 @@ STUDENTS = {  # a recipe, what each changes in it, and whether it learns from pa
     "few": ("e2e-few", [], True),
 }
 TOKEN_RULES = ("ancestral", "remask", "confidence", "entropy-bound", "leave-one-out", "self-correct")
+JUDGED = "judge_nats_per_token"  # missing where the judge reads other words
 MEASURING = 80.0  # seconds that are kept for the rows
 ROW = 3.0  # seconds that a row may take
 EQUAL = (0.47, 0.50, 0.53)  # values of distinct-4 at which models are compared
@@ -143,13 +144,13 @@ def time_one(lm: Any, way: Way) -> float:
 
 def judge_at(rows: Sequence[dict[str, Any]], distinct: float) -> float | None:
     """The judge's nats where texts are that varied, on the line between the two nearest rows of one model."""
-    below = [row for row in rows if row["distinct_4"] <= distinct]
-    above = [row for row in rows if row["distinct_4"] > distinct]
+    below = [row for row in rows if row["distinct_4"] <= distinct and JUDGED in row]
+    above = [row for row in rows if row["distinct_4"] > distinct and JUDGED in row]
     if not below or not above:
         return None
     low, high = max(below, key=lambda r: r["distinct_4"]), min(above, key=lambda r: r["distinct_4"])
     share = (distinct - low["distinct_4"]) / (high["distinct_4"] - low["distinct_4"])
-    nats: float = low["judge_nats_per_token"] + share * (high["judge_nats_per_token"] - low["judge_nats_per_token"])
+    nats: float = low[JUDGED] + share * (high[JUDGED] - low[JUDGED])
     return nats
 
 
@@ -158,8 +159,9 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     print(f"| model | sampler | steps | temperature | noise | {figures} |\n|{'---|' * 11}")
     for row in rows:
         cells = [row["model"], row["sampler"], *(f"{row[key]:g}" for key in list(Way.__dataclass_fields__)[1:])]
-        cells += [f"{row['judge_nats_per_token']:.3f} ± {row['judge_error'] or 0:.3f}", f"{row['distinct_4']:.3f}"]
-        cells += [f"{row['copied']:.1%}", f"{row['above_p99']:.1%}", f"{row['denoiser_calls']:.1f}"]
+        judged = f"{row[JUDGED]:.3f} ± {row['judge_error'] or 0:.3f}" if JUDGED in row else "–"
+        cells += [judged, f"{row['distinct_4']:.3f}", f"{row['copied']:.1%}", f"{row.get('above_p99', 0):.1%}"]
+        cells += [f"{row['denoiser_calls']:.1f}"]
         print(f"| {' | '.join([*cells, format(row['milliseconds'], '.1f')])} |")
     print(f"\n| judge at distinct-4 | {' | '.join(f'{one:.2f}' for one in EQUAL)} |\n|{'---|' * (len(EQUAL) + 1)}")
     groups = dict.fromkeys((row["model"], row["sampler"], row["steps"]) for row in rows)

@@ -1,10 +1,16 @@
 """Flow maps: one jump against the flow itself, by an exact denoiser; jumps that learn from shorter ones."""
 
+import json
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from oracles import JOINT, ExactDenoiser, frequencies, sphere, total_variation
+from test_recorded_tokens import build_model, write_frames
+from test_repeated import Strict, assert_alike
 from tiny import assert_resumed_to_the_bit, tiny_runs
 from torch import nn
 
@@ -23,6 +29,7 @@ from difflm.methods import FlowMap, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.batching import DrawnLength
 from difflm.models.flow_map import FlowMapModel
+from difflm.models.inference import Inference
 from difflm.training.run import load_run
 
 assert tiny_runs  # a fixture
@@ -180,6 +187,40 @@ def test_resuming_a_map_repeats_to_the_bit(tiny_runs, tmp_path, monkeypatch):
     assert_resumed_to_the_bit(
         ["train", "e2e-flow-map", f"init={tiny_runs['difflm']}", data, *short], 3, tmp_path, monkeypatch
     )
+
+
+def test_recorded_jumps_are_those_of_the_plain_loop(monkeypatch):
+    """A second batch is written by what the first one recorded, and nothing on the way asks the device."""
+    monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    inference = Inference(build_model("flow-map"))
+    for seed in (3, 4):
+        made, plain = (write_frames(inference, record, seed) for record in (True, False))
+        assert_alike(made, plain)
+    assert len(inference._recorded.idle) == 1
+    assert not torch.equal(made[0].state, write_frames(inference, False, 4, sampler="ddim")[0].state)
+
+
+@pytest.mark.long
+def test_the_benchmark_trains_and_goes_on_where_it_stopped(tiny_runs, tmp_path):
+    """Pairs and a student, in processes of their own; a row for each number of steps and level of variety."""
+    benchmark = pytest.importorskip("benchmarks.flow_map", reason="run from the repository's root")
+    teacher, root = tiny_runs["difflm"], Path(benchmark.__file__).parents[1]
+    argv = ["--out", str(tmp_path), "--device", "cpu", "--teacher", str(teacher), "--only", "map-coupled"]
+    argv += ["--minutes", "0.02", "--pairs", "40", "--samples", "20", "--at", "1,2", "--levels", "1,0.8:0.9"]
+    argv += ["batch_size=8", "warmup=0", "widths=[]"]
+    subprocess.run([sys.executable, "-m", "benchmarks.flow_map", *argv], cwd=root, check=True)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert {(row["model"], row["sampler"]) for row in rows} == {("map-coupled", "jump")} and len(rows) == 4
+    assert {(row["temperature"], row["noise_temperature"]) for row in rows} == {(1.0, 1.0), (0.8, 0.9)}
+    benchmark.main(argv)
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 4
+
+
+def test_models_are_compared_where_they_are_equally_varied():
+    benchmark = pytest.importorskip("benchmarks.flow_map", reason="run from the repository's root")
+    rows = [{"distinct_4": d, "judge_nats_per_token": j} for d, j in ((0.4, 1.0), (0.6, 2.0), (0.5, 1.4))]
+    assert benchmark.judge_at(rows, 0.45) == pytest.approx(1.2)
+    assert benchmark.judge_at(rows, 0.3) is None is benchmark.judge_at(rows, 0.7)
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
