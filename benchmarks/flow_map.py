@@ -19,11 +19,12 @@ from benchmarks.timed import UNTIMED, read_results, run_side_by_side, train_for_
 
 PAIRS = "pairs"  # of the teacher's texts and their noise: what the coupled students learn from
 COUPLED = ["model.coupled=true", "model.path_temperature=1"]  # the pairs have a temperature already
-STUDENTS = {  # a recipe, what each changes in it, and whether it learns from pairs
-    "map": ("e2e-flow-map", [], False),
-    "map-coupled": ("e2e-flow-map", COUPLED, True),
-    "map-plain": ("e2e-flow-map", ["model.remembers=false"], False),
-    "few": ("e2e-few", [], True),
+STUDENTS = {  # a recipe, what each changes in it, and what must be there before
+    "map": ("e2e-flow-map", [], ""),
+    "map-coupled": ("e2e-flow-map", COUPLED, "pairs.jsonl"),
+    "map-few": ("e2e-flow-map", ["init={out}/few", *COUPLED], "few/done"),
+    "map-plain": ("e2e-flow-map", ["model.remembers=false"], ""),
+    "few": ("e2e-few", [], "pairs.jsonl"),
 }
 TOKEN_RULES = ("ancestral", "remask", "confidence", "entropy-bound", "leave-one-out", "self-correct")
 JUDGED = "judge_nats_per_token"  # missing where the judge reads other words
@@ -72,8 +73,9 @@ def make(name: str, asked: Asked) -> None:
 
     if name == PAIRS:
         return write_teachers_pairs(asked)
-    recipe, own, coupled = STUDENTS[name]
-    data = [f"data={asked.out / 'pairs.jsonl'}"] if coupled else []
+    recipe, own, needs = STUDENTS[name]
+    own = [change.format(out=asked.out) for change in own]
+    data = [f"data={asked.out / 'pairs.jsonl'}"] if needs else []
     changes = [f"init={asked.teacher}", *UNTIMED, *asked.changes, *own, *data]
     train_for_minutes(
         load_recipe(recipe, changes), asked.out / name, asked.minutes, asked.until, asked.device, asked.data
@@ -207,13 +209,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     until, pairs = time.time() + asked.seconds, asked.out / "pairs.jsonl"
     waiting = [name for name in asked.only if not (asked.out / name / "done").exists() and not asked.no_training]
-    needs = any(STUDENTS[name][2] for name in waiting) and not pairs.exists()
+    coupled = any(STUDENTS[name][2] for name in waiting) and not pairs.exists()
 
     def ready(name: str) -> bool:
-        return name == PAIRS or not STUDENTS[name][2] or pairs.exists()
+        return name == PAIRS or (asked.out / STUDENTS[name][2]).exists()
 
     words = list(sys.argv[1:] if argv is None else argv)
-    run_side_by_side([PAIRS] * needs + waiting, asked.out, asked.jobs, asked.seconds - MEASURING + 40, ready, words)
+    run_side_by_side([PAIRS] * coupled + waiting, asked.out, asked.jobs, asked.seconds - MEASURING + 40, ready, words)
     measure(asked, until)
     show(read_results(asked.out / "rows.jsonl"))
 

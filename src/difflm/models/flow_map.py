@@ -39,7 +39,7 @@ class FlowMapModel(DiffusionModel):
     """A quarter of each batch is learned as usual, at one time: there the belief has its bound, and samplers that take
     ordinary steps. The others learn jumps. What a jump should believe follows from two of half its length, which are
     asked of the network as it is, without gradients; the shortest follow the flow at `path_temperature`. Where the
-    model `remembers`, every second text is told what was believed a jump earlier."""
+    model `remembers`, a jump is told what was believed in the one before."""
 
     def __init__(self, *, path_temperature: float = 1.0, remembers: bool = True, **parts: Any) -> None:
         super().__init__(**parts)
@@ -99,11 +99,12 @@ class FlowMapModel(DiffusionModel):
 
     @torch.no_grad()
     def believe_before(self, paths: Paths, mask: Tensor, condition: Condition) -> Tensor:
-        """What every second text was believed to be a jump earlier, by a network that was told nothing; zeros else."""
-        half, previous = slice(None, None, 2), torch.zeros_like(paths.x)
-        found = self.denoiser(paths.x_before[half], paths.before[half], mask[half], condition[half]).clean
-        previous[half] = torch.where(paths.begins[half, None, None], 0, found)
-        return previous
+        """What texts were believed to be a jump earlier, by a network that was told nothing; zeros where sampling begins
+        and for every second text that does not jump, since bounds ask without it."""
+        found = self.denoiser(paths.x_before, paths.before, mask, condition).clean.to(paths.x.dtype)
+        untold = paths.begins.clone()
+        untold[: paths.still : 2] = True
+        return found.masked_fill(untold[:, None, None], 0.0)
 
     def sampler_inputs(
         self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering

@@ -208,7 +208,8 @@ def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
     if theirs["method"] == method:
         return {**theirs, "model": dict(theirs["model"])}
     if (ours := METHODS.get(str(method))) and theirs["method"] in ours.begins_with:
-        kept = ours.model_fields if issubclass(ours, METHODS[theirs["method"]]) else SIZES
+        alike = issubclass(ours, METHODS[theirs["method"]])
+        kept = set(ours.model_fields) - {*UNWEIGHTED} if alike else SIZES
         return {**theirs, "method": method, "model": {k: v for k, v in theirs["model"].items() if k in kept}}
     raise UsageError(f"init={init} is a {theirs['method']} model; this recipe trains {method}.")
 
