@@ -99,8 +99,8 @@ class FlowMapModel(DiffusionModel):
 
     @torch.no_grad()
     def believe_before(self, paths: Paths, mask: Tensor, condition: Condition) -> Tensor:
-        """What texts were believed to be a jump earlier, by a network that was told nothing; zeros where sampling begins
-        and for every second text that does not jump, since bounds ask without it."""
+        """What texts were believed to be a jump earlier, by a network that was told nothing. Zeros stand where sampling
+        begins, and for every second text that does not jump, since bounds ask without it."""
         found = self.denoiser(paths.x_before, paths.before, mask, condition).clean.to(paths.x.dtype)
         untold = paths.begins.clone()
         untold[: paths.still : 2] = True
