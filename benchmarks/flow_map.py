@@ -132,7 +132,7 @@ def measure(asked: Asked, until: float) -> None:
                 print(f"not measured yet: {name} and what follows", flush=True)
                 return
             figures = measured(lm, way, judge, training, asked.samples)
-            one = time_one(lm, way)
+            one = time_one(lm, way) if (way.temperature, way.noise_temperature) == (1, 1) else None
             row = {"model": name, **asdict(way), "samples": asked.samples, "milliseconds": one, **figures}
             append_line(path, json.dumps(row))
 
@@ -164,7 +164,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         judged = f"{row[JUDGED]:.3f} ± {row['judge_error'] or 0:.3f}" if JUDGED in row else "–"
         cells += [judged, f"{row['distinct_4']:.3f}", f"{row['copied']:.1%}", f"{row.get('above_p99', 0):.1%}"]
         cells += [f"{row['denoiser_calls']:.1f}"]
-        print(f"| {' | '.join([*cells, format(row['milliseconds'], '.1f')])} |")
+        print(f"| {' | '.join([*cells, '' if row['milliseconds'] is None else f'{row['milliseconds']:.1f}'])} |")
     print(f"\n| judge at distinct-4 | {' | '.join(f'{one:.2f}' for one in EQUAL)} |\n|{'---|' * (len(EQUAL) + 1)}")
     groups = dict.fromkeys((row["model"], row["sampler"], row["steps"]) for row in rows)
     for group in groups:

@@ -10,7 +10,7 @@ A mean of shares of words is one too, so that the network keeps its head and is 
 one, for any u between: p_{t,s}(x_t) = λ p_{t,u}(x_t) + (1 − λ) p_{u,s}(x_u), λ = (k_u − k_t)/(k_s − k_t).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class JumpLevels(GaussianLevels):
 
 def jump_levels(level: GaussianLevels, s: Tensor) -> JumpLevels:
     told = torch.stack([level.t, level.t - s], -1).unsqueeze(-2)
-    return JumpLevels(*(getattr(level, f.name) for f in fields(GaussianLevels)), told)
+    return JumpLevels(level.t, level.log_snr, level.alpha, level.sigma, level.scale, told)
 
 
 def first_share(t: GaussianLevels, u: GaussianLevels, s: GaussianLevels) -> Tensor:
