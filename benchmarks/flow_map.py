@@ -163,8 +163,9 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         cells = [row["model"], row["sampler"], *(f"{row[key]:g}" for key in list(Way.__dataclass_fields__)[1:])]
         judged = f"{row[JUDGED]:.3f} ± {row['judge_error'] or 0:.3f}" if JUDGED in row else "–"
         cells += [judged, f"{row['distinct_4']:.3f}", f"{row['copied']:.1%}", f"{row.get('above_p99', 0):.1%}"]
-        cells += [f"{row['denoiser_calls']:.1f}"]
-        print(f"| {' | '.join([*cells, '' if row['milliseconds'] is None else f'{row['milliseconds']:.1f}'])} |")
+        one = row["milliseconds"]
+        cells += [f"{row['denoiser_calls']:.1f}", "" if one is None else f"{one:.1f}"]
+        print(f"| {' | '.join(cells)} |")
     print(f"\n| judge at distinct-4 | {' | '.join(f'{one:.2f}' for one in EQUAL)} |\n|{'---|' * (len(EQUAL) + 1)}")
     groups = dict.fromkeys((row["model"], row["sampler"], row["steps"]) for row in rows)
     for group in groups:

@@ -113,7 +113,7 @@ def test_the_shortest_jumps_follow_the_flow_itself():
     assert torch.equal(plain[~fine], calm[~fine]) and (plain[fine].amax(-1) < calm[fine].amax(-1)).all()
 
 
-@pytest.mark.parametrize("jumps", [1, 2])
+@pytest.mark.parametrize("jumps", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_few_jumps_draw_from_the_joint(jumps):
     """By the real loop: one belief a jump, the likeliest words of the last, and both words agree as they should. Of
     4,000 draws, exact ones are 0.016 off in the mean."""
@@ -157,14 +157,16 @@ def test_a_map_begins_as_the_model_that_it_begins_with(tiny_runs, tmp_path):
     assert (one.sampling.sampler, one.sampling.steps, one.likelihood) == ("jump", 4, "bound")
 
 
-@pytest.mark.parametrize("changes", [{}, {"remembers": False}, {"path_temperature": 0.9}])
-def test_gradients_reach_what_is_learned(changes):
+@pytest.mark.parametrize("narrow", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("changes", [{}, {"remembers": False, "path_temperature": 0.9}])
+def test_gradients_reach_what_is_learned(changes, narrow):
     torch.manual_seed(0)
     model = FlowMap(**SMALL, **changes).build(TextSpec(30, 12))
     for layer in (model.denoiser.network.head, *(block.modulation for block in model.denoiser.network.blocks)):
         nn.init.normal_(layer.weight)  # which else begin with zeros
     batch = Batch(ids=torch.randint(4, 30, (8, 12)), lengths=torch.randint(3, 13, (8,)))
-    losses = model(batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=narrow):
+        losses = model(batch)
     losses.total.backward()
     assert {"ce", "jump_ce", "warp"} <= losses.terms.keys() and torch.isfinite(losses.total)
     network = model.denoiser.network
@@ -189,6 +191,7 @@ def test_resuming_a_map_repeats_to_the_bit(tiny_runs, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.long
 def test_recorded_jumps_are_those_of_the_plain_loop(monkeypatch):
     """A second batch is written by what the first one recorded, and nothing on the way asks the device."""
     monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
