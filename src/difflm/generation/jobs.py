@@ -118,8 +118,8 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
             raise UsageError(FOREIGN[family].format(option_name(name)))
     if sampling.block and sampling.sampler not in ORDERED:
         raise UsageError(f"--block is for the samplers {', '.join(ORDERED)}; give --block 0 with {sampling.sampler}.")
-    if sampling.sure != SURE and sampling.sampler != "threshold":
-        raise UsageError("--sure is for --sampler threshold.")
+    if sampling.sure != SURE and sampling.sampler not in ("threshold", "entropy-bound"):
+        raise UsageError("--sure is for the samplers threshold and entropy-bound.")
     if sampling.revisions > 1 and not sampling.beams:
         raise UsageError("--revisions are kept of a search: give --beams, too.")
     if sampling.start not in model.starts:

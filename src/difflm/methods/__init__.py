@@ -23,6 +23,7 @@ from difflm.methods.diffusion_nat import DiffusionNat
 from difflm.methods.diffusionbert import DiffusionBert
 from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
+from difflm.methods.flow_map import FlowMap
 from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
 from difflm.methods.glyph_diffusion import GlyphDiffusion
@@ -40,6 +41,7 @@ from difflm.runtime.registry import Registry
 LISTED: tuple[type[Method], ...] = (
     DiffusionLM,
     DiffLM,
+    FlowMap,
     DiffuSeq,
     SeqDiffuSeq,
     Genie,

@@ -43,6 +43,7 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Trainable
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.flow_map import FlowMapModel
 from difflm.networks import Transformer
 from difflm.runtime.files import locked, write_json
 from difflm.runtime.tensors import SkipInit
@@ -159,7 +160,7 @@ def prepare_model(setup: Setup) -> Prepared:
         advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
         setup.report(f"{overlap:,} of {len(held_out[1]):,} held-out texts also occur in training{advice}")
     lengths, words = histograms(tokens, subset, recipe.longest, tokenizer.size)
-    if isinstance(model, DiffusionModel) and not (initial and type(initial[0]) is type(model)):
+    if isinstance(model, DiffusionModel) and not (initial and isinstance(model, type(initial[0]))):
         for part in model.pair_readers:
             part.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
     start_weights(setup, model, tokenizer, lengths, words, initial)
@@ -209,7 +210,7 @@ def start_weights(
 ) -> None:
     """Start a model with the weights of another, or with what needs no training, and with pretrained weights where its
     method has some."""
-    if initial and type(initial[0]) is type(model):
+    if initial and isinstance(model, type(initial[0])):
         copy_matching_weights(model, initial[0], lengths)
     else:
         model.observe(lengths, words)
@@ -271,11 +272,13 @@ def load_initial(recipe: Recipe) -> Initial | None:
 
 def copy_matching_weights(model: LanguageModel, initial: LanguageModel, lengths: torch.Tensor) -> None:
     """Copy weights and sampling defaults of another model. Only the lengths are counted anew: the heads' biases are
-    trained already."""
-    model.load_state_dict(initial.state_dict())
+    trained already. A student keeps the words of its teacher, whose classifiers know them, and samples as it learns."""
+    model.load_state_dict({**model.state_dict(), **initial.state_dict()})
     if isinstance(model, DiffusionModel):
         model.lengths.observe(lengths)
-        if model.reflow:  # which has sampling defaults of its own
+        if isinstance(model, FlowMapModel):
+            model.denoiser.codec.requires_grad_(False)
+        if model.reflow or isinstance(model, FlowMapModel):
             return
     model.sampling = initial.sampling
 

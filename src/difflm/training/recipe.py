@@ -19,7 +19,8 @@ from difflm.runtime.files import check_regular
 
 TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
 SIZES = ("hidden", "layers", "encoder_layers", "heads")  # that networks of several methods have in common
-UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
+# Settings of training that no weight's shape depends on.
+UNWEIGHTED = ("dropout", "context", "coupled", "behind", "path_temperature", "remembers")
 
 MOST_BYTES = 1 << 16  # of a recipe: the reader of YAML takes seconds for what is nested deeply
 # What the reader of YAML raises: its own errors, and others for dates of no month, numbers of 5,000 digits, deep lists.
@@ -207,7 +208,9 @@ def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
     if theirs["method"] == method:
         return {**theirs, "model": dict(theirs["model"])}
     if (ours := METHODS.get(str(method))) and theirs["method"] in ours.begins_with:
-        return {**theirs, "method": method, "model": {k: v for k, v in theirs["model"].items() if k in SIZES}}
+        alike = issubclass(ours, METHODS[theirs["method"]])
+        kept = set(ours.model_fields) - {*UNWEIGHTED} if alike else SIZES
+        return {**theirs, "method": method, "model": {k: v for k, v in theirs["model"].items() if k in kept}}
     raise UsageError(f"init={init} is a {theirs['method']} model; this recipe trains {method}.")
 
 

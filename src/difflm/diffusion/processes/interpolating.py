@@ -150,7 +150,8 @@ class Absorbing(Interpolating):
     plain posterior; a word that stands is the text's own, and the belief says so."""
 
     steps: tuple[str, ...] = (
-        *("ancestral", "confidence", "entropy", "first-hitting", "gibbs", "margin", "remask", "threshold", "truncated"),
+        *("ancestral", "confidence", "entropy", "entropy-bound", "first-hitting", "gibbs", "margin", "remask"),
+        *("threshold", "truncated"),
     )
     linear = True
 
@@ -283,6 +284,8 @@ class Spindle(Absorbing):
 
 class Uniform(Interpolating):
     """Words become any word (Austin et al., 2021; Schiff et al., 2024; Sahoo et al., 2025)."""
+
+    steps = ("ancestral", "leave-one-out")
 
     def __init__(self, words: int, keep: AlphaSchedule | None = None) -> None:
         super().__init__(words, words)
