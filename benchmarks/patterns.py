@@ -131,7 +131,7 @@ def compare_chains(one: TokenChain, other: Any, logits: Tensor, inside: Tensor) 
     ours, theirs = (chain.pass_messages(logits, inside) for chain in (one, other))
     evidence = (ours.log_evidence() - theirs.log_evidence()).abs().max().item()
     beliefs = (message.posterior_logits(logits).softmax(-1) for message in (ours, theirs))
-    off = (next(beliefs) - next(beliefs)).abs().max().item()
+    off = (next(beliefs) - next(beliefs)).nan_to_num().abs().max().item()  # NaN where no text of that length matches
     u = torch.rand(inside.shape, device=inside.device)
     same = (ours.likeliest() == theirs.likeliest()).float().mean().item()
     drawn = (ours.draw(u) == theirs.draw(u)).float().mean().item()

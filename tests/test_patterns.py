@@ -616,22 +616,25 @@ def test_transitions_are_listed_by_where_they_lead():
         torch.testing.assert_close(found, expected)
 
 
-def test_list_rowss_are_sorted_and_know_their_segments():
+def test_lists_are_sorted_and_know_their_segments():
     items = np.array([[0, 2, 1], [1, 0, 1], [2, 2, 0], *([k, 2, 9] for k in range(3, 8))])
-    found, rows = list_rows(items, 1)
-    assert found.shape == (4, 4, 4)  # one row for the class 0, two for 2, and one that is empty
-    assert found[0].tolist() == [[1, 0, 0, 0], [0, 2, 3, 4], [5, 6, 7, 0], [0, 0, 0, 0]]
-    assert found[3].tolist() == [[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]]
-    assert rows.tolist() == [[0, 2, 2, 0], [1, 1, 0, 1], [1, 0, 1, 0]]
+    found, rows = list_rows(items, 1)  # one item of the class 0, seven of 2
+    assert found[0].tolist() == [[1, 0, 0, 0, 0, 0, 0, 0], [0, 2, 3, 4, 5, 6, 7, 0]]
+    assert found[3].tolist() == [[1, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 0]]
+    assert rows.tolist() == [[0, 2], [1, 1], [1, 1]]
+    found, rows = list_rows(np.array([[0, k // 9, 0] for k in range(12)]), 1)  # nine, and three
+    assert found.shape == (4, 4, 4)
+    assert rows.tolist() == [[0, 0, 0, 1], [1, 0, 0, 1], [0, 0, 1, 1]]
 
 
 def check_kernels(automaton, logits, inside):
     """All that kernels say is what torch's operations say."""
     plain = plain_chain(automaton, logits.device)
     own, other = (one.pass_messages(logits, inside) for one in (plain, kernel_chain(automaton, plain, logits.device)))
-    torch.testing.assert_close(other.log_evidence(), own.log_evidence(), rtol=1e-5, atol=1e-3)
-    torch.testing.assert_close(other.later.clamp(min=-1e9), own.later.clamp(min=-1e9), rtol=1e-5, atol=1e-3)
-    torch.testing.assert_close(other.posterior_logits(logits), own.posterior_logits(logits), rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(other.log_evidence(), own.log_evidence(), rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(other.later.clamp(min=-1e9), own.later.clamp(min=-1e9), rtol=2e-3, atol=1e-2)
+    found, expected = other.posterior_logits(logits), own.posterior_logits(logits)
+    torch.testing.assert_close(found.float(), expected.to(logits.dtype).float(), rtol=1e-2, atol=2e-2)
     assert torch.equal(other.likeliest(), own.likeliest())
     u = torch.rand(inside.shape, device=inside.device)
     assert (other.draw(u) == own.draw(u)).float().mean() > 0.9  # another rounding may lead another way

@@ -297,15 +297,16 @@ def add_likelihood(
 
 
 def reconstructed_share(lm: TextDiffusion, rows: list[list[int]]) -> float:
-    """The share of tokens that come back at their place through the latents or pixels of a text."""
+    """The share of known tokens that come back at their place through the latents or pixels of a text. Unknown ones,
+    which no model writes, do not count."""
     same = total = 0
     for start in range(0, len(rows), CHUNK):
         chosen = rows[start : start + CHUNK]
         ids, lengths = pad_token_rows(chosen)
         back = lm.model.reconstruct(Batch(ids.to(lm.device), lengths.to(lm.device))).tolist()
         for row, found in zip(chosen, map(lm.model.words, back), strict=True):
-            same += sum(a == b for a, b in zip(row, found, strict=False))
-            total += max(len(row), len(found))
+            same += sum(a == b != UNK for a, b in zip(row, found, strict=False))
+            total += max(len(row), len(found)) - row.count(UNK)
     return same / total
 
 
