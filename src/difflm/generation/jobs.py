@@ -222,6 +222,7 @@ class GenerationJob:
     sources: Sequence[Ids] = ()  # of every text, where it is written from one
     first: int = 0  # the number of the first text, where a long list is written in pieces
     begin: Ids = field(default_factory=list)  # the text that every text is edited from
+    is_own: Callable[[Row], bool] | None = None  # which rows this process makes, where several divide them
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
     waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # by sample: those to choose from
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
@@ -341,6 +342,8 @@ def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool
     model = inference.model
     for owner, job in enumerate(jobs):
         job.rows = job.make_rows(model, owner)
+        if job.is_own is not None:
+            job.rows = [row for row in job.rows if job.is_own(row)]
     inference.sync_weights()
     device = next(model.parameters()).device
     groups: dict[Any, list[Row]] = {}
