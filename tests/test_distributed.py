@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +17,10 @@ from together import command_together, run_together, running
 from difflm.app.cli import main
 from difflm.data.batches import Batch
 from difflm.errors import DifflmError, UsageError
+from difflm.generation import ray_data
 from difflm.methods import METHODS, TextSpec
-from difflm.runtime.distributed import Processes, divide_weights
+from difflm.runtime import distributed
+from difflm.runtime.distributed import Processes, current, divide_weights
 from difflm.runtime.resumable import ResumableLines
 from difflm.runtime.tensors import load_tensors, save_tensors
 from difflm.training.checkpoints import checkpoint_steps, load_checkpoint, newest_checkpoint, shard_name
@@ -244,6 +248,22 @@ def test_when_a_process_dies_the_others_stop(tmp_path, capfd):
 
 
 @pytest.mark.long
+def test_a_process_that_gives_no_sign_of_life_counts_as_dead(monkeypatch, capfd):
+    """A machine without power closes no connection: others that wait for it would wait for a day."""
+    monkeypatch.setattr(distributed, "BEAT", 0.2)
+    monkeypatch.setattr(distributed, "DEAD", 2.0)
+
+    def work() -> None:
+        distributed.on_loss.append(lambda: "Saved in RUN.")
+        if not current().first:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        current().any()
+
+    assert run_together(work, timeout=30) == [1, -signal.SIGKILL]
+    assert capfd.readouterr().err == "difflm: process 1 of 2 ended, and the others stop. Saved in RUN.\n"
+
+
+@pytest.mark.long
 def test_an_error_of_all_processes_is_said_once(tmp_path, capfd):
     assert command_together("train", *recipe_for(tmp_path, batch_size=6), "--out", tmp_path / "run") != [0, 0]
     err = capfd.readouterr().err
@@ -302,3 +322,66 @@ def test_translations_of_two_processes_are_those_of_one(tmp_path):
     assert main([*asked, "--out", str(tmp_path / "one.txt")]) == 0
     assert command_together(*asked, "--out", tmp_path / "two.txt") == [0, 0]
     assert (tmp_path / "two.txt").read_text() == (tmp_path / "one.txt").read_text()
+
+
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_actors_of_ray_write_the_texts_of_generate(tmp_path, tiny_runs, monkeypatch):
+    """With a stand-in for Ray, which divides the lines among actors and keeps no order; the texts are those of the
+    command."""
+    batches = []
+
+    class Dataset:
+        def __init__(self, rows):
+            self.rows = rows
+
+        def map_batches(self, kind, fn_constructor_kwargs, batch_size, num_gpus, compute):
+            actors, found = [kind(**fn_constructor_kwargs) for _ in range(compute)], []
+            for k in range(0, len(self.rows), batch_size):
+                some = self.rows[k : k + batch_size]
+                made = actors[k % len(actors)]({key: np.array([row[key] for row in some]) for key in some[0]})
+                batches.append(len(some))
+                found += [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
+            return Dataset(found[::-1])
+
+        def iter_rows(self):
+            return iter(self.rows)
+
+    data = SimpleNamespace(from_items=Dataset, ActorPoolStrategy=lambda size: size)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(data=data))
+    monkeypatch.setitem(sys.modules, "ray.data", data)
+    monkeypatch.setattr(ray_data, "BATCH", 2)
+    lines = [{"length": 8, "steps": 3}, {"n": 3, "seed": 3, "steps": 2}, {"infill": "The ___ pub", "steps": 3}]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = str(tiny_runs["mdlm"])
+    ray_data.map_requests(run, tmp_path / "asked.jsonl", tmp_path / "ray.txt", actors=2)
+    assert main(["generate", run, "--input", str(tmp_path / "asked.jsonl"), "--out", str(tmp_path / "one.txt")]) == 0
+    assert (tmp_path / "ray.txt").read_text() == (tmp_path / "one.txt").read_text() and batches == [2, 1]
+
+
+scale = pytest.importorskip("benchmarks.scale", reason="run from the repository's root")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights", "tokens_per_second", "gib"),
+    [((12, 768, 12), 164_515_490, 472_000, 14.6), ((24, 1024, 16), 408_486_050, 180_000, 35.0)],
+)
+def test_one_gpu_is_as_fast_as_it_was_measured(sizes, weights, tokens_per_second, gib):
+    plan = scale.Plan.of(scale.Size(*sizes, 50_257, 32, 1024))
+    (row,) = scale.rows(plan, scale.Cluster(1, 50.0, 0.8, 3.0), 1e9)
+    assert plan.weights == weights and row["communication_share"] == 0
+    assert row["tokens_per_second"] == pytest.approx(tokens_per_second, rel=0.005)
+    assert gib <= row["gib_a_gpu"] <= 1.15 * gib  # at most
+
+
+def test_a_ring_sends_what_its_formula_says():
+    """Each of N processes sends 2 (N − 1)/N of all gradients; divided weights go around three times."""
+    plan = scale.Plan(scale.Size(1, 64, 1, 100, 2, 8), 4, weights=1000, whole=200, largest=400)
+    cluster = scale.Cluster(16, network=50.0, reached=0.5, price=1.0)
+    second = 25e9
+    own, divided = (plan.step_seconds(cluster, shards) - 4 * plan.compute_seconds(shards) for shards in (False, True))
+    assert own == pytest.approx(2 * 15 / 16 * 4 * 1000 / second, rel=1e-3)
+    assert divided == pytest.approx(4 * 15 / 16 * 4 * (3 * 800 + 2 * 200) / second, rel=1e-3)
+    assert scale.Cluster(8, 50.0, 1.0, 1.0).bandwidth == 450e9

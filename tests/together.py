@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,8 +65,11 @@ def running(
         process.start()
     try:
         yield [*processes]
+        deadline = time.monotonic() + timeout
+        while processes[0].is_alive() and time.monotonic() < deadline:
+            time.sleep(0.05)
         for process in processes:
-            process.join(timeout)
+            process.join(5)
     finally:
         for process in processes:
             process.kill()

@@ -29,6 +29,7 @@ from difflm.models.inference import Inference
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.networks import Transformer
 from difflm.runtime.eight_bit import eight_bit_engine
+from difflm.runtime.float32 import avoid_float64
 from difflm.runtime.threads import IsStopped, run_parallel
 
 MOST_TEXTS = 1_000_000
@@ -52,9 +53,11 @@ def check_device(device: str) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
-        if chosen.type not in ("cpu", "cuda"):  # others lack the float64 that lengths and draws need
-            raise UsageError(f"difflm runs on cpu or cuda, not on {chosen.type}. Try --device cpu.")
+        if chosen.type not in ("cpu", "cuda", "mps"):
+            raise UsageError(f"difflm runs on cpu, cuda or mps, not on {chosen.type}. Try --device cpu.")
         torch.zeros(1, device=chosen)
+        if chosen.type == "mps":
+            avoid_float64()
     except (RuntimeError, AssertionError):
         raise UsageError(f"device {device!r} is not available here. Try --device cpu.") from None
     return chosen

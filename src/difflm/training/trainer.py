@@ -201,7 +201,7 @@ class Trainer:
 
     def to_device(self, batch: Batch) -> Batch:
         if self.device.type != "cuda":
-            return batch.map(torch.from_numpy)
+            return batch.map(lambda array: torch.from_numpy(array).to(self.device))
         return batch.map(lambda array: torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True))
 
     def train_step(self, batches: list[Batch]) -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ def option(help: str, metavar: str | None = None, *flags: str, envvar: str | Non
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A bundled model or the directory of a run.")]
 Model = Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")]
-Device = Annotated[str, option("cpu, cuda, cuda:1 …; auto is the GPU where there is one.")]
+Device = Annotated[str, option("cpu, cuda, cuda:1, mps …; auto is the GPU where there is one.")]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16", "int8"] | None, option("The network's arithmetic. [float32]")
 ]

@@ -99,7 +99,8 @@ def resolve_own(
 
     if resume:
         return begun_recipe(out, texts, changes)
-    return own_recipe(texts, changes, data, check_device(device).type, note)
+    kind = check_device(device).type
+    return own_recipe(texts, changes, data, kind if kind == "cuda" else "cpu", note)
 
 
 def train_and_save(
@@ -149,7 +150,8 @@ def show_estimate(recipe: Any, device: str) -> None:
 
     if recipe.method != "classifier":  # whose size is that of the model it guides
         where = check_device(device)
-        note(estimate_training(recipe, where.type).describe(matrix_rate(where, repeats=3)["gflops"]))
+        kind = where.type if where.type == "cuda" else "cpu"
+        note(estimate_training(recipe, kind).describe(matrix_rate(where, repeats=3)["gflops"]))
 
 
 def show_recipe(recipe: Any, as_json: bool) -> None:
