@@ -1,4 +1,4 @@
-"""What training takes on many GPUs: memory, tokens a second, days and cost.
+"""What training takes on many GPUs: memory, tokens a second, hours and cost.
 
     python -m benchmarks.scale [--layers 16 --hidden 2048 …] [--gpus 64] [--price 3] [--json]
 
@@ -124,7 +124,7 @@ def rows(plan: Plan, cluster: Cluster, tokens: float) -> Iterator[dict[str, obje
                 "step_ms": round(1000 * step, 1),
                 "communication_share": round(1 - plan.accumulate * plan.compute_seconds(shards) / step, 3),
                 "tokens_per_second": round(rate),
-                "days": round(hours / 24, 2),
+                "hours": round(hours, 1),
                 "cost": round(gpus * hours * cluster.price),
             }
 
@@ -152,14 +152,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"weights": plan.weights, **row}))
         return 0
     print(f"{plan.weights:,} weights, {tokens:.3g} tokens; checkpoint {CHECKPOINT * plan.weights / 2**30:.1f} GiB\n")
-    print("| GPUs | | tokens a step | GiB a GPU | ms a step | communication | tokens/s | days | cost |")
+    print("| GPUs | | tokens a step | GiB a GPU | ms a step | communication | tokens/s | hours | cost |")
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows(plan, cluster, tokens):
         kind = "`--shard`" if row["shard"] else ""
         full = " (too much)" if float(str(row["gib_a_gpu"])) > HELD else ""
         print(
             f"| {row['gpus']} | {kind} | {row['tokens_a_step']:,} | {row['gib_a_gpu']}{full} | {row['step_ms']:,} | "
-            f"{row['communication_share']:.0%} | {row['tokens_per_second']:,} | {row['days']:,} | {row['cost']:,} |"
+            f"{row['communication_share']:.0%} | {row['tokens_per_second']:,} | {row['hours']:,} | {row['cost']:,} |"
         )
     return 0
 

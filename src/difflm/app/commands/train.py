@@ -55,6 +55,8 @@ def train(
 
     if shard:
         divide_weights()
+    if resolved.method == "classifier" and current().count > 1:
+        raise UsageError("a classifier is small: train it with one process, without torchrun.")
     command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out), *["--shard"] * shard]
     if current().count > 1:
         command = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1"), "-m", *command]
