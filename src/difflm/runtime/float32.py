@@ -14,7 +14,8 @@ class WithoutFloat64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         narrow = [torch.float32 if one is torch.float64 else one for one in args]
         named = {key: torch.float32 if one is torch.float64 else one for key, one in (kwargs or {}).items()}
-        found = (Tensor.float if func is Tensor.double else func)(*narrow, **named)
+        work: Any = Tensor.float if func is Tensor.double else func
+        found = work(*narrow, **named)
         return found.float() if isinstance(found, Tensor) and found.dtype is torch.float64 else found
 
 
