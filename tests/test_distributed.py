@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -196,6 +197,18 @@ def test_what_processes_cannot_share_is_refused(capsys):
         check_shares(4, 12)
     assert main(["train", "e2e-mdlm-laptop", "--out", "nowhere", "--shard"]) == 2
     assert "torchrun" in capsys.readouterr().err and not Path("nowhere").exists()
+
+
+def test_processes_that_cannot_be_reached_are_one_line(monkeypatch, capsys):
+    """Two processes would meet at a port that is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": taken.getsockname()[1]}
+        for name, value in place.items():
+            monkeypatch.setenv(name, str(value))
+        assert main(["generate", "--out", "nowhere.txt"]) == 1
+    assert capsys.readouterr().err.startswith("difflm: the other processes cannot be reached at 127.0.0.1")
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from difflm.errors import UsageError
+from difflm.errors import DifflmError, UsageError
 
 PATIENCE = timedelta(hours=24)  # the first process may read a large corpus, or save, while the others wait for it
 BEAT, DEAD = 3.0, 30.0  # seconds between signs of life, and without one until a process counts as dead
@@ -134,7 +134,10 @@ def connect(rank: int, count: int) -> Any:
     """The store by which processes find each other: that of torchrun, or else of the first process."""
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(address, port, count, hosts, wait_for_workers=False)
+    try:
+        return dist.TCPStore(address, port, count, hosts, wait_for_workers=False)
+    except RuntimeError:
+        raise DifflmError(f"the other processes cannot be reached at {address}, port {port}.") from None
 
 
 def choose_backend() -> str:
