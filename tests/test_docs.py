@@ -45,6 +45,7 @@ PARSED_ONLY = {
     "difflm studio": "serves until Ctrl-C; tests/test_studio_api.py starts and ends one",
     "make": "installs, or runs this suite; `make -n` says whether the target exists",
     "pip": "would install into this environment, from the internet",
+    "torchrun": "starts several processes; tests/test_distributed.py does",
 }
 EXTRAS = {"plot": "matplotlib"}  # what a verb needs beyond the core; without it its commands are only parsed
 
@@ -146,14 +147,15 @@ def blocks(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def commands_in(page: str, text: str) -> list[Shown]:
-    """Lines of fenced blocks that begin with `difflm`, `make` or `pip`, those that end in a backslash joined."""
+    """Lines of fenced blocks that begin with `difflm`, `make`, `pip` or `torchrun`, those that end in a backslash
+    joined."""
     found = []
     for start, language, content in blocks(text):
         if language in ("", "sh", "bash", "console"):
             lines = re.sub(r"\\\n", lambda _: "\0", content).split("\n")
             number = start
             for line, following in zip(lines, [*lines[1:], ""], strict=True):
-                if re.match(r"(\$ )?(difflm|make|pip) ", line):
+                if re.match(r"(\$ )?(difflm|make|pip|torchrun) ", line):
                     complaint = following if following.startswith("difflm: ") else ""
                     found.append(Shown(page, number, line.replace("\0", ""), complaint))
                 number += 1 + line.count("\0")
@@ -204,6 +206,9 @@ def parsed(command: Shown) -> None:
             assert done.returncode == 0, done.stderr
     elif argv[0] == "pip":
         assert argv[1] == "install"
+    elif argv[0] == "torchrun":
+        assert argv[argv.index("difflm") - 1] == "-m"
+        parse(argv[argv.index("difflm") + 1 :])
     else:
         parse(argv[1:])
 

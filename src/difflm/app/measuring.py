@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from difflm.app.commands.evaluate import (
     ReferenceOptions,
     Seq2SeqOptions,
 )
-from difflm.app.commands.options import load_model, load_rank, parse_guidance, parse_methods
+from difflm.app.commands.options import load_model as load_whole
+from difflm.app.commands.options import load_rank, parse_guidance, parse_methods
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.learned import checking_tagger
@@ -45,9 +47,12 @@ from difflm.evaluation.targets import (
 from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.diffusion import DiffusionModel
+from difflm.runtime.distributed import current
 from difflm.runtime.files import append_line, write_atomic
 from difflm.training.model_card import write_card
 from difflm.training.run import bundled_runs, find_run, read_config
+
+load_model = partial(load_whole, divided=True)  # several processes make the texts that are measured together
 
 SAMPLES, TARGETS = 1000, 200  # texts of the language task or gaps, targets a control
 
@@ -106,7 +111,7 @@ def measure_control(
             fitting = keep_fitting(fitting, one)
         targets = draw_targets(names or CONTROLS, fitting or pairs, lm, tagger, count, options.seed)
         about = {"corpus": "e2e", "split": options.split}
-        if path:
+        if path and current().first:
             write_targets(path, targets)
             note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")
     judge, first = load_judge(options.judge, models.values(), options.device), systems[0]
@@ -247,7 +252,7 @@ def load_gaps(name: str, stories: Sequence[Sequence[str]], count: int, options: 
 
 def keep_middles(run: str, middles: dict[str, str], out: Path | None) -> None:
     """Write some gaps and their middles next to the figures."""
-    if out is None and run in bundled_runs():
+    if (out is None and run in bundled_runs()) or not current().first:
         return
     folder = out.parent if out else find_run(run)
     for name, text in middles.items():
@@ -311,6 +316,8 @@ def publish(runs: list[str], report: Report, options: MeasureOptions) -> None:
 
     All figures go to `--out`. Without it each run's metrics.jsonl and card get its own figures and those of rows that
     belong to no run, such as real text and the twin; a bundled model is not changed."""
+    if not current().first:  # of several processes
+        return
     if options.as_json:
         for row_object in report.objects():
             put_json(row_object)

@@ -29,6 +29,7 @@ from difflm.models.inference import Inference
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.networks import Transformer
 from difflm.runtime.eight_bit import eight_bit_engine
+from difflm.runtime.float32 import avoid_float64
 from difflm.runtime.threads import IsStopped, run_parallel
 
 MOST_TEXTS = 1_000_000
@@ -52,9 +53,11 @@ def check_device(device: str) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
-        if chosen.type not in ("cpu", "cuda"):  # others lack the float64 that lengths and draws need
-            raise UsageError(f"difflm runs on cpu or cuda, not on {chosen.type}. Try --device cpu.")
+        if chosen.type not in ("cpu", "cuda", "mps"):
+            raise UsageError(f"difflm runs on cpu, cuda or mps, not on {chosen.type}. Try --device cpu.")
         torch.zeros(1, device=chosen)
+        if chosen.type == "mps":
+            avoid_float64()
     except (RuntimeError, AssertionError):
         raise UsageError(f"device {device!r} is not available here. Try --device cpu.") from None
     return chosen
@@ -222,6 +225,7 @@ class GenerationJob:
     sources: Sequence[Ids] = ()  # of every text, where it is written from one
     first: int = 0  # the number of the first text, where a long list is written in pieces
     begin: Ids = field(default_factory=list)  # the text that every text is edited from
+    is_own: Callable[[Row], bool] | None = None  # which rows this process makes, where several divide them
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
     waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # by sample: those to choose from
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
@@ -348,6 +352,8 @@ def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool
     model = inference.model
     for owner, job in enumerate(jobs):
         job.rows = job.make_rows(model, owner)
+        if job.is_own is not None:
+            job.rows = [row for row in job.rows if job.is_own(row)]
     inference.sync_weights()
     device = next(model.parameters()).device
     groups: dict[Any, list[Row]] = {}

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from difflm.models.base import LanguageModel, Trainable
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.flow_map import FlowMapModel
 from difflm.networks import Transformer
+from difflm.runtime.distributed import current
 from difflm.runtime.files import locked, write_json
 from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import newest_checkpoint, write_config
@@ -102,34 +103,44 @@ def train_run(
 ) -> Outcome:
     """Train a run in `out`, which is locked meanwhile; with `resume`, continue the one there."""
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_init(recipe.init)})
-    if is_remote(recipe.data):
+    if is_remote(recipe.data) and current().first:
         fetch_remote(recipe.data, root, recipe.column, note)
     return train_prepared(Setup(recipe, out, device, note, root, resume), prepare_model, watcher)
 
 
 def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: Watcher) -> Outcome:
-    """Prepare a run and train it. When preparing fails, nothing is left behind."""
-    out = setup.out
-    with locked(out):
+    """Prepare a run and train it. When preparing fails, nothing is left behind. Of several processes the first one
+    builds what the others then read, and writes all files."""
+    out, resume, processes = setup.out, setup.resume, current()
+    if processes.count > 1 and not (setup.recipe.steps or resume):
+        raise UsageError("several processes cannot choose how many steps fit into `minutes`: give steps=N.")
+    if not processes.first:
+        processes.any()
+        setup = replace(setup, resume=True)
+    with locked(out) if processes.first else nullcontext():
         changes: Changes = {}
-        if setup.resume:
+        if resume:
             recipe, changes = check_same_recipe(setup.recipe, out)
             setup = replace(setup, recipe=recipe)
-        elif (out / "config.json").exists() or newest_checkpoint(out):
+        elif processes.first and ((out / "config.json").exists() or newest_checkpoint(out)):
             raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
-        with remove_on_failure(out, keep=setup.resume):
+        with remove_on_failure(out, keep=setup.resume):  # which the other processes set
             ready = prepare(setup)
             if not ready.recipe.steps:
                 recipe = choose_steps(ready, out, setup.device, setup.report)
                 ready = replace(ready, recipe=recipe, config={**ready.config, "recipe": recipe.model_dump()})
+            if processes.first:
+                processes.any()
             trainer = Trainer(ready.model, ready.recipe, out, setup.device, ready.figure)
-            if setup.resume:
+            if resume:
                 trainer.resume(setup.note)
+            if processes.first:
                 record_changes(changes, trainer.step, out, setup.note)
-            write_json(out / "recipe.json", ready.recipe.model_dump())
-            write_config(out, ready.config)
+                write_json(out / "recipe.json", ready.recipe.model_dump())
+                write_config(out, ready.config)
         outcome = trainer.fit(ready.batches, ready.held_out, watcher)
-        write_json(out / "config.json", {**ready.config, **outcome.summary()})
+        if processes.first:
+            write_json(out / "config.json", {**ready.config, **outcome.summary()})
         return outcome
 
 

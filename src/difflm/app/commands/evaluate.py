@@ -16,6 +16,7 @@ from difflm.app.commands.options import (
     Json,
     Run,
     Seed,
+    join_others,
     load_model,
     option,
     report_errors,
@@ -147,6 +148,7 @@ OWNERS = {
 
 
 @report_errors
+@join_others
 @with_options(options=MeasureOptions, settings=SETTINGS, rivals=RivalOptions, **GROUPS)
 def evaluate(
     run: Run,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from difflm.app.commands.options import Data, Device, Json, option, report_errors
+from difflm.app.commands.options import Data, Device, Json, join_others, option, report_errors
 from difflm.app.console import TrainingView, complain, note, put_json, put_line
 from difflm.errors import UsageError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @report_errors
+@join_others
 def train(
     recipe: Annotated[
         str,
@@ -29,6 +30,7 @@ def train(
     out: Annotated[Path | None, option("Directory of the run.", "RUN")] = None,
     resume: Annotated[bool, option("Continue the run in --out.", None, "--resume")] = False,
     dry_run: Annotated[bool, option("Print the resolved recipe and its cost, and stop.", None, "--dry-run")] = False,
+    shard: Annotated[bool, option("Under torchrun: divide the model among the processes.", None, "--shard")] = False,
     data: Data = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -49,10 +51,20 @@ def train(
         return 0
     if out is None:
         raise UsageError("where should the run go? Give --out RUN, a directory that does not hold one yet.")
-    command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out)]
+    from difflm.runtime.distributed import current, divide_weights
+
+    if shard:
+        divide_weights()
+    if resolved.method == "classifier" and current().count > 1:
+        raise UsageError("a classifier is small: train it with one process, without torchrun.")
+    command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out), *["--shard"] * shard]
+    if current().count > 1:
+        command = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1"), "-m", *command]
     outcome = train_and_save(resolved, out, command, data, device, resume, as_json)
     if outcome.stopped == "interrupted":
         return 1
+    if not current().first:  # of several processes
+        return 0
     if as_json:
         put_json(
             {"kind": "done", "run": str(out), "step": outcome.step, "stopped": outcome.stopped, **outcome.validation}
@@ -89,7 +101,8 @@ def resolve_own(
 
     if resume:
         return begun_recipe(out, texts, changes)
-    return own_recipe(texts, changes, data, check_device(device).type, note)
+    kind = check_device(device).type
+    return own_recipe(texts, changes, data, kind if kind == "cuda" else "cpu", note)
 
 
 def train_and_save(
@@ -97,6 +110,7 @@ def train_and_save(
 ) -> "Outcome":
     """Train a run and write its card; where it was interrupted, say how to continue."""
     from difflm.generation.jobs import check_device
+    from difflm.runtime.distributed import current
     from difflm.training.classifier import train_guide
     from difflm.training.fit import train_run
     from difflm.training.model_card import finish_run
@@ -111,7 +125,7 @@ def train_and_save(
             f"stopped at step {outcome.step:,}; saved in {out}/checkpoints/step-{outcome.step}.\n"
             f"Continue: {shlex.join(again)}"
         )
-    elif recipe.method != "classifier":  # which is part of a model and has no card of its own
+    elif recipe.method != "classifier" and current().first:  # which is part of a model and has no card of its own
         finish_run(out, shlex.join(command))
     return outcome
 
@@ -138,7 +152,8 @@ def show_estimate(recipe: Any, device: str) -> None:
 
     if recipe.method != "classifier":  # whose size is that of the model it guides
         where = check_device(device)
-        note(estimate_training(recipe, where.type).describe(matrix_rate(where, repeats=3)["gflops"]))
+        kind = where.type if where.type == "cuda" else "cpu"
+        note(estimate_training(recipe, kind).describe(matrix_rate(where, repeats=3)["gflops"]))
 
 
 def show_recipe(recipe: Any, as_json: bool) -> None:
