@@ -68,6 +68,19 @@ def test_an_error_comes_to_the_reader_and_stops_the_others() -> None:
     assert stopped_early.is_set()
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux")
+def test_a_job_has_one_thread_whatever_library_multiplies() -> None:
+    """ARM's products took as many threads as there are cores, in each of as many jobs."""
+
+    def job(stopped: IsStopped) -> Iterator[int]:
+        before = {path.name for path in Path("/proc/self/task").iterdir()}
+        torch.nn.functional.linear(torch.zeros(32, 384), torch.zeros(1536, 384), torch.zeros(1536))
+        yield len({path.name for path in Path("/proc/self/task").iterdir()} - before)
+
+    torch.set_num_threads(2)
+    assert list(run_parallel([job])) == [0]
+
+
 def test_a_reader_who_leaves_stops_all() -> None:
     begun: list[int] = []
 

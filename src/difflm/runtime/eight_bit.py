@@ -42,9 +42,10 @@ class EightBitLinear(nn.Linear):
         except IndexError:
             packed = pack_weight(self.weight)
         weight, scales = packed
-        texts = [torch.ops.quantized.linear_dynamic(text, weight, lacks_vnni()) for text in x.split(1)]
+        texts = x.split(1) if len(x) > 1 else (x,)
+        products = [torch.ops.quantized.linear_dynamic(text, weight, lacks_vnni()) for text in texts]
         self.unused.append(packed)
-        return torch.addcmul(self.bias, torch.cat(texts) if len(texts) > 1 else texts[0], scales)
+        return torch.addcmul(self.bias, torch.cat(products) if len(products) > 1 else products[0], scales)
 
 
 @torch.no_grad()

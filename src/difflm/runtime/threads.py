@@ -4,6 +4,7 @@ Small matrices gain little from a second thread, and a product that two threads 
 thread's: a single-threaded job gives the same numbers on every machine of its kind, however many cores it has.
 """
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ T = TypeVar("T")
 IsStopped = Callable[[], bool]  # asked by a job between its results: whether nobody waits for it any more
 Job = Callable[[IsStopped], Iterator[T]]
 MAX_QUEUED = 2  # results of each core that may wait for their reader
+# ARM's library of products has a number of threads of its own, which torch does not change: torch's OpenMP does.
+OPENMP = ctypes.CDLL(torch._C.__file__) if torch.backends.mkldnn.is_acl_available() else None
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
             """Take one job after the other. A result waits for room in the queue, unless nobody will make any."""
             torch.get_num_threads()  # a thread's first question takes over the process's number: ask before it is set
             torch.set_num_threads(1)
+            if OPENMP is not None:
+                OPENMP.omp_set_max_active_levels(0)  # of this thread
             try:
                 while not stop.is_set():
                     with lock:
