@@ -16,5 +16,5 @@ def pack_layers(layers: Iterable[nn.Module]) -> None:
     for layer in layers:
         if type(layer) is nn.Linear and layer.weight.dtype is torch.float32:
             weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight, ROWS)
-            product = torch.ops.mkldnn._linear_pointwise.default
-            layer.forward = partial(product, W=weight, B=layer.bias, attr="none", scalars=[], algorithm="")
+            multiply = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
+            layer.forward = partial(multiply, W=weight, B=layer.bias)  # type: ignore[method-assign]
