@@ -145,6 +145,7 @@ def test_bfloat16_keeps_the_rules(folder):
     lm = TextDiffusion.from_pretrained(folder, dtype=torch.bfloat16)
     assert lm.model.denoiser.network.head.weight.dtype is torch.bfloat16
     make(lm, temperature=1.0)
+    assert torch._C._get_mkldnn_enabled()  # which torch gives up at products in bfloat16 that a processor lacks
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ from torch import Tensor, nn, zeros_like
 
 from difflm.diffusion.base import Levels
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.left_to_right import BeamState, decoding_state
 from difflm.diffusion.samplers.loop import BoundDenoiser, Frame, Memory, SamplerInputs
 from difflm.models.autoregressive import Autoregressive
@@ -208,9 +209,10 @@ class RecordedDecoder:
         state, network = self.state, self.model.network
         angles = state.at_position(self.angles[0]), state.at_position(self.angles[1])
         visible = (state.positions <= state.position).view(1, 1, -1)
-        x = network.input(self.model.embedding(state.last))
-        x, _ = network.run(x, None, visible, self.caches, 0, angles, self.memory)
-        state.append(network.answer(x)[:, -1].float())
+        with avoid_onednn(visible.device, self.model.embedding.weight.dtype):
+            x = network.input(self.model.embedding(state.last))
+            x, _ = network.run(x, None, visible, self.caches, 0, angles, self.memory)
+            state.append(network.answer(x)[:, -1].float())
         if isinstance(state, BeamState):
             for slots in self.caches:
                 slots.keys.copy_(slots.keys.index_select(0, state.parents))

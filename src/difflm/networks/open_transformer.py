@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.diffusion.precision import avoid_onednn
 from difflm.networks.documents import same_document
 from difflm.networks.transformer import rotary, rotate
 
@@ -162,13 +163,15 @@ class OpenTransformer(nn.Module):
         self, inputs: Tensor, t: Tensor | None, mask: Tensor | None = None, kept: Tensor | None = None
     ) -> Tensor:
         """`kept` is what `read_prompt` returned of the positions before."""
-        x, _ = self.run(inputs, mask, kept)
-        logits: Tensor = self.head(self.before_head(self.norm(x)))
+        with avoid_onednn(inputs.device, self.head.weight.dtype):
+            x, _ = self.run(inputs, mask, kept)
+            logits: Tensor = self.head(self.before_head(self.norm(x)))
         return torch.cat([logits[:, :1], logits[:, :-1]], 1) if self.shape.shift else logits
 
     def read_prompt(self, inputs: Tensor) -> Tensor:
         """Keys and values of whole blocks from the first position on, [B, layers, 2, heads, L, head_dim]."""
-        return torch.stack(self.run(inputs, None, None)[1]).movedim(2, 0)
+        with avoid_onednn(inputs.device, self.head.weight.dtype):
+            return torch.stack(self.run(inputs, None, None)[1]).movedim(2, 0)
 
     def run(self, inputs: Tensor, mask: Tensor | None, kept: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """The last states, and keys and values of every layer."""

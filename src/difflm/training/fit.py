@@ -193,7 +193,8 @@ def prepare_model(setup: Setup) -> Prepared:
     }
     config = describe_run(recipe, model, tokenizer, counts)
     noisy = {"vectors", "simplex"} & {*model.families} or model.whole_text
-    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else "masked_nats"
+    others: Figure = "round_nats" if METHODS[recipe.method].family == "edits" else "masked_nats"
+    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else others
     return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
 
 

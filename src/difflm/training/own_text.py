@@ -100,7 +100,7 @@ def own_recipe(
     corpus_path(data, root)
     sides = ("source", "target") if plain.has_sources else ()
     survey = Survey.of(counted_texts(resolve_data(data, root), root, plain.column, plain.chunk, sides))
-    note(f"{file_names(data)}: {survey.texts:,} texts of {survey.characters:,} characters")
+    note(f"{file_names(data)}: {survey.texts:,} text{'s'[: survey.texts != 1]} of {survey.characters:,} characters")
     chosen = [one for one in choose_settings(survey, plain, device) if one[0] not in given]
     if plain.init or plain.tokenizer not in TOKENIZERS:  # whose sizes are those of another run
         chosen = [one for one in chosen if one[0] not in ("tokenizer", "vocabulary", "more_than")]

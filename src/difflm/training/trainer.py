@@ -78,11 +78,12 @@ class Progress:
         }
 
 
-Figure = Literal["nats_per_token", "masked_nats", "noisy_nats", "pair_nats", "label_nats"]
+Figure = Literal["nats_per_token", "masked_nats", "noisy_nats", "round_nats", "pair_nats", "label_nats"]
 UNITS: dict[Figure, str] = {
     "nats_per_token": "nats/token",
     "masked_nats": "nats a masked word, no likelihood",
     "noisy_nats": "nats a word at the middle time, no likelihood",
+    "round_nats": "nats a word of texts written in one round, no likelihood",
     "pair_nats": "nats a word on its own path, no likelihood",
     "label_nats": "nats of labels a text",
 }
