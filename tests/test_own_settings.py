@@ -3,13 +3,16 @@
 import json
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import write_grammar
 
 from difflm.app.cli import main
+from difflm.data.batches import split
 from difflm.data.texts import split_long
+from difflm.data.tokenfile import TokenFile
 from difflm.errors import UsageError
 from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
@@ -122,6 +125,39 @@ def test_nothing_is_left_out_and_held_out_pieces_are_found_again(tmp_path, monke
     lm = TextDiffusion.from_pretrained(run)
     found = corpus_for(lm, None)
     assert len(found.texts) == config["held_out"] and len([*found.training()]) == config["texts"]
+
+
+@pytest.mark.parametrize("rows", ["texts", pytest.param("packed", marks=pytest.mark.long)])
+def test_all_pieces_of_a_text_are_learned_or_held_out(tmp_path, capsys, rows):
+    """Each text has a word of its own, so that pieces tell which one they are of; training and evaluation agree."""
+    sentence = "the {k} goes on and on."
+    lines = [" ".join([sentence.format(k=chr(97 + k) * 3)] * 8) for k in range(12)]
+    (tmp_path / "my.txt").write_text("".join(f"{line}\n" for line in lines))
+    changes = ["method=autoregressive", f"rows={rows}", "longest=64", "split=60", "steps=2", "tokenizer=words"]
+    argv = ["train", "own-text", f"data={tmp_path}/my.txt", *changes, *TINY, "more_than=0"]
+    assert main([*argv, "--out", str(tmp_path / "run")]) == 0
+    told = "8% of the pieces are held out: all of 1 of 12 texts"
+    assert rows == "packed" or told in capsys.readouterr().out
+    lm = TextDiffusion.from_pretrained(tmp_path / "run")
+    names = [
+        {text.split()[1] for text in texts} for texts in (corpus_for(lm, None).texts, corpus_for(lm, None).training())
+    ]
+    assert [len(one) for one in names] == [1, 11] and not names[0] & names[1]
+    assert len(corpus_for(lm, None, "train").texts) == lm.config["texts"]
+    tokens, theirs = TokenFile.open(tmp_path / "run" / "data" / "train"), lm.tokenizer.encode_batch([*names[0]])[0][0]
+    held = [k for k in range(len(tokens)) if theirs in tokens.ids[tokens.offsets[k] : tokens.offsets[k + 1]]]
+    assert (
+        held == sorted(split(np.arange(len(tokens)), len(tokens), 0, tokens.texts)[1])
+        and len(held) == lm.config["held_out"]
+    )
+
+
+def test_a_single_text_is_held_out_piece_by_piece(tmp_path):
+    (tmp_path / "my.txt").write_text("it goes on and on. " * 30)
+    argv = ["train", "own-text", f"data={tmp_path}/my.txt", "method=autoregressive", "split=60", "steps=2", *TINY]
+    assert main([*argv, "--out", str(tmp_path / "run")]) == 0
+    assert read_config(tmp_path / "run")["held_out"] == 1
+    assert len(corpus_for(TextDiffusion.from_pretrained(tmp_path / "run"), None).texts) == 1
 
 
 def test_a_run_that_stalls_says_why(tmp_path, capsys):
