@@ -155,6 +155,10 @@ def load_recipe(
     given = dict(split_change(change) for change in changes)
     if given.get("init") and is_pretrained(Path(str(given["init"]))):  # somebody else's model, with its words
         theirs = given.pop("init")
+        method = str(given.get("method", values.get("method")))
+        if method in METHODS and "pretrained" not in METHODS[method].model_fields:
+            able = ", ".join(name for name, one in METHODS.items() if "decoder" in one.model_fields)
+            raise UsageError(f"init={theirs}: {method} cannot begin as a model of others; give method= one of {able}.")
         given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
     dropped = _drop_foreign(values, given)
     sizes = values["model"]
