@@ -295,6 +295,7 @@ def install(run: Path, tokens: Path, measured: Sequence[dict[str, Any]], target:
     from difflm.training.model_card import write_card
 
     shutil.copytree(run, target, dirs_exist_ok=True)
+    write_json(target / "config.json", {**read_json(target / "config.json"), "language": "en"})  # texts begin with it
     for path in target.glob("guide*/config.json"):
         config = read_json(path)
         write_json(path, {**config, "model": {**config["model"], "guides": target.name}})  # not where it was trained

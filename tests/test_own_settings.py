@@ -5,9 +5,10 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import write_grammar
+from tiny import tiny_run, write_grammar
 
 from difflm.app.cli import main
 from difflm.data.batches import split
@@ -30,6 +31,7 @@ def quick_training(monkeypatch):
     monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
     monkeypatch.setattr("difflm.training.pace.TIMED", 0.0)
     monkeypatch.setattr("difflm.training.pace.WARM", 0)
+    monkeypatch.setattr("difflm.training.run.find_start", lambda language: None)  # whatever is bundled
 
 
 def write_prose(path, lines=200, long=1):
@@ -106,6 +108,59 @@ def test_names_of_texts_and_of_recipes_are_told_apart(tmp_path):
     assert is_own_text("my.txt") and is_own_text("x/my.jsonl.gz") and not is_own_text(str(tmp_path))
     assert is_own_text("https://example.org/my.txt")
     assert not is_own_text("e2e") and not is_own_text("mine.yaml") and not is_own_text("own-text")
+
+
+# -- the model that English texts begin with --------------------------------------------------------------------------
+
+ENGLISH = "The dog of the house went to the river with a cat. It is there that they were. "
+
+
+@pytest.fixture
+def bundled(tmp_path, monkeypatch):
+    """A tiny model in the place of the bundled one of English: one that knows no more than letters."""
+    (tmp_path / "grammar.txt").write_text(ENGLISH * 3 + "\n" + "The cat and the dog.\n" * 20)
+    changes = {"tokenizer": "bpe", "vocabulary": 300, "longest": 40, "steps": 2, "split": 60}
+    run = tiny_run(tmp_path, "mdlm", **changes)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "language": "en"}))
+    monkeypatch.undo()
+    monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+    for module in ("run", "fit"):
+        monkeypatch.setattr(f"difflm.training.{module}.bundled_runs", lambda: {"english": run})
+    return run
+
+
+def test_english_texts_begin_with_the_bundled_model(tmp_path, bundled, monkeypatch, capsys):
+    """Its words, sizes and weights; long texts are cut for it, and none is left out."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text((ENGLISH * 4 + "\n") * 12 + "It is of the house.\n" * 20)
+    assert main(["train", "my.txt", "steps=2", "batch_size=4", "sample_every=0", "lr=1e-30"]) == 0
+    err = capsys.readouterr().err
+    assert "init=english method=mdlm: the texts are English, as those of this bundled model were; init=none" in err
+    assert "embedding_dim" not in err and "lr=" not in err
+    config = read_config(tmp_path / "my-mdlm")
+    assert (config["longest"], config["left_out"], config["recipe"]["init"]) == (40, 0, "english")
+    name = "denoiser.network.blocks.0.feed.0.weight"
+    ours, theirs = (load_tensors(run / "model.safetensors")[name] for run in (tmp_path / "my-mdlm", bundled))
+    assert torch.equal(ours, theirs)
+    assert main(["train", "my.txt", "steps=2", "--resume"]) == 0  # found again without a name
+
+
+def test_texts_begin_from_scratch_where_they_are_not_english_or_somebody_asks(tmp_path, bundled):
+    (tmp_path / "my.txt").write_text(ENGLISH * 4 + "\n" + "It is of the house.\n" * 20)
+    (tmp_path / "other.txt").write_text("Der Hund ist in dem Haus, und das war so an dem Tag.\n" * 20)
+
+    def begins(name, *changes):
+        recipe = own_recipe(str(tmp_path / name), changes, None, "cpu", lambda _: None)
+        return recipe.method, recipe.init
+
+    assert begins("my.txt", "minutes=3") == ("mdlm", "english")
+    assert (
+        begins("my.txt", "init=none") == begins("other.txt") == begins("my.txt", "model.hidden=64") == ("difflm", None)
+    )
+    assert begins("my.txt", "method=autoregressive") == ("autoregressive", None)
+    (bundled / "config.json").write_text((bundled / "config.json").read_text().replace('"language"', '"tongue"'))
+    assert begins("my.txt") == ("difflm", None)
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Recipe(BaseModel):
     method: str
     model: dict[str, Any] = Field(default_factory=dict)
     init: str | None = None
-    "A bundled model or the directory of a run whose tokenizer and weights this one begins with."
+    "A bundled model or the directory of a run whose tokenizer and weights this one begins with; none: random weights."
 
     data: str
     "The name of a corpus (`e2e`, `roc`, `multi30k` …), the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS; \
@@ -200,7 +200,8 @@ def split_change(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
         raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
-    return key.strip(), _value(text, change)
+    value = _value(text, change)
+    return key.strip(), None if (key.strip(), value) == ("init", "none") else value
 
 
 def _sizes_of(init: Any, method: Any) -> dict[str, Any]:

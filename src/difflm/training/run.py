@@ -29,6 +29,12 @@ def bundled_runs() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
 
 
+def find_start(language: str) -> str | None:
+    """The bundled model that texts of a language ("en") can begin with."""
+    configs = ((name, read_json(folder / "config.json")) for name, folder in bundled_runs().items())
+    return next((name for name, config in configs if config.get("language") == language), None)
+
+
 def find_run(name_or_path: str | Path) -> Path:
     """Find the directory of a bundled model or of a run."""
     bundled = bundled_runs()
