@@ -8,6 +8,7 @@ from open_checkpoints import MODELS, draw_weights, write_model, write_tokenizer,
 from tiny import Silent, write_grammar
 
 from difflm.app.cli import main
+from difflm.data.batches import Batch
 from difflm.diffusion.base import Levels
 from difflm.diffusion.condition import Condition
 from difflm.errors import UsageError
@@ -89,6 +90,17 @@ def test_attention_opens_from_causal_to_full():
     assert not moved(0).any() and moved(10).all() and 0 < moved(5).sum() < 11
     network.eval()
     assert ((network(x, None) - network(other, None)).abs().amax(-1) > 1e-6).all()
+
+
+def test_slopes_are_finite_beside_words_that_stand():
+    """At time 0, where the clean context of a gap is, the weight of the bound is infinite and counts nothing."""
+    torch.manual_seed(0)
+    config = {**MODELS["diffullama"]["config"], "vocab_size": 14}
+    model = METHODS["mdlm"](decoder=config, hidden=32, context=1.0).build(TextSpec(14, 12)).train()
+    batch = Batch(ids=torch.randint(4, 14, (4, 12)), lengths=torch.full((4,), 10), index=torch.arange(4))
+    model(batch).total.backward()
+    slopes = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    assert slopes and all(bool(torch.isfinite(one).all()) for one in slopes)
 
 
 # -- blocks -----------------------------------------------------------------------------------------------------------
