@@ -181,7 +181,8 @@ class Teacher:
             ids.append(int(self.read([ids], last=True)[0, -1][ours].argmax()) + len(SPECIALS))
             if len(self.tokenizer.decode(ids[begun:]).split()) > words:
                 break
-        return " ".join(self.tokenizer.decode(ids[begun:]).split()[:words])
+        found = " ".join(self.tokenizer.decode(ids[begun:]).split()[:words])
+        return found.strip(" .,;:!?") or found  # the sentence has its own signs
 
     def continue_gaps(self, template: str, words: Sequence[str]) -> list[str]:
         """For each gap as many words as stood there, of one who reads what is before it alone."""

@@ -25,7 +25,7 @@ class Corpus:
     name: str
     split: str
     texts: list[str]
-    training: Callable[[], Iterator[str]]  # all training texts, streamed
+    training: Callable[[], Iterator[str]] | None  # all training texts, streamed; None: nobody knows them
 
 
 def fits(lm: TextDiffusion, texts: Sequence[str], room: int = 0) -> list[bool]:
@@ -46,6 +46,18 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
     whole = lambda: corpus(data, root, "train", column, chunk)  # noqa: E731
     return _file_corpus(
         lm, split, lambda: ((k, one) for k, text in enumerate(whole()) for one in split_long(text, most))
+    )
+
+
+def named_corpus(name_or_path: str, root: Path | None, split: Split) -> Corpus:
+    """Return a split of a corpus that has a name, or all texts of a file, whatever a model was trained on."""
+    texts = list(islice(corpus(name_or_path, root, split), MOST_TEXTS))
+    known = name_or_path in NAMES
+    return Corpus(
+        file_names(name_or_path),
+        split if known else "all",
+        texts,
+        (lambda: corpus(name_or_path, root, "train")) if known else None,
     )
 
 
