@@ -18,6 +18,7 @@ from difflm.models.block_diffusion import BlockwiseDenoiser
 from difflm.models.open_models import load_network
 from difflm.networks.open_transformer import AnnealedTransformer, Shape
 from difflm.training.fit import train_run
+from difflm.training.own_text import own_recipe
 from difflm.training.recipe import load_recipe
 
 CPU = torch.device("cpu")
@@ -206,6 +207,14 @@ def test_a_run_of_blocks_begins_with_a_left_to_right_model(llama, tmp_path, shif
     assert len(TextDiffusion.from_pretrained(tmp_path / "run", dtype=torch.bfloat16).generate(2, steps=2)) == 2
     argv = ["evaluate", str(tmp_path / "run"), "--samples", "2", "--draws", "1", "--steps", "2", "--score-texts", "1"]
     assert main(argv) == 0
+
+
+def test_texts_of_ones_own_choose_no_sizes_for_it(llama, tmp_path):
+    write_grammar(tmp_path / "my.txt", 60)
+    told: list[str] = []
+    changes = ["method=block-diffusion", f"init={llama}"]
+    recipe = own_recipe(str(tmp_path / "my.txt"), changes, None, "cpu", told.append)
+    assert recipe.build_method().model_dump()["hidden"] == 32 and not any("model.hidden" in line for line in told)
 
 
 def test_a_method_that_cannot_begin_so_says_which_can(llama, tmp_path):

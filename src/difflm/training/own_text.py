@@ -128,7 +128,7 @@ def own_recipe(
     chosen = [one for one in [*start, *choose_settings(survey, plain, device)] if one[0] not in given]
     if plain.init or plain.tokenizer not in TOKENIZERS:  # whose sizes are those of another run
         chosen = [one for one in chosen if one[0] not in ("tokenizer", "vocabulary", "more_than")]
-    if plain.init:
+    if plain.init or plain.model.get("pretrained"):
         chosen = [one for one in chosen if not one[0].startswith("model.")]
     for why in dict.fromkeys(why for *_, why in chosen if why):
         note(f"{' '.join(f'{key}={value}' for key, value, reason in chosen if reason == why)}: {why}")
