@@ -112,9 +112,8 @@ class Teacher:
 
     def __init__(self, folder: Path, device: str) -> None:
         where = check_device(device)
-        self.dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
         config, weights = read_causal(folder)
-        found = {name: weight.to(where, self.dtype) for name, weight in weights.items()}
+        found = {name: weight.to(where, torch.float32) for name, weight in weights.items()}
         self.embedding, self.tokenizer = found.pop(EMBEDDING), PretrainedTokenizer.read(folder)
         with torch.device("meta"):
             self.network = OpenTransformer(shape_of(config), len(self.embedding))

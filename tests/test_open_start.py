@@ -209,8 +209,13 @@ def test_a_run_of_blocks_begins_with_a_left_to_right_model(llama, tmp_path, shif
     assert main(argv) == 0
 
 
-def test_texts_of_ones_own_choose_no_sizes_for_it(llama, tmp_path):
+@pytest.mark.long
+def test_texts_of_ones_own_choose_no_sizes_for_it(llama, tmp_path, capsys):
     write_grammar(tmp_path / "my.txt", 60)
+    for method in ("mdlm", "block-diffusion"):
+        argv = ["train", str(tmp_path / "my.txt"), f"method={method}", f"init={llama}"]
+        assert main([*argv, "--dry-run"]) == 0 and "estimate for 110 words" in capsys.readouterr().err
+    assert main([*argv, "steps=1", "batch_size=4", "sample_every=0", "--out", str(tmp_path / "run")]) == 0
     told: list[str] = []
     changes = ["method=block-diffusion", f"init={llama}"]
     recipe = own_recipe(str(tmp_path / "my.txt"), changes, None, "cpu", told.append)

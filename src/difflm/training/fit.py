@@ -349,7 +349,7 @@ def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recip
     most = MOST_TOKENS - (source_longest or MOST_TOKENS // 2) if recipe.has_sources else MOST_TOKENS
     if not longest:
         with SkipInit():
-            smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST)
+            smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST if recipe.has_sources else 0)
             extra = max(0, LEAST_LONGEST - recipe.build_method().build(smallest).max_words)
         texts = int(tokens.lengths.max()) if recipe.split else tokens_that_hold_most(tokens.lengths)
         longest = min(max(round_up(texts + extra), LEAST_LONGEST), most)
