@@ -29,7 +29,7 @@ from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.control import Protocol, System, evaluate_control
-from difflm.evaluation.corpora import corpus_for, pairs_for
+from difflm.evaluation.corpora import corpus_for, named_corpus, pairs_for
 from difflm.evaluation.infill import Asked, Lengths, Set, evaluate_infill
 from difflm.evaluation.language import check_numbers, evaluate_language
 from difflm.evaluation.reports import Report
@@ -47,6 +47,7 @@ from difflm.evaluation.targets import (
 from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.open_models import find_open_model
 from difflm.runtime.distributed import current
 from difflm.runtime.files import append_line, write_atomic
 from difflm.training.model_card import write_card
@@ -62,12 +63,18 @@ def measure_language(runs: list[str], options: MeasureOptions, settings: dict[st
     samples = SAMPLES if options.samples is None else options.samples
     check_numbers(samples, options.seed, options.draws, options.score_texts)  # before anything is loaded
     models = dict(zip(run_names(runs), (load_model(run, options.device) for run in runs), strict=True))
-    check_same_data(models, options.data)
     judge = load_judge(options.judge, models.values(), options.device)
     twin = load_model(options.twin, options.device) if options.twin else None
-    others = {"the judge": judge, "the twin": twin}
-    check_seeds({**models, **{name: lm for name, lm in others.items() if lm is not None}}, options.data)
-    corpus = corpus_for(next(iter(models.values())), options.data, options.split)
+    if options.on is not None:
+        corpus = named_corpus(options.on, options.data, options.split)
+    else:
+        ours = {name: lm for name, lm in models.items() if lm.config["recipe"]}
+        if not ours:
+            raise UsageError("what somebody else's model was trained on is not known: give --on NAME or FILE.")
+        check_same_data(ours, options.data)
+        others = {"the judge": judge, "the twin": twin}
+        check_seeds({**ours, **{name: lm for name, lm in others.items() if lm is not None}}, options.data)
+        corpus = corpus_for(next(iter(ours.values())), options.data, options.split)
     with Bar("measuring") as bar:
         report = evaluate_language(
             models, corpus, judge, samples, options.seed, options.draws, twin, settings, bar.update, options.score_texts
@@ -88,6 +95,7 @@ def measure_control(
     protocol = Protocol(control.each, options.seed, control.candidates, guidance, settings)
     protocol.check()
     check_known(names or ())
+    refuse_open(runs, "its controls have no classifiers")
     if count < 1:
         raise UsageError(f"the number of samples, which are targets a control here, must be at least 1, not {count}.")
     path = control.targets
@@ -220,6 +228,7 @@ def measure_seq2seq(
         raise UsageError(f"the number of samples, which are sources here, must be at least 1, not {options.samples}.")
     if reference.skip < 0:
         raise UsageError(f"--skip must be 0 or more sources, not {reference.skip}.")
+    refuse_open(runs, "it learned no pairs")
     similarity = BertScore(reference.encoder, check_device(options.device)) if reference.encoder else None
     given = read_pair_set(seq2seq.pairs, seq2seq.column, options.data, options.split) if seq2seq.pairs else None
     models = dict(zip(run_names(runs), (load_model(one, options.device) for one in runs), strict=True))
@@ -252,7 +261,8 @@ def load_gaps(name: str, stories: Sequence[Sequence[str]], count: int, options: 
 
 def keep_middles(run: str, middles: dict[str, str], out: Path | None) -> None:
     """Write some gaps and their middles next to the figures."""
-    if (out is None and run in bundled_runs()) or not current().first:
+    nowhere = out is None and (run in bundled_runs() or find_open_model(run) is not None)
+    if nowhere or not current().first:
         return
     folder = out.parent if out else find_run(run)
     for name, text in middles.items():
@@ -295,9 +305,17 @@ def run_names(runs: list[str]) -> list[str]:
     if doubled := [run for run in runs if runs.count(run) > 1]:
         raise UsageError(f"{doubled[0]} is named twice.")
     for run in runs:
-        read_config(find_run(run))  # refuses what is no run, such as somebody else's model
+        if find_open_model(run) is None:
+            read_config(find_run(run))  # refuses what is no run
     short = [Path(run).resolve().name if Path(run).is_dir() else run for run in runs]
     return [name if short.count(name) == 1 else run for name, run in zip(short, runs, strict=True)]
+
+
+def refuse_open(runs: list[str], why: str) -> None:
+    """Refuse models of other people by a task that asks for what they do not have."""
+    for run in runs:
+        if find_open_model(run) is not None:
+            raise UsageError(f"{run} is somebody else's model: {why}. The tasks language and infill measure it.")
 
 
 def load_judge(name: str | None, models: Iterable[TextDiffusion], device: str) -> TextDiffusion | None:
@@ -330,8 +348,9 @@ def publish(runs: list[str], report: Report, options: MeasureOptions) -> None:
         append_records(options.out, report, rows)
         return
     for run, name in zip(runs, names, strict=True):
-        if run in bundled_runs():
-            note(f"{run} is bundled: nothing was appended to it. Keep the figures with --out FILE.")
+        if run in bundled_runs() or find_open_model(run) is not None:
+            whose = "bundled" if run in bundled_runs() else "somebody else's"
+            note(f"{run} is {whose}: nothing was appended to it. Keep the figures with --out FILE.")
             continue
         folder = find_run(run)
         append_records(folder / "metrics.jsonl", report, [row for row in rows if row not in {*names} - {name}])

@@ -134,8 +134,6 @@ class ControlPlan:
             raise UsageError("edit: the text is empty.")
         if not 0 < edit.strength <= 1:
             raise UsageError(f"--strength must lie above 0 and up to 1, not {edit.strength}.")
-        if not self.info.whole_words and not self.info.tokenizer.spells:
-            raise UsageError("edit: this model does not say how its pieces are spelt; edit with another.")
 
     def kept_places(self, edit: Edit) -> list[range]:
         """Places of the tokens of each phrase that stays, wherever it occurs."""
@@ -149,7 +147,9 @@ class ControlPlan:
 
     def edit_layout(self, edit: Edit) -> tuple[Layout, dict[int, str]]:
         """The text on its canvas, with the words that stay as known ones; of these, those without an id."""
-        words, ids = split_words(edit.text.strip()), self.info.tokenizer.encode(edit.text.strip())
+        text, tokenizer = edit.text.strip(), self.info.tokenizer
+        ids, spelt = tokenizer.encode(text), [] if self.info.whole_words else tokenizer.spans(text)
+        words = split_words(text) if self.info.whole_words else [text[begin:end] for begin, end in spelt]
         kept = {k: ids[k] for place in self.kept_places(edit) for k in place}
         self.phrases.check_kept([k in kept for k in range(len(ids))])
         return self.layout(len(ids), kept, ids), {k: words[k] for k, token in kept.items() if token == UNK}
@@ -247,7 +247,7 @@ class ControlPlan:
             newline = words.index("\n") + len(SPECIALS) if "\n" in words else None
             rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
         rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
-        if self.edit is not None and self.edit.keep and self.info.tokenizer.spells:
+        if self.edit is not None and self.edit.keep and not self.info.whole_words:
             rules.append(keep_whole(self.edit.text.strip(), self.kept_places(self.edit), codec, self.info, canvas))
         # Words that must appear come last: what else is asked of their positions must not unsettle them.
         return rules + self.phrases.rule(codec, canvas, self.model.lengths.ends if self.open_ended else ())

@@ -188,6 +188,7 @@ def prepare_model(setup: Setup) -> Prepared:
         "texts": len(subset),
         "held_out": len(held_out[1]),
         "held_out_seen": overlap,
+        **({"whole_texts_held_out": True} if tokens.holds_pieces else {}),
         **count_left_out(recipe, selection),
         **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
     }
@@ -363,7 +364,7 @@ def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recip
     most = MOST_TOKENS - (source_longest or MOST_TOKENS // 2) if recipe.has_sources else MOST_TOKENS
     if not longest:
         with SkipInit():
-            smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST)
+            smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST if recipe.has_sources else 0)
             extra = max(0, LEAST_LONGEST - recipe.build_method().build(smallest).max_words)
         texts = int(tokens.lengths.max()) if recipe.split else tokens_that_hold_most(tokens.lengths)
         longest = min(max(round_up(texts + extra), LEAST_LONGEST), most)
@@ -383,6 +384,9 @@ def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection
         valid = read_tokens(setup, tokenizer, "valid")
         return (tokens, selection.kept), (valid, select_texts(valid, selection.limits).kept)
     kept, held = split(selection.kept, len(tokens), setup.recipe.seed, tokens.texts)
+    if tokens.holds_pieces and tokens.texts is not None and len(held) > WARN_SHARE * len(tokens):
+        whole = f"{len(np.unique(tokens.texts[held])):,} of {tokens.texts[-1] + 1:,} texts"
+        setup.report(f"{len(held) / len(tokens):.0%} of the pieces are held out: all of {whole}")
     return (tokens, kept), (tokens, held)
 
 
@@ -412,7 +416,11 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     where = recipe.data, setup.root, split, recipe.column, recipe.chunk
     examples = made(*where) if made else corpus_examples(*where, recipe.has_sources)
     if recipe.split:
-        examples = (replace(one, target=piece) for one in examples for piece in split_long(one.target, recipe.split))
+        examples = (
+            replace(one, target=piece, continues=number > 0)
+            for one in examples
+            for number, piece in enumerate(split_long(one.target, recipe.split))
+        )
     return TokenFile.build(directory, report_reading(examples, f"reading {split} texts", setup.note), tokenizer, origin)
 
 

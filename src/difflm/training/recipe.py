@@ -35,7 +35,7 @@ class Recipe(BaseModel):
     method: str
     model: dict[str, Any] = Field(default_factory=dict)
     init: str | None = None
-    "A bundled model or the directory of a run whose tokenizer and weights this one begins with."
+    "A bundled model or the directory of a run whose tokenizer and weights this one begins with; none: random weights."
 
     data: str
     "The name of a corpus (`e2e`, `roc`, `multi30k` …), the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS; \
@@ -156,6 +156,10 @@ def load_recipe(
     given = dict(split_change(change) for change in changes)
     if given.get("init") and is_pretrained(Path(str(given["init"]))):  # somebody else's model, with its words
         theirs = given.pop("init")
+        method = str(given.get("method", values.get("method")))
+        if method in METHODS and "pretrained" not in METHODS[method].model_fields:
+            able = ", ".join(name for name, one in METHODS.items() if "decoder" in one.model_fields)
+            raise UsageError(f"init={theirs}: {method} cannot begin as a model of others; give method= one of {able}.")
         given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
     dropped = _drop_foreign(values, given)
     sizes = values["model"]
@@ -197,7 +201,8 @@ def split_change(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
         raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
-    return key.strip(), _value(text, change)
+    value = _value(text, change)
+    return key.strip(), None if (key.strip(), value) == ("init", "none") else value
 
 
 def _sizes_of(init: Any, method: Any) -> dict[str, Any]:

@@ -41,8 +41,8 @@ def train(
 
     own = is_own_text(recipe)
     if own:
-        out = out or default_run(recipe, changes or ())
         resolved = resolve_own(recipe, changes or (), out, data, device, resume)
+        out = out or default_run(recipe, resolved.method)
     else:
         resolved = load_recipe(recipe, changes or (), note)
     if dry_run:
@@ -86,21 +86,22 @@ def train(
     return 0
 
 
-def default_run(texts: str, changes: Sequence[str]) -> Path:
+def default_run(texts: str, method: str) -> Path:
     """The directory of a run that has no name: that of its texts, and of its method."""
-    method = next((one.removeprefix("method=") for one in changes if one.startswith("method=")), "difflm")
     return Path(f"{Path(texts.rstrip('/')).name.split('.')[0] or 'run'}-{method}")
 
 
 def resolve_own(
-    texts: str, changes: Sequence[str], out: Path, data: Path | None, device: str, resume: bool
+    texts: str, changes: Sequence[str], out: Path | None, data: Path | None, device: str, resume: bool
 ) -> "Recipe":
     """A recipe for texts of one's own: chosen from them, or that of the run which is continued."""
     from difflm.generation.jobs import check_device
     from difflm.training.own_text import begun_recipe, own_recipe
 
     if resume:
-        return begun_recipe(out, texts, changes)
+        named = next((one.removeprefix("method=") for one in changes if one.startswith("method=")), None)
+        usual = [default_run(texts, method) for method in ([named] if named else ["difflm", "mdlm"])]
+        return begun_recipe(out or next((run for run in usual if run.exists()), usual[0]), texts, changes)
     kind = check_device(device).type
     return own_recipe(texts, changes, data, kind if kind == "cuda" else "cpu", note)
 
