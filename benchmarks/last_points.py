@@ -278,6 +278,8 @@ def table(plan: Plan) -> Iterator[str]:
         held = [line for (of, name, _), line in own.items() if of == "held"]
         columns = [*dict.fromkeys(key for line in [*tried, *held] for key in line["figures"])]
         for title, some in (("to choose by", tried), (f"others; chosen: {chosen}", held)):
+            if not some:
+                continue
             real = ", ".join({f"{line['sentences']:.3f}" for line in some})
             yield f"\n**{control}**, {title}; judge of the target sentences {real}\n"
             yield f"| setting | targets | {' | '.join(columns)} | seconds |"
