@@ -512,15 +512,15 @@ def test_marks_stand_at_the_words_that_are_edited():
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"edit": Edit("the pub", keep=("pub",))}, "edits the text as it is: leave --keep and --strength out"),
+        ({"edit": Edit("the pub", keep=("pub",))}, "edits the text as it is: leave keep and strength out"),
         ({"edit": Edit("the pub", 0.9)}, "edits the text as it is"),
         ({"edit": Edit(" ")}, "text 1 is empty"),
         ({"edit": Edit("the " * 30)}, "text 1 has 30 tokens; this model holds 24"),
-        ({"start": "source"}, "--start source is not for this model. Known: noise, nothing"),
-        ({"start": "words"}, "--start must be one of noise, nothing, source, not words"),
-        ({"revisions": 2}, "--revisions are kept of a search: give --beams, too"),
+        ({"start": "source"}, "start source is not for this model. Known: noise, nothing"),
+        ({"start": "words"}, "start must be one of noise, nothing, source, not words"),
+        ({"revisions": 2}, "revisions are kept of a search: give beams, too"),
         ({"source": "the pub"}, "has learned texts without sources"),
-        ({"clamp": True}, "--clamp is for models that diffuse word vectors"),
+        ({"clamp": True}, "clamp is for models that diffuse word vectors"),
         ({"length_beam": 2}, "a length beam needs a model"),
     ],
 )

@@ -526,7 +526,7 @@ def test_texts_made_elsewhere_are_checked_anew(pairs, lm, tmp_path):
             {k: v for k, v in other.figures.items() if not k.startswith("seconds")}
         )
     assert again.rows[0].figures["seconds"] is None and "made before" in again.notes[0]
-    with pytest.raises(UsageError, match="--each"):
+    with pytest.raises(UsageError, match="Lower each"):
         evaluate_control(lm, "tiny", targets, None, Protocol(3), pairs, texts=kept)
     kept.write_text("{}\n", encoding="utf-8")
     with pytest.raises(UsageError, match="line 1"):
@@ -549,4 +549,4 @@ def test_tags_of_another_tagger_are_refused_where_only_the_bundled_one_checks(lm
     with pytest.raises(UsageError, match="1 of 2 targets") as refused:
         fit_for([same, other], lm, own_tagger())
     assert "\n" not in str(refused.value)
-    assert "difflm[parse]" in str(refused.value) and "--controls" in str(refused.value)
+    assert "difflm[parse]" in str(refused.value) and "name controls" in str(refused.value)

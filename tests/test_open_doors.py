@@ -322,7 +322,7 @@ def test_a_model_without_a_template_continues_texts(tmp_path):
     assert made.text.startswith("my dog") and made.controls[0]["satisfied"]
     with pytest.raises(UsageError, match="has no chat template"):
         lm.generate(1, messages=[{"role": "user", "content": "the dog"}])
-    with pytest.raises(UsageError, match="--block is for the samplers"):
+    with pytest.raises(UsageError, match="block is for the samplers"):
         lm.generate(1, sampler="ancestral", block=8)
 
 

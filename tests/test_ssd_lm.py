@@ -221,12 +221,12 @@ def test_drafts_are_watched_and_texts_do_not_depend_on_their_neighbours(lm):
 
 def test_what_a_simplex_cannot_do_is_refused(lm, tiny_runs):
     for asked, said in (
-        ({"clamp": True}, "--clamp is for models that diffuse word vectors"),
+        ({"clamp": True}, "clamp is for models that diffuse word vectors"),
         ({"sampler": "heun"}, "unknown sampler 'heun' for this model"),  # a block counts one call a step
-        ({"projection": "multi-hot", "projection_top_p": 1.0}, "give --projection-top-p below 1"),
-        ({"projection": "best"}, "--projection must be one of mean, greedy, sample, multi-hot, not best"),
+        ({"projection": "multi-hot", "projection_top_p": 1.0}, "give projection_top_p below 1"),
+        ({"projection": "best"}, "projection must be one of mean, greedy, sample, multi-hot, not best"),
     ):
         with pytest.raises(UsageError, match=said):
             lm.generate(1, **asked)
-    with pytest.raises(UsageError, match="--projection is for models that diffuse on a simplex"):
+    with pytest.raises(UsageError, match="projection is for models that diffuse on a simplex"):
         TextDiffusion.from_pretrained(tiny_runs["mdlm"]).generate(1, projection="greedy")

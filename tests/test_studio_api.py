@@ -213,7 +213,7 @@ def fault(answer: httpx.Response) -> str:
         ({"field": {"food": "Martian"}}, "Martian"),
         ({"temperature": 0}, "temperature"),
         ({"sampler": "/etc/passwd"}, "unknown sampler"),
-        ({"keep": ["x"]}, "--edit"),
+        ({"keep": ["x"]}, "belong to edit"),
         ({"seed": 2**31}, "seed: "),
         ({"top_k": -1}, "top-k"),
         ([], "valid dictionary"),

@@ -1,14 +1,57 @@
 """What a person is told when something cannot be done: one or two lines, and what to do about it."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+# Messages name the options of the command. In Python most are arguments of the same name; these are called otherwise.
+IN_PYTHON = {
+    "(--source, difflm translate)": "with source=, or call lm.translate",
+    "difflm generate MODEL --guide": "load the model and call its method guided_by with",
+    "Give one with --guide DIR": "Add one with lm.guided_by(folder)",
+    "--device cpu": 'device="cpu"',
+    "--infill, or with --edit and --keep": "lm.infill, or with lm.edit and keep=",
+    "such as --field food=Japanese": 'such as Field("food", "Japanese")',
+    "such as --avoid cheap": 'such as Avoid("cheap")',
+    "such as --contains Japanese": 'such as Contains("Japanese")',
+    'such as --pos "PROPN AUX DET NOUN PUNCT"': 'such as Tags("PROPN AUX DET NOUN PUNCT")',
+    "--contains asks": "Contains asks",
+    "without --resume": "without resume=True",
+    "with --resume": "with resume=True",
+    "at --resume": "with resume=True",
+}
+_said = re.compile("|".join(map(re.escape, IN_PYTHON)))
+_option = re.compile(r"(?<![\w-])--?([a-z][a-z-]*[a-z]|n\b)")
+_commands = 0  # that are running
+
+
+@contextmanager
+def speak_command() -> Iterator[None]:
+    """Let messages name the command's options, not Python's arguments."""
+    global _commands
+    _commands += 1
+    try:
+        yield
+    finally:
+        _commands -= 1
+
+
+def say_in_python(message: str) -> str:
+    """Replace the options that a message names by what they are called in Python."""
+    said = _said.sub(lambda found: IN_PYTHON[found[0]], message)
+    return _option.sub(lambda found: found[1].replace("-", "_"), said)
 
 
 class DifflmError(Exception):
     """The work failed; the command leaves with code 1."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return message if _commands else say_in_python(message)
 
 
 class UsageError(DifflmError):

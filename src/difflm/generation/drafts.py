@@ -7,7 +7,7 @@ import torch
 from difflm.data.glyphs import picture_url
 from difflm.diffusion.alignment import EDITS
 from difflm.diffusion.samplers.loop import Frame
-from difflm.generation.jobs import Draft, DrawnDraft
+from difflm.generation.texts import Draft, DrawnDraft
 from difflm.models.base import LanguageModel
 from difflm.models.batching import SampleBatch
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from numbers import Integral
 from typing import Any
 
 import torch
 
 from difflm.controls import Control
-from difflm.controls.guidance import STANDARD
+from difflm.controls.guidance import STANDARD, GuidanceSettings
 from difflm.controls.plan import ControlPlan, Edit, check_text, steering_for
 from difflm.controls.rivals import ControlDecoder
 from difflm.data.corpora import describe_texts
@@ -22,6 +23,8 @@ from difflm.diffusion.samplers.discrete_steps import ORDERED, SURE
 from difflm.diffusion.samplers.loop import Frame
 from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
+from difflm.generation.texts import Draft as Draft
+from difflm.generation.texts import Generation as Generation
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
 from difflm.models.diffusion import DiffusionModel
@@ -63,10 +66,14 @@ def check_device(device: str) -> torch.device:
     return chosen
 
 
-def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
+def check_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | None:
+    """An arithmetic that the device has, by itself or by its name."""
     known = [torch.float32, torch.bfloat16, torch.float16 if device.type == "cuda" else torch.int8]
-    if dtype is not None and dtype not in known:
-        raise UsageError(f"dtype must be {', '.join(map(str, known))} on {device.type}, not {dtype}.")
+    found = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    if found is not None and found not in known:
+        names = ", ".join(str(one).removeprefix("torch.") for one in known)
+        raise UsageError(f"dtype must be {names} on {device.type}, not {str(dtype).removeprefix('torch.')}.")
+    return found
 
 
 def check_eight_bits(model: LanguageModel) -> None:
@@ -88,6 +95,11 @@ def check_request(
     n: int, seed: int, mbr: int = 1, candidates: int = 1, controls: Sequence[Control] | None = None
 ) -> None:
     """`controls` are those by which candidates are chosen; None: they are not known yet."""
+    for name, value in (("n", n), ("seed", seed), ("mbr", mbr), ("candidates", candidates)):
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise UsageError(f"{name} must be a whole number, not {value!r}.")
+    if wrong := [control for control in controls or () if not isinstance(control, Control)]:
+        raise UsageError(f"controls must be a list of controls, such as [Length(14)]; {wrong[0]!r} is not a control.")
     if not 1 <= n <= MOST_TEXTS:
         raise UsageError(f"-n must lie between 1 and {MOST_TEXTS:,}, not {n}.")
     if not 0 <= seed < 2**31:
@@ -100,6 +112,13 @@ def check_request(
         raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
     if candidates > 1 and controls is not None and not any(control.head for control in controls):
         raise UsageError("--candidates are chosen by a classifier: ask for a field, a label, tags or a tree, or --mbr.")
+
+
+def parse_guidance(size: Any, usual: GuidanceSettings) -> GuidanceSettings:
+    """The usual guidance of a model with another strength."""
+    if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size <= 1000:
+        raise UsageError(f"guidance must be a number from 0 to 1,000, or GuidanceSettings, not {size!r}.")
+    return replace(usual, size=float(size))
 
 
 def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
@@ -149,44 +168,6 @@ def explain_unknown(unknown: Sequence[str], name: str, tokenizer: Tokenizer, dat
 
 
 # -- a job and its texts ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One text and how it came about; it prints as its text."""
-
-    text: str
-    tokens: list[str]  # its words
-    steps: int
-    denoiser_calls: int
-    seconds: float  # of the batch that made it; of candidates, the sum over all their batches, and of their ranking
-    seed: int
-    controls: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)  # why the text may not be what was asked for
-    classifier_calls: int = 0  # beside those of the model
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True)
-class Draft:
-    """One text at one step of its making."""
-
-    sample: int
-    step: int
-    t: float  # the mean, where every position has its own time
-    tokens: list[str]  # one a position; with byte pairs they are pieces of words
-    confidence: list[float]
-    changed: list[bool]
-    edits: list[str] = field(default_factory=list)  # what the next step does with each token, of a model that edits
-
-
-@dataclass(frozen=True)
-class DrawnDraft(Draft):
-    """The same of a model that denoises pixels; its tokens are what the pixels spell, a character each."""
-
-    picture: str = ""  # the pixels, as the address of a PNG that holds it
 
 
 Watch = Callable[[list[Draft]], None]

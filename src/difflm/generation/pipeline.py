@@ -2,11 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -15,14 +15,11 @@ from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSetti
 from difflm.controls.plan import ControlPlan, Edit, check_text
 from difflm.controls.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.controls.sentence_classifier import SentenceClassifier
-from difflm.data.batches import Batch
 from difflm.data.chat import Chat, Message, encode_messages
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import UNK, Tokenizer, Words
 from difflm.data.words import join_words, split_words
-from difflm.diffusion.denoiser import NO_SOURCE
-from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import UsageError
 from difflm.generation.drafts import read_drafts
@@ -44,12 +41,17 @@ from difflm.generation.jobs import (
     explain_unknown,
     fastest_dtype,
     finished_rows,
+    parse_guidance,
     plain_edit,
     run_jobs,
 )
 from difflm.generation.ranking import Rank, make_ranking
+from difflm.generation.reading import Reader
+from difflm.generation.settings import Asked, Written, list_arguments
+from difflm.generation.texts import Texts
+from difflm.generation.watching import Progress, Watcher
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
-from difflm.models.batching import SampleBatch, pad_token_rows
+from difflm.models.batching import SampleBatch
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
 from difflm.models.open_models import find_open_model, load_open_model
@@ -57,8 +59,12 @@ from difflm.training.classifier import heads_of, load_guide
 from difflm.training.run import find_run, load_run
 
 
-class TextDiffusion:
-    """A model that writes text by denoising all positions at once (or, for the twin, word by word)."""
+class TextDiffusion(Reader):
+    """A model that writes text by denoising all positions at once (or, for the twin, word by word).
+
+    Load one with `TextDiffusion.from_pretrained`. `generate`, `infill`, `edit` and `translate` return lists of texts;
+    of several templates, texts or sources each has `n` texts, one after the other. `alternatives` and `score` read
+    texts of any origin."""
 
     def __init__(
         self,
@@ -73,13 +79,18 @@ class TextDiffusion:
         self.usual_guidance = TOKENS if tokens else STANDARD
         self.name = "this model"
         self.chat: Chat | None = None  # of a model that answers messages
+        self.fixed_dtype = inference is not None  # whether somebody chose the arithmetic
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
         self._classifiers: dict[Path, Classifier | SentenceClassifier] = {}
         self._heads: dict[Path, set[str] | None] = {}
 
     @classmethod
     def from_pretrained(
-        cls, name_or_path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None, compile: bool = False
+        cls,
+        name_or_path: str | Path,
+        device: str = "cpu",
+        dtype: torch.dtype | str | None = None,
+        compile: bool = False,
     ) -> "TextDiffusion":
         """A bundled model such as "e2e", the directory of a run or of somebody else's model, or its name on the Hugging
         Face Hub; on "cpu", "cuda", or the better of both ("auto").
@@ -88,7 +99,7 @@ class TextDiffusion:
         quickest for writing, and float32 for scores. `compile` fuses what a network of vectors does while it writes:
         minutes of compiling, a little at every new size, for a server that writes all day."""
         chosen = check_device(device)
-        check_dtype(dtype, chosen)
+        dtype = check_dtype(dtype, chosen)
         if (folder := find_open_model(name_or_path)) is not None:
             found = load_open_model(folder, chosen, dtype or fastest_dtype(chosen) or torch.float32)
             made = cls(found.model, found.tokenizer, found.config, Inference(found.model, None, compile))
@@ -101,7 +112,7 @@ class TextDiffusion:
         model.set_compute_dtype(None if eight or dtype is torch.float32 else dtype)
         inference = Inference(model, fastest_dtype(chosen) if dtype is None else dtype if eight else None, compile)
         made = cls(model, tokenizer, config, inference)
-        made.name = find_run(name_or_path).resolve().name
+        made.name, made.fixed_dtype = find_run(name_or_path).resolve().name, dtype is not None
         made.guides = sorted(find_run(name_or_path).glob("guide*/"))
         check_sampling(model.sampling, model)
         return made
@@ -138,9 +149,21 @@ class TextDiffusion:
         """What its classifiers tell apart, by name; of two that know a label, the later one."""
         return {name: one for folder in self.guides for name, one in self._load_classifier(folder).labellings.items()}
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+    def to(self, device: str) -> "TextDiffusion":
+        """Move the model to "cpu", "cuda", "mps" or the best of them ("auto"); it returns itself to chain. Arithmetic
+        that was left open becomes what is quickest there."""
+        chosen = check_device(device)
+        check_dtype(self.inference.dtype if self.fixed_dtype else None, chosen)
+        self.model.to(chosen)
+        dtype = self.inference.dtype if self.fixed_dtype else fastest_dtype(chosen)
+        self.inference = Inference(self.model, dtype, self.inference.compiled)
+        self._classifiers = {}
+        return self
+
+    def __repr__(self) -> str:
+        size = sum(weight.numel() for weight in self.model.parameters()) / 1e6
+        kind = self.config.get("method", type(self.model).__name__)
+        return f"TextDiffusion({self.name!r}: {kind}, {size:.1f}M parameters, {self.device})"
 
     def sampling(self, **changes: Any) -> Sampling:
         """The model's own settings with some changed; `None` leaves one as it is."""
@@ -148,16 +171,64 @@ class TextDiffusion:
         check_sampling(sampling, self.model)
         return sampling
 
-    def generate(self, n: int = 1, seed: int = 0, **asked: Any) -> list[Generation]:
-        """`n` texts in the order of their numbers; text k of a seed is the same whatever n is. See `make_job`."""
-        done: dict[int, Generation] = {}
-        for _, made in self.run_jobs([self.make_job(n, seed, **asked)]):
-            done |= made
-        return [done[k] for k in sorted(done)]
+    @list_arguments
+    def generate(
+        self,
+        n: int = 1,
+        seed: int = 0,
+        *,
+        controls: Control | Sequence[Control] | Sequence[Sequence[Control]] = (),
+        edit: Edit | Sequence[Edit] | None = None,
+        progress: bool | Progress = False,
+        frames: bool = False,
+        **asked: Unpack[Asked],
+    ) -> Texts:
+        """Write `n` texts, in the order of their numbers; text k of a seed is the same whatever n is.
 
-    def infill(self, template: str, n: int = 1, seed: int = 0, **asked: Any) -> list[Generation]:
-        """Fill the gaps of a text: `___` of any length, `___:4` of four words."""
-        return self.generate(n, seed, controls=[Infill(template), *asked.pop("controls", ())], **asked)
+        `controls` are asked of every text; of several lists of them, or of several edits, each has `n` texts.
+        `progress` draws a bar, or is called after every step with how many steps of all texts are done, and of how
+        many. `watch` is called after every step with the drafts of the texts; with `frames` each text keeps its own as
+        `drafts`, which a notebook plays. `make_job` describes the other arguments."""
+        lists = isinstance(controls, Sequence) and len(controls) > 0 and isinstance(controls[0], list | tuple)
+        wanted: Any = controls if lists else [controls]
+        edits = edit if isinstance(edit, list | tuple) else [edit]
+        jobs = [self.make_job(n, seed, controls=own, edit=one, **asked) for own in wanted for one in edits]
+        watcher = Watcher(self, jobs, progress, frames) if progress or frames else None
+        done: dict[tuple[int, int], Generation] = {}
+        for owner, made in self.run_jobs(jobs):
+            done |= {(owner, k): text for k, text in made.items()}
+        done = watcher.finish(done) if watcher else done
+        return Texts(done[key] for key in sorted(done))
+
+    @list_arguments
+    def infill(self, template: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[Written]) -> Texts:
+        """Fill the gaps of a text, or of several: `___` of any length, `___:4` of four words. The rest is kept."""
+        own = asked.pop("controls", ())
+        own = [own] if isinstance(own, Control) else own
+        lists = [[Infill(one), *own] for one in ([template] if isinstance(template, str) else template)]
+        return self.generate(n, seed, **asked, controls=lists)
+
+    @list_arguments
+    def edit(
+        self,
+        text: str | Sequence[str],
+        n: int = 1,
+        seed: int = 0,
+        *,
+        strength: float = Edit.strength,
+        keep: str | Sequence[str] = (),
+        **asked: Unpack[Written],
+    ) -> Texts:
+        """Rewrite a text lightly, or several. `strength`, above 0 to 1, is the share of the noise that it starts from;
+        `keep` names words or phrases that stay."""
+        kept = (keep,) if isinstance(keep, str) else tuple(keep)
+        edits = [Edit(one, strength, kept) for one in ([text] if isinstance(text, str) else text)]
+        return self.generate(n, seed, edit=edits, **asked)
+
+    @list_arguments
+    def translate(self, source: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[Written]) -> Texts:
+        """Write from a source, or from several: a translation, a summary, whatever pairs the model has learned."""
+        return self.generate(n, seed, **{**asked, "source": source})
 
     def batches(self, n: int, seed: int = 0, **asked: Any) -> Iterator[dict[int, Generation]]:
         """Finished texts by number, a batch at a time; `asked` as in `make_job`."""
@@ -169,9 +240,9 @@ class TextDiffusion:
         seed: int = 0,
         mbr: int = 1,
         candidates: int = 1,
-        controls: Sequence[Control] = (),
+        controls: Control | Sequence[Control] = (),
         edit: Edit | None = None,
-        guidance: GuidanceSettings | None = None,
+        guidance: GuidanceSettings | float | None = None,
         watch: Watch | None = None,
         source: str | Sequence[str] | None = None,
         rank: Rank | None = None,
@@ -188,6 +259,9 @@ class TextDiffusion:
         several sources each has `n` texts, one source after the other; of a model that chats it is what the user says,
         as are `messages`. `settings` are those of `Sampling`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
+        if not isinstance(guidance, GuidanceSettings | None):
+            guidance = parse_guidance(guidance, self.usual_guidance)
+        controls = [controls] if isinstance(controls, Control) else controls
         if self.chat is not None and isinstance(source, str):
             messages, source = [{"role": "user", "content": source}], None
         sources = [] if messages is None else [encode_messages(self.chat, messages)] * n
@@ -338,11 +412,23 @@ class TextDiffusion:
         # Of candidates the chosen one alone is checked.
         checks = check_text(job.plan.controls, text, job.plan.unknown_words) if job.plan and not job.choose else []
         about = seconds, job.seed, checks, job.warnings, row.classifier_calls
-        return Generation(text, words, job.sampling.steps, row.calls, *about)
+        source = job.sources[row.sample // job.each - job.first] if job.sources else ()
+        read = partial(self.read_tokens, row.ids, source)
+        return Generation(text, words, job.sampling.steps, row.calls, *about, read=read)
 
-    def stream(self, n: int = 1, seed: int = 0, **asked: Any) -> Iterator[list[Draft]]:
-        """Every text at every step: one list of drafts a step, batch after batch."""
-        job = self.make_job(n, seed, watch=lambda drafts: None, **asked)
+    @list_arguments
+    def stream(
+        self,
+        n: int = 1,
+        seed: int = 0,
+        *,
+        controls: Control | Sequence[Control] = (),
+        edit: Edit | None = None,
+        **asked: Unpack[Asked],
+    ) -> Iterator[list[Draft]]:
+        """Yield every text at every step: one list of drafts a step, batch after batch."""
+        asked = {"watch": lambda drafts: None, **asked}
+        job = self.make_job(n, seed, controls=controls, edit=edit, **asked)
         for progress in run_jobs(self.inference, [job], in_order=True):
             if not progress.last:
                 yield self._drafts(progress.batch, progress.frame, job, slice(None))
@@ -355,96 +441,3 @@ class TextDiffusion:
         given = job.unknown.get(sample, {})
         first = job.plan.info.first if job.plan else 0
         return [given.get(k - first) or self._pieces[token] for k, token in enumerate(ids)]
-
-    @cached_property
-    def _pieces(self) -> list[str]:
-        """What a position may show as text, token by token; a special is empty."""
-        return [*self.model.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
-
-    def source_room(self) -> int:
-        """Tokens of the longest source that the model reads; a model that reads none is refused."""
-        if not self.model.source_longest:
-            raise UsageError(f"{self.name} has learned texts without sources, and cannot write from one.")
-        return self.model.source_longest
-
-    def encode_sources(
-        self, source: str | Sequence[str] | None, name: Callable[[int], str] = "source {}".format
-    ) -> list[list[int]]:
-        """Token ids of sources; what the model cannot read is refused by its number, or by the `name` of that."""
-        if source is None:
-            raise UsageError(f"{self.name} writes each text from a source: give one (--source, difflm translate).")
-        room = self.source_room()
-        rows = self.tokenizer.for_sources.encode_batch([source] if isinstance(source, str) else list(source))
-        if not rows:
-            raise UsageError("there is no source.")
-        for number, row in enumerate(rows, start=1):
-            if not row:
-                raise UsageError(f"{name(number)} is empty.")
-            if len(row) > room:
-                raise UsageError(f"{name(number)} has {len(row)} tokens; this model reads {room}. Shorten it.")
-        return rows
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Word ids of texts; one that the model cannot hold is refused by its number."""
-        rows = self.tokenizer.encode_batch(list(texts))
-        room = self.model.max_words
-        for number, row in enumerate(rows, start=1):
-            if not row:
-                raise UsageError(f"text {number} is empty.")
-            if len(row) > room:
-                raise UsageError(f"text {number} has {len(row)} tokens; this model holds {room}. Shorten or split it.")
-        return rows
-
-    @torch.no_grad()
-    def score(
-        self,
-        texts: Sequence[str],
-        seed: int = 0,
-        draws: int = 16,
-        batch_size: int = 64,
-        source: str | Sequence[str] | None = None,
-    ) -> list[float]:
-        """−log p of each text, or its bound, in nats. Models that learned pairs need the source of each text, or one of
-        all."""
-        rows, sources = self.encode(texts), []
-        if source is not None or self.model.source_longest:
-            sources = self.encode_sources(source) * (len(rows) if isinstance(source, str) else 1)
-        return [float(v) for v in self.score_ids(rows, seed, draws, batch_size, sources=sources)]
-
-    def score_ids(self, rows: list[list[int]], *settings: Any, **more: Any) -> torch.Tensor:
-        """The same for ids; further arguments as of `score_ids_with_errors`."""
-        return self.score_ids_with_errors(rows, *settings, **more)[0]
-
-    @torch.no_grad()
-    def score_ids_with_errors(
-        self,
-        rows: list[list[int]],
-        seed: int = 0,
-        draws: int = 16,
-        batch_size: int = 64,
-        numbers: Sequence[int] | None = None,
-        sources: Sequence[Sequence[int]] = (),
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Nats, and the standard errors that a bound's draws leave, in batches of like length; the answer does not
-        depend on the batch size.
-
-        `numbers` are those of the texts, 0, 1 … where none are given: texts of one number share their noise, so that
-        candidates for one gap or source differ by what they say alone. `sources` are what each is written from."""
-        if sources:
-            self.source_room()
-            if len(sources) != len(rows):
-                raise UsageError(f"{len(rows):,} texts have {len(sources):,} sources: give each its own.")
-        elif self.model.source_longest:
-            raise UsageError(NO_SOURCE)
-        samples = torch.arange(len(rows)) if numbers is None else torch.tensor(numbers)
-        found = torch.zeros(2, len(rows))
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            padded = pad_token_rows([rows[i] for i in chosen])
-            told = pad_token_rows([sources[i] for i in chosen]) if sources else ()
-            batch = Batch(*(part.to(self.device) for part in (*padded, *told)))
-            noise = Noise(seed, samples[chosen].to(self.device))
-            estimates = self.inference.nats_and_error(batch, noise, draws)
-            found[:, chosen] = torch.stack([part.float().cpu() for part in estimates])
-        return found[0], found[1]

@@ -1,21 +1,48 @@
-"""How likely each word of a finished text is given all others, by one call of a network that adds to its answer, as
-evidence, what each place's own noisy state says: without it, the answer is p(word | all other places)."""
+"""How likely each word of a finished text is given all others.
+
+A network that adds to its answer, as evidence, what each place's own noisy state says, tells it of all places in one
+call: without that evidence its answer is p(word | all other places). A model of masks is asked once for each place,
+with that place masked."""
 
 import torch
 from torch import Tensor
 
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.errors import UsageError
 
 NEARLY_WRITTEN = 0.01  # the share of the noise at which a text is read: others can still be told from it
+AT_ONCE = 64  # copies of a text, each with another place masked, that share a batch
 
 
 def leave_one_out_nats(denoiser: Denoiser, t: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     """−log p(word | the others), [B, L], of texts at times t [B]. No noise is added: it is the same each time."""
-    codec, process = denoiser.codec, denoiser.process
-    clean = codec.encode(ids)
-    belief = denoiser(process.corrupt(clean, t, torch.zeros_like(clean)), process.at(t), mask)
+    logits = context_logits(denoiser, t, ids, mask)
+    nats: Tensor = -logits.float().log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    return nats * mask
+
+
+def context_logits(
+    denoiser: Denoiser, t: Tensor, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL
+) -> Tensor:
+    """Logits of p(word | the others), [B, L, V], of texts at times t [B], in one call."""
+    clean = denoiser.codec.encode(ids)
+    x = denoiser.process.corrupt(clean, t, torch.zeros_like(clean)) if clean.is_floating_point() else clean
+    belief = denoiser(x, denoiser.process.at(t), mask, condition)
     if belief.evidence is None:
         raise UsageError("this model does not tell a word's own state from its context: it cannot doubt single words.")
-    nats: Tensor = -belief.context.float().log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-    return nats * mask
+    return belief.context
+
+
+def masked_logits(denoiser: Denoiser, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+    """Logits of p(word | the others) under a model of masks, [L, V], of one text [1, L]: place after place is masked,
+    at the time at which one word in so many is."""
+    found, places = [], torch.arange(ids.shape[1], device=ids.device)
+    for some in places.split(AT_ONCE):
+        rows, size = torch.arange(len(some), device=ids.device), len(some)
+        x = ids.repeat(size, 1)
+        x[rows, some] = denoiser.process.mask_id
+        t = torch.full((size,), 1 / ids.shape[1], device=ids.device)
+        belief = denoiser(x, denoiser.process.at(t), mask.repeat(size, 1), condition[[0] * size])
+        found.append(belief.context[rows, some])
+    return torch.cat(found)

@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 
 from difflm.app.console import complain
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, speak_command
 from difflm.generation.requests import Request
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
     """Run a command; report an error in a line, and return the exit code."""
 
     @functools.wraps(command)
+    @speak_command()
     def reporting(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
             code = command(*args, **kwargs) or 0

@@ -1,0 +1,173 @@
+"""What a model makes of given texts: their ids, how likely it finds them, and each of their words."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, overload
+
+import torch
+
+from difflm.data.batches import Batch
+from difflm.data.tokenizers import SPECIALS, Tokenizer
+from difflm.diffusion.condition import UNCONDITIONAL
+from difflm.diffusion.denoiser import NO_SOURCE
+from difflm.diffusion.noise import Noise
+from difflm.errors import UsageError
+from difflm.generation.texts import TokenBelief
+from difflm.models.base import LanguageModel
+from difflm.models.batching import pad_token_rows, source_condition
+from difflm.models.block_diffusion import BlockDiffusion
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.inference import Inference
+from difflm.models.leave_one_out import NEARLY_WRITTEN, context_logits, masked_logits
+
+
+class Reader:
+    """A model with its tokenizer, which reads texts. `TextDiffusion` also writes them."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    config: dict[str, Any]
+    inference: Inference
+    name: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def _pieces(self) -> list[str]:
+        """What a position may show as text, token by token; a special is empty."""
+        return [*self.model.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
+
+    def source_room(self) -> int:
+        """Tokens of the longest source that the model reads; a model that reads none is refused."""
+        if not self.model.source_longest:
+            raise UsageError(f"{self.name} has learned texts without sources, and cannot write from one.")
+        return self.model.source_longest
+
+    def encode_sources(
+        self, source: str | Sequence[str] | None, name: Callable[[int], str] = "source {}".format
+    ) -> list[list[int]]:
+        """Token ids of sources; what the model cannot read is refused by its number, or by the `name` of that."""
+        if source is None:
+            raise UsageError(f"{self.name} writes each text from a source: give one (--source, difflm translate).")
+        room = self.source_room()
+        rows = self.tokenizer.for_sources.encode_batch([source] if isinstance(source, str) else list(source))
+        if not rows:
+            raise UsageError("there is no source.")
+        for number, row in enumerate(rows, start=1):
+            if not row:
+                raise UsageError(f"{name(number)} is empty.")
+            if len(row) > room:
+                raise UsageError(f"{name(number)} has {len(row)} tokens; this model reads {room}. Shorten it.")
+        return rows
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Word ids of texts; one that the model cannot hold is refused by its number."""
+        rows = self.tokenizer.encode_batch(list(texts))
+        room = self.model.max_words
+        for number, row in enumerate(rows, start=1):
+            if not row:
+                raise UsageError(f"text {number} is empty.")
+            if len(row) > room:
+                raise UsageError(f"text {number} has {len(row)} tokens; this model holds {room}. Shorten or split it.")
+        return rows
+
+    @torch.no_grad()
+    def score(
+        self,
+        texts: Sequence[str],
+        seed: int = 0,
+        draws: int = 16,
+        batch_size: int = 64,
+        source: str | Sequence[str] | None = None,
+    ) -> list[float]:
+        """−log p of each text, or its bound, in nats. Models that learned pairs need the source of each text, or one of
+        all."""
+        rows, sources = self.encode(texts), []
+        if source is not None or self.model.source_longest:
+            sources = self.encode_sources(source) * (len(rows) if isinstance(source, str) else 1)
+        return [float(v) for v in self.score_ids(rows, seed, draws, batch_size, sources=sources)]
+
+    def score_ids(self, rows: list[list[int]], *settings: Any, **more: Any) -> torch.Tensor:
+        """The same for ids; further arguments as of `score_ids_with_errors`."""
+        return self.score_ids_with_errors(rows, *settings, **more)[0]
+
+    @torch.no_grad()
+    def score_ids_with_errors(
+        self,
+        rows: list[list[int]],
+        seed: int = 0,
+        draws: int = 16,
+        batch_size: int = 64,
+        numbers: Sequence[int] | None = None,
+        sources: Sequence[Sequence[int]] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Nats, and the standard errors that a bound's draws leave, in batches of like length; the answer does not
+        depend on the batch size.
+
+        `numbers` are those of the texts, 0, 1 … where none are given: texts of one number share their noise, so that
+        candidates for one gap or source differ by what they say alone. `sources` are what each is written from."""
+        if sources:
+            self.source_room()
+            if len(sources) != len(rows):
+                raise UsageError(f"{len(rows):,} texts have {len(sources):,} sources: give each its own.")
+        elif self.model.source_longest:
+            raise UsageError(NO_SOURCE)
+        samples = torch.arange(len(rows)) if numbers is None else torch.tensor(numbers)
+        found = torch.zeros(2, len(rows))
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            padded = pad_token_rows([rows[i] for i in chosen])
+            told = pad_token_rows([sources[i] for i in chosen]) if sources else ()
+            batch = Batch(*(part.to(self.device) for part in (*padded, *told)))
+            noise = Noise(seed, samples[chosen].to(self.device))
+            estimates = self.inference.nats_and_error(batch, noise, draws)
+            found[:, chosen] = torch.stack([part.float().cpu() for part in estimates])
+        return found[0], found[1]
+
+    @overload
+    def alternatives(self, texts: str, source: str | Sequence[str] | None = None, k: int = 5) -> list[TokenBelief]: ...
+    @overload
+    def alternatives(
+        self, texts: Sequence[str], source: str | Sequence[str] | None = None, k: int = 5
+    ) -> list[list[TokenBelief]]: ...
+    def alternatives(
+        self, texts: str | Sequence[str], source: str | Sequence[str] | None = None, k: int = 5
+    ) -> list[TokenBelief] | list[list[TokenBelief]]:
+        """What the model believes of each token of a text given all its other tokens: how likely that token is, and
+        the `k` likeliest ones in its place. A list of texts has a list for each. Models that learned pairs need the
+        source of each text, or one of all."""
+        given = [texts] if isinstance(texts, str) else texts
+        rows, sources = self.encode(given), []
+        if source is not None or self.model.source_longest:
+            sources = self.encode_sources(source) * (len(rows) if isinstance(source, str) else 1)
+        found = [self.read_tokens(row, sources[n] if sources else (), k) for n, row in enumerate(rows)]
+        return found[0] if isinstance(texts, str) else found
+
+    @torch.no_grad()
+    def read_tokens(self, ids: Sequence[int], source: Sequence[int] = (), k: int = 5) -> list[TokenBelief]:
+        """The same of one text's ids."""
+        model = self.model
+        if not isinstance(model, DiffusionModel) or isinstance(model, BlockDiffusion) or model.whole_text:
+            raise UsageError(
+                f"{self.name} ({self.config['method']}) does not see all other words of a text at once. "
+                "Ask a diffusion model of whole texts, or use lm.score for how likely a whole text is."
+            )
+        denoiser, condition = model.denoiser, source_condition([source]) if source else UNCONDITIONAL
+        condition = denoiser.conditioning.prepare(denoiser, condition.to(self.device))
+        canvas, mask = model.lengths.canvas(*(part.to(self.device) for part in pad_token_rows([list(ids)])))
+        if denoiser.process.mask_id >= 0:
+            logits = masked_logits(denoiser, canvas, mask, condition)
+        else:
+            t = model.times.time_of(torch.full((1,), NEARLY_WRITTEN, device=self.device))
+            logits = context_logits(denoiser, t, canvas, mask, condition)[0]
+        shares = logits[model.lengths.first :][: len(ids)].float().softmax(-1).cpu()
+        best = shares.topk(min(k + len(SPECIALS), shares.shape[-1]), dim=-1)
+        found = []
+        for token, own, likely, chances in zip(ids, shares, best.indices.tolist(), best.values.tolist(), strict=True):
+            named = [(piece, p) for i, p in zip(likely, chances, strict=True) if (piece := self._pieces[i])]
+            found.append(TokenBelief(self._pieces[token], float(own[token]), dict(named[:k])))
+        return found

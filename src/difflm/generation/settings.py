@@ -1,0 +1,81 @@
+"""The arguments of the methods that write, once: editors complete them, and `help` lists them."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_args
+
+from difflm.controls import Control
+from difflm.controls.guidance import GuidanceSettings
+from difflm.data.chat import Message
+from difflm.generation.texts import Draft
+from difflm.models.sampling import SETTINGS, Projection, Start
+
+if TYPE_CHECKING:
+    from difflm.generation.ranking import Rank
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Settings(TypedDict, total=False):
+    """The settings of `Sampling`; None leaves one as the model has it."""
+
+    sampler: str | None
+    steps: int | None
+    temperature: float | None
+    noise_temperature: float | None
+    noise_top_p: float | None
+    clamp: bool | None
+    clamp_below: float | None
+    stop_at: float | None
+    told_time: float | None
+    length_beam: int | None
+    draw: bool | None
+    projection: Projection | None
+    projection_top_p: float | None
+    contrast: float | None
+    block: int | None
+    sure: float | None
+    top_k: int | None
+    top_p: float | None
+    beams: int | None
+    length_penalty: float | None
+    start: Start | None
+    revisions: int | None
+
+
+class Asked(Settings, total=False):
+    """What may be asked of texts beside their controls; `TextDiffusion.make_job` describes it."""
+
+    mbr: int
+    candidates: int
+    rank: "Rank | None"
+    guidance: GuidanceSettings | float | None
+    method: str | None
+    source: str | Sequence[str] | None
+    messages: Sequence[Message] | None
+    watch: Callable[[list[Draft]], None] | None
+
+
+class Written(Asked, total=False):
+    """The same of methods that write whole lists of texts; `TextDiffusion.generate` describes what is added."""
+
+    controls: Control | Sequence[Control]
+    progress: bool | Callable[[int, int], None]
+    frames: bool
+
+
+DEFAULTS: dict[str, Any] = {"mbr": 1, "candidates": 1, "controls": (), "progress": False, "frames": False}
+
+
+def list_arguments(method: F) -> F:
+    """Show the arguments that `**asked` stands for in a method's signature. The method itself is not wrapped."""
+    signature = inspect.signature(method)
+    *own, rest = signature.parameters.values()
+    (kind,) = get_args(rest.annotation)
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=hint)
+        for name, hint in sorted(kind.__annotations__.items(), key=lambda item: item[0] in SETTINGS)
+        if name not in signature.parameters
+    ]
+    method.__signature__ = signature.replace(parameters=own + more)  # type: ignore[attr-defined]
+    return method

@@ -1,0 +1,99 @@
+"""What a user of Python gets back: texts, how they came about, and what the model believes of each of their words."""
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One text at one step of its making."""
+
+    sample: int
+    step: int
+    t: float  # the mean, where every position has its own time
+    tokens: list[str]  # one a position; with byte pairs they are pieces of words
+    confidence: list[float]
+    changed: list[bool]
+    edits: list[str] = field(default_factory=list)  # what the next step does with each token, of a model that edits
+
+    def __repr__(self) -> str:
+        return f"Draft(step {self.step}: {' '.join(token or '_' for token in self.tokens)})"
+
+
+@dataclass(frozen=True, repr=False)
+class DrawnDraft(Draft):
+    """The same of a model that denoises pixels; its tokens are what the pixels spell, a character each."""
+
+    picture: str = ""  # the pixels, as the address of a PNG that holds it
+
+
+@dataclass(frozen=True)
+class TokenBelief:
+    """What a model believes of one token of a finished text, given all other tokens."""
+
+    token: str
+    probability: float
+    alternatives: dict[str, float]  # the likeliest tokens and their probabilities, best first
+
+    def __repr__(self) -> str:
+        likely = ", ".join(f"{token!r} {p:.0%}" for token, p in self.alternatives.items())
+        return f"{self.token!r} {self.probability:.0%} ({likely})"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One text and how it came about; it prints as its text."""
+
+    text: str
+    tokens: list[str]  # its words
+    steps: int
+    denoiser_calls: int
+    seconds: float  # of the batch that made it; of candidates, the sum over all their batches, and of their ranking
+    seed: int
+    controls: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # why the text may not be what was asked for
+    classifier_calls: int = 0  # beside those of the model
+    drafts: list[Draft] = field(default_factory=list, compare=False)  # every step, where `frames=True` asked for them
+    read: Callable[[], list[TokenBelief]] | None = field(default=None, compare=False)  # asks the model that wrote it
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        met = [bool(one["satisfied"]) for one in self.controls if one["satisfied"] is not None]
+        checked = f", {sum(met)} of {len(met)} controls met" if met else ""
+        return f"Generation({self.text!r}, seed {self.seed}, {self.steps} steps{checked})"
+
+    def _repr_html_(self) -> str:
+        return show_texts([self])
+
+    @cached_property
+    def alternatives(self) -> list[TokenBelief]:
+        """For each token of the text, how likely the model finds it given all others, and what it would rather have
+        written there. It asks the model once."""
+        assert self.read is not None, "a text that no model wrote: use lm.alternatives(text)"
+        return self.read()
+
+
+class Texts(list[Generation]):
+    """Texts in order: a list that a notebook shows as texts, and plays where they hold their drafts."""
+
+    def __repr__(self) -> str:
+        return "\n".join(repr(text) for text in self)
+
+    def _repr_html_(self) -> str:
+        return show_texts(self)
+
+
+def show_texts(texts: Sequence[Generation]) -> str:
+    """HTML for a notebook: the player for texts with drafts, plain paragraphs for others."""
+    if not texts or not all(text.drafts for text in texts):
+        return "".join(f"<p>{html.escape(text.text)}</p>" for text in texts)
+    player: Any = import_module("difflm.app.studio.player")  # by name: the library works without its app
+    page: bytes = player.page([player.PlayedText(text, text.drafts) for text in texts], {})
+    framed = html.escape(page.decode("utf-8"))
+    return f'<iframe srcdoc="{framed}" style="width: 100%; height: 30em; border: 0"></iframe>'

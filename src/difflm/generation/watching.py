@@ -1,0 +1,62 @@
+"""Texts that are watched while they form: how far they are, and every step of them."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from difflm.generation.jobs import GenerationJob, Watch
+from difflm.generation.texts import Draft, Generation
+
+if TYPE_CHECKING:
+    from difflm.generation.pipeline import TextDiffusion
+
+Progress = Callable[[int, int], None]  # denoising steps of texts that are done, and of how many
+
+
+def draw_bar(done: int, total: int) -> None:
+    """Draw how far texts are on stderr, over what was there before."""
+    width = 30 * done // total
+    end = "\n" if done == total else ""
+    print(f"\rwriting |{'█' * width}{' ' * (30 - width)}| {done / total:4.0%}", end=end, file=sys.stderr, flush=True)
+
+
+class Watcher:
+    """Follows jobs: tells `progress` after every step, and keeps the drafts of all texts where `frames` asks for it."""
+
+    def __init__(
+        self, lm: "TextDiffusion", jobs: Sequence[GenerationJob], progress: bool | Progress, frames: bool
+    ) -> None:
+        self.jobs, self.frames = jobs, frames
+        self.progress = draw_bar if progress is True else progress or None
+        self.done = 0
+        self.total = sum(job.n * job.each * lm.model.frames(job.sampling, lm.model.longest) for job in jobs)
+        self.drafts: defaultdict[tuple[int, int], list[Draft]] = defaultdict(list)  # by job and sample
+        for owner, job in enumerate(jobs):
+            job.watch = self.follow(owner, job.watch)
+
+    def follow(self, owner: int, also: Watch | None) -> Watch:
+        def watch(drafts: list[Draft]) -> None:
+            self.done = min(self.done + len(drafts), self.total - 1)  # texts may be shorter than the longest
+            for draft in drafts if self.frames else ():
+                self.drafts[owner, draft.sample].append(draft)
+            if self.progress:
+                self.progress(self.done, self.total)
+            if also:
+                also(drafts)
+
+        return watch
+
+    def finish(self, made: dict[tuple[int, int], Generation]) -> dict[tuple[int, int], Generation]:
+        """Tell that all is done; return the texts, with their drafts."""
+        if self.progress:
+            self.progress(self.total, self.total)
+        return {key: replace(text, drafts=self.drafts_of(*key, text)) for key, text in made.items()}
+
+    def drafts_of(self, owner: int, number: int, text: Generation) -> list[Draft]:
+        """The drafts of a text; of several candidates, those that end as it reads."""
+        each, plain = self.jobs[owner].each, "".join(text.text.split())
+        own = [self.drafts[owner, number * each + k] for k in range(each)]
+        ends = (drafts for drafts in own if drafts and "".join("".join(drafts[-1].tokens).split()).startswith(plain))
+        return next(ends, own[0])
