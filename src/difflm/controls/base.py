@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from difflm.data.labels import Kind, Labelling
@@ -62,6 +63,24 @@ class Canvas:
     def rows(self, part: slice) -> "Canvas":
         known = None if self.known is None else self.known[part]
         return Canvas(self.mask[part], self.first, self.settled[part], known)
+
+
+def need_text(value: Any, example: str) -> str:
+    """A control's text as it is given; anything else is refused."""
+    if not isinstance(value, str):
+        name = example.partition("(")[0]
+        raise UsageError(f"{name} takes text, such as {example}, not {value!r}.")
+    return value
+
+
+def need_number(value: Any, example: str) -> int:
+    """A control's whole number, also one that is written as text."""
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value.strip()[:9])  # more digits are too many anyway
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        name = example.partition("(")[0]
+        raise UsageError(f"{name} takes a whole number, such as {example}, not {value!r}.")
+    return int(value)
 
 
 class Control(ABC):

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from difflm.controls.base import Canvas, Check, Control, ModelInfo
+from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_number, need_text
 from difflm.data.token_automata import ANY, GAP, TokenAutomaton
 from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer, Words
 from difflm.data.words import split_words
@@ -28,6 +28,9 @@ class Length(Control):
 
     words: int
     name = "length"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words", need_number(self.words, "Length(14)"))
 
     def prepare(self, info: ModelInfo) -> None:
         if not info.whole_words:
@@ -81,6 +84,9 @@ class Avoid(Control):
     word: str
     name = "avoid"
 
+    def __post_init__(self) -> None:
+        need_text(self.word, 'Avoid("cheap")')
+
     def prepare(self, info: ModelInfo) -> None:
         if len(split_words(self.word.strip())) != 1:
             raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
@@ -107,6 +113,9 @@ class Infill(Control):
     template: str
     most: int | None = None  # words of all gaps together
     name = "infill"
+
+    def __post_init__(self) -> None:
+        need_text(self.template, 'Infill("The ___ is a ___:4.")')
 
     @cached_property
     def gaps(self) -> list[int | None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from difflm.annotators.e2e_fields import expresses, normalise, wordings
 from difflm.annotators.tagger import TAGS, Tagger, own_tagger, spacy_tagger
-from difflm.controls.base import Canvas, Check, Control, ModelInfo
+from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_text
 from difflm.data.labels import NONE, Kind
 from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError
@@ -32,6 +32,8 @@ class Label(Control):
     kind: ClassVar[Kind] = "text"
 
     def __post_init__(self) -> None:
+        need_text(self.label, 'Label("topic", "sport")')
+        need_text(self.value, 'Label("topic", "sport")')
         object.__setattr__(self, "head", self.label)
 
     @property
@@ -57,7 +59,10 @@ class Field(Label):
     name = "field"
 
     def __post_init__(self) -> None:
-        head, value = normalise(self.label, self.value)  # as the corpus writes them
+        said = (
+            self.value if isinstance(self.value, str) else {True: "yes", False: "no"}.get(self.value, str(self.value))
+        )
+        head, value = normalise(need_text(self.label, 'Field("food", "Japanese")'), said)  # as the corpus writes them
         object.__setattr__(self, "label", head)
         object.__setattr__(self, "value", value)
         super().__post_init__()
@@ -79,10 +84,16 @@ class Field(Label):
 class Tags(Control):
     """A Universal part of speech for every word."""
 
-    tags: tuple[str, ...]
+    tags: Sequence[str]  # or one text of them, with spaces between; kept as a tuple
     name = "pos"
     head = POS
     kind: ClassVar[Kind] = "tags"
+
+    def __post_init__(self) -> None:
+        given = self.tags.split() if isinstance(self.tags, str) else self.tags
+        if not isinstance(given, Sequence) or not all(isinstance(tag, str) for tag in given):
+            raise UsageError(f'Tags takes parts of speech, such as Tags("PROPN AUX ADJ"), not {self.tags!r}.')
+        object.__setattr__(self, "tags", tuple(given))
 
     @property
     def target(self) -> str:

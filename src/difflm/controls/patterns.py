@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from difflm.controls.base import Canvas, Check, Control, ModelInfo
+from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_number, need_text
 from difflm.controls.exact import Avoid, Infill, spell_variants
 from difflm.data.json_schema import is_json_of, schema_tree
 from difflm.data.regular import MAX_COUNT, Array, Node, Repeated, Sequenced, literal, matches_wholly, parse_pattern
@@ -40,6 +40,10 @@ class Pattern(Control):
     name = "pattern"
     reads_text = True
 
+    def __post_init__(self) -> None:
+        given = self.regex.pattern if isinstance(self.regex, re.Pattern) else self.regex
+        object.__setattr__(self, "regex", need_text(given, r'Pattern("The .*")'))
+
     @property
     def expression(self) -> str | Node:
         """What the automaton is made of."""
@@ -64,6 +68,13 @@ class WordCount(Pattern):
     name = "words"
 
     def __post_init__(self) -> None:
+        if isinstance(self.low, str):
+            low, _, high = self.low.partition("-")
+            object.__setattr__(self, "low", low)
+            object.__setattr__(self, "high", high or self.high)
+        object.__setattr__(self, "low", need_number(self.low, "WordCount(8, 12)"))
+        if self.high is not None:
+            object.__setattr__(self, "high", need_number(self.high, "WordCount(8, 12)"))
         if not 1 <= self.low <= self.most <= MAX_COUNT:
             raise UsageError(f"words: give a number such as 12 or 8-12, from 1 to {MAX_COUNT}, not {self.target}.")
         object.__setattr__(self, "regex", rf"\S+( \S+){{{self.low - 1},{self.most - 1}}}")

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from difflm.controls.base import Canvas, Check, Control, ModelInfo
+from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_text
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
 from difflm.controls.pieces import sort_followers, spaced_pieces
 from difflm.data.token_automata import TokenAutomaton, find_phrase
@@ -35,6 +35,7 @@ class Contains(Control):
         return split_words(self.phrase.strip())
 
     def prepare(self, info: ModelInfo) -> None:
+        need_text(self.phrase, 'Contains("Japanese")')
         if not self.words:
             raise UsageError("contains: give a word, such as --contains Japanese.")
         ids = self.ids(info)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,7 +55,15 @@ class Edit:
 
     text: str
     strength: float = 0.5
-    keep: tuple[str, ...] = ()
+    keep: Sequence[str] = ()  # or one phrase; kept as a tuple
+
+    def __post_init__(self) -> None:
+        kept = (self.keep,) if isinstance(self.keep, str) else tuple(self.keep)
+        if not all(isinstance(one, str) for one in (self.text, *kept)):
+            raise UsageError('an edit takes a text and words of it to keep, such as keep=["The Mill"].')
+        if not isinstance(self.strength, Real):
+            raise UsageError(f"strength must be a number above 0 and up to 1, not {self.strength!r}.")
+        object.__setattr__(self, "keep", kept)
 
 
 class ControlPlan:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from difflm.annotators import trees
 from difflm.annotators.trees import CHAIN, agreement, parse_tree, phrases, shapes
-from difflm.controls.base import Canvas, Check, Control, ModelInfo
+from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_number, need_text
 from difflm.controls.learned import check_label_known, list_names
 from difflm.data.labels import Kind
 from difflm.errors import UsageError
@@ -28,6 +28,9 @@ class Tree(Control):
     head = PHRASES
     kind: ClassVar[Kind] = "spans"
     whole = True
+
+    def __post_init__(self) -> None:
+        need_text(self.brackets, 'Tree("(S (NP * *) (VP * (ADJP *)))")')
 
     @property
     def target(self) -> str:
@@ -82,6 +85,11 @@ class Span(Control):
     name = "span"
     head = PHRASES
     kind: ClassVar[Kind] = "spans"
+
+    def __post_init__(self) -> None:
+        for place in ("first", "last"):
+            object.__setattr__(self, place, need_number(getattr(self, place), 'Span(7, 10, "VP")'))
+        need_text(self.label, 'Span(7, 10, "VP")')
 
     @classmethod
     def parse(cls, text: str) -> "Span":

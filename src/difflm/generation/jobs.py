@@ -61,7 +61,7 @@ def check_device(device: str) -> torch.device:
         torch.zeros(1, device=chosen)
         if chosen.type == "mps":
             avoid_float64()
-    except (RuntimeError, AssertionError):
+    except (RuntimeError, AssertionError, TypeError):
         raise UsageError(f"device {device!r} is not available here. Try --device cpu.") from None
     return chosen
 

@@ -46,8 +46,8 @@ from difflm.generation.jobs import (
     run_jobs,
 )
 from difflm.generation.ranking import Rank, make_ranking
-from difflm.generation.reading import Reader
-from difflm.generation.settings import Asked, Written, list_arguments
+from difflm.generation.reading import Reader, list_texts
+from difflm.generation.settings import Asked, Written, WrittenFrom, check_names, list_arguments
 from difflm.generation.texts import Texts
 from difflm.generation.watching import Progress, Watcher
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
@@ -98,6 +98,8 @@ class TextDiffusion(Reader):
         `dtype` is the network's arithmetic; weights and everything around the network stay in float32. None: the
         quickest for writing, and float32 for scores. `compile` fuses what a network of vectors does while it writes:
         minutes of compiling, a little at every new size, for a server that writes all day."""
+        if not isinstance(name_or_path, str | Path):
+            raise UsageError(f"name a model, such as 'e2e', or the directory of a run, not {name_or_path!r}.")
         chosen = check_device(device)
         dtype = check_dtype(dtype, chosen)
         if (folder := find_open_model(name_or_path)) is not None:
@@ -167,6 +169,7 @@ class TextDiffusion(Reader):
 
     def sampling(self, **changes: Any) -> Sampling:
         """The model's own settings with some changed; `None` leaves one as it is."""
+        check_names(changes)
         sampling = self.model.sampling.change(changes)
         check_sampling(sampling, self.model)
         return sampling
@@ -179,6 +182,7 @@ class TextDiffusion(Reader):
         *,
         controls: Control | Sequence[Control] | Sequence[Sequence[Control]] = (),
         edit: Edit | Sequence[Edit] | None = None,
+        source: str | Sequence[str] | None = None,
         progress: bool | Progress = False,
         frames: bool = False,
         **asked: Unpack[Asked],
@@ -191,8 +195,9 @@ class TextDiffusion(Reader):
         `drafts`, which a notebook plays. `make_job` describes the other arguments."""
         lists = isinstance(controls, Sequence) and len(controls) > 0 and isinstance(controls[0], list | tuple)
         wanted: Any = controls if lists else [controls]
-        edits = edit if isinstance(edit, list | tuple) else [edit]
-        jobs = [self.make_job(n, seed, controls=own, edit=one, **asked) for own in wanted for one in edits]
+        edits: Any = edit if isinstance(edit, list | tuple) else [edit]
+        both = [(own, one) for own in wanted for one in edits]
+        jobs = [self.make_job(n, seed, controls=own, edit=one, source=source, **asked) for own, one in both]
         watcher = Watcher(self, jobs, progress, frames) if progress or frames else None
         done: dict[tuple[int, int], Generation] = {}
         for owner, made in self.run_jobs(jobs):
@@ -201,12 +206,12 @@ class TextDiffusion(Reader):
         return Texts(done[key] for key in sorted(done))
 
     @list_arguments
-    def infill(self, template: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[Written]) -> Texts:
+    def infill(self, template: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[WrittenFrom]) -> Texts:
         """Fill the gaps of a text, or of several: `___` of any length, `___:4` of four words. The rest is kept."""
         own = asked.pop("controls", ())
         own = [own] if isinstance(own, Control) else own
-        lists = [[Infill(one), *own] for one in ([template] if isinstance(template, str) else template)]
-        return self.generate(n, seed, **asked, controls=lists)
+        wanted: Any = {**asked, "controls": [[Infill(one), *own] for one in list_texts(template, "template")]}
+        return self.generate(n, seed, **wanted)
 
     @list_arguments
     def edit(
@@ -217,18 +222,17 @@ class TextDiffusion(Reader):
         *,
         strength: float = Edit.strength,
         keep: str | Sequence[str] = (),
-        **asked: Unpack[Written],
+        **asked: Unpack[WrittenFrom],
     ) -> Texts:
         """Rewrite a text lightly, or several. `strength`, above 0 to 1, is the share of the noise that it starts from;
         `keep` names words or phrases that stay."""
-        kept = (keep,) if isinstance(keep, str) else tuple(keep)
-        edits = [Edit(one, strength, kept) for one in ([text] if isinstance(text, str) else text)]
+        edits = [Edit(one, strength, keep) for one in list_texts(text, "text")]
         return self.generate(n, seed, edit=edits, **asked)
 
     @list_arguments
     def translate(self, source: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[Written]) -> Texts:
         """Write from a source, or from several: a translation, a summary, whatever pairs the model has learned."""
-        return self.generate(n, seed, **{**asked, "source": source})
+        return self.generate(n, seed, source=source, **asked)
 
     def batches(self, n: int, seed: int = 0, **asked: Any) -> Iterator[dict[int, Generation]]:
         """Finished texts by number, a batch at a time; `asked` as in `make_job`."""
@@ -261,7 +265,9 @@ class TextDiffusion(Reader):
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
         if not isinstance(guidance, GuidanceSettings | None):
             guidance = parse_guidance(guidance, self.usual_guidance)
-        controls = [controls] if isinstance(controls, Control) else controls
+        controls = [controls] if isinstance(controls, Control | str) else controls
+        if watch is not None and not callable(watch):
+            raise UsageError(f"watch must be a function that takes a list of drafts, not {watch!r}.")
         if self.chat is not None and isinstance(source, str):
             messages, source = [{"role": "user", "content": source}], None
         sources = [] if messages is None else [encode_messages(self.chat, messages)] * n
@@ -424,11 +430,12 @@ class TextDiffusion(Reader):
         *,
         controls: Control | Sequence[Control] = (),
         edit: Edit | None = None,
+        source: str | Sequence[str] | None = None,
         **asked: Unpack[Asked],
     ) -> Iterator[list[Draft]]:
         """Yield every text at every step: one list of drafts a step, batch after batch."""
         asked = {"watch": lambda drafts: None, **asked}
-        job = self.make_job(n, seed, controls=controls, edit=edit, **asked)
+        job = self.make_job(n, seed, controls=controls, edit=edit, source=source, **asked)
         for progress in run_jobs(self.inference, [job], in_order=True):
             if not progress.last:
                 yield self._drafts(progress.batch, progress.frame, job, slice(None))

@@ -1,6 +1,6 @@
 """What a model makes of given texts: their ids, how likely it finds them, and each of their words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -19,6 +19,16 @@ from difflm.models.block_diffusion import BlockDiffusion
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
 from difflm.models.leave_one_out import NEARLY_WRITTEN, context_logits, masked_logits
+
+
+def list_texts(given: Any, what: str) -> list[str]:
+    """One text or several as a list; what is no text is refused by `what` it was to be."""
+    found = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if wrong := [one for one in found if not isinstance(one, str)]:
+        raise UsageError(f"{what} must be a text or a list of texts, not {wrong[0]!r}.")
+    if not found:
+        raise UsageError(f"there is no {what}: give a text or a list of texts.")
+    return found
 
 
 class Reader:
@@ -53,9 +63,7 @@ class Reader:
         if source is None:
             raise UsageError(f"{self.name} writes each text from a source: give one (--source, difflm translate).")
         room = self.source_room()
-        rows = self.tokenizer.for_sources.encode_batch([source] if isinstance(source, str) else list(source))
-        if not rows:
-            raise UsageError("there is no source.")
+        rows = self.tokenizer.for_sources.encode_batch(list_texts(source, "source"))
         for number, row in enumerate(rows, start=1):
             if not row:
                 raise UsageError(f"{name(number)} is empty.")
@@ -63,9 +71,9 @@ class Reader:
                 raise UsageError(f"{name(number)} has {len(row)} tokens; this model reads {room}. Shorten it.")
         return rows
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: str | Sequence[str]) -> list[list[int]]:
         """Word ids of texts; one that the model cannot hold is refused by its number."""
-        rows = self.tokenizer.encode_batch(list(texts))
+        rows = self.tokenizer.encode_batch(list_texts(texts, "text") if texts else [])
         room = self.model.max_words
         for number, row in enumerate(rows, start=1):
             if not row:
@@ -77,7 +85,7 @@ class Reader:
     @torch.no_grad()
     def score(
         self,
-        texts: Sequence[str],
+        texts: str | Sequence[str],
         seed: int = 0,
         draws: int = 16,
         batch_size: int = 64,
@@ -132,7 +140,7 @@ class Reader:
     def alternatives(self, texts: str, source: str | Sequence[str] | None = None, k: int = 5) -> list[TokenBelief]: ...
     @overload
     def alternatives(
-        self, texts: Sequence[str], source: str | Sequence[str] | None = None, k: int = 5
+        self, texts: list[str] | tuple[str, ...], source: str | Sequence[str] | None = None, k: int = 5
     ) -> list[list[TokenBelief]]: ...
     def alternatives(
         self, texts: str | Sequence[str], source: str | Sequence[str] | None = None, k: int = 5
@@ -140,8 +148,7 @@ class Reader:
         """What the model believes of each token of a text given all its other tokens: how likely that token is, and
         the `k` likeliest ones in its place. A list of texts has a list for each. Models that learned pairs need the
         source of each text, or one of all."""
-        given = [texts] if isinstance(texts, str) else texts
-        rows, sources = self.encode(given), []
+        rows, sources = self.encode(texts), []
         if source is not None or self.model.source_longest:
             sources = self.encode_sources(source) * (len(rows) if isinstance(source, str) else 1)
         found = [self.read_tokens(row, sources[n] if sources else (), k) for n, row in enumerate(rows)]

@@ -1,12 +1,13 @@
 """The arguments of the methods that write, once: editors complete them, and `help` lists them."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_args
 
-from difflm.controls import Control
+from difflm.controls import CONTROLS, Control
 from difflm.controls.guidance import GuidanceSettings
 from difflm.data.chat import Message
+from difflm.errors import UsageError, suggest
 from difflm.generation.texts import Draft
 from difflm.models.sampling import SETTINGS, Projection, Start
 
@@ -51,7 +52,6 @@ class Asked(Settings, total=False):
     rank: "Rank | None"
     guidance: GuidanceSettings | float | None
     method: str | None
-    source: str | Sequence[str] | None
     messages: Sequence[Message] | None
     watch: Callable[[list[Draft]], None] | None
 
@@ -62,6 +62,12 @@ class Written(Asked, total=False):
     controls: Control | Sequence[Control]
     progress: bool | Callable[[int, int], None]
     frames: bool
+
+
+class WrittenFrom(Written, total=False):
+    """The same of methods that may be given a source as well."""
+
+    source: str | Sequence[str] | None
 
 
 DEFAULTS: dict[str, Any] = {"mbr": 1, "candidates": 1, "controls": (), "progress": False, "frames": False}
@@ -79,3 +85,15 @@ def list_arguments(method: F) -> F:
     ]
     method.__signature__ = signature.replace(parameters=own + more)  # type: ignore[attr-defined]
     return method
+
+
+def check_names(given: Iterable[str]) -> None:
+    """Refuse an argument that is no setting: say what it is, or what is spelt like it."""
+    for name in given:
+        if name in CONTROLS:
+            raise UsageError(f"{name} is a control: give controls=[{CONTROLS[name].__name__}(…)].")
+        if name not in SETTINGS:
+            known = [*SETTINGS, *WrittenFrom.__annotations__, "n", "seed", "edit"]
+            raise UsageError(
+                f"unknown setting {name!r}. {suggest(name, known) or 'Known: ' + ', '.join(SETTINGS) + '.'}".strip()
+            )

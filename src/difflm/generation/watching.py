@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from difflm.errors import UsageError
 from difflm.generation.jobs import GenerationJob, Watch
 from difflm.generation.texts import Draft, Generation
 
@@ -28,6 +29,8 @@ class Watcher:
     def __init__(
         self, lm: "TextDiffusion", jobs: Sequence[GenerationJob], progress: bool | Progress, frames: bool
     ) -> None:
+        if not callable(progress) and not isinstance(progress, bool):
+            raise UsageError(f"progress must be True, False or a function of two numbers, not {progress!r}.")
         self.jobs, self.frames = jobs, frames
         self.progress = draw_bar if progress is True else progress or None
         self.done = 0
