@@ -24,7 +24,9 @@ FLOORS = [
     {"training"},
     {"generation"},
     {"evaluation"},
-    {"app", "__init__", "__main__"},
+    {"app"},
+    {"api"},
+    {"__init__", "__main__"},
 ]
 FLOOR = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
 DATA_FILES = {"recipes", "pretrained"}

@@ -7,7 +7,7 @@ from html import unescape
 import pytest
 import torch
 from oracles import JOINT
-from tiny import tiny_runs  # noqa: F401
+from tiny import tiny_runs, write_grammar  # noqa: F401
 from token_oracles import ExactTokens
 
 import difflm
@@ -53,20 +53,23 @@ MISTAKES = {
         "dtype must be float32",
     ),
     "a text for a number": (lambda lm: lm.generate("4"), "n must be a whole number, not '4'"),
-    "no texts": (lambda lm: lm.generate(0), "n must lie between 1 and 1,000,000"),
+    "no texts": (lambda lm: lm.generate(0), "n must (be|lie) between 1 and 1,000,000"),
     "half a seed": (lambda lm: lm.generate(seed=0.5), "seed must be a whole number"),
-    "a negative seed": (lambda lm: lm.generate(seed=-1), "seed must lie between 0"),
+    "a negative seed": (lambda lm: lm.generate(seed=-1), "seed must (be|lie) between 0"),
     "a misspelt setting": (lambda lm: lm.generate(temprature=0.5), "Did you mean 'temperature'?"),
     "a misspelt argument": (lambda lm: lm.generate(control=[Length(5)]), "Did you mean 'controls'?"),
     "a control as an argument": (lambda lm: lm.generate(length=14), r"give controls=\[Length\(…\)\]"),
     "a word as a control": (lambda lm: lm.generate(controls="French"), r"a list of controls, such as \[Length\(14\)\]"),
     "a number among controls": (lambda lm: lm.generate(controls=[14]), "14 is not a control"),
-    "too many steps": (lambda lm: lm.generate(steps=10**6), "steps must lie between 1 and 10,000"),
-    "an adverb for steps": (lambda lm: lm.generate(steps="fast"), "steps must lie between 1 and 10,000, not fast"),
+    "too many steps": (lambda lm: lm.generate(steps=10**6), "steps must (be|lie) between 1 and 10,000"),
+    "an adverb for steps": (lambda lm: lm.generate(steps="fast"), "steps must (be|lie) between 1 and 10,000, not fast"),
     "an unknown sampler": (lambda lm: lm.generate(sampler="magic"), "Known: "),
     "a setting of other models": (lambda lm: lm.generate(block=4), "block is for models of masks"),
     "both ways to choose": (lambda lm: lm.generate(mbr=2, candidates=2), "give one of them"),
-    "nothing to choose by": (lambda lm: lm.generate(candidates=2), "ask for a field, a label, tags or a tree, or mbr"),
+    "nothing to choose by": (
+        lambda lm: lm.generate(candidates=2),
+        "a field, (a )?label, tags or (a )?tree, or (use )?mbr",
+    ),
     "rank without candidates": (lambda lm: lm.generate(rank="bound"), "give candidates 2 or more"),
     "guidance in words": (lambda lm: lm.generate(guidance="strong"), "guidance must be a number from 0 to 1,000"),
     "a length in words": (lambda lm: Length("ten"), r"such as Length\(14\), not 'ten'"),
@@ -91,7 +94,7 @@ MISTAKES = {
     "a template without a gap": (lambda lm: lm.infill("The pub."), "mark at least one gap with ___"),
     "no template": (lambda lm: lm.infill([]), "give a text or a list of texts"),
     "a number for a template": (lambda lm: lm.infill(5), "template must be a text or a list of texts, not 5"),
-    "an edit too strong": (lambda lm: lm.edit("The pub.", strength=2), "strength must lie above 0 and up to 1"),
+    "an edit too strong": (lambda lm: lm.edit("The pub.", strength=2), "strength must (lie above 0|be greater than 0)"),
     "a strength in words": (lambda lm: lm.edit("The pub.", strength="low"), "strength must be a number above 0"),
     "an empty edit": (lambda lm: lm.edit(" "), "the text is empty"),
     "a source for a model without": (lambda lm: lm.translate("Guten Tag"), "has learned texts without sources"),
@@ -103,6 +106,14 @@ MISTAKES = {
     "progress in words": (lambda lm: lm.generate(progress="bar"), "progress must be True, False or a function"),
     "a text too long to score": (lambda lm: lm.score("pub " * 99), "Shorten or split it"),
     "a number to score": (lambda lm: lm.score([3]), "text must be a text or a list of texts, not 3"),
+    "nowhere to train": (lambda lm: difflm.train("own-text"), "Give out=, a new directory"),
+    "an unknown key of a recipe": (
+        lambda lm: difflm.train("own-text", "run", data="x.txt", stps=3),
+        "Did you mean 'steps'?",
+    ),
+    "an unknown task": (lambda lm: difflm.evaluate("e2e", "langage"), "Did you mean 'language'?"),
+    "an unknown option": (lambda lm: difflm.evaluate("e2e", sampels=3), "Did you mean 'samples'?"),
+    "an option of another task": (lambda lm: difflm.evaluate("e2e", oracle=True), "task seq2seq"),
     "a classifier that is not there": (lambda lm: lm.guided_by("nowhere"), "nowhere"),
 }
 
@@ -220,6 +231,23 @@ def test_a_model_that_reads_left_to_right_cannot_tell(tiny_runs):  # noqa: F811
     lm = TextDiffusion.from_pretrained(tiny_runs["autoregressive"])
     with pytest.raises(UsageError, match=r"use lm\.score"):
         lm.alternatives("The pub.")
+
+
+@pytest.mark.long
+def test_training_returns_a_run_and_evaluation_a_report(tmp_path):
+    write_grammar(tmp_path / "my.txt", 200)
+    told = []
+    sizes = {"hidden": 32, "layers": 1, "heads": 2, "embedding_dim": 16}
+    how = dict(steps=4, method="difflm", init="none", model=sizes, device="cpu", log_every=2)
+    run = difflm.train(tmp_path / "my.txt", tmp_path / "run", progress=lambda *now: told.append(now), **how)
+    assert (run.step, run.stopped, told[-1]) == (4, "done", (4, 4))
+    assert len(run.load().generate(2, steps=2)) == 2
+    before = (run.folder / "metrics.jsonl").read_text()
+    report = difflm.evaluate(
+        run.folder, samples=4, score_texts=4, draws=2, steps=2, device="cpu", out=tmp_path / "out.jsonl"
+    )
+    assert report.task == "language" and report.row("run").figures["nats_per_token"] > 0
+    assert (tmp_path / "out.jsonl").read_text() and (run.folder / "metrics.jsonl").read_text() == before
 
 
 def test_every_public_name_has_a_home():

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from difflm.api import Run, evaluate, train
     from difflm.controls import (
         Avoid,
         Contains,
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     )
     from difflm.controls.plan import Edit
     from difflm.errors import DifflmError, UsageError
-    from difflm.generation.jobs import Draft, Generation
+    from difflm.evaluation.reports import Report
     from difflm.generation.pipeline import TextDiffusion
+    from difflm.generation.texts import Draft, Generation, Texts, TokenBelief
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,13 +39,19 @@ __all__ = [
     "Label",
     "Length",
     "Pattern",
+    "Report",
+    "Run",
     "Span",
     "Tags",
     "TextDiffusion",
+    "Texts",
+    "TokenBelief",
     "Tree",
     "UsageError",
     "WordCount",
     "__version__",
+    "evaluate",
+    "train",
 ]
 
 # Loaded on first use: `import difflm` and `difflm --help` must not wait for torch.
@@ -62,10 +70,16 @@ _HOMES = {
     "Tree": "difflm.controls",
     "WordCount": "difflm.controls",
     "DifflmError": "difflm.errors",
-    "Draft": "difflm.generation.jobs",
-    "Generation": "difflm.generation.jobs",
+    "Draft": "difflm.generation.texts",
+    "Generation": "difflm.generation.texts",
+    "Report": "difflm.evaluation.reports",
+    "Run": "difflm.api",
     "TextDiffusion": "difflm.generation.pipeline",
+    "Texts": "difflm.generation.texts",
+    "TokenBelief": "difflm.generation.texts",
     "UsageError": "difflm.errors",
+    "evaluate": "difflm.api",
+    "train": "difflm.api",
 }
 
 

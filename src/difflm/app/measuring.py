@@ -1,4 +1,4 @@
-"""Evaluation of runs: load them, measure them, print the report and keep its figures. Imports torch."""
+"""Evaluation of runs: load them, measure them, and publish a report: print it, keep its figures. Imports torch."""
 
 import json
 import random
@@ -58,7 +58,7 @@ load_model = partial(load_whole, divided=True)  # several processes make the tex
 SAMPLES, TARGETS = 1000, 200  # texts of the language task or gaps, targets a control
 
 
-def measure_language(runs: list[str], options: MeasureOptions, settings: dict[str, Any]) -> None:
+def measure_language(runs: list[str], options: MeasureOptions, settings: dict[str, Any]) -> Report:
     """Measure all runs on their common corpus."""
     samples = SAMPLES if options.samples is None else options.samples
     check_numbers(samples, options.seed, options.draws, options.score_texts)  # before anything is loaded
@@ -79,7 +79,7 @@ def measure_language(runs: list[str], options: MeasureOptions, settings: dict[st
         report = evaluate_language(
             models, corpus, judge, samples, options.seed, options.draws, twin, settings, bar.update, options.score_texts
         )
-    publish(runs, report, options)
+    return report
 
 
 def measure_control(
@@ -88,7 +88,7 @@ def measure_control(
     settings: dict[str, Any],
     control: ControlOptions,
     decoder: DecoderOptions,
-) -> None:
+) -> Report:
     """Measure runs on targets that are drawn from E2E or read from a file."""
     names, count = control.names(), TARGETS if options.samples is None else options.samples
     guidance, methods = parse_guidance(control.guidance), parse_methods(decoder.method)
@@ -128,7 +128,7 @@ def measure_control(
         report = evaluate_control(
             lm, first.name, targets, judge, first.protocol, pairs, about, notes, bar.update, *keep
         )
-    publish(runs, report, options)
+    return report
 
 
 def guide_models(models: Sequence[TextDiffusion], folder: Path) -> None:
@@ -182,7 +182,7 @@ def measure_infill(
     infill: InfillOptions,
     reference: ReferenceOptions,
     decoder: DecoderOptions,
-) -> None:
+) -> Report:
     """Measure a run and its rivals on the same gaps; also keep some of their texts for people to read."""
     names, count = infill.names(), SAMPLES if options.samples is None else options.samples
     methods = parse_methods(decoder.method)
@@ -203,8 +203,8 @@ def measure_infill(
     training = [sentence for story in stories for sentence in story]
     with Bar("measuring") as bar:
         report, middles = evaluate_infill(models, sets, how, training, similarity, bar.update, judge)
-    publish(runs, report, options)
     keep_middles(runs[0], middles, options.out)
+    return report
 
 
 def measure_seq2seq(
@@ -213,7 +213,7 @@ def measure_seq2seq(
     settings: dict[str, Any],
     reference: ReferenceOptions,
     seq2seq: Seq2SeqOptions,
-) -> None:
+) -> Report:
     """Measure a run and its rivals on the same sources: those of a file, or those that the run's training held out."""
     ways = Ways(options.seed, reference.mbr, reference.beams, seq2seq.oracle, settings)
     ways.check()
@@ -241,7 +241,7 @@ def measure_seq2seq(
     pairs = given.sample(options.samples, reference.skip, options.seed)
     with Bar("measuring") as bar:
         report = evaluate_seq2seq(models, pairs, ways, similarity, bar.update)
-    publish(runs, report, options)
+    return report
 
 
 def load_gaps(name: str, stories: Sequence[Sequence[str]], count: int, options: MeasureOptions, skip: int = 0) -> Set:

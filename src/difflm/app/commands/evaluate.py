@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,6 +24,9 @@ from difflm.app.commands.options import (
 )
 from difflm.app.console import Bar, note, put_json, to_json
 from difflm.errors import UsageError
+
+if TYPE_CHECKING:
+    from difflm.evaluation.reports import Report
 
 SAMPLES = 200  # texts of each method that is trained to be compared
 SETTINGS = (
@@ -168,6 +171,16 @@ def evaluate(
 def measure(
     runs: list[str], task: str, options: MeasureOptions, settings: dict[str, Any], groups: dict[str, Any]
 ) -> None:
+    """Measure runs by a task, and publish the report."""
+    report = make_report(runs, task, options, settings, groups)
+    from difflm.app.measuring import publish
+
+    publish(runs, report, options)
+
+
+def make_report(
+    runs: list[str], task: str, options: MeasureOptions, settings: dict[str, Any], groups: dict[str, Any]
+) -> "Report":
     """Measure runs by a task; options of other tasks are refused."""
     for name, group in groups.items():
         if task not in OWNERS[name]:
@@ -179,13 +192,12 @@ def measure(
 
     decoder, reference = groups["decoder"], groups["reference"]
     if task == "language":
-        measuring.measure_language(runs, options, settings)
-    elif task == "control":
-        measuring.measure_control(runs, options, settings, groups["control"], decoder)
-    elif task == "infill":
-        measuring.measure_infill(runs, options, settings, groups["infill"], reference, decoder)
-    else:
-        measuring.measure_seq2seq(runs, options, settings, reference, groups["seq2seq"])
+        return measuring.measure_language(runs, options, settings)
+    if task == "control":
+        return measuring.measure_control(runs, options, settings, groups["control"], decoder)
+    if task == "infill":
+        return measuring.measure_infill(runs, options, settings, groups["infill"], reference, decoder)
+    return measuring.measure_seq2seq(runs, options, settings, reference, groups["seq2seq"])
 
 
 def refuse_given(options: Any, names: list[str], task: str) -> None:
