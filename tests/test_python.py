@@ -11,12 +11,12 @@ from tiny import tiny_runs, write_grammar  # noqa: F401
 from token_oracles import ExactTokens
 
 import difflm
+from benchmarks import reference
 from difflm import (
     Avoid,
     Contains,
     Edit,
     Field,
-    Infill,
     Label,
     Length,
     Pattern,
@@ -250,5 +250,12 @@ def test_training_returns_a_run_and_evaluation_a_report(tmp_path):
     assert (tmp_path / "out.jsonl").read_text() and (run.folder / "metrics.jsonl").read_text() == before
 
 
-def test_every_public_name_has_a_home():
-    assert set(difflm.__all__) - {"__version__"} == set(difflm._HOMES) and Infill is difflm.Infill
+def test_the_reference_lists_every_public_name():
+    """The page is what the signatures and docstrings say today; `python -m benchmarks.reference` writes it anew."""
+    names = {*difflm.__all__} - {"__version__"}
+    assert names == {*difflm._HOMES} == {name for group in reference.GROUPS for name in reference.names_of(group)}
+    written = reference.PAGE.read_text(encoding="utf-8")
+    assert written == reference.page()
+    assert all(f"### {name}\n" in written for name in names) and all(f"| `{name}` |" in written for name in SETTINGS)
+    methods = [name for name, one in vars(TextDiffusion).items() if callable(one) and not name.startswith("_")]
+    assert all(f"TextDiffusion.{name}\n" in written or f"| `{name}` |" in written for name in methods)

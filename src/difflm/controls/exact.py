@@ -24,7 +24,7 @@ BLANK = re.compile(r"(?<!_)___(?!_)(?::(\d+))?")
 
 @dataclass(frozen=True)
 class Length(Control):
-    """So many words, signs of punctuation included."""
+    """An exact number of words, counting punctuation marks; of characters or tokens, for models that write these."""
 
     words: int
     name = "length"

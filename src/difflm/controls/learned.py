@@ -24,7 +24,7 @@ VERBATIM = ("name", "near", "food")  # fields whose values people write as they 
 
 @dataclass(frozen=True)
 class Label(Control):
-    """A label of the whole text that a classifier of the user's own knows. Nothing else here can check it."""
+    """A label of the whole text that a classifier of your own knows. Nothing else can check it."""
 
     label: str
     value: str

@@ -51,7 +51,7 @@ NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 
 @dataclass(frozen=True)
 class Edit:
-    """A text to be written anew from a share of the noise; `keep` are words of it that stay."""
+    """A text to rewrite lightly, from a share of the noise; `keep` names words of it that stay."""
 
     text: str
     strength: float = 0.5

@@ -60,7 +60,7 @@ from difflm.training.run import find_run, load_run
 
 
 class TextDiffusion(Reader):
-    """A model that writes text by denoising all positions at once (or, for the twin, word by word).
+    """A model that writes text by denoising all positions at once (an autoregressive one: word by word).
 
     Load one with `TextDiffusion.from_pretrained`. `generate`, `infill`, `edit` and `translate` return lists of texts;
     of several templates, texts or sources each has `n` texts, one after the other. `alternatives` and `score` read
@@ -189,10 +189,17 @@ class TextDiffusion(Reader):
     ) -> Texts:
         """Write `n` texts, in the order of their numbers; text k of a seed is the same whatever n is.
 
-        `controls` are asked of every text; of several lists of them, or of several edits, each has `n` texts.
+        `controls` are asked of every text; of several lists of them, or of several edits, each has `n` texts. `edit`
+        starts from a text, `source` is what texts are written from; of several sources each has `n` texts. To a model
+        that chats, `source` is what the user says; `messages` are a whole conversation.
+
+        Of `candidates` the one is kept that the guiding classifiers find likeliest to comply, or that `rank` finds
+        likeliest: "bound" is this model's own likelihood, else another's. Of `mbr` candidates the one most like the
+        others is kept. `guidance` is how strongly classifiers steer; `method` is the decoder by which a left-to-right
+        model takes controls.
         `progress` draws a bar, or is called after every step with how many steps of all texts are done, and of how
         many. `watch` is called after every step with the drafts of the texts; with `frames` each text keeps its own as
-        `drafts`, which a notebook plays. `make_job` describes the other arguments."""
+        `drafts`, which a notebook plays."""
         lists = isinstance(controls, Sequence) and len(controls) > 0 and isinstance(controls[0], list | tuple)
         wanted: Any = controls if lists else [controls]
         edits: Any = edit if isinstance(edit, list | tuple) else [edit]
@@ -254,14 +261,7 @@ class TextDiffusion(Reader):
         messages: Sequence[Message] | None = None,
         **settings: Any,
     ) -> GenerationJob:
-        """A request, checked and bound to this model; what is wrong with it is raised.
-
-        `controls` are asked of every text; `method` is the decoder by which a left-to-right model takes them. `edit`
-        starts from a text. Of `candidates` the one is kept that the guiding classifiers find likeliest to obey, or that
-        `rank` finds likeliest: "bound" is this model's own likelihood, else another's. Of `mbr` candidates the one
-        most like the others is kept. `watch` is given every text at every step. Texts are written from `source`; of
-        several sources each has `n` texts, one source after the other; of a model that chats it is what the user says,
-        as are `messages`. `settings` are those of `Sampling`."""
+        """A request, checked and bound to this model; what is wrong with it is raised. Arguments as of `generate`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
         if not isinstance(guidance, GuidanceSettings | None):
             guidance = parse_guidance(guidance, self.usual_guidance)

@@ -156,7 +156,7 @@ class Reader:
 
     @torch.no_grad()
     def read_tokens(self, ids: Sequence[int], source: Sequence[int] = (), k: int = 5) -> list[TokenBelief]:
-        """The same of one text's ids."""
+        """What the model believes of each token of one text, given its ids."""
         model = self.model
         if not isinstance(model, DiffusionModel) or isinstance(model, BlockDiffusion) or model.whole_text:
             raise UsageError(

@@ -73,6 +73,11 @@ class WrittenFrom(Written, total=False):
 DEFAULTS: dict[str, Any] = {"mbr": 1, "candidates": 1, "controls": (), "progress": False, "frames": False}
 
 
+def rank_argument(item: tuple[str, Any]) -> tuple[bool, bool]:
+    """Where an argument is listed: what methods add first, settings last."""
+    return item[0] in SETTINGS, item[0] in Asked.__annotations__
+
+
 def list_arguments(method: F) -> F:
     """Show the arguments that `**asked` stands for in a method's signature. The method itself is not wrapped."""
     signature = inspect.signature(method)
@@ -80,7 +85,7 @@ def list_arguments(method: F) -> F:
     (kind,) = get_args(rest.annotation)
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=hint)
-        for name, hint in sorted(kind.__annotations__.items(), key=lambda item: item[0] in SETTINGS)
+        for name, hint in sorted(kind.__annotations__.items(), key=rank_argument)
         if name not in signature.parameters
     ]
     method.__signature__ = signature.replace(parameters=own + more)  # type: ignore[attr-defined]
