@@ -12,7 +12,7 @@ from difflm.app.commands.generate import generate
 from difflm.app.studio.schemas import Asked
 from difflm.controls import Avoid, Contains, Infill, Length
 from difflm.controls.plan import Edit
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, speak_command
 from difflm.generation.requests import Request, read_requests
 from difflm.models.sampling import SETTINGS, Sampling
 
@@ -79,6 +79,7 @@ def test_every_setting_is_stated_once():
 
 
 @pytest.mark.parametrize(("name", "value"), [("steps", 0), ("top_p", 0.0), ("beams", 1001), ("contrast", float("nan"))])
+@speak_command()
 def test_a_value_out_of_range_is_refused_by_the_name_of_its_option(name, value):
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} must lie .*not {value}"):
         Sampling().change({name: value})

@@ -13,7 +13,7 @@ from difflm.app.studio import PlayedText, Recording, write_player
 from difflm.app.studio.frames import SIGNS, spaces
 from difflm.app.studio.player import MOST_FRAMES, MOST_TEXTS, page
 from difflm.data.words import join_words
-from difflm.errors import UsageError
+from difflm.errors import UsageError, speak_command
 from difflm.generation.jobs import Draft, Generation
 
 STEPS = 12
@@ -226,6 +226,7 @@ def test_a_score_that_is_no_number_is_none():
     assert data["texts"][0]["controls"] == [{**control, "score": None}]
 
 
+@speak_command()
 def test_too_many_texts_are_refused_before_they_are_made():
     with pytest.raises(UsageError, match="-n"):
         Recording(MOST_TEXTS + 1, STEPS)

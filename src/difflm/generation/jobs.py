@@ -72,7 +72,7 @@ def check_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.
     found = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     if found is not None and found not in known:
         names = ", ".join(str(one).removeprefix("torch.") for one in known)
-        raise UsageError(f"dtype must be {names} on {device.type}, not {str(dtype).removeprefix('torch.')}.")
+        raise UsageError(f"dtype must be {names} on {device.type}, not {dtype}.")
     return found
 
 
