@@ -258,8 +258,8 @@ def test_what_cannot_rank_is_refused(tiny_runs):
         with pytest.raises(UsageError, match=said):
             writer.generate(source="a b", candidates=candidates, **asked)
 
-    refuse("give --candidates 2 or more", candidates=1, rank="bound")
-    refuse("give --candidates 2 or more", candidates=1, mbr=3, rank="bound")
+    refuse("give candidates 2 or more", candidates=1, rank="bound")
+    refuse("give candidates 2 or more", candidates=1, mbr=3, rank="bound")
     refuse("--candidates and --mbr both choose", mbr=3, rank="bound")
     refuse("rank must be 'bound' or a model, not 'twin'", rank="twin")
     refuse("seqdiffuseq has no likelihood and no bound", writer=build("seqdiffuseq"), rank="bound")
