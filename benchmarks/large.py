@@ -6,6 +6,7 @@ weight of the head at the positions that are learned: half of them under masks, 
 attends to half. What a program computes beyond that, such as logits of words that are not masked, does not count.
 """
 
+import gc
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -103,6 +104,7 @@ def training_row(
 ) -> Row:
     build_inference.cache_clear()
     torch.compiler.reset()  # blocks of another row, compiled to keep more or less, would serve this one as well
+    gc.collect()  # the memory of that row's captured steps would count as this one's
     recipe, begin = size.recipe(method, recompute=recompute), time.perf_counter()
     in_a_row = STEPS_IN_A_ROW if device.type == "cuda" else 1
     with bench.training_step(recipe, size.vocabulary, device, size.texts, size.words) as (_, step, _):
