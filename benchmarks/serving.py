@@ -118,7 +118,7 @@ class Watched:
     def __init__(self, model: str, steps: int) -> None:
         self.listening: socket.socket = listen("127.0.0.1", 0)
         self.url, self.steps = f"http://127.0.0.1:{self.listening.getsockname()[1]}", steps
-        self.server: Server = make_server(Served(TextDiffusion.from_pretrained(model), model), Limits(), None)
+        self.server: Server = make_server([Served(TextDiffusion.from_pretrained(model), model)], Limits(), None)
         self.loop = asyncio.new_event_loop()
         serving = self.server.serve([self.listening])
         self.thread = threading.Thread(target=self.loop.run_until_complete, args=(serving,), daemon=True)

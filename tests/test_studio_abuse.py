@@ -254,7 +254,7 @@ def test_streams_that_are_left_leave_nothing_behind(server: Running, lm: TextDif
 def test_a_client_who_leaves_while_all_texts_are_made_is_not_worked_for(
     lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(monkeypatch, lm)
+    gate = Gate(monkeypatch)
     with running(lm) as server:
         gate.open.clear()
         connection = raw(server, post("/v1/completions", json.dumps({"n": 8, "controls": {"steps": 200}}).encode()))

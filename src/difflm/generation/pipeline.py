@@ -229,9 +229,9 @@ class TextDiffusion:
             for owner, part in batch.owners if not progress.last else ():
                 over = self.model.allows_mixed_steps and frame.step >= jobs[owner].sampling.steps
                 if (watch := jobs[owner].watch) and not over:
-                    watch(self._drafts(batch, frame, jobs[owner], part))
+                    watch(self.drafts(batch, frame, jobs[owner], part))
             if progress.finished:
-                yield from self._finish(progress, jobs)
+                yield from self.finish(progress, jobs)
 
     def run_unchecked(self, jobs: Sequence[GenerationJob]) -> Iterator[list[FinishedRow]]:
         """The finished texts of several jobs as ids, a batch at a time; nothing is decoded, chosen or checked."""
@@ -306,7 +306,7 @@ class TextDiffusion:
         data = self.config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
         return explain_unknown(unknown, self.name, self.tokenizer, data)
 
-    def _finish(
+    def finish(
         self, progress: BatchProgress, jobs: Sequence[GenerationJob]
     ) -> Iterator[tuple[int, dict[int, Generation]]]:
         """The texts of the jobs that are finished, chosen and checked."""
@@ -344,9 +344,9 @@ class TextDiffusion:
         job = self.make_job(n, seed, watch=lambda drafts: None, **asked)
         for progress in run_jobs(self.inference, [job], in_order=True):
             if not progress.last:
-                yield self._drafts(progress.batch, progress.frame, job, slice(None))
+                yield self.drafts(progress.batch, progress.frame, job, slice(None))
 
-    def _drafts(self, batch: SampleBatch, frame: Frame, job: GenerationJob, part: slice) -> list[Draft]:
+    def drafts(self, batch: SampleBatch, frame: Frame, job: GenerationJob, part: slice) -> list[Draft]:
         return read_drafts(self.model, batch, frame, part, lambda sample, ids: self._pieces_of(sample, ids, job))
 
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:
