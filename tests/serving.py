@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,13 @@ class Running:
 
 @contextmanager
 def running(
-    lm: TextDiffusion, limits: Any = None, token: str | None = None, name: str = "tiny", buffer: int | None = None
+    lm: TextDiffusion,
+    limits: Any = None,
+    token: str | None = None,
+    name: str = "tiny",
+    buffer: int | None = None,
+    others: Sequence[tuple[TextDiffusion, str]] = (),
+    **more: Any,
 ) -> Iterator[Running]:
     from difflm.app.studio.limits import Limits
     from difflm.app.studio.served import Served
@@ -61,7 +67,8 @@ def running(
     listening = listen("127.0.0.1", 0)
     if buffer:  # accepted connections have it too
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-    server, loops = make_server([Served(lm, name)], limits or Limits(), token), []
+    served = [Served(model, own) for model, own in ((lm, name), *others)]
+    server, loops = make_server(served, limits or Limits(), token, **more), []
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())

@@ -54,6 +54,7 @@ ERRORS: Responses = {
 }
 ERRORS[429]["headers"]["Retry-After"] = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
 REFUSED: Responses = {status: ERRORS[status] for status in (401, 403)}
+UNKNOWN: Responses = {**REFUSED, 404: ERRORS[404]}
 STUCK: Responses = {
     503: {"model": schemas.ErrorAnswer, "description": "Requests wait and nothing moves; or none is taken."}
 }
@@ -133,7 +134,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         """Counts of requests, errors and texts, and how long requests take, as Prometheus reads them."""
         return PlainTextResponse(engine.metrics.render(engine.gauges()), media_type=TYPE)
 
-    @router.get("/api/controls", response_model=schemas.ControlsAnswer, tags=["server"], responses=REFUSED)
+    @router.get("/api/controls", response_model=schemas.ControlsAnswer, tags=["server"], responses=UNKNOWN)
     async def controls(served: Served = chosen) -> Any:
         """What can be asked of the model, by the name of each control; null where it cannot."""
         return served.controls(limits)

@@ -69,7 +69,7 @@ def build_app(
 
 
 def add_server_facts(document: dict[str, Any], serving: Models, limits: Limits, token: str | None) -> None:
-    """Add to the application's OpenAPI document what only this server knows: its limits and its token."""
+    """Add to the application's OpenAPI document what only this server knows: its limits, models and token."""
     longest = max(served.lm.model.max_words for served in serving.all.values())
     most = {"n": limits.n, "mbr": limits.candidates, "candidates": limits.candidates, "steps": limits.steps}
     for name in ("Asked", "InfillAsked", "CompletionAsked"):
@@ -78,6 +78,10 @@ def add_server_facts(document: dict[str, Any], serving: Models, limits: Limits, 
             if key in properties:
                 number = next(iter(properties[key].get("anyOf", ())), properties[key])
                 number.update({"minimum": 1, "maximum": value})
+    for operation in (one for path in document["paths"].values() for one in path.values()):
+        for parameter in operation.get("parameters", ()):
+            if parameter["in"] == "query":  # the model
+                parameter["schema"] = {"type": "string", "enum": [*serving.all]}
     if token:
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]
