@@ -98,13 +98,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+?)(?:/(?:revision|tree)/(.+))?", path):
-            name, branch = found[1], found[2] or "main"
-            if branch not in self.server.repos.get(name, {}):
-                return self.answer(
-                    404,
-                    {"error": "Not found"},
-                    X_Error_Code="RevisionNotFound" if name in self.server.repos else "RepoNotFound",
-                )
+            name, asked, branches = found[1], found[2] or "main", self.server.repos.get(found[1], {})
+            branch = next((b for b in branches if asked in (b, commit_of(b))), None)
+            if branch is None:
+                what = "RevisionNotFound" if branches else "RepoNotFound"
+                return self.answer(404 if branches else 401, {"error": "Not found"}, X_Error_Code=what)
             files = self.server.repos[name][branch]
             if "/tree/" in path:
                 return self.answer(
@@ -144,6 +142,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     found = Hub()
     threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setattr(constants, "ENDPOINT", found.url)  # read from HF_ENDPOINT when it is imported
+    files = found.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     yield found
@@ -234,8 +234,8 @@ def test_what_the_hub_refuses_is_a_line_and_changes_no_file(lm, hub):
 
 def test_what_the_hub_does_not_have_is_a_line(lm, hub):
     lm.push_to_hub("me/tiny", token=TOKEN)
-    for name, revision in (("me/nothing", None), ("me/tiny", "nowhere")):
-        with pytest.raises(UsageError, match="the Hub does not give it") as told:
+    for name, revision, said in (("me/nothing", None, "model"), ("me/tiny", "nowhere", "revision")):
+        with pytest.raises(UsageError, match=f"the Hub does not give it: there is no such {said} there") as told:
             TextDiffusion.from_pretrained(name, revision=revision)
         assert "\n" not in str(told.value)
     with pytest.raises(UsageError, match="a revision is one of the Hub; e2e is on this machine"):

@@ -9,7 +9,12 @@ from difflm.errors import DifflmError, UsageError
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]  # no code
 NEEDED = "huggingface_hub: pip install 'difflm[hf]'"
-REFUSED = {401: "the Hub does not accept the token", 403: "the token may not write there"}
+REFUSED: dict[str | int, str] = {  # by the library's error or the status
+    "RepositoryNotFoundError": "there is no such model there, or it is private",
+    "RevisionNotFoundError": "there is no such revision there",
+    401: "the Hub does not accept the token",
+    403: "the token may not write there",
+}
 
 
 def is_hub_name(name_or_path: str | Path) -> bool:
@@ -55,4 +60,4 @@ def explain_hub_error(error: Exception) -> str:
     """What went wrong, in a line."""
     status = getattr(getattr(error, "response", None), "status_code", 0)
     said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return REFUSED.get(status) or said.strip().rstrip(".:")
+    return REFUSED.get(type(error).__name__) or REFUSED.get(status) or said.strip().rstrip(".:")
