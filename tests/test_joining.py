@@ -3,13 +3,16 @@
 from typing import Any
 
 import pytest
+import torch
 from test_guidance import guide
 from test_together import ASKED
-from tiny import WRITERS, tiny_runs
+from tiny import tiny_runs
 
 from difflm.controls import Infill, Label, Length
+from difflm.data.tokenizers import SPECIALS, Words
 from difflm.generation.loops import Loop, LoopShape, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods import METHODS, TextSpec
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
 
@@ -81,15 +84,23 @@ def test_a_text_that_joins_is_the_one_it_would_be_alone(tiny_runs, method):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", WRITERS)
-def test_texts_of_every_method_are_served(tiny_runs, method):
-    """Those of models over whole texts join; those of others wait for the next batch."""
-    lm = TextDiffusion.from_pretrained(tiny_runs[method])
-    joinable = isinstance(lm.model, DiffusionModel) and lm.model.allows_mixed_steps
-    asked = PLAIN if "diffusion" in lm.model.families else [{"n": one["n"], "seed": one["seed"]} for one in PLAIN]
-    assert check(lm, asked).joined == joinable
-    if joinable:  # in the tensors that a captured step would have
-        assert check(TextDiffusion(lm.model, lm.tokenizer, lm.config, Inference(lm.model, record=True)), asked).joined
+@pytest.mark.parametrize("name", sorted(name for name, method in METHODS.items() if method.kind != "classifier"))
+def test_texts_of_every_method_are_served(name):
+    """Those of models over whole texts join; those of others wait for the next batch. Weights are as they are drawn."""
+    sizes = {"hidden": 16, "layers": 2, "heads": 2, "encoder_layers": 1, "embedding_dim": 8}
+    method = METHODS[name](**{key: value for key, value in sizes.items() if key in METHODS[name].model_fields})
+    words = Words([*SPECIALS, *"abcdefghijkl"])
+    for source in {"text": [0], "seq2seq": [6], "either": [0, 6]}[method.task]:
+        torch.manual_seed(0)
+        model = method.build(TextSpec(words.size, 20, source, 0, words))
+        model.observe(torch.ones(21, dtype=torch.long), torch.ones(words.size, dtype=torch.long))
+        told = {"source": "a b c d e"[: 2 * source - 3]} if source else {}
+        steps = "diffusion" in model.families
+        asked = [{**one, **told} if steps else {"n": one["n"], "seed": one["seed"], **told} for one in PLAIN]
+        joinable = isinstance(model, DiffusionModel) and model.allows_mixed_steps
+        for record in (None, True) if joinable else (None,):  # also in the tensors that a captured step would have
+            about = {"method": name, "parameters": 1, "recipe": {}}
+            assert check(TextDiffusion(model, words, about, Inference(model, record=record)), asked).joined == joinable
 
 
 @pytest.mark.long

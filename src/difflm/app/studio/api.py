@@ -54,7 +54,7 @@ ERRORS: Responses = {
 }
 ERRORS[429]["headers"]["Retry-After"] = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
 REFUSED: Responses = {status: ERRORS[status] for status in (401, 403)}
-UNKNOWN: Responses = {**REFUSED, 404: ERRORS[404]}
+UNKNOWN: Responses = {**REFUSED, 404: ERRORS[404], 422: ERRORS[422]}
 STUCK: Responses = {
     503: {"model": schemas.ErrorAnswer, "description": "Requests wait and nothing moves; or none is taken."}
 }
