@@ -146,3 +146,16 @@ def test_who_is_not_wanted_any_more_frees_the_row(tiny_runs):
         loop.enter()
         assert not loop.step()
     assert len(steps) == 2 and loop.free == loop.shape.most
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["difflm", "mdlm"])
+def test_a_gpu_serves_the_same_texts_up_to_rounding(tiny_runs, method):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    lm = TextDiffusion.from_pretrained(tiny_runs[method], device="cuda", dtype=torch.float32)
+    asked = [{**one, "seed": k} for k, one in enumerate(PLAIN * 4)]
+    server = Server(lm)
+    pairs = zip(asked, server.serve(asked), strict=True)
+    same = [a.text == b.text for one, found in pairs for a, b in zip(found, lm.generate(**one), strict=True)]
+    assert server.joined and sum(same) > 0.9 * len(same)

@@ -301,6 +301,28 @@ def test_the_fault_of_one_is_not_that_of_the_others(
     assert client.post("/api/generate", json=SMALL).status_code == 200
 
 
+def test_a_step_that_fails_is_made_again_without_the_one_who_breaks_it(
+    asking: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    server, _, ask = asking
+    step = Loop.step
+
+    def broken(loop: Loop) -> Any:
+        assert all(seat.job.seed != 13 for seat in loop.holders), "a fault on purpose"
+        return step(loop)
+
+    gate.open.clear()
+    first = ask(seed=1, steps=6)
+    wait_for(lambda: gate.loops == 1)
+    second, faulty = ask(seed=2), ask(seed=13)
+    wait_for(lambda: server.engine.queue == 2)
+    monkeypatch.setattr(Loop, "step", broken)
+    gate.open.set()
+    assert first.result().status_code == second.result().status_code == 200
+    assert faulty.result().status_code == 500 and "a fault on purpose" in capfd.readouterr().err
+    wait_for(lambda: not server.engine._jobs and not server.engine._loops)
+
+
 def test_stopping_tells_everybody(asking: Any, gate: Gate) -> None:
     server, _, ask = asking
     gate.open.clear()

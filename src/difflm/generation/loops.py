@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +29,8 @@ from difflm.models.joinable import JoinableSampler, fresh_states
 
 SHARED_WIDTH = 64  # positions up to which texts of all lengths share a GPU's batch
 GROWTH = 4  # a GPU's batch has 1, 4, 16 … rows: each size is captured once
-JOIN_EVERY = 4  # steps of a GPU, which are short, after which texts join: all that came meanwhile, at once
+JOIN_SHARE = 8  # on a GPU, whose steps are short, texts join when they are an eighth of those that are there,
+JOIN_WAIT = 8  # … or after so many steps: to put a batch together takes the host as long as some steps take the GPU
 AHEAD = 2  # steps that may wait on a GPU: with more, those who come would wait behind them
 
 
@@ -103,14 +104,15 @@ class Loop:
         self.arriving: list[Seat] = []  # taken in when the step begins
         self.seats: list[Seat | None] = []
         self.jobs: list[GenerationJob] = []
-        self.begun, self.steps, self.entered = False, 0, 0
+        self.begun, self.entered = False, 0
+        self.steps, self.joined = 0, 0  # that were made, and when somebody joined
         self.sampler: JoinableSampler | None = None
         self.batch: SampleBatch | None = None
         self._closed_batch: Iterator[BatchProgress] | None = None
         self._held, self._sent = ExitStack(), deque[tuple[torch.cuda.Event, Tensor | None]]()
         self._calls: Tensor | None = None  # of the network, [B], of models that count them text by text
         self._unwritten: Tensor | None = None  # texts with masks, [B]
-        self._cost = 1
+        self._cost, self.ordered = 1, False  # ordered: a text can be done before its last step, when it has no masks
 
     @property
     def free(self) -> int:
@@ -139,11 +141,12 @@ class Loop:
             self.lm.model.eval()
         if not self.shape.joinable:
             return self._run_closed()
-        rests = not any(self.seats)
-        if self.arriving and (rests or self.on_cpu or self.steps % JOIN_EVERY == 0):
+        if self.arriving and self._is_time_to_join():
             self._let_in()
-        wanted = {id(job) for job in self.jobs if job.wanted()}
-        self.seats = [seat if seat and id(seat.job) in wanted else None for seat in self.seats]
+        jobs = {id(seat.job): seat.job for seat in self.seats if seat is not None}
+        wanted = {key for key, job in jobs.items() if job.wanted()}
+        if len(wanted) < len(jobs):
+            self.seats = [seat if seat and id(seat.job) in wanted else None for seat in self.seats]
         if self.sampler is None or not any(self.seats):
             return []
         watched = any(seat and seat.job.watch for seat in self.seats)
@@ -155,17 +158,29 @@ class Loop:
             self._show(self.sampler.states.tokens != before)
         return self._leave()
 
+    def _is_time_to_join(self) -> bool:
+        there = sum(seat is not None for seat in self.seats)
+        enough = len(self.arriving) * JOIN_SHARE >= there
+        return self.on_cpu or enough or self.steps - self.joined >= JOIN_WAIT
+
     def _let_in(self) -> None:
-        """Go on with another batch: the rows that are held, and those that come."""
+        """Go on with another batch: the rows that are held, and those that come. A job keeps its number, by which rows
+        are sorted, so that those of one stand together."""
         held = [(k, seat) for k, seat in enumerate(self.seats) if seat is not None]
-        held += [(-1, seat) for seat in self.arriving if seat.job.wanted()]
+        jobs, number = [*self.jobs], {id(seat.job): seat.row.owner for _, seat in held}
+        taken = {*number.values()}
+        free = (k for k in count() if k not in taken)
+        for seat in (seat for seat in self.arriving if seat.job.wanted()):
+            if id(seat.job) not in number:
+                own = number[id(seat.job)] = next(free)
+                jobs[own : own + 1] = [seat.job]
+            seat.row = replace(seat.row, owner=number[id(seat.job)])
+            held.append((-1, seat))
         if not held:
             self.arriving = []
             return
-        jobs = list({id(seat.job): seat.job for _, seat in held}.values())
-        number = {id(job): k for k, job in enumerate(jobs)}
-        held.sort(key=lambda one: number[id(one[1].job)])
-        rows = [replace(seat.row, owner=number[id(seat.job)]) for _, seat in held]
+        held.sort(key=lambda one: one[1].row.owner)
+        rows = [seat.row for _, seat in held]
         model, device, size = self.lm.model, self.lm.device, self.shape.most
         assert isinstance(model, DiffusionModel)
         if not self.on_cpu:
@@ -178,7 +193,7 @@ class Loop:
             for _ in range(part.stop - part.start)
         ]
         plans: list[tuple[Any, slice]] = [(jobs[k].plan, part) for k, part in batch.owners]
-        steering, sampling = steering_for(batch, plans, spans), jobs[0].sampling
+        steering, sampling = steering_for(batch, plans, spans), held[0][1].job.sampling
         noise, denoiser = Noise(batch.seeds, batch.samples), self.lm.inference.denoiser
         with torch.no_grad():
             inputs = model.sampler_inputs(denoiser, noise, batch.lengths, batch.width, sampling, steering)
@@ -196,6 +211,7 @@ class Loop:
         self._held.close()
         self.sampler = self._held.enter_context(self.lm.inference.open_sampler(inputs, states))
         self._sent.clear()  # what was sent of other rows
+        self.joined, self.ordered = self.steps, model.follows_frames and sampling.sampler in ORDERED
         self.jobs, self.batch, self.seats, self.arriving = jobs, batch, [seat for _, seat in held], []
 
     def _count_calls(self) -> None:
@@ -204,22 +220,17 @@ class Loop:
         assert isinstance(model, DiffusionModel) and sampler is not None
         if self._calls is not None and self._unwritten is not None:
             self._calls = self._calls + self._cost * self._unwritten
-            if self._ordered:
+            if self.ordered:
                 self._unwritten = (sampler.states.x == model.process.mask_id).any(-1)
         if not self.on_cpu:
-            flags = self._unwritten if self._ordered else None
+            flags = self._unwritten if self.ordered else None
             sent = None if flags is None else flags.to("cpu", non_blocking=True)
             self._sent.append((torch.cuda.Event(), sent))
             self._sent[-1][0].record()
 
-    @property
-    def _ordered(self) -> bool:
-        """Whether a text can be done before its last step: when it has no masks."""
-        return self._unwritten is not None and self.jobs[0].sampling.sampler in ORDERED
-
     def _written(self) -> set[int]:
         """Rows without masks; of a GPU, as they were some steps ago."""
-        flags = self._unwritten if self._ordered else None
+        flags = self._unwritten if self.ordered else None
         if not self.on_cpu:
             flags = None
             if len(self._sent) > AHEAD:
