@@ -65,6 +65,7 @@ STREAM: Responses = {
         "content": {"text/event-stream": {"schema": one_event("queued", "frame", "text", "done", "error")}},
     }
 }
+COUNTS: Responses = {200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
 PLAYER: Responses = {200: {"description": "One HTML file.", "content": {"text/html": {"schema": {"type": "string"}}}}}
 
 
@@ -129,7 +130,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         """The models served."""
         return {"models": [served.facts() for served in serving.all.values()]}
 
-    @router.get("/metrics", tags=["server"], responses=REFUSED, response_class=PlainTextResponse)
+    @router.get("/metrics", tags=["server"], responses={**REFUSED, **COUNTS}, response_class=StreamingResponse)
     async def metrics() -> Any:
         """Counts of requests, errors and texts, and how long requests take, as Prometheus reads them."""
         return PlainTextResponse(engine.metrics.render(engine.gauges()), media_type=TYPE)
