@@ -85,7 +85,7 @@ def prepare_run(tokens: Path, setup: "fit.Setup") -> "fit.Prepared":
     chosen = np.concatenate([np.tile(own, SOURCES[name].repeat) for name, own in numbers.items()])
     torch.manual_seed(recipe.seed)
     model = recipe.build_method().build(TextSpec(tokenizer.size, recipe.longest))
-    if "first-hitting" in model.samplers:  # a gap of three pieces then takes three steps
+    if "first-hitting" in model.samplers and model.whole_canvas:  # a gap of three pieces then takes three steps
         model.sampling = replace(model.sampling, sampler="first-hitting", steps=64)
     fit.start_weights(setup, model, tokenizer, *histograms(training, chosen, recipe.longest, tokenizer.size), None)
     splits = (training, chosen), (held_out, np.concatenate([*held.values()]))
@@ -220,7 +220,8 @@ def score_fills(rows: Sequence[dict[str, Any]], judge: Callable[[str, int], floa
     for number, row in enumerate(rows):
         begin = row["text"].index("___")
         others = [word for k in range(1, 4) for word in rows[(number + 31 * k) % len(rows)]["words"]]
-        wordings = {"filled": row["filled"], "words": row["words"], "others": others[: len(row["words"])]}
+        wordings = {name: row[name] for name in ("words", "filled", "left") if name in row}
+        wordings["others"] = others[: len(row["words"])]
         scores = {name: judge(put_fills(row["text"], words), begin) for name, words in wordings.items()}
         found.append({**row, "nats": scores})
     return found
@@ -295,6 +296,7 @@ def install(run: Path, tokens: Path, measured: Sequence[dict[str, Any]], target:
     from difflm.training.model_card import write_card
 
     shutil.copytree(run, target, dirs_exist_ok=True)
+    write_json(target / "config.json", {**read_json(target / "config.json"), "language": "en"})  # texts begin with it
     for path in target.glob("guide*/config.json"):
         config = read_json(path)
         write_json(path, {**config, "model": {**config["model"], "guides": target.name}})  # not where it was trained

@@ -8,17 +8,21 @@ as well as paragraphs. Of each source some whole documents are held out; nothing
 import gzip
 import hashlib
 import json
+import lzma
+import math
 import random
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.treebanks import FREE_GENRES, read_gum
 from difflm.data.texts import Example, read_lines
 from difflm.data.tokenfile import TokenFile
-from difflm.data.tokenizers import Bpe
+from difflm.data.tokenizers import Bpe, Tokenizer
 from difflm.data.words import join_words
 from difflm.runtime.files import read_json, write_atomic, write_json
 
@@ -175,9 +179,17 @@ def read_passages(name: str, root: Path, seen: set[int]) -> tuple[list[str], lis
 # -- from passages to tokens -------------------------------------------------------------------------------------------
 
 
-def prepare(root: Path, out: Path, vocabulary: int, most: int = 0) -> None:
+def prepare(
+    root: Path,
+    out: Path,
+    vocabulary: int,
+    most: int = 0,
+    tokenizer: Tokenizer | None = None,
+    megabytes: float = 0.0,
+) -> None:
     """Write tokens of all sources, their tokenizer, and labelled passages; and all of them as one file that travels.
-    With `most`, so many passages of each source alone."""
+    With `most`, so many passages of each source alone. With a `tokenizer` of others, its tokens and no labels, and of
+    each source such a share that the file has about so many `megabytes`."""
     seen: set[int] = set()
     training, held, chance = dict[str, list[str]](), dict[str, list[str]](), random.Random(0)
     for name in SOURCES:
@@ -187,8 +199,12 @@ def prepare(root: Path, out: Path, vocabulary: int, most: int = 0) -> None:
         chance.shuffle(training[name])
         print(f"{name}: {len(training[name]):,} passages, {len(held[name]):,} held out", flush=True)
     texts = [text for name in SOURCES for text in training[name]]
-    tokenizer = Bpe.build(texts[::LEARNED] if not most else texts, vocabulary)
+    learns = tokenizer is None
+    tokenizer = tokenizer or Bpe.build(texts[::LEARNED] if not most else texts, vocabulary)
     tokenizer.save(out / "tokenizer.json")
+    if megabytes:
+        share = find_share(texts, tokenizer, megabytes)
+        training = {name: own[: math.ceil(share * len(own))] for name, own in training.items()}
     counts = {}
     for name in SOURCES:
         for split, passages in (("train", training[name]), ("valid", held[name])):
@@ -199,7 +215,7 @@ def prepare(root: Path, out: Path, vocabulary: int, most: int = 0) -> None:
     labelled = [
         {"text": text, "register": one.register}
         for name, one in SOURCES.items()
-        if one.register
+        if one.register and learns
         for text in [text for text in training[name] if len(text) <= SIZES[1]][:LABELLED]
     ]
     chance.shuffle(labelled)
@@ -207,6 +223,14 @@ def prepare(root: Path, out: Path, vocabulary: int, most: int = 0) -> None:
     write_atomic(out / "registers.jsonl.gz", gzip.compress(lines.encode()))
     pack(out)
     print(json.dumps(about, indent=1))
+
+
+def find_share(texts: Sequence[str], tokenizer: Tokenizer, megabytes: float) -> float:
+    """The share of texts whose tokens, compressed, have so many megabytes, by those of some thousand."""
+    some = texts[:: max(1, len(texts) // 8000)]
+    ids = np.array([number for row in tokenizer.encode_batch(some) for number in row], "<u2")
+    rate = len(lzma.compress(ids.tobytes(), preset=4)) / sum(map(len, some))
+    return min(1.0, megabytes * 2**20 / (rate * sum(map(len, texts))))
 
 
 PACKED = "tokens.tar.xz"

@@ -11,7 +11,7 @@ and measure success, judge, diversity and cost of all of them on the same ones.
 `all` trains runs and classifiers (`rival_runs.py`), then writes a line to OUT/results.jsonl for every row and part: the
 controls of E2E, gaps of stories (`anlg`, `roc`), words of CommonGen (`contains`), and likelihoods. What is not finished
 after `--seconds` is continued by the next command: repeat it until nothing is left. `seconds` measures 50 texts of each
-row, one process at a time. `check` measures the texts in OUT/texts anew with the checkers of this machine.
+row, one after the other. `check` measures the texts in OUT/texts anew with the checkers of this machine.
 `--given e2e-twin=RUN` takes a run instead of training it; `--only` names runs and rows, such as `control-fudge`.
 `--jobs` processes share the GPU: minutes are equal only at equal jobs.
 """
@@ -41,6 +41,11 @@ GAPS = ("anlg", "roc")
 TASKS = {"control": PARTS, "infill": GAPS, "words": ("contains",)}
 CORPORA = {"control": "e2e", "infill": "roc", "words": "sentences"}
 FACTORS = {"fudge": (1.0, 2.0, 4.0, 8.0), "left-only": (), "masked-lm-gibbs": (), "fine-tuning": ()}
+# Rows whose parts are measured side by side, since each takes minutes; the slowest come last.
+SPLIT = {
+    "control": ("difflm", "diffusion-lm", "fine-tuning", "fine-tuning-search", "fudge", "pplm"),
+    "infill": ("delorean", "cold"),
+}
 SUCCESS = ("length_exact", "field_rule", "tags_equal", "tree_f1", "span_found", "contains_found")
 
 
@@ -97,26 +102,43 @@ def items(plan: Plan) -> list[str]:
         ready = [name for name in systems("control", plan) if not left(f"control-{name}", plan)]
         todo = [f"seconds-{name}" for name in ready if name not in done]
     else:
-        rows = [f"{task}-{name}" for task in TASKS for name in systems(task, plan)]
+        rows = [row for task in TASKS for name in systems(task, plan) for row in split_row(task, name)]
+        rows = ["likelihood", *sorted(rows, key=lambda row: order(row, plan))]
         todo = [run for run in plan.runs if not plan.has(run)] + [row for row in rows if left(row, plan)]
-        todo += ["likelihood"] if left("likelihood-", plan) else []
-    return [name for name in todo if not plan.only or name in plan.only]
+    return [name for name in todo if not plan.only or name.partition(":")[0] in plan.only]
+
+
+def split_row(task: str, name: str) -> list[str]:
+    return [f"{task}-{name}:{part}" for part in TASKS[task]] if name in SPLIT.get(task, ()) else [f"{task}-{name}"]
+
+
+def order(row: str, plan: Plan) -> tuple[bool, bool, bool]:
+    """What waits for a classifier comes later; of the rest, the slow ones come first."""
+    guided = any(run.startswith("guide") for run in needs(row, plan))
+    return "pplm" in row, guided, not ("delorean" in row or "search" in row)
 
 
 def left(item: str, plan: Plan) -> list[str]:
     """Parts of a row that have no line yet."""
-    task, _, name = item.partition("-")
+    task, name, only = parse_item(item)
     done = {(line["row"], line["part"]) for line in read_results(plan.results)}
     if task == "likelihood":
         return [corpus for corpus in ("e2e", "roc") if ("likelihood", f"likelihood-{corpus}") not in done]
-    return [part for part in TASKS[task] if (name, part) not in done]
+    return [part for part in TASKS[task] if (name, part) not in done and only in ("", part)]
+
+
+def parse_item(item: str) -> tuple[str, str, str]:
+    """Task, row and part of `control-fudge:length`; the part is empty where all are meant."""
+    task, _, name = item.partition("-")
+    name, _, only = name.partition(":")
+    return task, name, only
 
 
 def needs(item: str, plan: Plan) -> list[str]:
     """Runs that an item waits for."""
     if item in RUNS:
         return [RUNS[item].guides] if RUNS[item].guides else []
-    task, _, name = item.partition("-")
+    task, name, _ = parse_item(item)
     if task == "likelihood":
         return [f"{corpus}-{name}" for corpus in ("e2e", "roc") for name in ("difflm", "diffusion-lm", "twin")]
     task = "control" if task == "seconds" else task
@@ -126,8 +148,8 @@ def needs(item: str, plan: Plan) -> list[str]:
 
 
 def make(item: str, plan: Plan) -> None:
-    """Do one item, in a process of its own."""
-    task, _, name = item.partition("-")
+    """Do one item."""
+    task, name, _ = parse_item(item)
     if item in RUNS:
         plan.train(item)
     elif task == "likelihood":
@@ -138,9 +160,9 @@ def make(item: str, plan: Plan) -> None:
     elif task == "seconds":
         measure_seconds(system, plan)
     elif task == "infill":
-        measure_gaps(system, plan)
+        measure_gaps(system, plan, left(item, plan))
     else:
-        measure_controls(task, system, plan)
+        measure_controls(task, system, plan, left(item, plan))
 
 
 def put(plan: Plan, line: dict[str, Any]) -> None:
@@ -177,15 +199,15 @@ def load_targets(task: str, lm: "TextDiffusion", plan: Plan, choose: bool) -> "l
     return read_targets(plan.out / ("choose.jsonl" if choose else "targets.jsonl"))
 
 
-def measure_controls(task: str, system: System, plan: Plan) -> None:
-    """Choose the strength of a system for each part, and measure it."""
+def measure_controls(task: str, system: System, plan: Plan, parts: Sequence[str]) -> None:
+    """Choose the strength of a system for each of the parts, and measure it."""
     from difflm.evaluation.control import Protocol, by_control
     from difflm.evaluation.control import System as Asking
     from difflm.evaluation.infill import interval
 
     lm, measure = plan.load(system.run), make_measure(task, plan)
     reported, others = (by_control(load_targets(task, lm, plan, choose)) for choose in (False, True))
-    for part in left(f"{task}-{system.name}", plan):
+    for part in parts:
         begun = Protocol(system.each or plan.each, 0, 1, *system.tries()[0], system.method)
         if reason := Asking(system.name, lm, begun).refusal([*reported[part], *others[part]]):
             put(plan, {"row": system.name, "part": part, "refused": reason})
@@ -281,7 +303,7 @@ def check_texts(plan: Plan) -> None:
 # -- gaps, likelihoods, seconds ---------------------------------------------------------------------------------------
 
 
-def measure_gaps(system: System, plan: Plan) -> None:
+def measure_gaps(system: System, plan: Plan, parts: Sequence[str]) -> None:
     """Choose strength or temperature on other gaps, and fill those to report."""
     from difflm.app.commands.evaluate import MeasureOptions
     from difflm.app.commands.options import load_model
@@ -294,7 +316,7 @@ def measure_gaps(system: System, plan: Plan) -> None:
     lm, judge = plan.load(system.run), load_model(plan.folder("roc-judge"), plan.device)
     stories = list(whole(corpus("roc", plan.data, "train")))
     training, options = [text for story in stories for text in story], MeasureOptions(data=plan.data)
-    for part in left(f"infill-{system.name}", plan):
+    for part in parts:
 
         def fill(strength: Any, settings: dict[str, Any], choose: bool, part: str = part) -> "list[Row]":
             methods = {system.method: strength} if system.method else {}
@@ -329,7 +351,7 @@ def measure_likelihood(plan: Plan) -> None:
     from difflm.data.corpora import corpus
     from difflm.evaluation.language import choose_scored, ratio, score, tokens_of
 
-    for name in left("likelihood-", plan):
+    for name in left("likelihood", plan):
         models = {run: plan.load(f"{name}-{run}") for run in ("twin", "difflm", "diffusion-lm")}
         texts = list(corpus("e2e" if name == "e2e" else "roc-excerpts", plan.data, "valid"))
         scored, _ = choose_scored(texts[:: max(1, len(texts) // 1000)], list(models.values()), plan.targets * 5)
@@ -344,7 +366,8 @@ def measure_likelihood(plan: Plan) -> None:
 
 
 def measure_seconds(system: System, plan: Plan) -> None:
-    """Seconds of 50 texts of one target, without checks, the first call not counted."""
+    """Seconds of 50 texts of one target, without checks, the first call not counted. A search makes one text of a
+    target, so ten targets are searched, and their seconds counted five times."""
     from difflm.evaluation.control import Protocol, by_control
 
     lm, found = plan.load(system.run), {}
@@ -352,12 +375,13 @@ def measure_seconds(system: System, plan: Plan) -> None:
     for part, targets in by_control(load_targets("control", lm, plan, choose=False)).items():
         if "figures" in lines.get(part, {}):
             protocol = Protocol(1 if system.each else 50, 0, 1, *system.tries()[0], system.method)
-            jobs = [protocol.make_job(lm, target, n) for n, target in enumerate(targets[: 50 // protocol.each])]
+            asked = targets[: 10 if system.each else 1]
+            jobs = [protocol.make_job(lm, target, n) for n, target in enumerate(asked)]
             for _ in range(2):
                 begun = time.perf_counter()
                 for _ in lm.run_unchecked(jobs):
                     pass
-                found[part] = time.perf_counter() - begun
+                found[part] = (time.perf_counter() - begun) * 50 / (len(jobs) * protocol.each)
     put(plan, {"row": system.name, "part": "seconds", "figures": found})
 
 
@@ -433,11 +457,16 @@ def main() -> None:
         return
     if plan.what in ("prepare", "all", "seconds"):
         prepare(plan)
-    if plan.what in ("all", "seconds"):
+    if plan.what == "seconds":  # in one process, which has the GPU to itself
+        end = time.time() + plan.seconds
+        for item in items(plan):
+            if time.time() < end:
+                make(item, plan)
+    if plan.what == "all":
         threads = {"OMP_NUM_THREADS": "2"} if plan.jobs > 1 else {}
-        jobs = plan.jobs if plan.what == "all" else 1
         ready = lambda item: all(plan.has(run) for run in needs(item, plan))  # noqa: E731
-        run_side_by_side(items(plan), plan.out, jobs, plan.seconds, ready, sys.argv[1:], threads)
+        run_side_by_side(items(plan), plan.out, plan.jobs, plan.seconds, ready, sys.argv[1:], threads)
+    if plan.what in ("all", "seconds"):
         print("left:", ", ".join(items(plan)) or "nothing", flush=True)
     elif plan.what == "check":
         check_texts(plan)

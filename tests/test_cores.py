@@ -68,6 +68,30 @@ def test_an_error_comes_to_the_reader_and_stops_the_others() -> None:
     assert stopped_early.is_set()
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux")
+def test_jobs_side_by_side_have_one_thread_each_whatever_library_multiplies() -> None:
+    """ARM's products took as many threads as there are cores, in each of as many jobs."""
+    both = threading.Barrier(2)
+
+    def job(stopped: IsStopped) -> Iterator[int]:
+        both.wait(60)
+        before = {path.name for path in Path("/proc/self/task").iterdir()}
+        torch.nn.functional.linear(torch.zeros(32, 384), torch.zeros(1536, 384), torch.zeros(1536))
+        yield len({path.name for path in Path("/proc/self/task").iterdir()} - before)
+
+    assert list(run_parallel([job, job])) == [0, 0]
+
+
+def test_a_lone_job_has_the_answers_of_several_side_by_side() -> None:
+    x, weight = torch.randn(48, 384), torch.randn(1536, 384)
+
+    def job(stopped: IsStopped) -> Iterator[torch.Tensor]:
+        yield torch.nn.functional.linear(x, weight)
+
+    (alone,) = run_parallel([job])
+    assert all(torch.equal(answer, alone) for answer in run_parallel([job, job]))
+
+
 def test_a_reader_who_leaves_stops_all() -> None:
     begun: list[int] = []
 

@@ -32,7 +32,7 @@ from difflm.controls.learned import checking_tagger
 from difflm.data.e2e import read_e2e
 from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
-from difflm.methods import METHODS
+from difflm.methods import METHODS, read_measured
 from difflm.training.run import bundled_runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,6 +45,7 @@ PARSED_ONLY = {
     "difflm studio": "serves until Ctrl-C; tests/test_studio_api.py starts and ends one",
     "make": "installs, or runs this suite; `make -n` says whether the target exists",
     "pip": "would install into this environment, from the internet",
+    "torchrun": "starts several processes; tests/test_distributed.py does",
 }
 EXTRAS = {"plot": "matplotlib"}  # what a verb needs beyond the core; without it its commands are only parsed
 
@@ -72,6 +73,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "my-run": "own-text data=my.txt",
     "run": "own-text data=my.txt",
     "my-few": "e2e-few init=my-run data=pairs.jsonl",
+    "my-map": "e2e-flow-map init=my-run data=my.txt",
     "my-twin": "own-text-autoregressive data=my.txt",
     "runs/e2e": "e2e",
     "runs/diffusion-lm": "e2e-diffusion-lm",
@@ -92,6 +94,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/mdlm": "e2e-mdlm",
     "runs/mdlm/guide": "e2e-guide data=words.jsonl model.guides=runs/mdlm",
     "runs/blocks": "e2e-block-diffusion",
+    "runs/flow-map": "e2e-flow-map",
     "runs/ssd": "e2e-ssd-lm",
     "runs/ld4lg": "e2e-ld4lg",
     "runs/gpvae": "e2e-gpvae",
@@ -144,14 +147,15 @@ def blocks(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def commands_in(page: str, text: str) -> list[Shown]:
-    """Lines of fenced blocks that begin with `difflm`, `make` or `pip`, those that end in a backslash joined."""
+    """Lines of fenced blocks that begin with `difflm`, `make`, `pip` or `torchrun`, those that end in a backslash
+    joined."""
     found = []
     for start, language, content in blocks(text):
         if language in ("", "sh", "bash", "console"):
             lines = re.sub(r"\\\n", lambda _: "\0", content).split("\n")
             number = start
             for line, following in zip(lines, [*lines[1:], ""], strict=True):
-                if re.match(r"(\$ )?(difflm|make|pip) ", line):
+                if re.match(r"(\$ )?(difflm|make|pip|torchrun) ", line):
                     complaint = following if following.startswith("difflm: ") else ""
                     found.append(Shown(page, number, line.replace("\0", ""), complaint))
                 number += 1 + line.count("\0")
@@ -202,6 +206,9 @@ def parsed(command: Shown) -> None:
             assert done.returncode == 0, done.stderr
     elif argv[0] == "pip":
         assert argv[1] == "install"
+    elif argv[0] == "torchrun":
+        assert argv[argv.index("difflm") - 1] == "-m"
+        parse(argv[argv.index("difflm") + 1 :])
     else:
         parse(argv[1:])
 
@@ -480,6 +487,18 @@ def test_anchors_are_headings_of_the_page_they_lead_to(page: Path) -> None:
         target = page.parent / path if path else page
         if target.suffix == ".md":
             assert anchor in anchors_in(target.read_text(encoding="utf-8")), f"{path}#{anchor}"
+
+
+def test_what_was_measured_of_methods_stands_in_a_table() -> None:
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("results.md", "tokens.md", "seq2seq.md")]
+    names = {"autoregressive": "`autoregressive` (twin)", "encoder-decoder": "twin, 5 beams"}
+    for method, figures in read_measured().items():
+        rows = [line for page in pages for line in page.splitlines() if line.startswith("| ")]
+        own = [row for row in rows if row.removeprefix("| ").startswith(names.get(method, f"`{method}`"))]
+        for corpus, value in figures.items():
+            shown = f"{value:.3f}" if corpus == "e2e" else f"{value:.1f}"
+            assert any(f" {shown} " in row for row in own), (method, shown)
+    assert {name for name, one in METHODS.items() if one.kind != "classifier"} - set(read_measured()) <= {"flow-map"}
 
 
 def test_the_page_of_methods_shows_all_of_them(capsys: Any) -> None:

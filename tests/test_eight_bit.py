@@ -1,5 +1,8 @@
 """Products of eight bits: as near to float32 as eight bits can be, and of a text whatever stands beside it."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from test_recorded_tokens import build_model
@@ -37,6 +40,30 @@ def test_a_text_does_not_depend_on_those_beside_it():
     whole = layer(x)
     x[:3] *= 50
     assert torch.equal(layer(x)[3], whole[3]) and torch.equal(layer(x[3:])[0], whole[3])
+
+
+AT_ONCE = """
+import torch
+from difflm.runtime.eight_bit import EightBitLinear
+from difflm.runtime.threads import run_parallel
+torch.set_num_threads(2)
+layers = [torch.nn.Linear(384, 1536).requires_grad_(False) for _ in range(8)]
+asked, inputs = [EightBitLinear(layer) for layer in layers], [torch.randn(1, 32, 384) for _ in range(2)]
+answers = [[EightBitLinear(layer)(x) for layer in layers] for x in inputs]
+
+def ask(k):
+    for _ in range(50):
+        yield sum(not torch.equal(layer(inputs[k]), y) for layer, y in zip(asked, answers[k]))
+
+print("wrong:", sum(run_parallel([lambda _: ask(0), lambda _: ask(1)])))
+"""
+
+
+@pytest.mark.long
+def test_two_threads_may_ask_one_layer_at_once():
+    """In a process of its own: on ARM, two threads that share a packed weight crash."""
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout == "wrong: 0\n", done.stderr
 
 
 def test_texts_follow_the_model_and_are_about_those_of_float32():

@@ -10,7 +10,10 @@ import torch
 from tiny import tiny_run
 from torch import Tensor
 
-from difflm.controls.gap_sizes import SHARPNESS, choose_sizes, place_sizes, share_sizes
+from difflm import Infill
+from difflm.controls.gap_sizes import MOST_WORDS, SHARPNESS, choose_sizes, place_sizes, share_sizes
+from difflm.controls.guidance import GuidanceSettings
+from difflm.controls.plan import ControlPlan
 from difflm.diffusion.base import Belief
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import Layout
@@ -75,3 +78,26 @@ def test_gaps_of_a_model_of_pieces_are_short_and_the_rest_stays(tmp_path: Path) 
         assert one.text.startswith("The old pub ") and one.text.endswith(" river.")
         assert known < len(model.encode([one.text])[0]) <= known + 8 + 8  # spelled anew, a gap may have more pieces
     assert model.infill("The old pub ___ river.", n=1, seed=1, steps=4)[0].text == made[0].text
+
+
+@pytest.mark.long
+def test_a_model_of_vectors_scores_drafts_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gap that is filled with likely words in one size alone is drawn in that size; words of the template stay, those
+    that the model does not know too, and both gaps have sizes of their own."""
+    lm = TextDiffusion.from_pretrained("e2e")
+    asked = [Infill("The ___ is a cheap ___ near the Frobnicate river.")]
+
+    def likely(denoiser: Any, t: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        nats = torch.full(ids.shape, 5.0)
+        nats[[2, MOST_WORDS + 4]] = 0.5  # three words in the first gap, five in the second
+        return nats
+
+    monkeypatch.setattr("difflm.controls.gap_sizes.leave_one_out_nats", likely)
+    monkeypatch.setattr("difflm.controls.gap_sizes.DRAFT", 1)
+    plan = lm.plan_controls(asked, None, GuidanceSettings(gaps=True))
+    assert isinstance(plan, ControlPlan) and plan.gap_shares is not None
+    assert [int(own.argmax()) + 1 for own in plan.gap_shares] == [3, 5]
+    (layout, *_), (unknown, *_) = plan.layouts(torch.arange(2), 0)
+    assert layout.positions == 9 + 3 + 5 and unknown == {14: "Frobnicate"}
+    usual = lm.plan_controls(asked)
+    assert isinstance(usual, ControlPlan) and usual.gap_shares is None

@@ -10,7 +10,7 @@ from tiny import assert_resumed_to_the_bit, tiny_run, write_grammar
 from torch import nn
 
 from difflm.data.batches import Batch
-from difflm.data.tokenizers import END
+from difflm.data.tokenizers import END, UNK
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import BoundDenoiser, Steering
@@ -251,6 +251,7 @@ def test_a_perfect_autoencoder_brings_all_words_back(runs, monkeypatch):
     assert reconstructed_share(lm, rows) == 1.0
     monkeypatch.setattr(lm.model, "reconstruct", lambda batch: torch.tensor([[5, 6, 6, 6], [8, END, 3, 3]]))
     assert reconstructed_share(lm, rows) == 3 / 6  # of four words two, of two one
+    assert reconstructed_share(lm, [[5, UNK, 7], [8, 9]]) == 2 / 5  # an unknown word cannot come back
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ import pytest
 import torch
 from open_checkpoints import CHAT, write_model, write_tokenizer, write_weights
 from safetensors.torch import load_file
+from tiny import tiny_run, write_grammar, write_stories
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from difflm import Contains, Infill, Length, Pattern, TextDiffusion, UsageError, WordCount
@@ -145,6 +146,7 @@ def test_bfloat16_keeps_the_rules(folder):
     lm = TextDiffusion.from_pretrained(folder, dtype=torch.bfloat16)
     assert lm.model.denoiser.network.head.weight.dtype is torch.bfloat16
     make(lm, temperature=1.0)
+    assert torch._C._get_mkldnn_enabled()  # which torch gives up at products in bfloat16 that a processor lacks
 
 
 @pytest.mark.long
@@ -365,3 +367,67 @@ def test_templates_are_rendered_as_elsewhere(folder, tmp_path):
     told = [{"role": "system", "content": "a b"}, {"role": "user", "content": "the dog"}]
     wanted = "<|reserved_0|>system\na b<|eot_id|>\n<|reserved_0|>user\nthe dog<|eot_id|>\n<|reserved_0|>assistant\n"
     assert chat.render(told) == wanted + "<think>\n\n</think>\n\n"
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+FEW = ["--samples", "2", "--score-texts", "2", "--draws", "2", "--steps", "4", "--json"]
+
+
+def measured(capsys, *argv):
+    assert main([*map(str, argv)]) == 0
+    out, err = capsys.readouterr()
+    return {row["name"]: row for row in map(json.loads, out.splitlines())}, err
+
+
+@pytest.mark.long
+def test_other_peoples_models_are_measured(folder, tmp_path, capsys):
+    """By their bound, by a judge who reads any text, and by how diverse they are; what was copied nobody knows, a
+    shifted network has no bound, and nothing is written into their directories."""
+    write_grammar(tmp_path / "my.txt", 60)
+    judge = tiny_run(tmp_path / "judge", "autoregressive", tokenizer="bpe", vocabulary=280, longest=200, steps=2)
+    shifted = write_model(tmp_path / "tiny-dream", "dream", eos_token_id=100, mask_token_id=101)
+    write_tokenizer(shifted, rows=112, marks=False)
+    before = {path: path.stat().st_mtime_ns for one in (folder, shifted) for path in one.iterdir()}
+    given = ["--on", tmp_path / "my.txt", "--judge", judge, *FEW]
+    rows, err = measured(capsys, "compare", folder, shifted, *given)
+    own, other = rows["tiny-llada"], rows["tiny-dream"]
+    assert own["nats_per_token"] > 1 and own["notes"]["likelihood"] == "bound" and own["judge_nats_per_token"] > 1
+    assert own["distinct_1"] > 0 and own["copied"] is None and own["split"] == "all"
+    assert other["nats_per_token"] is None and "dream has no likelihood" in other["notes"]["nats_per_token"]
+    assert err.count("is somebody else's: nothing was appended to it") == 2
+    assert before == {path: path.stat().st_mtime_ns for one in (folder, shifted) for path in one.iterdir()}
+    lm = TextDiffusion.from_pretrained(folder)
+    texts = (tmp_path / "my.txt").read_text().splitlines()[:8]
+    nats = sum(lm.score(texts, draws=8)) / sum(len(ids) + 1 for ids in lm.encode(texts))
+    assert own["nats_per_token"] == pytest.approx(nats, rel=0.2)
+
+
+@pytest.mark.long
+def test_other_peoples_models_stand_beside_runs(folder, tmp_path, capsys):
+    """On what the run held out; and on gaps."""
+    run = tiny_run(tmp_path, "mdlm", steps=2)
+    rows, _ = measured(capsys, "compare", run, folder, *FEW)
+    assert {"mdlm", "tiny-llada"} <= {*rows} and rows["mdlm"]["corpus"] == rows["tiny-llada"]["corpus"] == "grammar.txt"
+    assert (run / "metrics.jsonl").exists()
+    write_stories(tmp_path / "data")
+    given = ["--task", "infill", "--data", tmp_path / "data", "--sets", "roc", "--mbr", "2", "--draws", "1"]
+    longer = write_model(tmp_path / "longer", "llada", max_sequence_length=400)
+    write_tokenizer(longer)
+    rows, _ = measured(capsys, "evaluate", longer, *given, "--samples", "2", "--steps", "4", "--json")
+    assert rows["longer"]["kept"] == 1.0 and not (longer / "infill-roc.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "what somebody else's model was trained on is not known: give --on NAME or FILE."),
+        (["--task", "control"], "is somebody else's model: its controls have no classifiers."),
+        (["--task", "seq2seq"], "is somebody else's model: it learned no pairs."),
+        (["--task", "infill", "--on", "e2e"], "--on belongs to --task language."),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_line(folder, capsys, argv, said):
+    assert main(["evaluate", str(folder), *argv]) == 2
+    err = [line for line in capsys.readouterr().err.splitlines() if "bundled judge" not in line]
+    assert said in err[0] and len(err) == 1

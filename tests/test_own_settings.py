@@ -3,13 +3,17 @@
 import json
 import random
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import write_grammar
+from tiny import tiny_run, write_grammar
 
 from difflm.app.cli import main
+from difflm.data.batches import split
 from difflm.data.texts import split_long
+from difflm.data.tokenfile import TokenFile
 from difflm.errors import UsageError
 from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
@@ -27,6 +31,7 @@ def quick_training(monkeypatch):
     monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
     monkeypatch.setattr("difflm.training.pace.TIMED", 0.0)
     monkeypatch.setattr("difflm.training.pace.WARM", 0)
+    monkeypatch.setattr("difflm.training.run.find_start", lambda language: None)  # whatever is bundled
 
 
 def write_prose(path, lines=200, long=1):
@@ -105,6 +110,59 @@ def test_names_of_texts_and_of_recipes_are_told_apart(tmp_path):
     assert not is_own_text("e2e") and not is_own_text("mine.yaml") and not is_own_text("own-text")
 
 
+# -- the model that English texts begin with --------------------------------------------------------------------------
+
+ENGLISH = "The dog of the house went to the river with a cat. It is there that they were. "
+
+
+@pytest.fixture
+def bundled(tmp_path, monkeypatch):
+    """A tiny model in the place of the bundled one of English: one that knows no more than letters."""
+    (tmp_path / "grammar.txt").write_text(ENGLISH * 3 + "\n" + "The cat and the dog.\n" * 20)
+    changes = {"tokenizer": "bpe", "vocabulary": 300, "longest": 40, "steps": 2, "split": 60}
+    run = tiny_run(tmp_path, "mdlm", **changes)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "language": "en"}))
+    monkeypatch.undo()
+    monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+    for module in ("run", "fit"):
+        monkeypatch.setattr(f"difflm.training.{module}.bundled_runs", lambda: {"english": run})
+    return run
+
+
+def test_english_texts_begin_with_the_bundled_model(tmp_path, bundled, monkeypatch, capsys):
+    """Its words, sizes and weights; long texts are cut for it, and none is left out."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text((ENGLISH * 4 + "\n") * 12 + "It is of the house.\n" * 20)
+    assert main(["train", "my.txt", "steps=2", "batch_size=4", "sample_every=0", "lr=1e-30"]) == 0
+    err = capsys.readouterr().err
+    assert "init=english method=mdlm: the texts are English, as those of this bundled model were; init=none" in err
+    assert "embedding_dim" not in err and "lr=" not in err
+    config = read_config(tmp_path / "my-mdlm")
+    assert (config["longest"], config["left_out"], config["recipe"]["init"]) == (40, 0, "english")
+    name = "denoiser.network.blocks.0.feed.0.weight"
+    ours, theirs = (load_tensors(run / "model.safetensors")[name] for run in (tmp_path / "my-mdlm", bundled))
+    assert torch.equal(ours, theirs)
+    assert main(["train", "my.txt", "steps=2", "--resume"]) == 0  # found again without a name
+
+
+def test_texts_begin_from_scratch_where_they_are_not_english_or_somebody_asks(tmp_path, bundled):
+    (tmp_path / "my.txt").write_text(ENGLISH * 4 + "\n" + "It is of the house.\n" * 20)
+    (tmp_path / "other.txt").write_text("Der Hund ist in dem Haus, und das war so an dem Tag.\n" * 20)
+
+    def begins(name, *changes):
+        recipe = own_recipe(str(tmp_path / name), changes, None, "cpu", lambda _: None)
+        return recipe.method, recipe.init
+
+    assert begins("my.txt", "minutes=3") == ("mdlm", "english")
+    assert (
+        begins("my.txt", "init=none") == begins("other.txt") == begins("my.txt", "model.hidden=64") == ("difflm", None)
+    )
+    assert begins("my.txt", "method=autoregressive") == ("autoregressive", None)
+    (bundled / "config.json").write_text((bundled / "config.json").read_text().replace('"language"', '"tongue"'))
+    assert begins("my.txt") == ("difflm", None)
+
+
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -122,6 +180,39 @@ def test_nothing_is_left_out_and_held_out_pieces_are_found_again(tmp_path, monke
     lm = TextDiffusion.from_pretrained(run)
     found = corpus_for(lm, None)
     assert len(found.texts) == config["held_out"] and len([*found.training()]) == config["texts"]
+
+
+@pytest.mark.parametrize("rows", ["texts", pytest.param("packed", marks=pytest.mark.long)])
+def test_all_pieces_of_a_text_are_learned_or_held_out(tmp_path, capsys, rows):
+    """Each text has a word of its own, so that pieces tell which one they are of; training and evaluation agree."""
+    sentence = "the {k} goes on and on."
+    lines = [" ".join([sentence.format(k=chr(97 + k) * 3)] * 8) for k in range(12)]
+    (tmp_path / "my.txt").write_text("".join(f"{line}\n" for line in lines))
+    changes = ["method=autoregressive", f"rows={rows}", "longest=64", "split=60", "steps=2", "tokenizer=words"]
+    argv = ["train", "own-text", f"data={tmp_path}/my.txt", *changes, *TINY, "more_than=0"]
+    assert main([*argv, "--out", str(tmp_path / "run")]) == 0
+    told = "8% of the pieces are held out: all of 1 of 12 texts"
+    assert rows == "packed" or told in capsys.readouterr().out
+    lm = TextDiffusion.from_pretrained(tmp_path / "run")
+    names = [
+        {text.split()[1] for text in texts} for texts in (corpus_for(lm, None).texts, corpus_for(lm, None).training())
+    ]
+    assert [len(one) for one in names] == [1, 11] and not names[0] & names[1]
+    assert len(corpus_for(lm, None, "train").texts) == lm.config["texts"]
+    tokens, theirs = TokenFile.open(tmp_path / "run" / "data" / "train"), lm.tokenizer.encode_batch([*names[0]])[0][0]
+    held = [k for k in range(len(tokens)) if theirs in tokens.ids[tokens.offsets[k] : tokens.offsets[k + 1]]]
+    assert (
+        held == sorted(split(np.arange(len(tokens)), len(tokens), 0, tokens.texts)[1])
+        and len(held) == lm.config["held_out"]
+    )
+
+
+def test_a_single_text_is_held_out_piece_by_piece(tmp_path):
+    (tmp_path / "my.txt").write_text("it goes on and on. " * 30)
+    argv = ["train", "own-text", f"data={tmp_path}/my.txt", "method=autoregressive", "split=60", "steps=2", *TINY]
+    assert main([*argv, "--out", str(tmp_path / "run")]) == 0
+    assert read_config(tmp_path / "run")["held_out"] == 1
+    assert len(corpus_for(TextDiffusion.from_pretrained(tmp_path / "run"), None).texts) == 1
 
 
 def test_a_run_that_stalls_says_why(tmp_path, capsys):

@@ -1,10 +1,12 @@
 """Patterns: automata against Python's `re`, forward–backward against enumeration, finished texts against both."""
 
+import os
 import random
 import re
 import time
 import warnings
 from collections import Counter
+from importlib.util import find_spec
 from itertools import product
 
 import numpy as np
@@ -16,7 +18,7 @@ from tiny import tiny_run
 
 from difflm import Avoid, Contains, Edit, Infill, Length, Pattern, TextDiffusion, WordCount
 from difflm.controls.base import Canvas
-from difflm.controls.patterns import chain_of
+from difflm.controls.patterns import chain_of, kernel_chain, list_rows, plain_chain
 from difflm.data.regular import compile_characters, count_paths, follow_paths, parse_pattern
 from difflm.data.token_automata import (
     ANY,
@@ -602,9 +604,9 @@ def test_recorded_steps_write_the_same_texts(untrained, method):
 
 
 def test_transitions_are_listed_by_where_they_lead():
-    """In lists of lists as in plain ones, each once."""
+    """In lists of lists, each once."""
     for pattern in (r"The [A-Z].* near .*\.", r"(\S+ ){3,9}\S+", ".*"):
-        chain = chain_of(compile_pattern(pattern, E2E), torch.device("cpu"), kernel=True)
+        chain = chain_of(compile_pattern(pattern, E2E), torch.device("cpu"))
         real = chain.next_classes <= chain.class_begins.shape[0]
         flow = torch.where(real, torch.rand(real.shape), 0.0).flatten()
         expected = torch.zeros(len(real)).index_add(0, chain.next_states.flatten(), flow)
@@ -612,21 +614,55 @@ def test_transitions_are_listed_by_where_they_lead():
         for group in chain.arrivals:
             found = found[group].sum(-1)
         torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(flow[chain.every_arrival].sum(-1), expected)
+
+
+def test_lists_are_sorted_and_know_their_segments():
+    items = np.array([[0, 2, 1], [1, 0, 1], [2, 2, 0], *([k, 2, 9] for k in range(3, 8))])
+    found, rows = list_rows(items, 1)  # one item of the class 0, seven of 2
+    assert found[0].tolist() == [[1, 0, 0, 0, 0, 0, 0, 0], [0, 2, 3, 4, 5, 6, 7, 0]]
+    assert found[3].tolist() == [[1, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 0]]
+    assert rows.tolist() == [[0, 2], [1, 1], [1, 1]]
+    found, rows = list_rows(np.array([[0, k // 9, 0] for k in range(12)]), 1)  # nine, and three
+    assert found.shape == (4, 4, 4)
+    assert rows.tolist() == [[0, 0, 0, 1], [1, 0, 0, 1], [0, 0, 1, 1]]
+
+
+def check_kernels(automaton, logits, inside):
+    """All that kernels say is what torch's operations say."""
+    plain = plain_chain(automaton, logits.device)
+    own, other = (one.pass_messages(logits, inside) for one in (plain, kernel_chain(automaton, plain, logits.device)))
+    torch.testing.assert_close(other.log_evidence(), own.log_evidence(), rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(other.later.clamp(min=-1e9), own.later.clamp(min=-1e9), rtol=2e-3, atol=1e-2)
+    found, expected = other.posterior_logits(logits), own.posterior_logits(logits)
+    torch.testing.assert_close(found.float(), expected.to(logits.dtype).float(), rtol=1e-2, atol=2e-2)
+    assert torch.equal(other.likeliest(), own.likeliest())
+    u = torch.rand(inside.shape, device=inside.device)
+    assert (other.draw(u) == own.draw(u)).float().mean() > 0.9  # another rounding may lead another way
+    assert all(automaton.accepts(row[row >= 0].tolist()) for row in other.draw(u))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_kernels_pass_the_same_messages():
-    automaton, device = compile_pattern(r"The [A-Z].* near .*\.", E2E), torch.device("cuda")
-    logits, inside = 3 * torch.randn(5, 30, E2E.size, device=device), torch.ones(5, 30, dtype=torch.bool, device=device)
-    inside[1, 20:] = inside[2, :4] = False
-    own, other = (chain_of(automaton, device, kernel).pass_messages(logits, inside) for kernel in (False, True))
-    torch.testing.assert_close(other.later, own.later, rtol=1e-5, atol=1e-3)
-    torch.testing.assert_close(other.posterior_logits(logits), own.posterior_logits(logits), rtol=1e-4, atol=1e-2)
-    assert torch.equal(other.likeliest(), own.likeliest())
-    u = torch.rand(5, 30, device=device)
-    assert (other.draw(u) == own.draw(u)).float().mean() > 0.9  # another rounding may lead another way
-    assert all(automaton.accepts(row[row >= 0].tolist()) for row in other.draw(u))
+@pytest.mark.parametrize("pattern", [r"The [A-Z].* near .*\.", r"(\S+ ){5,12}\S+", ".*", r"[^.]*\.( [^.]*\.){0,3}"])
+def test_kernels_pass_the_same_messages(pattern):
+    device = torch.device("cuda")
+    logits, inside = 3 * torch.randn(5, 12, E2E.size, device=device), torch.ones(5, 12, dtype=torch.bool, device=device)
+    inside[1, 10:] = inside[2, :2] = False
+    logits[3, 5:, 7:], logits[4, 2] = float("-inf"), float("-inf")
+    for dtype in (torch.float32, torch.bfloat16):
+        check_kernels(compile_pattern(pattern, E2E), logits.to(dtype), inside)
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+
+
+@pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
+@pytest.mark.parametrize("seed", range(3))
+def test_kernels_pass_the_same_messages_of_random_automata(seed):
+    """Without a GPU too: TRITON_INTERPRET=1 pytest tests/test_patterns.py -k kernels"""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    automaton, logits, *_ = random_case(seed)
+    inside = torch.tensor([True] * 4 + [False]).expand(2, -1)
+    check_kernels(automaton, torch.cat([logits, logits[:, :1]], 1).to(device), inside.to(device))
 
 
 @pytest.mark.long

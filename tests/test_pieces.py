@@ -2,16 +2,27 @@
 
 The models are untrained and spiteful: they favour pieces that lengthen words and pieces of the avoided ones."""
 
+import json
 import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_pretrained_tokenizer import train_encoder
 
 from difflm import Avoid, Contains, Infill, Length, Pattern, TextDiffusion, WordCount
-from difflm.controls.pieces import avoid_words, find_kept, hold_word, let_end, matches_parts, sort_followers
+from difflm.controls.pieces import (
+    avoid_words,
+    find_kept,
+    hold_word,
+    let_end,
+    matches_parts,
+    printed_pieces,
+    sort_followers,
+)
 from difflm.controls.plan import Edit
+from difflm.data.pretrained_tokenizer import PretrainedTokenizer
 from difflm.data.regular import compile_characters
 from difflm.data.tokenizers import END, Bpe, Characters
 from difflm.data.words import split_words
@@ -178,11 +189,30 @@ def test_words_that_stay_are_whole_words_of_an_edited_text(models, method):
         assert {"Mill", "food", "Sicilia", "10.50"} <= {*text.tokens}
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_words_that_stay_are_whole_words_of_pieces_that_are_not_spelt(kind):
+    """A model that likes nothing better than to lengthen words."""
+    pieces = PretrainedTokenizer(json.loads(train_encoder(kind).to_str()))
+    text, keep = "The old pub near the river sells Italian wine for food.", ("old", "near the river", "Italian", "food")
+    lm = make_model("mdlm", pieces, longest=60)
+    glued = [k for k, piece in enumerate(printed_pieces(pieces), 4) if piece.isalpha()]
+    assert 10 < len(glued) < pieces.size - 10
+    with torch.no_grad():
+        lm.model.denoiser.network.head.bias[glued] += 9
+    for made in lm.generate(6, edit=Edit(text, 1.0, keep), steps=3):
+        places = [" ".join(split_words(made.text)).find(f"{one}") for one in keep]
+        assert all(k >= 0 for k in places) and places == sorted(places), made.text
+        assert {"old", "near", "the", "river", "Italian", "food"} <= {*split_words(made.text)}, made.text
+    assert any(made.text != text for made in lm.generate(2, edit=Edit(text, 0.5), steps=3))
+
+
 def test_places_of_kept_words_are_those_of_their_pieces():
     for phrase in ("Mill", "food", "Café", "10.50", "The"):
         (place,) = find_kept(phrase, EDITED, BPE)
         ids = BPE.encode(EDITED)
         assert BPE.decode([ids[k] for k in place]).strip(" (") == phrase
+    (place,) = find_kept("Mill", EDITED, CHARACTERS)  # with the space before it, which else may become a letter
+    assert EDITED[place.start : place.stop] == " Mill"
     with pytest.raises(UsageError, match="does not stand"):
         find_kept("Mills", EDITED, BPE)
 

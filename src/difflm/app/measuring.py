@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from difflm.app.commands.evaluate import (
     ReferenceOptions,
     Seq2SeqOptions,
 )
-from difflm.app.commands.options import load_model, load_rank, parse_guidance, parse_methods
+from difflm.app.commands.options import load_model as load_whole
+from difflm.app.commands.options import load_rank, parse_guidance, parse_methods
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.learned import checking_tagger
@@ -27,7 +29,7 @@ from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.control import Protocol, System, evaluate_control
-from difflm.evaluation.corpora import corpus_for, pairs_for
+from difflm.evaluation.corpora import corpus_for, named_corpus, pairs_for
 from difflm.evaluation.infill import Asked, Lengths, Set, evaluate_infill
 from difflm.evaluation.language import check_numbers, evaluate_language
 from difflm.evaluation.reports import Report
@@ -45,9 +47,13 @@ from difflm.evaluation.targets import (
 from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.open_models import find_open_model
+from difflm.runtime.distributed import current
 from difflm.runtime.files import append_line, write_atomic
 from difflm.training.model_card import write_card
 from difflm.training.run import bundled_runs, find_run, read_config
+
+load_model = partial(load_whole, divided=True)  # several processes make the texts that are measured together
 
 SAMPLES, TARGETS = 1000, 200  # texts of the language task or gaps, targets a control
 
@@ -57,12 +63,18 @@ def measure_language(runs: list[str], options: MeasureOptions, settings: dict[st
     samples = SAMPLES if options.samples is None else options.samples
     check_numbers(samples, options.seed, options.draws, options.score_texts)  # before anything is loaded
     models = dict(zip(run_names(runs), (load_model(run, options.device) for run in runs), strict=True))
-    check_same_data(models, options.data)
     judge = load_judge(options.judge, models.values(), options.device)
     twin = load_model(options.twin, options.device) if options.twin else None
-    others = {"the judge": judge, "the twin": twin}
-    check_seeds({**models, **{name: lm for name, lm in others.items() if lm is not None}}, options.data)
-    corpus = corpus_for(next(iter(models.values())), options.data, options.split)
+    if options.on is not None:
+        corpus = named_corpus(options.on, options.data, options.split)
+    else:
+        ours = {name: lm for name, lm in models.items() if lm.config["recipe"]}
+        if not ours:
+            raise UsageError("what somebody else's model was trained on is not known: give --on NAME or FILE.")
+        check_same_data(ours, options.data)
+        others = {"the judge": judge, "the twin": twin}
+        check_seeds({**ours, **{name: lm for name, lm in others.items() if lm is not None}}, options.data)
+        corpus = corpus_for(next(iter(ours.values())), options.data, options.split)
     with Bar("measuring") as bar:
         report = evaluate_language(
             models, corpus, judge, samples, options.seed, options.draws, twin, settings, bar.update, options.score_texts
@@ -83,6 +95,7 @@ def measure_control(
     protocol = Protocol(control.each, options.seed, control.candidates, guidance, settings)
     protocol.check()
     check_known(names or ())
+    refuse_open(runs, "its controls have no classifiers")
     if count < 1:
         raise UsageError(f"the number of samples, which are targets a control here, must be at least 1, not {count}.")
     path = control.targets
@@ -106,7 +119,7 @@ def measure_control(
             fitting = keep_fitting(fitting, one)
         targets = draw_targets(names or CONTROLS, fitting or pairs, lm, tagger, count, options.seed)
         about = {"corpus": "e2e", "split": options.split}
-        if path:
+        if path and current().first:
             write_targets(path, targets)
             note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")
     judge, first = load_judge(options.judge, models.values(), options.device), systems[0]
@@ -215,6 +228,7 @@ def measure_seq2seq(
         raise UsageError(f"the number of samples, which are sources here, must be at least 1, not {options.samples}.")
     if reference.skip < 0:
         raise UsageError(f"--skip must be 0 or more sources, not {reference.skip}.")
+    refuse_open(runs, "it learned no pairs")
     similarity = BertScore(reference.encoder, check_device(options.device)) if reference.encoder else None
     given = read_pair_set(seq2seq.pairs, seq2seq.column, options.data, options.split) if seq2seq.pairs else None
     models = dict(zip(run_names(runs), (load_model(one, options.device) for one in runs), strict=True))
@@ -247,7 +261,8 @@ def load_gaps(name: str, stories: Sequence[Sequence[str]], count: int, options: 
 
 def keep_middles(run: str, middles: dict[str, str], out: Path | None) -> None:
     """Write some gaps and their middles next to the figures."""
-    if out is None and run in bundled_runs():
+    nowhere = out is None and (run in bundled_runs() or find_open_model(run) is not None)
+    if nowhere or not current().first:
         return
     folder = out.parent if out else find_run(run)
     for name, text in middles.items():
@@ -290,9 +305,17 @@ def run_names(runs: list[str]) -> list[str]:
     if doubled := [run for run in runs if runs.count(run) > 1]:
         raise UsageError(f"{doubled[0]} is named twice.")
     for run in runs:
-        read_config(find_run(run))  # refuses what is no run, such as somebody else's model
+        if find_open_model(run) is None:
+            read_config(find_run(run))  # refuses what is no run
     short = [Path(run).resolve().name if Path(run).is_dir() else run for run in runs]
     return [name if short.count(name) == 1 else run for name, run in zip(short, runs, strict=True)]
+
+
+def refuse_open(runs: list[str], why: str) -> None:
+    """Refuse models of other people by a task that asks for what they do not have."""
+    for run in runs:
+        if find_open_model(run) is not None:
+            raise UsageError(f"{run} is somebody else's model: {why}. The tasks language and infill measure it.")
 
 
 def load_judge(name: str | None, models: Iterable[TextDiffusion], device: str) -> TextDiffusion | None:
@@ -311,6 +334,8 @@ def publish(runs: list[str], report: Report, options: MeasureOptions) -> None:
 
     All figures go to `--out`. Without it each run's metrics.jsonl and card get its own figures and those of rows that
     belong to no run, such as real text and the twin; a bundled model is not changed."""
+    if not current().first:  # of several processes
+        return
     if options.as_json:
         for row_object in report.objects():
             put_json(row_object)
@@ -323,8 +348,9 @@ def publish(runs: list[str], report: Report, options: MeasureOptions) -> None:
         append_records(options.out, report, rows)
         return
     for run, name in zip(runs, names, strict=True):
-        if run in bundled_runs():
-            note(f"{run} is bundled: nothing was appended to it. Keep the figures with --out FILE.")
+        if run in bundled_runs() or find_open_model(run) is not None:
+            whose = "bundled" if run in bundled_runs() else "somebody else's"
+            note(f"{run} is {whose}: nothing was appended to it. Keep the figures with --out FILE.")
             continue
         folder = find_run(run)
         append_records(folder / "metrics.jsonl", report, [row for row in rows if row not in {*names} - {name}])

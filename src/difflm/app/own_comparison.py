@@ -28,7 +28,7 @@ def train_methods(
     others = [one for one in changes if not one.startswith("data=")]
     if not all(METHODS[name].packs for name in names) and "rows" not in given:
         others.append("rows=texts")  # the same texts for all
-    folder = into or default_run(given["data"], ["method=compare"])
+    folder = into or default_run(given["data"], "compare")
     command = ["difflm", "compare", "--methods", ",".join(names), *changes, "--minutes", f"{minutes:g}"]
     for name in names:
         run, own = folder / name, [*others, f"method={name}", f"minutes={minutes:g}"]

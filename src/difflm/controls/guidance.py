@@ -217,7 +217,9 @@ class GuidanceSettings:
     about instead of the sum. `inner` moves are made after every step but those that end below the time `tail`. With
     `impose`, what words show by themselves (a field's value, tags that a word may bear) is imposed on the belief as
     well. Tokens know "gradient", a first-order term, and "enumerate", which asks about each of the `words` likeliest
-    words of every place; for them `size` is the power of p(c | x_t)."""
+    words of every place; for them `size` is the power of p(c | x_t). `resample`: candidates of a text are resampled by
+    this power of p(c | x_s) (`particles.py`); 0: they are made apart. `gaps`: a model of vectors says itself how long
+    free gaps are (`gap_sizes.py`)."""
 
     climb: Literal["sign", "gradient", "enumerate"] = "gradient"
     size: float = 10.0
@@ -227,6 +229,8 @@ class GuidanceSettings:
     absolute: bool = False
     impose: bool = True
     words: int = 16
+    resample: float = 0.0
+    gaps: bool = False
 
 
 STANDARD = GuidanceSettings()

@@ -1,39 +1,69 @@
-"""Forward–backward whose passes over the positions are one kernel each: for GPUs with Triton."""
+"""Forward–backward by a few kernels: for GPUs with Triton."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from difflm.diffusion.forward_backward import IMPOSSIBLE, Messages, TokenChain
+from difflm.diffusion.condition import FREE
+from difflm.diffusion.forward_backward import IMPOSSIBLE, TokenChain
+from difflm.runtime.kernels import automaton_scan as kernels
+
+MOST_TOKENS, MOST_TRANSITIONS = 16_384, 16_384  # that one program holds
+
+Listed = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class KernelChain(TokenChain):
-    """The same messages, and ways through them. They have no gradients."""
+class KernelChain:
+    """What `plain` says of beliefs, without gradients. Lists of tokens and of transitions are those of
+    `runtime/kernels/automaton_scan.py`."""
 
-    every_arrival: Tensor  # [S, J] which of the S · K transitions lead to each state
+    plain: TokenChain
+    tokens: Listed
+    departures: Listed
+    arrivals: Listed
+    by_class: Listed
 
-    def backward(self, log_q: Tensor) -> Tensor:
-        from difflm.runtime.kernels.automaton_scan import scan_backward
+    def pass_messages(self, logits: Tensor, inside: Tensor) -> "KernelMessages":
+        """For beliefs [B, L, V] about texts at the positions `inside` [B, L]."""
+        log_q, best, top, norm = kernels.group_tokens(logits, inside, *self.tokens, len(self.plain.class_begins))
+        last = torch.where(self.plain.accepting, 0.0, IMPOSSIBLE)
+        later = kernels.scan_backward(log_q, last, *self.departures)
+        return KernelMessages(self, logits, inside, log_q, best, top, later, norm.sum(-1))
 
-        last = torch.where(self.accepting, 0.0, IMPOSSIBLE)
-        return scan_backward(log_q, last, self.next_states, self.next_classes)
 
-    def forward(self, messages: Messages) -> Tensor:
-        from difflm.runtime.kernels.automaton_scan import scan_forward
+@dataclass(frozen=True)
+class KernelMessages:
+    """What an automaton says of a belief; see `Messages`."""
 
-        return scan_forward(messages.log_q[0], messages.later[0], self.every_arrival, self.next_classes)
+    chain: KernelChain
+    logits: Tensor  # [B, L, V]
+    inside: Tensor  # [B, L]
+    log_q: Tensor  # [2, B, L, C + 2]
+    best: Tensor  # [B, L, C + 2] the likeliest token of each class
+    top: Tensor  # [B, L] the largest logits
+    later: Tensor  # [2, B, L + 1, S]
+    norm: Tensor  # [B]
 
-    def find_likeliest(self, messages: Messages) -> Tensor:
-        return self.trace(messages, 1, None)[0]
+    def log_evidence(self) -> Tensor:
+        return self.later[0, :, 0, 0] + self.norm
 
-    def draw_classes(self, messages: Messages, u: Tensor) -> tuple[Tensor, Tensor]:
-        return self.trace(messages, 0, u.float())
+    def posterior_logits(self, logits: Tensor) -> Tensor:
+        chain, later = self.chain, self.later[0]
+        reached = kernels.scan_forward(self.log_q[0], later, *chain.arrivals)
+        factor = kernels.weigh_classes(reached, later, *chain.by_class, len(chain.plain.class_begins))
+        return kernels.tilt_tokens(logits, self.inside, self.top, factor, chain.plain.classes)
 
-    def trace(self, messages: Messages, half: int, u: Tensor | None) -> tuple[Tensor, Tensor]:
-        from difflm.runtime.kernels.automaton_scan import trace_classes
+    def likeliest(self) -> Tensor:
+        kinds, _ = self.trace(1, None)
+        return torch.where(self.inside, self.best.gather(-1, kinds.unsqueeze(-1)).squeeze(-1), FREE)
 
-        given = messages.log_q[half], messages.later[half], self.next_states, self.next_classes
-        kinds, rest = trace_classes(*given, u)
-        return kinds.unsqueeze(-1), rest
+    def draw(self, u: Tensor) -> Tensor:
+        kinds, rest = self.trace(0, u.float())
+        tokens = kernels.draw_in_class(self.logits, self.top, self.chain.plain.classes, kinds, rest.clamp(0, 1 - 1e-7))
+        return torch.where(self.inside, tokens, FREE)
+
+    def trace(self, half: int, u: Tensor | None) -> tuple[Tensor, Tensor]:
+        plain = self.chain.plain
+        return kernels.trace_classes(self.log_q[half], self.later[half], plain.next_states, plain.next_classes, u)

@@ -4,7 +4,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from difflm.controls.kernel_chain import KernelChain
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.forward_backward import TokenChain
     from difflm.diffusion.samplers.loop import Transform
 
+    Chains = dict[torch.device, TokenChain | KernelChain]  # of one automaton: every batch of a device has the same
 
 CHUNK = 32  # tokens of one class that are summed up together
 
@@ -158,15 +161,13 @@ class BoundPattern:
 
     template: Template
     lengths: Mapping[int, float]  # numbers of tokens of texts that match, and how likely texts of as many do
-    chains: "dict[torch.device, TokenChain]" = field(default_factory=dict)  # by device: every batch has the same
+    chains: "Chains" = field(default_factory=dict)
 
     def rule(self, codec: "Codec", canvas: Canvas) -> "Transform":
         return impose_automaton(self.template.automaton, self.chains, codec, canvas)
 
 
-def impose_automaton(
-    automaton: TokenAutomaton, chains: "dict[torch.device, TokenChain]", codec: "Codec", canvas: Canvas
-) -> "Transform":
+def impose_automaton(automaton: TokenAutomaton, chains: "Chains", codec: "Codec", canvas: Canvas) -> "Transform":
     """The rule by which texts are accepted. Of known tokens, specials are no part of a text."""
     from difflm.controls.rules import ImposePattern
     from difflm.diffusion.condition import FREE
@@ -213,11 +214,56 @@ def join_patterns(
     return BoundPattern(template, found)
 
 
-def chain_of(automaton: TokenAutomaton, device: "torch.device", kernel: bool = False) -> "TokenChain":
-    """The automaton as tensors. With `kernel`, both passes over the positions are one Triton kernel each."""
+def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain | KernelChain":
+    """The automaton as tensors: for kernels where a GPU has Triton and no list is too long."""
+    plain = plain_chain(automaton, device)
+    if device.type != "cuda" or find_spec("triton") is None:
+        return plain
+    from difflm.controls.kernel_chain import MOST_TOKENS, MOST_TRANSITIONS
+
+    fits = len(automaton.classes) <= MOST_TOKENS and len(automaton.edges) + len(automaton.table) <= MOST_TRANSITIONS
+    return kernel_chain(automaton, plain, device) if fits else plain
+
+
+def kernel_chain(automaton: TokenAutomaton, plain: "TokenChain", device: "torch.device") -> "KernelChain":
+    """The chain whose sums are kernels over flat lists."""
     import torch
 
     from difflm.controls.kernel_chain import KernelChain
+
+    states, classes = automaton.table.shape
+    every = np.arange(states)
+    stay = np.column_stack([every, 0 * every + classes, every])  # outside the text
+    edges = np.concatenate([automaton.edges, stay])
+    tokens = np.column_stack([np.arange(len(automaton.classes)), automaton.classes, 0 * automaton.classes])
+    lists = (list_rows(tokens, 1), list_rows(edges, 0), list_rows(edges, 2), list_rows(automaton.edges, 1))
+    put = partial(torch.tensor, dtype=torch.int32, device=device)
+    return KernelChain(plain, *((put(items), put(rows)) for items, rows in lists))
+
+
+def list_rows(items: Array, key: int) -> tuple[Array, Array]:
+    """Items [n, 3], at least one, as the kernels of `automaton_scan.py` want them, sorted by one of their numbers: a
+    list [4, R, N] of as few places as can be, and where its rows [3, R] go."""
+    items = items[np.argsort(items[:, key], kind="stable")]
+    keys, counts = np.unique(items[:, key], return_counts=True)
+    sizes = {wide: 1 << int(np.ceil(counts / wide).sum() - 1).bit_length() for wide in (32, 16, 8, 4)}
+    wide = min(sizes, key=lambda one: sizes[one] * one)
+    lengths = -(-counts // wide)  # in rows
+    begins, found = lengths.cumsum() - lengths, np.zeros((4, sizes[wide], wide), np.int64)
+    within = np.arange(len(items)) - np.repeat(counts.cumsum() - counts, counts)
+    row, column = np.repeat(begins, counts) + within // wide, within % wide
+    found[:, row, column] = np.vstack([items.T, np.ones(len(items), np.int64)])
+    rows = np.zeros((3, sizes[wide]), np.int64)
+    rows[0, : lengths.sum()] = np.repeat(keys, lengths)
+    rows[1], rows[1, : lengths.sum()] = 1, 0
+    rows[1, begins] = rows[2, begins + lengths - 1] = 1
+    return found, rows
+
+
+def plain_chain(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain":
+    """The chain by torch's operations."""
+    import torch
+
     from difflm.diffusion.forward_backward import TokenChain
 
     states, classes = automaton.table.shape
@@ -240,10 +286,7 @@ def chain_of(automaton: TokenAutomaton, device: "torch.device", kernel: bool = F
         return tuple(map(put, part)) if isinstance(part, list) else torch.tensor(part, device=device)
 
     chunks = chunk_lists(automaton.classes, classes, CHUNK)
-    found = [*map(put, (automaton.classes, automaton.accepting, chunks, *parts[0], *parts[1]))]
-    if not kernel:
-        return TokenChain(*found)
-    return KernelChain(*found, *map(put, [place[list_by(ends, states, fill)]]))
+    return TokenChain(*map(put, (automaton.classes, automaton.accepting, chunks, *parts[0], *parts[1])))
 
 
 def list_by(keys: Array, size: int, fill: int) -> Array:

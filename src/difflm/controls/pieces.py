@@ -14,7 +14,7 @@ from difflm.controls.exact import Infill, Length
 from difflm.controls.patterns import WordCount
 from difflm.data.regular import Chars, Either, Node, Repeated, Sequenced, literal
 from difflm.data.token_automata import TokenAutomaton, compile_pattern
-from difflm.data.tokenizers import SPECIALS, Tokenizer
+from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
 from difflm.data.words import CJK, FUSED, UNITS, split_words
 from difflm.errors import UsageError
 
@@ -108,6 +108,17 @@ def can_pass(automaton: TokenAutomaton, runs: Sequence[Sequence[int]]) -> bool:
 Followers = tuple[tuple[int, ...], tuple[int, ...]]
 
 
+@lru_cache(maxsize=8)
+def printed_pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What each piece adds to a text behind a word: its spelling, or what decoding finds where none is told."""
+    if tokenizer.spells:
+        return tuple(tokenizer.spellings())
+    pieces = range(len(SPECIALS), tokenizer.size)
+    word = next((i for i in pieces if tokenizer.decode([i]).strip().isalpha()), pieces[0])
+    before = tokenizer.decode([word])
+    return tuple(tokenizer.decode([word, i]).removeprefix(before) for i in pieces)
+
+
 @lru_cache(maxsize=64)
 def sort_followers(phrase: str, tokenizer: Tokenizer) -> Followers:
     """Pieces that lengthen the last word of a phrase, and those that do so unless a space or nothing follows them."""
@@ -116,7 +127,7 @@ def sort_followers(phrase: str, tokenizer: Tokenizer) -> Followers:
     def stays(text: str) -> bool:
         return split_words(phrase + text)[: len(words)] == words
 
-    for i, piece in enumerate(tokenizer.spellings(), len(SPECIALS)):
+    for i, piece in enumerate(printed_pieces(tokenizer), len(SPECIALS)):
         if piece[:1].isspace():
             continue
         if any("\ud800" <= char <= "\udfff" for char in piece) or not stays(piece):
@@ -129,7 +140,7 @@ def sort_followers(phrase: str, tokenizer: Tokenizer) -> Followers:
 @lru_cache(maxsize=8)
 def spaced_pieces(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Specials, and pieces that begin with white space: they lengthen no word."""
-    pieces = enumerate(tokenizer.spellings(), len(SPECIALS))
+    pieces = enumerate(printed_pieces(tokenizer), len(SPECIALS))
     return (*range(len(SPECIALS)), *(i for i, piece in pieces if piece[:1].isspace()))
 
 
@@ -138,24 +149,25 @@ def spaced_pieces(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 def find_kept(phrase: str, text: str, tokenizer: Tokenizer) -> list[range]:
     """Places of the tokens of a phrase in a text, wherever it occurs. Of pieces, all that spell a part of it, and one
-    before them where no space stands there."""
+    before them, a space or a sign, where the first does not bring a space itself."""
     words, asked = split_words(text), split_words(phrase.strip())
     starts = [i for i in range(len(words) - len(asked) + 1) if words[i : i + len(asked)] == asked]
     if not asked or not starts:
         raise UsageError(f"keep: {phrase!r} does not stand in the text that is edited.")
-    if not tokenizer.spells:
+    if isinstance(tokenizer, Words):
         return [range(start, start + len(asked)) for start in starts]
     places, end = list[tuple[int, int]](), 0
     for word in words:
         begin = text.index(word, end)
         end = begin + len(word)
         places.append((begin, end))
-    found, spans = list[range](), tokenizer.spans(text)
+    found, spans, ids = list[range](), tokenizer.spans(text), tokenizer.encode(text)
+    spaced = {*spaced_pieces(tokenizer)}
     for start in starts:
         begin, end = places[start][0], places[start + len(asked) - 1][1]
         inside = [k for k, (first, last) in enumerate(spans) if first < end and last > begin]
-        glued = spans[inside[0]][0] == begin and begin and not text[begin - 1].isspace()
-        found.append(range(inside[0] - bool(glued), inside[-1] + 1))
+        touches = inside[0] > 0 and spans[inside[0]][0] == begin and ids[inside[0]] not in spaced
+        found.append(range(inside[0] - touches, inside[-1] + 1))
     return found
 
 

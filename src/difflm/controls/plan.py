@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from difflm.controls.guidance import (
     GuidedBelief,
     labels_on_canvas,
 )
+from difflm.controls.particles import ResampleParticles
 from difflm.controls.patterns import Pattern, impose_automaton, join_patterns
 from difflm.controls.phrases import choose_phrases
 from difflm.controls.pieces import PieceInfill, avoid_words, can_pass, find_kept, keep_whole, let_end, say_of_pieces
@@ -33,7 +34,6 @@ from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Words
 from difflm.data.words import split_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import certain_logits
 from difflm.diffusion.samplers.loop import Steering, Transform
@@ -41,6 +41,9 @@ from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
+
+if TYPE_CHECKING:
+    from difflm.controls.patterns import Chains
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 
@@ -92,7 +95,8 @@ class ControlPlan:
         able = {control.head: [c for c in classifiers if control.head in c.labellings] for control in self.controls}
         self.asked_classifiers = list({id(some[0]): some[0] for some in able.values() if some}.values())
         self.words, self.least = agree_on_length(self.controls, info, edit)
-        self.pattern, self.spelling, self.chains = None, None, dict[torch.device, TokenChain]()
+        self.pattern, self.spelling = None, None
+        self.chains: Chains = {}
         if any(isinstance(c, Pattern) or (isinstance(c, PieceInfill) and any(c.gaps)) for c in self.controls):
             bias, kept = model.denoiser.codec.bias, None if edit is None else self.kept_items(edit)
             self.pattern = join_patterns(self.controls, info, self.words, self.least, bias, kept)
@@ -130,8 +134,6 @@ class ControlPlan:
             raise UsageError("edit: the text is empty.")
         if not 0 < edit.strength <= 1:
             raise UsageError(f"--strength must lie above 0 and up to 1, not {edit.strength}.")
-        if not self.info.whole_words and not self.info.tokenizer.spells:
-            raise UsageError("edit: this model does not say how its pieces are spelt; edit with another.")
 
     def kept_places(self, edit: Edit) -> list[range]:
         """Places of the tokens of each phrase that stays, wherever it occurs."""
@@ -145,7 +147,9 @@ class ControlPlan:
 
     def edit_layout(self, edit: Edit) -> tuple[Layout, dict[int, str]]:
         """The text on its canvas, with the words that stay as known ones; of these, those without an id."""
-        words, ids = split_words(edit.text.strip()), self.info.tokenizer.encode(edit.text.strip())
+        text, tokenizer = edit.text.strip(), self.info.tokenizer
+        ids, spelt = tokenizer.encode(text), [] if self.info.whole_words else tokenizer.spans(text)
+        words = split_words(text) if self.info.whole_words else [text[begin:end] for begin, end in spelt]
         kept = {k: ids[k] for place in self.kept_places(edit) for k in place}
         self.phrases.check_kept([k in kept for k in range(len(ids))])
         return self.layout(len(ids), kept, ids), {k: words[k] for k, token in kept.items() if token == UNK}
@@ -180,7 +184,7 @@ class ControlPlan:
             lay = self.open_layout if self.model.always_planned else Layout
             return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
         if self.infill is not None and self.gap_shares is not None:
-            return draw_gap_layouts(self, self.gap_shares, noise), [{}] * len(samples)
+            return draw_gap_layouts(self, self.gap_shares, noise)
         infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
@@ -243,7 +247,7 @@ class ControlPlan:
             newline = words.index("\n") + len(SPECIALS) if "\n" in words else None
             rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
         rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
-        if self.edit is not None and self.edit.keep and self.info.tokenizer.spells:
+        if self.edit is not None and self.edit.keep and not self.info.whole_words:
             rules.append(keep_whole(self.edit.text.strip(), self.kept_places(self.edit), codec, self.info, canvas))
         # Words that must appear come last: what else is asked of their positions must not unsettle them.
         return rules + self.phrases.rule(codec, canvas, self.model.lengths.ends if self.open_ended else ())
@@ -272,7 +276,7 @@ class ControlPlan:
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
         """−log p(what is asked | finished text) under the guiding classifiers, for word ids."""
         device = self.model.denoiser.codec.bias.device
-        ids, lengths = pad_token_rows(rows)
+        ids, lengths = pad_token_rows(rows, self.info.max_words)
         canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
         found = self.targets(Canvas(mask, self.info.first, torch.zeros_like(mask)))
         readers = [target for target in found if isinstance(target.classifier, SentenceClassifier)]
@@ -338,8 +342,9 @@ def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[
 Part = tuple[ControlPlan | None, slice]  # the controls of some rows of a batch; None: none
 
 
-def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan]) -> Steering:
-    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings."""
+def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan], particles: int = 1) -> Steering:
+    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings; so many
+    rows, one after the other, are particles of one text."""
     lead = next((plan for plan, _ in parts if plan is not None), None)
     if lead is None:
         told = batch.condition
@@ -360,10 +365,16 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     readers = [target for target in targets if isinstance(target.classifier, SentenceClassifier)]
     targets = [target for target in targets if not isinstance(target.classifier, SentenceClassifier)]
     guidance = Guidance(targets, lead.denoiser, mask, lead.guidance) if targets else None
+    resample = ResampleParticles(guidance, particles) if guidance and particles > 1 else None
     if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient to climb: the belief is tilted
         rules, guidance = [GuidedBelief(guidance), *rules], None
     if readers:  # last: it makes nothing possible that a rule forbids, and reads what rules leave
         rules = [*rules, SentenceGuidance(readers, mask, lead.guidance.size)]
     rules = [*rules, *last]
     told = batch.condition
-    return Steering(batch.known, batch.begin, spans, rules, guidance, source=told.source, source_mask=told.source_mask)
+    return Steering(
+        *(batch.known, batch.begin, spans, rules, guidance),
+        source=told.source,
+        source_mask=told.source_mask,
+        resample=resample,
+    )

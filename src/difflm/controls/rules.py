@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from difflm.diffusion.codecs import Codec
 from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.processes.discrete import CERTAIN
 from difflm.diffusion.samplers.loop import impose_tokens
+
+if TYPE_CHECKING:
+    from difflm.controls.kernel_chain import KernelChain
 
 SMOOTH = 0.01  # of a word's count, over all labels: what was never seen is not impossible
 
@@ -350,7 +354,7 @@ class ImposePattern:
     tokens draw all of them together, so that whatever part of them a step writes belongs to an accepted text."""
 
     codec: Codec
-    chain: TokenChain
+    chain: "TokenChain | KernelChain"
     inside: Tensor  # [B, W] positions of the text
     known: Tensor | None = None  # [B, W] its given tokens, FREE elsewhere
 

@@ -114,6 +114,10 @@ class Batch:
             origin=None if self.origin is None else (convert(self.origin[0]), convert(self.origin[1])),
         )
 
+    def take(self, rows: slice) -> "Batch":
+        """Some of the texts."""
+        return self.map(lambda array: array[rows])
+
     def arrays(self) -> list[Array]:
         """All arrays, in a fixed order."""
         found = [self.ids, self.lengths, self.source, self.source_lengths, self.documents, *self.labels.values()]

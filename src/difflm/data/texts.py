@@ -29,12 +29,13 @@ Row = tuple[int, tuple[str, ...]]  # a line's number, and its texts of the colum
 class Example:
     """A text to learn, and the source that it is written from, where there is one. `cut` is the number of a text that
     is its own source: a span of it is cut out and learned (`data/spans.py`). `prompted`: the source is a prompt, on one
-    canvas with the text (`data/prompts.py`)."""
+    canvas with the text (`data/prompts.py`). `continues`: it is a further piece of the text before it."""
 
     target: str
     source: str | None = None
     cut: int | None = None
     prompted: bool = False
+    continues: bool = False
 
 
 def read_texts(path: Path, column: str | None = None) -> Iterator[str]:

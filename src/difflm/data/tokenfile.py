@@ -85,10 +85,11 @@ class TokenColumn:
 @dataclass(frozen=True, eq=False)
 class TokenFile(TokenColumn):
     """A corpus as a directory: `ids.bin` and `offsets.bin` of its texts, `source_ids.bin` and `source_offsets.bin` of
-    their sources where they have some, and `meta.json`."""
+    their sources where they have some, `continues.bin` where texts were cut, and `meta.json`."""
 
     sources: TokenColumn | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    continues: NDArray[np.bool_] | None = None  # whether each is a further piece of the text before it
 
     @classmethod
     def build(
@@ -117,7 +118,8 @@ class TokenFile(TokenColumn):
         meta = read_json(directory / "meta.json")
         try:
             sources = TokenColumn(*_map_column(directory, meta, "source_")) if "source_tokens" in meta else None
-            return cls(*_map_column(directory, meta, ""), sources, meta)
+            continues = _map_file(directory / "continues.bin", np.dtype(bool)) if meta.get("cut") else None
+            return cls(*_map_column(directory, meta, ""), sources, meta, continues)
         except (KeyError, TypeError, ValueError, OSError):
             advice = "Delete the directory; it will be made again."
             raise DifflmError(f"the tokens in {directory} are damaged. {advice}") from None
@@ -137,10 +139,18 @@ class TokenFile(TokenColumn):
         """Whether all texts are there: earlier versions left out those that were too long or repeated."""
         return not self.meta.get("too_long") and not self.meta.get("repeated")
 
+    @property
+    def holds_pieces(self) -> bool:
+        """Whether some of several texts were cut."""
+        return self.continues is not None and self.texts is not None
+
     @cached_property
     def texts(self) -> Ints | None:
-        """The number of the text that each example is of, where prompts make several of one: the first, behind nothing,
-        has the shortest prompt. None: each is a text of its own."""
+        """The number of the text that each example is of, where several texts were cut, or where prompts make several
+        examples of one: the first, behind nothing, has the shortest prompt. None: each is a text of its own."""
+        if self.continues is not None:
+            numbers = np.cumsum(~self.continues, dtype=np.int64) - 1
+            return numbers if numbers[-1] else None
         if self.sources is None or self.meta.get("source", {}).get("task") != "prompts":
             return None
         return np.cumsum(self.sources.lengths == 1, dtype=np.int64) - 1
@@ -204,9 +214,15 @@ class _ColumnWriter:
 def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, behind: list[int]) -> dict[str, Any]:
     dtype = np.dtype("<u2" if max(tokenizer.size, tokenizer.for_sources.size) <= 1 << 16 else "<u4")
     columns: list[_ColumnWriter] = []
-    count = 0
+    count, continues = 0, bytearray()
+
+    def note_pieces() -> Iterator[Example]:
+        for example in examples:
+            continues.append(example.continues)
+            yield example
+
     with ExitStack() as stack:
-        for encoded in encode_examples(examples, tokenizer):
+        for encoded in encode_examples(note_pieces(), tokenizer):
             columns = columns or [
                 _ColumnWriter(stack, directory, prefix, dtype) for prefix in ("", "source_")[: len(encoded)]
             ]
@@ -217,7 +233,10 @@ def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, b
             column.sync()
     if not columns or not columns[0].total:
         raise DifflmError("there are no texts to train on.")
-    return {"count": count, "dtype": dtype.str, **{f"{column.prefix}tokens": column.total for column in columns}}
+    if cut := any(continues):
+        (directory / "continues.bin").write_bytes(continues)
+    sizes = {f"{column.prefix}tokens": column.total for column in columns}
+    return {"count": count, "dtype": dtype.str, **sizes, **({"cut": True} if cut else {})}
 
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:

@@ -100,7 +100,7 @@ class Belief:
         """−log p of the text's own tokens, [B, L]."""
         return cross_entropy(self.logits, ids, smoothing)
 
-    def rows(self, part: slice) -> "Belief":
+    def rows(self, part: slice | Tensor) -> "Belief":
         """What is believed of some texts."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         rows: dict[str, Any] = {name: one[part] for name, one in own.items() if isinstance(one, Tensor)}

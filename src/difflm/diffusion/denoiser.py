@@ -208,10 +208,11 @@ class Denoiser(nn.Module):
                 clean, here = canvas.given
                 inputs = [*(torch.where(here, 0, own) for own in inputs), clean, here.to(clean.dtype)]
             whole = torch.cat(inputs, dim=-1) if len(inputs) > 1 else inputs[0]
+            told = getattr(canvas.level, "told", canvas.level.t)  # of a jump, both of its times
         with autocast_to(x.device, self.precision):
             if read is not None:
-                return read(self.network(whole, canvas.level.t, canvas.mask, *canvas.memory, answers=False)[:, first:])
-            answer = self.network(whole, canvas.level.t, canvas.mask, *canvas.memory).float()
+                return read(self.network(whole, told, canvas.mask, *canvas.memory, answers=False)[:, first:])
+            answer = self.network(whole, told, canvas.mask, *canvas.memory).float()
         with torch.autocast(x.device.type, enabled=False):
             if first:
                 text = slice(None), slice(first, None)

@@ -6,6 +6,7 @@ from itertools import compress, islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from difflm.data.batches import Permutation, held_out
 from difflm.data.corpora import NAMES, corpus, corpus_examples, file_names
@@ -24,7 +25,7 @@ class Corpus:
     name: str
     split: str
     texts: list[str]
-    training: Callable[[], Iterator[str]]  # all training texts, streamed
+    training: Callable[[], Iterator[str]] | None  # all training texts, streamed; None: nobody knows them
 
 
 def fits(lm: TextDiffusion, texts: Sequence[str], room: int = 0) -> list[bool]:
@@ -43,7 +44,21 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
         return Corpus(data, split, texts, lambda: corpus(data, root, "train", column))
     most = recipe.get("split") or MOST_CHARACTERS**2  # as they are
     whole = lambda: corpus(data, root, "train", column, chunk)  # noqa: E731
-    return _file_corpus(lm, split, lambda: (piece for text in whole() for piece in split_long(text, most)))
+    return _file_corpus(
+        lm, split, lambda: ((k, one) for k, text in enumerate(whole()) for one in split_long(text, most))
+    )
+
+
+def named_corpus(name_or_path: str, root: Path | None, split: Split) -> Corpus:
+    """Return a split of a corpus that has a name, or all texts of a file, whatever a model was trained on."""
+    texts = list(islice(corpus(name_or_path, root, split), MOST_TEXTS))
+    known = name_or_path in NAMES
+    return Corpus(
+        file_names(name_or_path),
+        split if known else "all",
+        texts,
+        (lambda: corpus(name_or_path, root, "train")) if known else None,
+    )
 
 
 def pairs_for(lm: TextDiffusion, root: Path | None, split: Split = "valid") -> PairSet:
@@ -74,14 +89,17 @@ def _number_distinct(lm: TextDiffusion, pairs: Sequence[Example]) -> list[int]:
     return list(first.values())
 
 
-def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[str]]) -> Corpus:
+def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[tuple[int, str]]]) -> Corpus:
     """Split the texts of a file as training did, then leave out those that are too long for the model; of packed rows,
-    cut them as training did."""
+    cut them as training did. `read` gives pieces with the number of the text that each is of."""
     recipe = lm.config["recipe"]
-    wanted, unseen = choose_numbers(lm, sum(1 for _ in read()), split)
+    numbers = np.fromiter((number for number, _ in read()), np.int64)
+    whole = numbers if lm.config.get("whole_texts_held_out") else None  # earlier versions held out pieces
+    wanted, unseen = choose_numbers(lm, len(numbers), split, whole)
 
     def numbered() -> Iterator[tuple[int, str]]:
-        return _drop_repeated(lm, read()) if recipe.get("distinct") else enumerate(read())
+        texts = (text for _, text in read())
+        return _drop_repeated(lm, texts) if recipe.get("distinct") else enumerate(texts)
 
     texts = [text for number, text in numbered() if number in wanted]
     if recipe.get("rows") == "packed":
@@ -98,8 +116,11 @@ def cut_texts(lm: TextDiffusion, texts: Sequence[str]) -> list[str]:
     return [lm.tokenizer.decode(ids[k : k + size]) for ids in rows for k in range(0, len(ids), size)]
 
 
-def choose_numbers(lm: TextDiffusion, total: int, split: str) -> tuple[set[int], set[int]]:
-    """Return the numbers of the texts of a file that are measured, and of those that training held out."""
+def choose_numbers(
+    lm: TextDiffusion, total: int, split: str, texts: NDArray[np.int64] | None = None
+) -> tuple[set[int], set[int]]:
+    """Return the numbers of the texts of a file that are measured, and of those that training held out; where texts
+    were cut, of all pieces of such `texts`, by their numbers [total]."""
     name, seed = file_names(lm.config["recipe"]["data"]), lm.config["recipe"]["seed"]
     before = sum(lm.config.get(key, 0) for key in ("texts", "held_out", "left_out", "repeated"))
     if total != before:
@@ -107,11 +128,13 @@ def choose_numbers(lm: TextDiffusion, total: int, split: str) -> tuple[set[int],
             f"{name} changed since this model was trained on it ({before:,} texts then, {total:,} now): "
             "the held-out texts are unknown."
         )
-    unseen = set(held_out(total, seed).tolist())
-    if split == "valid":
-        return unseen, unseen
-    places = np.arange(min(total - len(unseen), MOST_TEXTS))  # positions of the same order that have no unseen text
-    return set(Permutation(total, seed)(places).tolist()), unseen
+    if texts is not None:
+        total = int(texts[-1]) + 1
+    held = held_out(total, seed)
+    places = np.arange(min(total - len(held), MOST_TEXTS))  # positions of the same order that have no unseen text
+    chosen = held if split == "valid" else Permutation(total, seed)(places)
+    wanted, unseen = (one if texts is None else np.flatnonzero(np.isin(texts, one)) for one in (chosen, held))
+    return set(wanted.tolist()), set(unseen.tolist())
 
 
 def _drop_repeated(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[tuple[int, str]]:

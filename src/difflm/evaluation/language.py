@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -82,9 +82,10 @@ def evaluate_language(
         if isinstance(lm.model, LatentDiffusion):
             sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
     on_progress("looking for copies", 0, 1)
+    written = (text for made in sets.values() for text in made.texts)
     measure = Measure(
         reader,
-        copied_among((text for made in sets.values() for text in made.texts), corpus.training()),
+        None if corpus.training is None else copied_among(written, corpus.training()),
         [len(split_words(text)) for text in reference],
         min(len(made.texts) for made in sets.values()),
         seed,
@@ -254,22 +255,32 @@ class Judge:
     @classmethod
     def of(cls, lm: TextDiffusion, reference: list[str], on_progress: OnProgress) -> "Judge":
         check_judge(lm)
-        rows = lm.tokenizer.encode_batch(reference)
+        rows = lm.tokenizer.encode_batch([*compress(reference, fits(lm, reference))])
+        if not rows:
+            raise UsageError("the judge holds none of the texts: they are too long for it. Use another.")
         nats = score(lm, rows, 0, 1, partial(on_progress, "judge: reading real text"))
         return cls(lm, model_name(lm), float(np.quantile(nats / tokens_of(rows), 0.99)))
 
     def add_figures(self, row: Row, made: Texts, on_progress: OnProgress) -> None:
-        if self.lm.tokenizer.fingerprint() != made.tokenizer.fingerprint():
-            row.notes[JUDGED] = f"{row.name}: the judge reads other tokens, so it cannot judge this model"
-            return
+        """A judge of byte pairs reads any text in its own tokens; others read those of their own vocabulary alone."""
         written = [ids for ids in made.ids if ids]
         high = empty = len(made.ids) - len(written)
+        if self.lm.tokenizer.fingerprint() != made.tokenizer.fingerprint():
+            if not self.lm.tokenizer.byte_level:
+                row.notes[JUDGED] = f"{row.name}: the judge reads other tokens, so it cannot judge this model"
+                return
+            texts = [text for text in made.texts if text]
+            written = self.lm.tokenizer.encode_batch([*compress(texts, fits(self.lm, texts))])
+            high = empty = len(made.texts) - len(texts)
+            if len(written) < len(texts):
+                said = f"{row.name}: {len(texts) - len(written)} texts are longer than the judge holds, and not judged"
+                row.notes["above_p99"] = said
         if empty:
             row.notes[JUDGED] = f"{row.name}: {empty} empty texts, not judged but counted above the 99th percentile"
         if written:
             nats = score(self.lm, written, 0, 1, partial(on_progress, f"{row.name}: judging"))
             high += int((add_nats(row, JUDGED, nats, written) > self.p99).sum())
-        row.figures["above_p99"] = high / len(made.ids)
+        row.figures["above_p99"] = high / max(1, empty + len(written))
 
 
 def choose_scored(reference: Sequence[str], lms: Sequence[TextDiffusion], count: int) -> tuple[list[str], str]:
@@ -297,15 +308,16 @@ def add_likelihood(
 
 
 def reconstructed_share(lm: TextDiffusion, rows: list[list[int]]) -> float:
-    """The share of tokens that come back at their place through the latents or pixels of a text."""
+    """The share of known tokens that come back at their place through the latents or pixels of a text. Unknown ones,
+    which no model writes, do not count."""
     same = total = 0
     for start in range(0, len(rows), CHUNK):
         chosen = rows[start : start + CHUNK]
         ids, lengths = pad_token_rows(chosen)
         back = lm.model.reconstruct(Batch(ids.to(lm.device), lengths.to(lm.device))).tolist()
         for row, found in zip(chosen, map(lm.model.words, back), strict=True):
-            same += sum(a == b for a, b in zip(row, found, strict=False))
-            total += max(len(row), len(found))
+            same += sum(a == b != UNK for a, b in zip(row, found, strict=False))
+            total += max(len(row), len(found)) - row.count(UNK)
     return same / total
 
 
@@ -314,7 +326,7 @@ class Measure:
     """What the texts of a row are compared with."""
 
     judge: Judge | None
-    copied: set[str]
+    copied: set[str] | None  # None: what was trained on is not known
     lengths: list[int]  # of all held-out texts
     smallest: int  # texts of the smallest row
     seed: int
@@ -327,7 +339,7 @@ class Measure:
         figures |= {f"distinct_{n}": distinct_n(first, n) for n in range(1, 5)}
         figures |= {
             "self_bleu": self_bleu(first, seed=self.seed) if self.smallest > 1 else None,
-            "copied": copied_share(made.texts, self.copied),
+            "copied": None if self.copied is None else copied_share(made.texts, self.copied),
             "unknown": unknown_share(made.ids, UNK) if any(made.ids) else None,
             "unique": unique_share(made.texts),
             "length_mean": sum(lengths) / count,

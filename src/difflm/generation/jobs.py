@@ -29,6 +29,7 @@ from difflm.models.inference import Inference
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.networks import Transformer
 from difflm.runtime.eight_bit import eight_bit_engine
+from difflm.runtime.float32 import avoid_float64
 from difflm.runtime.threads import IsStopped, run_parallel
 
 MOST_TEXTS = 1_000_000
@@ -52,9 +53,11 @@ def check_device(device: str) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
-        if chosen.type not in ("cpu", "cuda"):  # others lack the float64 that lengths and draws need
-            raise UsageError(f"difflm runs on cpu or cuda, not on {chosen.type}. Try --device cpu.")
+        if chosen.type not in ("cpu", "cuda", "mps"):
+            raise UsageError(f"difflm runs on cpu, cuda or mps, not on {chosen.type}. Try --device cpu.")
         torch.zeros(1, device=chosen)
+        if chosen.type == "mps":
+            avoid_float64()
     except (RuntimeError, AssertionError):
         raise UsageError(f"device {device!r} is not available here. Try --device cpu.") from None
     return chosen
@@ -118,8 +121,8 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
             raise UsageError(FOREIGN[family].format(option_name(name)))
     if sampling.block and sampling.sampler not in ORDERED:
         raise UsageError(f"--block is for the samplers {', '.join(ORDERED)}; give --block 0 with {sampling.sampler}.")
-    if sampling.sure != SURE and sampling.sampler != "threshold":
-        raise UsageError("--sure is for --sampler threshold.")
+    if sampling.sure != SURE and sampling.sampler not in ("threshold", "entropy-bound"):
+        raise UsageError("--sure is for the samplers threshold and entropy-bound.")
     if sampling.revisions > 1 and not sampling.beams:
         raise UsageError("--revisions are kept of a search: give --beams, too.")
     if sampling.start not in model.starts:
@@ -222,9 +225,11 @@ class GenerationJob:
     sources: Sequence[Ids] = ()  # of every text, where it is written from one
     first: int = 0  # the number of the first text, where a long list is written in pieces
     begin: Ids = field(default_factory=list)  # the text that every text is edited from
+    is_own: Callable[[Row], bool] | None = None  # which rows this process makes, where several divide them
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
     waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # by sample: those to choose from
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
+    together: int = 1  # candidates that are particles, which share a layout and a batch: all, or 1
 
     def make_rows(self, model: LanguageModel, owner: int = 0) -> list[Row]:
         """A row for every sample, with the words that its controls settle."""
@@ -236,10 +241,16 @@ class GenerationJob:
             rows = draw_rows(model, count, self.seed, owner, sources, first, ranks)
             return [replace(row, layout=replace(row.layout, begin=self.begin)) for row in rows] if self.begin else rows
         condition = source_condition(sources) if sources else UNCONDITIONAL
-        layouts, unknown = self.plan.layouts(first + torch.arange(count), self.seed, condition, ranks)
+        if self.together & (self.together - 1):  # batches hold such numbers of rows without a rest
+            raise UsageError(f"candidates that are resampled are 2, 4, 8 and so on, not {self.together}.")
+        samples = (first + torch.arange(count)) // self.together
+        layouts, unknown = self.plan.layouts(samples, self.seed, condition, ranks)
         self.unknown = dict(enumerate(unknown, first))
         own = sources or [[]] * count
-        return [Row(self.seed, first + k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]
+        return [
+            Row(self.seed, first + k, layout, owner, self.plan.guided, own[k], self.together)
+            for k, layout in enumerate(layouts)
+        ]
 
     def choose_texts(self, made: "Sequence[tuple[FinishedRow, Decode]]", seconds: float) -> dict[int, Generation]:
         """The best candidate of each text whose candidates are all there; its cost is that of all of them."""
@@ -341,6 +352,8 @@ def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool
     model = inference.model
     for owner, job in enumerate(jobs):
         job.rows = job.make_rows(model, owner)
+        if job.is_own is not None:
+            job.rows = [row for row in job.rows if job.is_own(row)]
     inference.sync_weights()
     device = next(model.parameters()).device
     groups: dict[Any, list[Row]] = {}
@@ -370,7 +383,10 @@ def run_batch(
     spans = [StepSpan(steps[k], strengths[k]) for k, part in batch.owners for _ in range(part.stop - part.start)]
     read = None if watched else {n - 1 for n in steps.values()}
     lead = parts[0][0]  # texts of a decoder share no batch with others
-    steering = lead.steer(batch, parts) if isinstance(lead, ControlDecoder) else steering_for(batch, parts, spans)
+    together = batch.rows[0].together
+    steering = (
+        lead.steer(batch, parts) if isinstance(lead, ControlDecoder) else steering_for(batch, parts, spans, together)
+    )
     steering = replace(steering, watched_steps=read, spans=spans)
     noise, sampling = Noise(batch.seeds, batch.samples), next(iter(own.values())).sampling
     for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
@@ -407,6 +423,6 @@ def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
     classifier guides them."""
     own = replace(job.sampling, steps=1) if model.allows_mixed_steps else job.sampling
     if job.plan is None:
-        return own, STANDARD, bool(job.begin), 0, False
+        return own, STANDARD, bool(job.begin), 0, 1, False
     prompt = len(job.sources[0]) if job.sources and model.always_planned else 0  # prompts of one length share batches
-    return own, job.plan.guidance, job.plan.edit is not None, prompt, job.plan.guided
+    return own, job.plan.guidance, job.plan.edit is not None, prompt, job.together, job.plan.guided

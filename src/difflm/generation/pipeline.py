@@ -181,6 +181,7 @@ class TextDiffusion(Pretrained):
             job.choose = lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
         elif candidates > 1 and plan is not None:
             job.choose = choose_by_classifiers(plan)
+            job.together = candidates if isinstance(plan, ControlPlan) and plan.guidance.resample else 1
         return job
 
     def run_jobs(self, jobs: Sequence[GenerationJob]) -> Iterator[tuple[int, dict[int, Generation]]]:

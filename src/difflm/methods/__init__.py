@@ -3,6 +3,10 @@
 Methods of other packages join through the entry points `difflm.methods`, or by `difflm.methods.register`.
 """
 
+from importlib import resources
+
+import yaml
+
 from difflm.methods.ar_diffusion import ArDiffusion
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.base import Method
@@ -23,6 +27,7 @@ from difflm.methods.diffusion_nat import DiffusionNat
 from difflm.methods.diffusionbert import DiffusionBert
 from difflm.methods.dinoiser import Dinoiser
 from difflm.methods.encoder_decoder import EncoderDecoderTwin
+from difflm.methods.flow_map import FlowMap
 from difflm.methods.genie import Genie
 from difflm.methods.gidd import Gidd
 from difflm.methods.glyph_diffusion import GlyphDiffusion
@@ -40,6 +45,7 @@ from difflm.runtime.registry import Registry
 LISTED: tuple[type[Method], ...] = (
     DiffusionLM,
     DiffLM,
+    FlowMap,
     DiffuSeq,
     SeqDiffuSeq,
     Genie,
@@ -74,3 +80,11 @@ LISTED: tuple[type[Method], ...] = (
 )
 METHODS: Registry[Method] = Registry("difflm.methods", Method, {method.name: method for method in LISTED})
 register = METHODS.register
+
+
+def read_measured() -> dict[str, dict[str, float]]:
+    """What was measured of each method: `measured.yaml`."""
+    found: dict[str, dict[str, float]] = yaml.safe_load(
+        resources.files(__name__).joinpath("measured.yaml").read_text(encoding="utf-8")
+    )
+    return found

@@ -1,42 +1,51 @@
 """Block Diffusion: Interpolating Between Autoregressive and Diffusion Language Models (Arriola et al., 2025).
 
 Masked diffusion inside blocks of a few words, left to right between them: one word is the twin, all words are MDLM.
-Training masks shares of which losses vary least, as the paper found for small blocks; the bound takes all of them.
+Training masks shares of which losses vary least, as the paper found for small blocks; the bound takes all of them. It
+may begin as a model that writes from left to right.
 """
 
 from typing import Literal
 
 from difflm.methods.base import LanguageModel, TextSpec, build_network
-from difflm.methods.tokens import TokenMethod
+from difflm.methods.tokens import DecoderStart
 
 CLIPS = {1: (1.0, 1.0), 2: (0.5, 1.0), 4: (0.45, 0.95), 8: (0.4, 0.9), 16: (0.3, 0.8)}  # 2 and 8 lie between theirs
 
 
-class BlockDiffusionMethod(TokenMethod):
+class BlockDiffusionMethod(DecoderStart):
     name, paper, family = "block-diffusion", "Arriola et al. 2025", "masked"
 
     block: Literal[1, 2, 4, 8, 16] = 4
 
     def build(self, texts: TextSpec) -> LanguageModel:
+        from torch import nn
+
         from difflm.diffusion.bounds import DiscreteBound
         from difflm.diffusion.codecs import Tokens
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes import Absorbing
         from difflm.diffusion.timesteps import BlockTimes
         from difflm.models.base import Sampling
-        from difflm.models.block_diffusion import BlockDiffusion, BlockLengths
+        from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths
+        from difflm.models.open_blocks import OpenBlockDenoiser
 
-        process = Absorbing(texts.vocabulary)
-        sizes = (self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
-        network, reads = build_network(texts, sizes, self.encoder_layers, time="none")
+        process, lengths = Absorbing(texts.vocabulary), BlockLengths(texts.longest, self.block)
+        network: nn.Module
+        if self.decoder:
+            network, reads = self.build_decoder(texts, lengths.positions(texts.longest) + self.shift), None
+        else:
+            sizes = (self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
+            network, reads = build_network(texts, sizes, self.encoder_layers, time="none")
         return BlockDiffusion(
             codec=Tokens(texts.vocabulary, self.hidden, process.states),
             process=process,
             network=network,
+            denoiser=OpenBlockDenoiser if self.decoder else BlockDenoiser,
             conditioning=reads,
             objective=Objective({"elbo": 1.0}),
             times=BlockTimes(self.block, *CLIPS[self.block]),
-            lengths=BlockLengths(texts.longest, self.block),
+            lengths=lengths,
             sampling=Sampling("first-hitting", steps=self.block),
             bound=DiscreteBound(),
         )

@@ -13,3 +13,4 @@ class GuidingClassifier(Method):
     layers: int = 4
     heads: int = 4
     dropout: float = 0.1
+    low_noise: float = 2.0  # half of the texts are learned from at the cleanest ½^this of all times

@@ -6,6 +6,8 @@ Hashimoto, 2023) and at the network's input, adaptive norms for time (Peebles & 
 beforehand. What was tried, with numbers: docs/log.md.
 """
 
+from typing import Any
+
 from pydantic import Field
 
 from difflm.methods.base import LanguageModel, Lengths, Method, TextSpec, build_lengths, build_network
@@ -34,12 +36,16 @@ class DiffLM(Method):
         return not self.coupled  # a bound wants noise that is independent of the text
 
     def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.models.diffusion import DiffusionModel
+
+        return DiffusionModel(**self.choose_parts(texts))
+
+    def choose_parts(self, texts: TextSpec) -> dict[str, Any]:
         from difflm.diffusion import bounds, codecs, objectives, timesteps
         from difflm.diffusion.codecs import embedding
         from difflm.diffusion.denoiser import CleanGiven, ConditionDrop, SelfConditioning
         from difflm.diffusion.processes import gaussian
         from difflm.models.base import Sampling
-        from difflm.models.diffusion import DiffusionModel
 
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
         prediction, dim = embedding.Logits(self.evidence), self.embedding_dim
@@ -48,7 +54,7 @@ class DiffLM(Method):
         sizes = (read * dim, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
         places = texts.longest if self.positions else 0
         network, reads = build_network(texts, sizes, self.encoder_layers, positions=places)
-        return DiffusionModel(
+        return dict(
             codec=codec,
             process=gaussian.Gaussian(gaussian.LogSnrShift(gaussian.Cosine(), self.log_snr_shift)),
             network=network,

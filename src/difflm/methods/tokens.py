@@ -1,12 +1,15 @@
 """What the methods of the discrete family have in common: sizes, a Transformer over tokens, and a drawn length."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from difflm.methods.base import DiscreteProcess, Lengths, Method, TextSpec, build_lengths, build_network
+from pydantic import model_validator
+
+from difflm.methods.base import DiscreteProcess, LanguageModel, Lengths, Method, TextSpec, build_lengths, build_network
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from difflm.data.tokenizers import Tokenizer
     from difflm.diffusion.denoiser import CrossAttention
     from difflm.diffusion.timesteps import TimeSampler
     from difflm.models.base import Sampling
@@ -72,3 +75,42 @@ class TokenMethod(Method):
             bound=DiscreteBound() if bounded else None,
             clean_context=clean_context,
         )
+
+
+class DecoderStart(TokenMethod):
+    """A method of masks that may begin as a model that writes from left to right, and come to see everything."""
+
+    pretrained: str = ""
+    "The directory of a left-to-right model of Llama's, Qwen's or GPT-2's shape (init=DIR); the sizes are its own."
+    decoder: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
+    "Its config, which a run keeps."
+    shift: bool = True
+    "Of such a model: whether a position still speaks of the next one."
+    anneal: int = 1000
+    "Of such a model: updates after which positions see all that follow them."
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_decoder(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("pretrained") and not values.get("decoder"):
+            from difflm.models.open_start import read_decoder
+
+            decoder, shape = read_decoder(str(values["pretrained"]))
+            sizes = {"hidden": shape.hidden, "layers": shape.layers, "heads": shape.heads}
+            values = {**values, "decoder": decoder, **sizes}
+        return values
+
+    def build_decoder(self, texts: TextSpec, positions: int) -> "nn.Module":
+        """The network of that model's shape, for canvases of so many positions."""
+        from difflm.errors import UsageError
+        from difflm.models.open_start import build_annealed
+
+        if texts.source_longest:
+            raise UsageError("a pretrained decoder reads no sources: leave model.pretrained out.")
+        return build_annealed(self.decoder, texts.vocabulary, positions, self.shift, self.anneal)
+
+    def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
+        if self.decoder:
+            from difflm.models.open_start import take_weights
+
+            take_weights(model, self.pretrained, tokenizer)

@@ -13,6 +13,7 @@ from difflm.diffusion.base import cross_entropy
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.errors import UsageError
@@ -122,7 +123,7 @@ class Autoregressive(LanguageModel):
         if before and length > 1:  # attention with a cache is not causal by itself
             visible = torch.ones(1, length, before + length, dtype=torch.bool, device=words.device)
             mask = visible.tril(diagonal=before)
-        with autocast_to(words.device, self.precision):
+        with autocast_to(words.device, self.precision), avoid_onednn(words.device, self.embedding.weight.dtype):
             kept = caches if caches is None else caches or empty
             x, grown = network.run(network.input(self.vectors(words)), None, mask, kept, before, memory=memory)
             found = network.answer(x).float() if answers else x

@@ -205,10 +205,11 @@ def words_before_end(row: list[int]) -> list[int]:
     return [i for i in row if i not in (START, PAD)]
 
 
-def pad_token_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids of texts of different lengths [B, L], PAD behind each, and the lengths [B]."""
+def pad_token_rows(rows: Sequence[Sequence[int]], room: int = 0) -> tuple[Tensor, Tensor]:
+    """Ids of texts of different lengths [B, L], PAD behind each, and the lengths [B]. With `room` PAD stands behind the
+    longest, too, if it has fewer tokens: for classifiers, which read the ends of phrases with what is behind them."""
     lengths = [len(row) for row in rows]
-    widest = max(lengths)
+    widest = max(lengths) + (max(lengths) < room)
     ids = torch.tensor([[*row, *[PAD] * (widest - len(row))] for row in rows], dtype=torch.int64)
     return ids, torch.tensor(lengths)
 
@@ -237,6 +238,7 @@ class Row:
     owner: int = 0  # the index of its job, where several share a batch
     guided: bool = False  # by a classifier: on a CPU such texts have batches of their own
     source: Sequence[int] = ()  # ids of what it is written from
+    together: int = 1  # rows of one layout, one after the other, that share a batch
 
 
 @dataclass(frozen=True)
@@ -288,8 +290,10 @@ def make_batches(
     """The rows in batches on `device`, sized as for devices of `device_type`; None: as for this one."""
     kind = device_type or device.type
     first = ALONE if kind == "cpu" and model.one_by_one else 0
-    yield from (pad_batch([row], row.layout.width, device, kind, size=1) for row in rows if row.sample < first)
-    for chosen, width in batched([row for row in rows if row.sample >= first], model.vocabulary, kind):
+    alone = [row for row in rows if row.sample < first and row.together == 1]
+    yield from (pad_batch([row], row.layout.width, device, kind, size=1) for row in alone)
+    others = [row for row in rows if row.sample >= first or row.together > 1] if alone else rows
+    for chosen, width in batched(others, model.vocabulary, kind):
         yield pad_batch(chosen, width, device, kind)
 
 
@@ -305,7 +309,7 @@ def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[
     for row in rows:  # in their order, so that early texts come early
         kind = row.layout.width, -(-len(row.source) // WIDTH) * on_cpu, row.guided and on_cpu
         waiting.setdefault(kind, []).append(row)
-        if len(waiting[kind]) == max_batch_rows(vocabulary, kind[0], device_type, row.guided):
+        if len(waiting[kind]) == max(row.together, max_batch_rows(vocabulary, kind[0], device_type, row.guided)):
             yield waiting.pop(kind), kind[0]
     if device_type == "cpu":
         yield from ((rest, width) for (width, *_), rest in waiting.items())
@@ -355,6 +359,7 @@ def pad_batch(
     that of the batch; 0: as its device has them."""
     on_cpu = (device_type or device.type) == "cpu"
     size = size or (max_batch_rows(1, width, "cpu", rows[0].guided) if on_cpu else batch_rows(len(rows)))
+    size = max(size, rows[0].together)
     chosen = [*rows, *[rows[-1]] * (size - len(rows))]
     layouts = [row.layout for row in chosen]
     numbers = [[row.seed for row in chosen], [row.sample for row in chosen], [layout.positions for layout in layouts]]

@@ -176,20 +176,27 @@ class BlockDenoiser(Denoiser):
         caches: list[Cache | None],
         back: Tensor | None = None,
         memory: list[Memory] | None = None,
+        before: Tensor | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:
         """Logits of one block [B, size, …] that begins at `start`, given the kept blocks; and what is kept with it.
         Without a level the block is clean words. `back` [B]: how far each text looks, where that is less than the
-        window."""
-        kept = self.kept
-        caches = [None if c is None else (c[0][:, :, -kept:], c[1][:, :, -kept:]) if kept else None for c in caches]
-        near = None
-        if back is not None:
-            words = min(start, kept)
-            near = torch.arange(-words, block.shape[1], device=block.device) >= -back.unsqueeze(1)
+        window. `before` [B]: the word before the block, which some networks ask about its first one."""
+        caches, near = self.see_back(block, start, caches, back)
         with autocast_to(block.device, self.precision):
             inputs, t = self.read_words(block) if level is None else (self.read_state(block, level), level.t)
             hidden, grown = self.network.run(inputs, t, near, caches, start, memory=memory)
             return self.network.answer(hidden).float(), grown
+
+    def see_back(
+        self, block: Tensor, start: int, caches: list[Cache | None], back: Tensor | None
+    ) -> tuple[list[Cache | None], Tensor | None]:
+        """What is kept within the window, and which of those words and of the block each text sees, [B, words]."""
+        kept = self.kept
+        caches = [None if c is None else (c[0][:, :, -kept:], c[1][:, :, -kept:]) if kept else None for c in caches]
+        if back is None:
+            return caches, None
+        words = min(start, kept)
+        return caches, torch.arange(-words, block.shape[1], device=block.device) >= -back.unsqueeze(1)
 
 
 class BlockDiffusion(DiffusionModel):
@@ -200,13 +207,19 @@ class BlockDiffusion(DiffusionModel):
     can_hide_known = False  # what is kept of known words was kept with them
 
     def __init__(
-        self, codec: Codec, process: Process, network: Transformer, lengths: BlockLengths, **parts: Any
+        self,
+        codec: Codec,
+        process: Process,
+        network: nn.Module,
+        lengths: BlockLengths,
+        denoiser: Callable[..., BlockDenoiser] = BlockDenoiser,
+        **parts: Any,
     ) -> None:
         super().__init__(codec, process, network, lengths=lengths, **parts)
         self.follows_frames = self.syncs_with_device = True
         self.samplers = tuple(name for name in process.steps if name != "heun")  # which asks twice a step
         window = lengths.positions(lengths.longest)
-        self.denoiser = BlockDenoiser(network, codec, process, lengths.size, window, parts.get("conditioning"))
+        self.denoiser = denoiser(network, codec, process, lengths.size, window, parts.get("conditioning"))
 
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
         """Each block is denoised given the clean ones before it."""
@@ -321,7 +334,8 @@ class BlockwiseDenoiser:
         here = slice(now * size, (now + 1) * size)
         frequent = denoiser.network.head.bias.detach().float()[: codec.vocabulary]  # a GPU's copy may be padded
         logits = frequent.expand(*x.shape[:2], -1).clone()
-        logits[:, here], _ = denoiser.block_logits(x[:, here], level[:, here], now * size, self.caches, *asked)
+        before = self.written[-1][:, -1] if self.written else None
+        logits[:, here], _ = denoiser.block_logits(x[:, here], level[:, here], now * size, self.caches, *asked, before)
         belief = codec.belief(logits, x, level, codec.evidence(x, level), denoiser.process)
         if not self.written or codec.holds_tokens:
             return belief

@@ -18,7 +18,7 @@ from difflm.diffusion.denoiser import ConditionDrop, Conditioning, Denoiser, Sel
 from difflm.diffusion.given import GivenPositions
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
-from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, ORDERED, add_corrections
+from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, GRIDS, ORDERED
 from difflm.diffusion.samplers.loop import (
     BanTokens,
     BoundDenoiser,
@@ -347,7 +347,7 @@ class DiffusionModel(LanguageModel):
         mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
         counter, known, order = torch.zeros(1, dtype=torch.int64, device=device), None, None
         grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, device)
-        grid = add_corrections(grid) if sampling.sampler == "self-correct" else grid
+        grid = GRIDS[sampling.sampler](grid) if sampling.sampler in GRIDS else grid
         if sampling.stop_at:  # the same steps, from where they begin to there
             grid = grid + sampling.stop_at * (1 - grid / grid[0])
         banned = codec.token_mask(self.lengths.forbidden)
@@ -375,7 +375,7 @@ class DiffusionModel(LanguageModel):
             denoiser.process,
             # Times of every text, where the grid does not tell them apart.
             (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, len(lengths), *grid.shape[2:]),
-            Sampler(rules[sampling.sampler], transforms, steering.guide, sampling.told_time, order),
+            Sampler(rules[sampling.sampler], transforms, steering.guide, sampling.told_time, order, steering.resample),
             noise,
             mask,
             codec.state_shape(width),

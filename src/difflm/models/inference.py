@@ -27,8 +27,10 @@ from difflm.models.joinable import JoinableSampler, RowStates
 from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
 from difflm.models.recorded_blocks import recorder_of
+from difflm.networks.transformer import Transformer
 from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool
 from difflm.runtime.eight_bit import use_eight_bits
+from difflm.runtime.packed import pack_layers
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
 MAX_RECORDED = 8  # captured samplers, of the last few shapes
@@ -245,7 +247,7 @@ class DenoiserCopy:
 
     def __init__(self, source: Denoiser, dtype: torch.dtype | None, compiled: bool) -> None:
         self.key = source.network, dtype, compiled, source.codec.bias.device  # what it was made of
-        self.apart = compiled or dtype is not None  # whether the network is a copy
+        self.apart = compiled or dtype is not None or packs_weights(source.network)  # whether the network is a copy
         self.denoiser = copy.copy(source)  # whatever kind it is, and whatever it holds
         self.denoiser._modules = dict(source._modules)
         self.denoiser.codec = source.codec.frozen()
@@ -278,7 +280,8 @@ class DenoiserCopy:
         """
         pairs = [*zip(self.denoiser.codec.frozen_tensors(), source.codec.frozen_tensors(), strict=True)]
         if self.apart:
-            pairs += zip(module_tensors(self.denoiser.network), module_tensors(source.network), strict=True)
+            own, theirs = self.denoiser.network.state_dict(), source.network.state_dict()
+            pairs += zip(own.values(), theirs.values(), strict=True)
         return [(mine.data[: len(new)] if mine.shape != new.shape else mine.data, new) for mine, new in pairs]
 
 
@@ -332,7 +335,19 @@ def prepare_network(network: nn.Module, dtype: torch.dtype | None, compiled: boo
     elif compiled and dtype is not torch.int8:
         for block in getattr(network, "blocks", [network]):
             block.compile(dynamic=False)
+    elif packs_weights(network):
+        pack_layers(position_layers(network))
     return network
+
+
+def packs_weights(network: nn.Module) -> bool:
+    return isinstance(network, Transformer) and not is_on_gpu(network) and torch.backends.mkldnn.is_acl_available()
+
+
+def position_layers(network: Any) -> Iterator[nn.Module]:
+    """Layers that read a row for each position, and not one for each text, as those do that tell the time."""
+    blocks = [part for block in network.blocks for part in (block.attention, block.feed)]
+    return (layer for part in (network.input, *blocks, network.head) for layer in part.modules())
 
 
 def is_on_gpu(network: nn.Module) -> bool:

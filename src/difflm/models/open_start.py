@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from difflm.data.open_tokenizer import ENDS, TokenizerFiles
 from difflm.data.pretrained_tokenizer import PretrainedTokenizer
@@ -43,6 +44,15 @@ def build_annealed(config: dict[str, Any], words: int, longest: int, shift: bool
     return AnnealedTransformer(shape, words, updates)
 
 
+def read_causal(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config of a directory, and all weights of its network under our names, its embedding of tokens among them."""
+    config, shape = read_decoder(str(folder))
+    weights = {key.removeprefix("transformer."): weight for key, weight in read_weights(folder).items()}
+    with torch.device("meta"):
+        plain = OpenTransformer(shape, int(config["vocab_size"]))
+    return config, collect_weights(folder, weights, plain, CAUSAL[config["model_type"]][1], config)
+
+
 @torch.no_grad()
 def take_weights(model: Any, folder: str, tokenizer: Tokenizer) -> None:
     """Weights of a directory, in place. START and END are its own marks; the mask, and what it has no token for, begin
@@ -52,11 +62,7 @@ def take_weights(model: Any, folder: str, tokenizer: Tokenizer) -> None:
     assert isinstance(model, DiffusionModel)
     network, table = model.denoiser.network, model.denoiser.codec.get_parameter("raw")
     assert isinstance(network, AnnealedTransformer)
-    config, files = read_json(Path(folder) / "config.json"), TokenizerFiles(Path(folder))
-    weights = {key.removeprefix("transformer."): weight for key, weight in read_weights(Path(folder)).items()}
-    with torch.device("meta"):
-        plain = OpenTransformer(replace(network.shape, head_bias=False), int(config["vocab_size"]))
-    found = collect_weights(Path(folder), weights, plain, CAUSAL[config["model_type"]][1], config)
+    (config, found), files = read_causal(Path(folder)), TokenizerFiles(Path(folder))
     end = find_special("eos", config, files)
     end = end if end is not None else next(iter(files.find_among(ENDS)), None)
     start = find_special("bos", config, files)

@@ -10,6 +10,7 @@ from torch import Tensor, nn, zeros_like
 
 from difflm.diffusion.base import Levels
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.left_to_right import BeamState, decoding_state
 from difflm.diffusion.samplers.loop import BoundDenoiser, Frame, Memory, SamplerInputs
 from difflm.models.autoregressive import Autoregressive
@@ -28,7 +29,8 @@ def can_capture(inputs: SamplerInputs) -> bool:
     """Whether sampling steps can be captured: whatever takes part in them is a value whose tensors can be found, and
     does not read the device to decide what to do."""
     sampler = inputs.sampler
-    parts = [inputs.denoise, *sampler.transforms, *([] if sampler.guide is None else [sampler.guide])]
+    movers = [part for part in (sampler.guide, sampler.resample) if part is not None]
+    parts = [inputs.denoise, *sampler.transforms, *movers]
     network = inputs.denoise.denoiser.network if isinstance(inputs.denoise, BoundDenoiser) else None
     known = all(is_dataclass(part) and not getattr(part, "syncs_with_device", False) for part in parts)
     return known and getattr(network, "capturable", True)
@@ -207,9 +209,10 @@ class RecordedDecoder:
         state, network = self.state, self.model.network
         angles = state.at_position(self.angles[0]), state.at_position(self.angles[1])
         visible = (state.positions <= state.position).view(1, 1, -1)
-        x = network.input(self.model.embedding(state.last))
-        x, _ = network.run(x, None, visible, self.caches, 0, angles, self.memory)
-        state.append(network.answer(x)[:, -1].float())
+        with avoid_onednn(visible.device, self.model.embedding.weight.dtype):
+            x = network.input(self.model.embedding(state.last))
+            x, _ = network.run(x, None, visible, self.caches, 0, angles, self.memory)
+            state.append(network.answer(x)[:, -1].float())
         if isinstance(state, BeamState):
             for slots in self.caches:
                 slots.keys.copy_(slots.keys.index_select(0, state.parents))

@@ -17,7 +17,7 @@ from difflm.diffusion.samplers.discrete_steps import gibbs
 from difflm.diffusion.samplers.loop import BanTokens, ImposeTokens, SamplerInputs, Temperature
 from difflm.models.block_diffusion import BlockwiseDenoiser
 from difflm.models.recorded import RecordedSampler, can_capture
-from difflm.networks.transformer import Slots, rotary
+from difflm.networks.transformer import Slots, Transformer, rotary
 
 
 def recorder_of(inputs: SamplerInputs) -> type[RecordedSampler] | None:
@@ -26,6 +26,8 @@ def recorder_of(inputs: SamplerInputs) -> type[RecordedSampler] | None:
         return RecordedSampler
     bound, sampler = inputs.denoise, inputs.sampler
     if not isinstance(bound, BlockwiseDenoiser) or not bound.denoiser.codec.holds_tokens:
+        return None
+    if not isinstance(bound.denoiser.network, Transformer):  # others keep keys and values in their own way
         return None
     # Whatever looks at the whole canvas at once must have a belief about all of it.
     apart = all(isinstance(one, BanTokens | Temperature | ImposeTokens) for one in sampler.transforms)

@@ -65,7 +65,14 @@ class Sampling:
         int, setting("masked", "Write so many positions at a time, from left to right.", 0, 10_000, zero="anywhere")
     ] = 0
     sure: Annotated[
-        float, setting("masked", "The sampler threshold: write tokens of this probability at once.", 0, 1, above=True)
+        float,
+        setting(
+            "masked",
+            "Samplers threshold, entropy-bound: how sure tokens written at once are.",
+            0,
+            1,
+            above=True,
+        ),
     ] = 0.9
     top_k: Annotated[
         int, setting("left-to-right", "Autoregressive: draw from the k likeliest words.", 0, zero="all words")

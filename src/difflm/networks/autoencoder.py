@@ -14,8 +14,9 @@ class Resampler(nn.Module):
     """States of any number of words [B, L, in_dim] → `latents` vectors [B, latents, out_dim]: learned queries stand
     before the states, and a Transformer's answers at them are kept.
 
-    Each query begins with the sum of a span of states, all spans together covering the longest text: else less
-    than 1 % of the first latents' variance comes from the text, and a decoder learns to do without them."""
+    Each query begins with the states of one span, all spans together covering the longest text: else less than 1 % of
+    the first latents' variance comes from the text, and a decoder learns to do without them. States of a span are
+    multiplied by vectors of signs before they are added, one for each place, so that their order is not lost."""
 
     def __init__(
         self,
@@ -29,16 +30,17 @@ class Resampler(nn.Module):
         longest: int,
     ) -> None:
         super().__init__()
-        self.queries, self.span = nn.Parameter(torch.randn(latents, in_dim)), -(-longest // latents)
+        self.queries = nn.Parameter(torch.randn(latents, in_dim))
+        self.signs = nn.Parameter(torch.randn(-(-longest // latents), in_dim).sign())
         self.body = Transformer(
             in_dim, out_dim, hidden, layers, heads, dropout, time="none", positions=latents + longest
         )
         self.body.head.reset_parameters()  # latents of zeros have no direction
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        latents = len(self.queries)
-        room = F.pad(states * mask.unsqueeze(-1), (0, 0, 0, latents * self.span - states.shape[1]))
-        queries = self.queries + room.unflatten(1, (latents, self.span)).sum(2)
+        latents, span = len(self.queries), len(self.signs)
+        room = F.pad(states * mask.unsqueeze(-1), (0, 0, 0, latents * span - states.shape[1]))
+        queries = self.queries + (room.unflatten(1, (latents, span)) * self.signs).sum(2)
         seen = torch.ones_like(mask[:, :1]).expand(-1, latents)
         answer: Tensor = self.body(torch.cat([queries, states], 1), None, torch.cat([seen, mask], 1))
         return answer[:, :latents]

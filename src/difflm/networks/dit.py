@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.processes.gaussian import Gumbel
 from difflm.networks.open_transformer import LayerNorm, who_sees_whom
 from difflm.networks.transformer import rotary, rotate
@@ -109,19 +110,20 @@ class Dit(nn.Module):
         turn: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """`classes` [B] are labels. `turn` are rotations of positions that do not simply follow each other."""
-        c = F.silu(self.sigma_map(self.sigma_of(t)))
-        if classes is not None and self.cond_map is not None:
-            c = c + F.silu(self.cond_map.embedding_table(classes))
-        c = c if c.dim() == 3 else c.unsqueeze(1)
-        length, device = inputs.shape[1], inputs.device
-        turn = turn or rotary(length, self.head_dim, device)
-        seen = who_sees_whom(mask, length, self.shape.block, device)
-        x = inputs.to(self.head.weight.dtype)
-        x = x if self.self_cond_proj is None else self.self_cond_proj(x)
-        for one in self.blocks:
-            x = one(x, c, turn, seen)
-        out: Tensor = self.head(self.output_layer(x, c))
-        return out
+        with avoid_onednn(inputs.device, self.head.weight.dtype):
+            c = F.silu(self.sigma_map(self.sigma_of(t)))
+            if classes is not None and self.cond_map is not None:
+                c = c + F.silu(self.cond_map.embedding_table(classes))
+            c = c if c.dim() == 3 else c.unsqueeze(1)
+            length, device = inputs.shape[1], inputs.device
+            turn = turn or rotary(length, self.head_dim, device)
+            seen = who_sees_whom(mask, length, self.shape.block, device)
+            x = inputs.to(self.head.weight.dtype)
+            x = x if self.self_cond_proj is None else self.self_cond_proj(x)
+            for one in self.blocks:
+                x = one(x, c, turn, seen)
+            out: Tensor = self.head(self.output_layer(x, c))
+            return out
 
     def sigma_of(self, t: Tensor) -> Tensor:
         """The total noise σ at time t; α = e^−σ."""

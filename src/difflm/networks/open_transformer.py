@@ -4,7 +4,7 @@ Modules bear the names of Llama's. Shapes: vectors of tokens [B, L, hidden], mas
 or [B, L, L] (who sees whom) → logits [B, L, words]. It computes in the dtype of its weights, norms in float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.diffusion.precision import avoid_onednn
 from difflm.networks.documents import same_document
-from difflm.networks.transformer import rotary, rotate
+from difflm.networks.transformer import Cache, rotary, rotate
 
+Kept = Tensor | Cache  # keys and values of one layer, [2, B, heads, L, head_dim] or two of [B, heads, L, head_dim]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -98,7 +100,7 @@ class SelfAttention(nn.Module):
         self.k_norm = RmsNorm(shape.head_dim, shape.eps) if shape.head_norms else nn.Identity()
 
     def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Tensor | None
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor]:
         """Also keys and values, [2, B, heads, L, head_dim]; `kept` are those of positions before, which all see."""
         q = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, -1))).transpose(1, 2)
@@ -108,7 +110,7 @@ class SelfAttention(nn.Module):
             q, k = rotate(q, *turn), rotate(k, *turn)
         own = torch.stack([k, v])
         if kept is not None:
-            k, v = torch.cat([kept, own], 3)
+            k, v = (torch.cat(both, 2) for both in zip(kept, own, strict=True))
         if self.kv_heads != self.heads:
             k, v = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
@@ -139,7 +141,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = make_norm(shape)
 
     def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Tensor | None
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor]:
         y, own = self.self_attn(self.input_layernorm(x), turn, seen, kept)
         x = x + y
@@ -162,28 +164,41 @@ class OpenTransformer(nn.Module):
         self, inputs: Tensor, t: Tensor | None, mask: Tensor | None = None, kept: Tensor | None = None
     ) -> Tensor:
         """`kept` is what `read_prompt` returned of the positions before."""
-        x, _ = self.run(inputs, mask, kept)
-        logits: Tensor = self.head(self.before_head(self.norm(x)))
+        with avoid_onednn(inputs.device, self.head.weight.dtype):
+            x, _ = self.run(inputs, mask, kept)
+            logits = self.answer(x)
         return torch.cat([logits[:, :1], logits[:, :-1]], 1) if self.shape.shift else logits
 
     def read_prompt(self, inputs: Tensor) -> Tensor:
         """Keys and values of whole blocks from the first position on, [B, layers, 2, heads, L, head_dim]."""
-        return torch.stack(self.run(inputs, None, None)[1]).movedim(2, 0)
+        with avoid_onednn(inputs.device, self.head.weight.dtype):
+            return torch.stack(self.run(inputs, None, None)[1]).movedim(2, 0)
 
-    def run(self, inputs: Tensor, mask: Tensor | None, kept: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        """The last states, and keys and values of every layer."""
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.layers  # which a trainer compiles one by one
+
+    def run(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None,
+        kept: Tensor | Sequence[Cache] | None,
+        places: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The last states, and keys and values of every layer. `places` [L] are positions that do not simply follow
+        those that are kept."""
         shape, length, device = self.shape, inputs.shape[1], inputs.device
-        before = 0 if kept is None else kept.shape[-2]
+        before = 0 if kept is None else kept[0][0].shape[-2]
         x = inputs.to(self.head.weight.dtype)
         if self.places is not None:
-            place = torch.arange(before, before + length, device=device)  # a canvas may be wider than the longest text
-            x = x + self.places(place.clamp(max=shape.positions - 1))
+            place = torch.arange(before, before + length, device=device) if places is None else places
+            x = x + self.places(place.clamp(max=shape.positions - 1))  # a canvas may be wider than the longest text
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         seen = who_sees_whom(mask, length, shape.block, device)
-        if seen is not None and before:
+        if seen is not None and seen.shape[-1] == length and before:
             seen = F.pad(seen.expand(-1, -1, length, -1), (before, 0), value=True)
-        turn = rotary(length, shape.head_dim, device, before, shape.rope) if shape.rope else None
+        turn = rotary(length, shape.head_dim, device, before, shape.rope, places) if shape.rope else None
         near, local_turn = seen, turn
         if shape.window:
             place = torch.arange(length, device=device)
@@ -192,10 +207,16 @@ class OpenTransformer(nn.Module):
             local_turn = rotary(length, shape.head_dim, device, base=shape.local_rope)
         found = []
         for number, layer in enumerate(self.layers):
-            local, own = number % shape.global_every, None if kept is None else kept[:, number].movedim(0, 1)
-            x, own = layer(x, local_turn if local else turn, near if local else seen, own)
+            local = number % shape.global_every
+            old = kept[:, number].movedim(0, 1) if isinstance(kept, Tensor) else kept[number] if kept else None
+            x, own = layer(x, local_turn if local else turn, near if local else seen, old)
             found.append(own)
         return x, found
+
+    def answer(self, x: Tensor) -> Tensor:
+        """Logits of the last states, each at its own position."""
+        out: Tensor = self.head(self.before_head(self.norm(x)))
+        return out
 
     def before_head(self, x: Tensor) -> Tensor:
         if self.transform is None or self.transform_norm is None:
@@ -212,20 +233,27 @@ class AnnealedTransformer(OpenTransformer):
 
     def __init__(self, shape: Shape, words: int, updates: int) -> None:
         super().__init__(shape, words)
-        self.updates = updates
+        self.updates, self.input = updates, nn.Identity()  # it reads vectors of words as they are
         self.register_buffer("opened", torch.zeros(()), persistent=False)
 
     def begin_update(self, update: int) -> None:
         self.opened.fill_(min(1.0, update / self.updates))
 
-    def run(self, inputs: Tensor, mask: Tensor | None, kept: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    def run(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None,
+        kept: Tensor | Sequence[Cache] | None,
+        places: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
         if not self.training:
-            return super().run(inputs, mask, kept)
+            return super().run(inputs, mask, kept, places)
         length = inputs.shape[1]
-        earlier = torch.ones(length, length, dtype=torch.bool, device=inputs.device).tril()
+        place = torch.arange(length, device=inputs.device) if places is None else places
+        earlier = place <= place.unsqueeze(1)
         seen = (earlier | (torch.rand(length, length, device=inputs.device) < self.opened)).unsqueeze(0)
         there = None if mask is None else who_sees_whom(mask, length, 0, inputs.device)
-        return super().run(inputs, seen if there is None else seen & there.squeeze(1), kept)
+        return super().run(inputs, seen if there is None else seen & there.squeeze(1), kept, places)
 
 
 def who_sees_whom(mask: Tensor | None, length: int, block: int, device: torch.device) -> Tensor | None:

@@ -77,12 +77,19 @@ class TimeEmbedding(nn.Sequential):
 
 
 def rotary(
-    length: int, dim: int, device: torch.device, start: int = 0, base: float = 10_000.0
+    length: int,
+    dim: int,
+    device: torch.device,
+    start: int = 0,
+    base: float = 10_000.0,
+    places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's rotation angles (Su et al., 2021), [L, dim]; the first half's sines with the
-    sign that `rotate` would else give to the states at every call."""
+    sign that `rotate` would else give to the states at every call. Positions follow each other from `start` on, unless
+    their `places` [L] say otherwise."""
     frequencies = base ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
-    angles = torch.arange(start, start + length, device=device, dtype=torch.float32).unsqueeze(-1) * frequencies
+    place = torch.arange(start, start + length, device=device, dtype=torch.float32) if places is None else places
+    angles = place.float().unsqueeze(-1) * frequencies
     return torch.cat([angles, angles], dim=-1).cos(), torch.cat([-angles, angles], dim=-1).sin()
 
 

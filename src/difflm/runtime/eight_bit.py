@@ -2,6 +2,7 @@
 on an ARM core without matrix units (docs/log.md)."""
 
 import platform
+import threading
 import warnings
 from functools import lru_cache
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 ENGINES = {"aarch64": "onednn", "arm64": "onednn", "x86_64": "x86", "AMD64": "x86"}
+PACKING = threading.Lock()  # torch's engine and Python's filter of warnings are one for all threads
 
 
 def eight_bit_engine() -> str | None:
@@ -26,20 +28,24 @@ def lacks_vnni() -> bool:
 
 class EightBitLinear(nn.Linear):
     """Weights have a scale for each output, inputs one for each text: what a text becomes does not depend on those
-    beside it. Weights are packed at the first call, and must not change afterwards."""
-
-    packed: tuple[torch.ScriptObject, Tensor] | None = None
+    beside it. Weights are packed at the first call, and must not change afterwards. On ARM a packed weight also holds
+    what its product is computed in: two threads that use one at once crash. So each call takes one that nobody uses."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
+        self.unused: list[tuple[torch.ScriptObject, Tensor]] = []  # as many in the end as there are calls at once
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packed is None:
-            self.packed = pack_weight(self.weight)
-        weight, scales = self.packed
-        texts = [torch.ops.quantized.linear_dynamic(text, weight, lacks_vnni()) for text in x.split(1)]
-        return torch.addcmul(self.bias, torch.cat(texts) if len(texts) > 1 else texts[0], scales)
+        try:
+            packed = self.unused.pop()
+        except IndexError:
+            packed = pack_weight(self.weight)
+        weight, scales = packed
+        texts = x.split(1) if len(x) > 1 else (x,)
+        products = [torch.ops.quantized.linear_dynamic(text, weight, lacks_vnni()) for text in texts]
+        self.unused.append(packed)
+        return torch.addcmul(self.bias, torch.cat(products) if len(products) > 1 else products[0], scales)
 
 
 @torch.no_grad()
@@ -47,16 +53,16 @@ def pack_weight(weight: Tensor) -> tuple[torch.ScriptObject, Tensor]:
     """A matrix of eight bits, and the scales of its rows, which are taken out of it: with scales of their own, torch's
     products are thirty times as slow on ARM."""
     scales = weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-    with warnings.catch_warnings():  # torch means to replace them, but has nothing as fast yet
-        warnings.simplefilter("ignore", UserWarning)
-        narrow = torch.quantize_per_tensor(weight.float() / scales.unsqueeze(1), 1 / 127, 0, torch.qint8)
-    before, engine = torch.backends.quantized.engine, eight_bit_engine()
+    engine = eight_bit_engine()
     assert engine is not None
-    torch.backends.quantized.engine = engine
-    try:
-        return torch.ops.quantized.linear_prepack(narrow, None), scales
-    finally:
-        torch.backends.quantized.engine = before
+    with PACKING, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch means to replace them, but has nothing as fast yet
+        narrow = torch.quantize_per_tensor(weight.float() / scales.unsqueeze(1), 1 / 127, 0, torch.qint8)
+        before, torch.backends.quantized.engine = torch.backends.quantized.engine, engine
+        try:
+            return torch.ops.quantized.linear_prepack(narrow, None), scales
+        finally:
+            torch.backends.quantized.engine = before
 
 
 def use_eight_bits(network: nn.Module) -> nn.Module:

@@ -2,13 +2,17 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import append_line, explain_write_errors, replace_atomically, try_lock
+
+if TYPE_CHECKING:
+    from difflm.runtime.distributed import Processes
 
 
 class ResumableLines:
@@ -16,17 +20,25 @@ class ResumableLines:
 
     They are appended to FILE.partial, whose first line says what they are made from: the next command with the same
     `origin` continues behind the last whole line, and one with another is refused. Without any line, nothing is left.
+    Several processes have a file each, FILE.1-of-2.partial; the first one joins them.
     """
 
-    def __init__(self, path: Path, origin: Mapping[str, Any]) -> None:
-        self.path, self.origin = path, dict(origin)
-        self.partial = path.with_name(f"{path.name}.partial")
+    def __init__(self, path: Path, origin: Mapping[str, Any], processes: "Processes | None" = None) -> None:
+        self.path, self.origin, self.processes = path, dict(origin), processes
+        count = processes.count if processes else 1
+        parts = [f".{number}-of-{count}" for number in range(1, count + 1)] if count > 1 else [""]
+        self.partials = [path.with_name(f"{path.name}{part}.partial") for part in parts]
+        self.partial = self.partials[processes.rank if processes else 0]
         self.count = 0  # whole lines that are there
 
     def __enter__(self) -> "ResumableLines":
         if self.path.exists():
             advice = "is a directory. Name a file" if self.path.is_dir() else "is there already. Delete it"
             raise UsageError(f"{self.path} {advice}, or choose another --out.")
+        for other in self.path.parent.glob("*.partial"):
+            found = re.fullmatch(r"(.*?)(\.\d+-of-\d+)?\.partial", other.name)
+            if found and found[1] == self.path.name and other not in self.partials:
+                raise UsageError(f"{other} was begun by another number of processes. Start as many, or delete it.")
         with explain_write_errors(self.partial):
             self.partial.parent.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644)
@@ -71,10 +83,17 @@ class ResumableLines:
         self.count += 1
 
     def finish(self) -> None:
-        """Write the file itself."""
-        with replace_atomically(self.path) as temporary, self.partial.open("rb") as made, temporary.open("wb") as file:
-            made.readline()
-            file.writelines(made)
+        """Write the file itself, when all processes are there."""
+        if self.processes:
+            self.processes.any()
+        if self.partial == self.partials[0]:
+            with replace_atomically(self.path) as temporary, temporary.open("wb") as file:
+                for partial in self.partials:
+                    with partial.open("rb") as made:
+                        made.readline()
+                        file.writelines(made)
+        if self.processes:
+            self.processes.any()
         self.partial.unlink()
 
     def __exit__(

@@ -4,10 +4,12 @@ Small matrices gain little from a second thread, and a product that two threads 
 thread's: a single-threaded job gives the same numbers on every machine of its kind, however many cores it has.
 """
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -17,6 +19,9 @@ T = TypeVar("T")
 IsStopped = Callable[[], bool]  # asked by a job between its results: whether nobody waits for it any more
 Job = Callable[[IsStopped], Iterator[T]]
 MAX_QUEUED = 2  # results of each core that may wait for their reader
+# ARM's library of products divides each among as many threads as there are cores, whatever torch is told: answers are
+# the same to the bit whoever computes the parts. A lone job may use idle cores so; several keep to one core each.
+OPENMP = ctypes.CDLL(torch._C.__file__) if torch.backends.mkldnn.is_acl_available() else None
 
 
 @dataclass(frozen=True)
@@ -62,13 +67,17 @@ def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
     """What the jobs yield, as it comes: as many of them at a time as torch has threads. An error of one of them, or a
     reader who leaves, stops them all."""
     with SHARES.reserve() as cores:
-        waiting, lock, stop = iter(jobs), threading.Lock(), threading.Event()
+        rest, lock, stop = iter(jobs), threading.Lock(), threading.Event()
+        first = [*islice(rest, cores)]
+        waiting, alone = chain(first, rest), cores > 1 and len(first) < 2 and SHARES.inside < 2
         room, results = threading.Semaphore(MAX_QUEUED * cores), SimpleQueue[Item[T] | BaseException | None]()
 
         def work() -> None:
             """Take one job after the other. A result waits for room in the queue, unless nobody will make any."""
             torch.get_num_threads()  # a thread's first question takes over the process's number: ask before it is set
             torch.set_num_threads(1)
+            if OPENMP is not None and not alone:
+                OPENMP.omp_set_max_active_levels(0)  # of this thread
             try:
                 while not stop.is_set():
                     with lock:

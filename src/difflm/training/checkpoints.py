@@ -3,11 +3,12 @@
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from difflm.errors import DifflmError
@@ -53,7 +54,14 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
         stack.callback(shutil.rmtree, temporary, ignore_errors=True)
         sync_directory(run)  # where the directory of all checkpoints may be new
         sha256 = save_tensors(temporary / "state.safetensors", tensors)
-        write_json(temporary / "state.json", {**state, "sha256": sha256})
+        finish_checkpoint(run, temporary, target, {**state, "sha256": sha256})
+    return target
+
+
+def finish_checkpoint(run: Path, temporary: Path, target: Path, state: Mapping[str, Any]) -> None:
+    """Write the state beside the tensors, and let the checkpoint appear; then delete the oldest and later ones."""
+    with explain_write_errors(target):
+        write_json(temporary / "state.json", state)
         shutil.rmtree(target, ignore_errors=True)
         temporary.replace(target)
         sync_directory(target.parent)
@@ -61,7 +69,11 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
     here = found.index(target)
     for other in found[:here] + found[here + KEEP :]:
         shutil.rmtree(other, ignore_errors=True)
-    return target
+
+
+def shard_name(number: int, count: int) -> str:
+    """The file of one of several processes that saved together."""
+    return f"state-{number + 1:05}-of-{count:05}.safetensors"
 
 
 def read_whole_config(run: Path) -> dict[str, Any]:
@@ -96,9 +108,22 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not is_state(state) or path.name != f"step-{state['step']}":
         raise DifflmError(f"{path}/state.json does not describe a checkpoint.")
     advice = "Start the run anew."
+    if "shards" in state:
+        return load_shards(path, state["shards"], advice), state
     tensors = load_tensors(path / "state.safetensors", advice)
     check_sha256(path / "state.safetensors", state, advice)
     return tensors, state
+
+
+def load_shards(path: Path, shards: Sequence[str], advice: str) -> dict[str, Tensor]:
+    """Put together what several processes saved, each its rows of every tensor; `shards` are their checksums."""
+    found: dict[str, list[Tensor]] = {}
+    for number, sha256 in enumerate(shards):
+        file = path / shard_name(number, len(shards))
+        for name, part in load_tensors(file, advice).items():
+            found.setdefault(name, []).append(part)
+        check_sha256(file, {"sha256": sha256}, advice)
+    return {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
 
 
 def is_state(state: Any) -> bool:
@@ -107,4 +132,7 @@ def is_state(state: Any) -> bool:
     if not isinstance(validation, dict) or not isinstance(state.get("step"), int):
         return False
     numbers = [state.get("seconds"), *(value for key, value in validation.items() if key != "likelihood")]
+    shards = state.get("shards", [])
+    if not isinstance(shards, list) or not all(isinstance(sha256, str) for sha256 in shards):
+        return False
     return all(isinstance(number, int | float) for number in numbers)

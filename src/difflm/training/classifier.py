@@ -51,15 +51,15 @@ class Frozen:
 class Learner(Trainable):
     """A classifier in training, with the frozen model that it will guide."""
 
-    def __init__(self, classifier: Classifier, guided: LanguageModel) -> None:
+    def __init__(self, classifier: Classifier, guided: LanguageModel, low_noise: float = 2.0) -> None:
         super().__init__()
-        self.classifier = classifier
+        self.classifier, self.low_noise = classifier, low_noise
         self.frozen = Frozen(guided)  # not a submodule, so that it is not saved
 
     def forward(self, batch: Batch) -> Losses:
         noise = training_noise(batch)
-        # Half of the texts at the last quarter of the times, where the final words are decided.
-        found = self.label_nats(batch, noise.uniform(0, stream=TIMES) ** 2, noise)
+        # Usually half of the texts at the last quarter of the times, where the final words are decided.
+        found = self.label_nats(batch, noise.uniform(0, stream=TIMES) ** self.low_noise, noise)
         terms = {f"{name}_nats": nats.sum() for name, nats in found.items()}  # a label may be called "loss" or "step"
         texts = torch.full((), len(batch.ids), device=batch.ids.device)
         return Losses(torch.stack(list(terms.values())).sum(), terms, texts)
@@ -191,7 +191,8 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
         "texts": len(kept),
         **count_left_out(recipe, selection),
     }
-    learner = (PrefixLearner if isinstance(guided, Autoregressive) else Learner)(classifier, guided)
+    kind = PrefixLearner if isinstance(guided, Autoregressive) else Learner
+    learner = kind(classifier, guided, method.get("low_noise", 2.0))
     return fit.Prepared(recipe, learner, batches, validation, "label_nats", config)
 
 

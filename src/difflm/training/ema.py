@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from difflm.models.base import Trainable
+from difflm.training.sharding import local_part
 
 
 class Ema:
@@ -17,9 +18,13 @@ class Ema:
         self.model = copy.deepcopy(model).requires_grad_(False)
         self.model.eval()
         self.decay = decay
-        self._mine: list[Tensor] = list(self.model.parameters())
-        self._theirs: list[Tensor] = list(model.parameters())
-        self._buffers: tuple[list[Tensor], list[Tensor]] = list(self.model.buffers()), list(model.buffers())
+        self.follow(self.model, model)
+
+    def follow(self, average: Trainable, model: Trainable) -> None:
+        """Take note of both sides' tensors, whose places stay the same; of divided ones the own part."""
+        self._mine: list[Tensor] = [local_part(weight) for weight in average.parameters()]
+        self._theirs: list[Tensor] = [local_part(weight) for weight in model.parameters()]
+        self._buffers: tuple[list[Tensor], list[Tensor]] = list(average.buffers()), list(model.buffers())
 
     def ema_weight(self, step: int) -> float:
         """1 − d."""

@@ -4,9 +4,11 @@ Everything is counted on the model itself but for the constants below, which say
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
+from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
 from difflm.methods.base import TextSpec
 from difflm.models.base import LanguageModel
 from difflm.models.diffusion import DiffusionModel
@@ -93,7 +95,9 @@ def masks_words(model: LanguageModel) -> bool:
 
 def text_sizes(recipe: Recipe) -> TextSpec:
     vocabulary, longest = recipe.vocabulary, recipe.longest or UNKNOWN_LONGEST
-    if recipe.tokenizer not in TOKENIZERS:
+    if is_pretrained(Path(recipe.tokenizer)):
+        vocabulary = PretrainedTokenizer.read(Path(recipe.tokenizer)).size
+    elif recipe.tokenizer not in TOKENIZERS:
         from difflm.training.run import find_run, read_config
 
         vocabulary = read_config(find_run(recipe.tokenizer))["vocabulary"]

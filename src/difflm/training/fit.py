@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,9 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Trainable
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.flow_map import FlowMapModel
 from difflm.networks import Transformer
+from difflm.runtime.distributed import current
 from difflm.runtime.files import locked, write_json
 from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import newest_checkpoint, write_config
@@ -101,34 +103,44 @@ def train_run(
 ) -> Outcome:
     """Train a run in `out`, which is locked meanwhile; with `resume`, continue the one there."""
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_init(recipe.init)})
-    if is_remote(recipe.data):
+    if is_remote(recipe.data) and current().first:
         fetch_remote(recipe.data, root, recipe.column, note)
     return train_prepared(Setup(recipe, out, device, note, root, resume), prepare_model, watcher)
 
 
 def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: Watcher) -> Outcome:
-    """Prepare a run and train it. When preparing fails, nothing is left behind."""
-    out = setup.out
-    with locked(out):
+    """Prepare a run and train it. When preparing fails, nothing is left behind. Of several processes the first one
+    builds what the others then read, and writes all files."""
+    out, resume, processes = setup.out, setup.resume, current()
+    if processes.count > 1 and not (setup.recipe.steps or resume):
+        raise UsageError("several processes cannot choose how many steps fit into `minutes`: give steps=N.")
+    if not processes.first:
+        processes.any()
+        setup = replace(setup, resume=True)
+    with locked(out) if processes.first else nullcontext():
         changes: Changes = {}
-        if setup.resume:
+        if resume:
             recipe, changes = check_same_recipe(setup.recipe, out)
             setup = replace(setup, recipe=recipe)
-        elif (out / "config.json").exists() or newest_checkpoint(out):
+        elif processes.first and ((out / "config.json").exists() or newest_checkpoint(out)):
             raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
-        with remove_on_failure(out, keep=setup.resume):
+        with remove_on_failure(out, keep=setup.resume):  # which the other processes set
             ready = prepare(setup)
             if not ready.recipe.steps:
                 recipe = choose_steps(ready, out, setup.device, setup.report)
                 ready = replace(ready, recipe=recipe, config={**ready.config, "recipe": recipe.model_dump()})
+            if processes.first:
+                processes.any()
             trainer = Trainer(ready.model, ready.recipe, out, setup.device, ready.figure)
-            if setup.resume:
+            if resume:
                 trainer.resume(setup.note)
+            if processes.first:
                 record_changes(changes, trainer.step, out, setup.note)
-            write_json(out / "recipe.json", ready.recipe.model_dump())
-            write_config(out, ready.config)
+                write_json(out / "recipe.json", ready.recipe.model_dump())
+                write_config(out, ready.config)
         outcome = trainer.fit(ready.batches, ready.held_out, watcher)
-        write_json(out / "config.json", {**ready.config, **outcome.summary()})
+        if processes.first:
+            write_json(out / "config.json", {**ready.config, **outcome.summary()})
         return outcome
 
 
@@ -159,7 +171,7 @@ def prepare_model(setup: Setup) -> Prepared:
         advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
         setup.report(f"{overlap:,} of {len(held_out[1]):,} held-out texts also occur in training{advice}")
     lengths, words = histograms(tokens, subset, recipe.longest, tokenizer.size)
-    if isinstance(model, DiffusionModel) and not (initial and type(initial[0]) is type(model)):
+    if isinstance(model, DiffusionModel) and not (initial and isinstance(model, type(initial[0]))):
         for part in model.pair_readers:
             part.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
     start_weights(setup, model, tokenizer, lengths, words, initial)
@@ -176,12 +188,14 @@ def prepare_model(setup: Setup) -> Prepared:
         "texts": len(subset),
         "held_out": len(held_out[1]),
         "held_out_seen": overlap,
+        **({"whole_texts_held_out": True} if tokens.holds_pieces else {}),
         **count_left_out(recipe, selection),
         **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
     }
     config = describe_run(recipe, model, tokenizer, counts)
     noisy = {"vectors", "simplex"} & {*model.families} or model.whole_text
-    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else "masked_nats"
+    others: Figure = "round_nats" if METHODS[recipe.method].family == "edits" else "masked_nats"
+    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else others
     return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
 
 
@@ -209,7 +223,7 @@ def start_weights(
 ) -> None:
     """Start a model with the weights of another, or with what needs no training, and with pretrained weights where its
     method has some."""
-    if initial and type(initial[0]) is type(model):
+    if initial and isinstance(model, type(initial[0])):
         copy_matching_weights(model, initial[0], lengths)
     else:
         model.observe(lengths, words)
@@ -271,11 +285,13 @@ def load_initial(recipe: Recipe) -> Initial | None:
 
 def copy_matching_weights(model: LanguageModel, initial: LanguageModel, lengths: torch.Tensor) -> None:
     """Copy weights and sampling defaults of another model. Only the lengths are counted anew: the heads' biases are
-    trained already."""
-    model.load_state_dict(initial.state_dict())
+    trained already. A student keeps the words of its teacher, whose classifiers know them, and samples as it learns."""
+    model.load_state_dict({**model.state_dict(), **initial.state_dict()})
     if isinstance(model, DiffusionModel):
         model.lengths.observe(lengths)
-        if model.reflow:  # which has sampling defaults of its own
+        if isinstance(model, FlowMapModel):
+            model.denoiser.codec.requires_grad_(False)
+        if model.reflow or isinstance(model, FlowMapModel):
             return
     model.sampling = initial.sampling
 
@@ -348,7 +364,7 @@ def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recip
     most = MOST_TOKENS - (source_longest or MOST_TOKENS // 2) if recipe.has_sources else MOST_TOKENS
     if not longest:
         with SkipInit():
-            smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST)
+            smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST if recipe.has_sources else 0)
             extra = max(0, LEAST_LONGEST - recipe.build_method().build(smallest).max_words)
         texts = int(tokens.lengths.max()) if recipe.split else tokens_that_hold_most(tokens.lengths)
         longest = min(max(round_up(texts + extra), LEAST_LONGEST), most)
@@ -368,6 +384,9 @@ def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection
         valid = read_tokens(setup, tokenizer, "valid")
         return (tokens, selection.kept), (valid, select_texts(valid, selection.limits).kept)
     kept, held = split(selection.kept, len(tokens), setup.recipe.seed, tokens.texts)
+    if tokens.holds_pieces and tokens.texts is not None and len(held) > WARN_SHARE * len(tokens):
+        whole = f"{len(np.unique(tokens.texts[held])):,} of {tokens.texts[-1] + 1:,} texts"
+        setup.report(f"{len(held) / len(tokens):.0%} of the pieces are held out: all of {whole}")
     return (tokens, kept), (tokens, held)
 
 
@@ -397,7 +416,11 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     where = recipe.data, setup.root, split, recipe.column, recipe.chunk
     examples = made(*where) if made else corpus_examples(*where, recipe.has_sources)
     if recipe.split:
-        examples = (replace(one, target=piece) for one in examples for piece in split_long(one.target, recipe.split))
+        examples = (
+            replace(one, target=piece, continues=number > 0)
+            for one in examples
+            for number, piece in enumerate(split_long(one.target, recipe.split))
+        )
     return TokenFile.build(directory, report_reading(examples, f"reading {split} texts", setup.note), tokenizer, origin)
 
 

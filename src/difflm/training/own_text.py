@@ -1,7 +1,7 @@
 """Settings for texts of one's own, chosen from the texts and the device, each with its reason."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from difflm.data.corpora import corpus_path, counted_texts, file_names, resolve_data
 from difflm.data.remote import is_remote
 from difflm.data.texts import MOST_TOKENS, ROWS, file_kind, split_long
-from difflm.data.tokenizers import Bpe
+from difflm.data.tokenizers import Bpe, Tokenizer
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.methods import METHODS
@@ -32,6 +32,18 @@ NETWORKS: dict[str, Sequence[tuple[float, dict[str, int]]]] = {
         (float("inf"), {"hidden": 512, "layers": 12, "heads": 8}),
     ),
 }
+# Words that make up an eighth of English texts and more, and of no others; "the" is among them often.
+ENGLISH = {
+    *("the", "and", "of", "to", "that", "it", "with", "they", "you", "are", "have", "this", "from"),
+    *("but", "what", "there", "which", "is", "she", "were", "their", "would"),
+}
+LEAST_ENGLISH, LEAST_THE = 0.1, 0.01
+# Keys of a recipe by which somebody asks for another model than the one that English texts begin with.
+OTHER_MODEL = {
+    *("init", "method", "tokenizer", "vocabulary", "more_than", "longest", "rows", "chunk"),
+    *("task", "source_longest", "source_words"),
+}
+SMALL_STEPS = 3e-4  # learning rate of a model that is trained already
 ALL_FIT = 48  # tokens, by this count: every canvas holds them
 TOKENS = {"cpu": 1024, "cuda": 16384}  # of a batch, about
 Choice = tuple[str, Any, str]  # a key of the recipe, its value, and why
@@ -50,6 +62,7 @@ class Survey:
     running: int  # words that were counted, and those of them that come once
     once: int
     sample: Sequence[str]  # the first texts
+    english: bool = False
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "Survey":
@@ -63,7 +76,10 @@ class Survey:
             size += len(text.encode())
         ordered, once = sorted(lengths), sum(count == 1 for count in counts.values())
         most = ordered[-(-99 * len(ordered) // 100) - 1]
-        return cls(len(lengths), sum(lengths), size, ordered[-1], most, len(counts), counts.total(), once, sample)
+        running = counts.total()
+        common = sum(count for word, count in counts.items() if word.lower() in ENGLISH)
+        english = common >= LEAST_ENGLISH * running and counts["the"] + counts["The"] >= LEAST_THE * running
+        return cls(len(lengths), sum(lengths), size, ordered[-1], most, len(counts), running, once, sample, english)
 
     @property
     def closed(self) -> bool:
@@ -71,13 +87,17 @@ class Survey:
         return self.words <= CLOSED and self.once <= RARE * self.running
 
 
-def token_lengths(survey: Survey, kind: str, vocabulary: int) -> tuple[float, float]:
+def token_lengths(survey: Survey, kind: str, vocabulary: int, init: str | None) -> tuple[float, float]:
     """Characters of a token, on average and in the piece of a text with the shortest ones."""
-    if kind not in TOKENIZERS:
+    if kind not in TOKENIZERS and init is None:
         average = BYTES * survey.characters / survey.bytes
         return average, 0.6 * average
     counts = [len(split_words(text)) if kind == "words" else len(text) for text in survey.sample]
-    if kind == "bpe":
+    if init is not None:
+        from difflm.training.run import find_run  # imports torch
+
+        counts = [*map(len, Tokenizer.load(find_run(init) / "tokenizer.json").encode_batch(survey.sample))]
+    elif kind == "bpe":
         counts = [*map(len, Bpe.build(survey.sample, vocabulary).encode_batch(survey.sample))]
     rates = [(len(text), count) for text, count in zip(survey.sample, counts, strict=True) if count]
     average = sum(size for size, _ in rates) / sum(count for _, count in rates)
@@ -100,15 +120,33 @@ def own_recipe(
     corpus_path(data, root)
     sides = ("source", "target") if plain.has_sources else ()
     survey = Survey.of(counted_texts(resolve_data(data, root), root, plain.column, plain.chunk, sides))
-    note(f"{file_names(data)}: {survey.texts:,} texts of {survey.characters:,} characters")
-    chosen = [one for one in choose_settings(survey, plain, device) if one[0] not in given]
+    note(f"{file_names(data)}: {survey.texts:,} text{'s'[: survey.texts != 1]} of {survey.characters:,} characters")
+    start = choose_start(survey, given)
+    if start:
+        changes = [f"{key}={value}" for key, value, _ in start] + [*changes]
+        plain = load_recipe(BASE, [f"data={data}", *changes])
+    chosen = [one for one in [*start, *choose_settings(survey, plain, device)] if one[0] not in given]
     if plain.init or plain.tokenizer not in TOKENIZERS:  # whose sizes are those of another run
         chosen = [one for one in chosen if one[0] not in ("tokenizer", "vocabulary", "more_than")]
-    if plain.init:
+    if plain.init or plain.model.get("pretrained"):
         chosen = [one for one in chosen if not one[0].startswith("model.")]
     for why in dict.fromkeys(why for *_, why in chosen if why):
         note(f"{' '.join(f'{key}={value}' for key, value, reason in chosen if reason == why)}: {why}")
-    return load_recipe(BASE, [f"data={data}", *(f"{key}={value}" for key, value, _ in chosen), *changes], note)
+    ignored = (lambda _: None) if start else note  # what the recipe says of the method that was not asked for
+    return load_recipe(BASE, [f"data={data}", *(f"{key}={value}" for key, value, _ in chosen), *changes], ignored)
+
+
+def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
+    """The bundled model that English texts begin with, if there is one and nobody asks for another."""
+    if not survey.english or any(key in OTHER_MODEL or key.startswith("model.") for key in given):
+        return []
+    from difflm.training.run import find_run, find_start, read_config  # imports torch
+
+    if (name := find_start("en")) is None:
+        return []
+    why = "the texts are English, as those of this bundled model were; init=none begins from scratch"
+    found: list[Choice] = [("init", name, why), ("method", read_config(find_run(name))["method"], why)]
+    return [*found, ("lr", SMALL_STEPS, "small steps, since the model is trained already")]
 
 
 def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
@@ -125,14 +163,15 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
         why = f"{survey.words:,} different words, {survey.once:,} of them once: pieces spell them all"
         found += [("tokenizer", "bpe", why), ("vocabulary", size, why)]
     size = next((value for key, value, _ in found if key == "vocabulary"), plain.vocabulary)
-    (rate, shortest), method = token_lengths(survey, kind, size), METHODS[plain.method]
-    typical = survey.most / rate
-    if typical > MOST_TOKENS and method.packs and not plain.has_sources and not plain.model.get("pretrained"):
+    (rate, shortest), method = token_lengths(survey, kind, size, plain.init), METHODS[plain.method]
+    typical, limit = survey.most / rate, plain.longest if plain.init else MOST_TOKENS
+    begun = plain.init or plain.model.get("pretrained")
+    if typical > MOST_TOKENS and method.packs and not plain.has_sources and not begun:
         why = f"texts of up to {survey.longest:,} characters, one behind the other: none is left out"
         found += [("rows", "packed", why), ("longest", MOST_TOKENS, why)]
         typical = MOST_TOKENS
     elif survey.longest / rate > ALL_FIT and not plain.has_sources and not plain.chunk:
-        room = int(0.8 * MOST_TOKENS * shortest)
+        room = int(0.8 * limit * shortest)
         most = min(max(survey.most, int(ALL_FIT * rate)), room)
         if survey.longest <= min(1.5 * most, room):
             found.append(("split", survey.longest, "the longest text: none is cut, and none left out"))
@@ -143,8 +182,8 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
     sizes = next(sizes for most, sizes in NETWORKS[device] if tokens <= most)
     why = f"a network for about {tokens:,.0f} tokens on this device ({device})"
     found += [(f"model.{key}", value, why) for key, value in sizes.items() if key in method.model_fields]
-    rows = max(8, min(256, 8 * round(TOKENS[device] / max(8, min(typical, MOST_TOKENS)) / 8)))
-    found.append(("batch_size", rows, f"about {rows * min(typical, MOST_TOKENS):,.0f} tokens a step"))
+    rows = max(8, min(256, 8 * round(TOKENS[device] / max(8, min(typical, limit)) / 8)))
+    found.append(("batch_size", rows, f"about {rows * min(typical, limit):,.0f} tokens a step"))
     found.append(("patience", 5, "training stops when as many validations in a row are no better"))
     return [*found, ("steps", 0, "")]  # told when they are counted
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from difflm.data.batches import Batch, held_out
+from difflm.data.batches import Batch, held_out, split
 from difflm.data.packing import PackedBatches, PackedRows
 from difflm.data.tokenfile import TokenFile
 from difflm.training.counts import count_overlap
@@ -41,6 +42,8 @@ def pack_texts(
     of a file that has none."""
     if valid is None:
         held = held_out(len(tokens), recipe.seed)
+        if tokens.holds_pieces:
+            _, held = split(np.arange(len(tokens)), len(tokens), recipe.seed, tokens.texts)
         chosen = set(held.tolist())
         training, measured = PackedRows(tokens, recipe.longest, held), PackedRows(tokens, recipe.longest, only=held)
         rest: Iterable[int] = (number for number in range(len(tokens)) if number not in chosen)
@@ -53,4 +56,5 @@ def pack_texts(
     learned = len(tokens) - (count if valid is None else 0)
     report(f"{learned:,} texts of {training.total:,} tokens in {len(training):,} rows of {recipe.longest}")
     counts = {"texts": learned, "held_out": count, "held_out_seen": overlap, "left_out": 0, "rows": len(training)}
+    counts |= {"whole_texts_held_out": True} if tokens.holds_pieces else {}
     return PackedTexts(training, measured, counts)

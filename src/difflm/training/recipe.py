@@ -19,7 +19,8 @@ from difflm.runtime.files import check_regular
 
 TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
 SIZES = ("hidden", "layers", "encoder_layers", "heads")  # that networks of several methods have in common
-UNWEIGHTED = ("dropout", "context", "coupled", "behind")  # settings of training that no weight's shape depends on
+# Settings of training that no weight's shape depends on.
+UNWEIGHTED = ("dropout", "context", "coupled", "behind", "path_temperature", "remembers")
 
 MOST_BYTES = 1 << 16  # of a recipe: the reader of YAML takes seconds for what is nested deeply
 # What the reader of YAML raises: its own errors, and others for dates of no month, numbers of 5,000 digits, deep lists.
@@ -34,7 +35,7 @@ class Recipe(BaseModel):
     method: str
     model: dict[str, Any] = Field(default_factory=dict)
     init: str | None = None
-    "A bundled model or the directory of a run whose tokenizer and weights this one begins with."
+    "A bundled model or the directory of a run whose tokenizer and weights this one begins with; none: random weights."
 
     data: str
     "The name of a corpus (`e2e`, `roc`, `multi30k` …), the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS; \
@@ -157,6 +158,10 @@ def load_recipe(
     given = dict(split_change(change) for change in changes)
     if given.get("init") and is_pretrained(Path(str(given["init"]))):  # somebody else's model, with its words
         theirs = given.pop("init")
+        method = str(given.get("method", values.get("method")))
+        if method in METHODS and "pretrained" not in METHODS[method].model_fields:
+            able = ", ".join(name for name, one in METHODS.items() if "decoder" in one.model_fields)
+            raise UsageError(f"init={theirs}: {method} cannot begin as a model of others; give method= one of {able}.")
         given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
     dropped = _drop_foreign(values, given)
     sizes = values["model"]
@@ -198,7 +203,8 @@ def split_change(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
         raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
-    return key.strip(), _value(text, change)
+    value = _value(text, change)
+    return key.strip(), None if (key.strip(), value) == ("init", "none") else value
 
 
 def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
@@ -209,7 +215,9 @@ def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
     if theirs["method"] == method:
         return {**theirs, "model": dict(theirs["model"])}
     if (ours := METHODS.get(str(method))) and theirs["method"] in ours.begins_with:
-        return {**theirs, "method": method, "model": {k: v for k, v in theirs["model"].items() if k in SIZES}}
+        alike = issubclass(ours, METHODS[theirs["method"]])
+        kept = set(ours.model_fields) - {*UNWEIGHTED} if alike else SIZES
+        return {**theirs, "method": method, "model": {k: v for k, v in theirs["model"].items() if k in kept}}
     raise UsageError(f"init={init} is a {theirs['method']} model; this recipe trains {method}.")
 
 

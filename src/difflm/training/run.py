@@ -29,6 +29,12 @@ def bundled_runs() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
 
 
+def find_start(language: str) -> str | None:
+    """The bundled model that texts of a language ("en") can begin with."""
+    configs = ((name, read_json(folder / "config.json")) for name, folder in bundled_runs().items())
+    return next((name for name, config in configs if config.get("language") == language), None)
+
+
 def find_run(name_or_path: str | Path) -> Path:
     """Find the directory of a bundled model or of a run."""
     bundled = bundled_runs()
@@ -44,7 +50,9 @@ def find_run(name_or_path: str | Path) -> Path:
 def read_config(run: Path) -> dict[str, Any]:
     config = read_json(run / "config.json")
     if isinstance(config, dict) and "model_type" in config and "format" not in config:
-        raise DifflmError(f"{run} is somebody else's model and no run: difflm generate, score and studio take it.")
+        raise DifflmError(
+            f"{run} is somebody else's model and no run: difflm generate, score, evaluate, compare and studio take it."
+        )
     if not isinstance(config, dict) or config.get("format") != FORMAT or not isinstance(config.get("method"), str):
         raise DifflmError(f"{run}/config.json was not written by this version of difflm.")
     if config["method"] not in METHODS:

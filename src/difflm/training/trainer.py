@@ -19,6 +19,7 @@ from difflm.data.batches import Batch, Stream, prefetch
 from difflm.diffusion.noise import Noise, fold_counter
 from difflm.errors import DifflmError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
+from difflm.runtime.distributed import current, on_loss
 from difflm.runtime.files import append_line
 from difflm.runtime.stop_signals import catch_stop_signals
 from difflm.runtime.tensors import load_into
@@ -35,6 +36,16 @@ from difflm.training.graph_capture import CapturedGradients, Gradients
 from difflm.training.master_weights import MasterWeights
 from difflm.training.recipe import Recipe
 from difflm.training.resuming import drop_records_after
+from difflm.training.sharding import (
+    check_shares,
+    divide_like,
+    gather_observations,
+    local_part,
+    save_shards,
+    shard_model,
+    sum_gradients,
+    whole_tensors,
+)
 from difflm.training.update import Update
 
 VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one level per text would leave mostly variance
@@ -67,11 +78,12 @@ class Progress:
         }
 
 
-Figure = Literal["nats_per_token", "masked_nats", "noisy_nats", "pair_nats", "label_nats"]
+Figure = Literal["nats_per_token", "masked_nats", "noisy_nats", "round_nats", "pair_nats", "label_nats"]
 UNITS: dict[Figure, str] = {
     "nats_per_token": "nats/token",
     "masked_nats": "nats a masked word, no likelihood",
     "noisy_nats": "nats a word at the middle time, no likelihood",
+    "round_nats": "nats a word of texts written in one round, no likelihood",
     "pair_nats": "nats a word on its own path, no likelihood",
     "label_nats": "nats of labels a text",
 }
@@ -142,12 +154,23 @@ class Trainer:
     ) -> None:
         self.model, self.recipe, self.run, self.device = model.to(device), recipe.adapt_to(device.type), run, device
         self.figure = figure  # what validation measures
-        # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator.
+        self.processes = current()
+        check_shares(self.processes.count, recipe.batch_size)
+        # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator, or what
+        # several processes do within a step.
         capturable = recipe.recompute is not True and all(getattr(part, "capturable", True) for part in model.modules())
-        self.recording = capture and capturable and device.type == "cuda"  # whether steps are CUDA graphs
+        exchanging = gather_observations(model, self.processes) or self.processes.shards
+        self.recording = (
+            capture and capturable and not exchanging and device.type == "cuda"
+        )  # whether steps are CUDA graphs
         # Gradients may be in bfloat16, but for those of several micro-batches, which are summed.
         narrow = self.recording and self.recipe.precision == "bf16" and recipe.accumulate == 1
+        self.summed = recipe.accumulate > 1 or self.processes.count > 1  # gradients, before they are divided
+        self.processes.copy_from_first([*model.parameters(), *model.buffers()])
         self.ema = Ema(model, recipe.ema)
+        if self.processes.shards:
+            shard_model(model, device)
+            self.ema.follow(shard_model(self.ema.model, device), model)
         self.masters = MasterWeights(model, torch.bfloat16 if narrow else None)
         self.update = Update(self.masters, self.ema, recipe, device, self.recording)
         self.step = 0
@@ -179,7 +202,7 @@ class Trainer:
 
     def to_device(self, batch: Batch) -> Batch:
         if self.device.type != "cuda":
-            return batch.map(torch.from_numpy)
+            return batch.map(lambda array: torch.from_numpy(array).to(self.device))
         return batch.map(lambda array: torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True))
 
     def train_step(self, batches: list[Batch]) -> dict[str, Tensor]:
@@ -191,18 +214,31 @@ class Trainer:
             torch._foreach_zero_(self._sums)
         found: list[Losses] = []
         for micro, batch in enumerate(batches):
-            moved = self.to_device(batch)
+            moved = self.to_device(batch.take(self.processes.rows(len(batch.lengths))))
             gradients = self.captured(moved) if self.recording else self.gradients
-            torch.manual_seed(fold_counter(self.recipe.seed, self.step, micro))
+            # Processes drop different neurons; the first one those that a single one would.
+            own = [self.processes.rank] * (not self.processes.first)
+            torch.manual_seed(fold_counter(self.recipe.seed, self.step, micro, *own))
             losses = gradients(moved)
             found.append(losses.detached())
         whole = sum_losses(found)
-        if len(batches) > 1:  # micro-batches may differ in their token counts: sums are divided once
-            grads = [weight.grad for weight in self.masters.used if weight.grad is not None]
-            torch._foreach_mul_(grads, UNIT / whole.count)
+        if self.summed:  # parts of a batch may differ in their token counts: sums are divided once
+            whole = self.divide_grads(whole)
         self.update(self.step, 0 if self._sums else batches[-1].key)
         self.step += 1
         return whole.means()
+
+    def divide_grads(self, losses: Losses) -> Losses:
+        """Divide sums of gradients by what counts in the whole batch, whose losses are returned; several processes add
+        them up first."""
+        grads = {name: own.used.grad for name, own in self.masters.weights.items() if own.used.grad is not None}
+        if self.processes.count == 1:
+            torch._foreach_mul_([*grads.values()], UNIT / losses.count)
+            return losses
+        numbers = torch.stack([losses.total, losses.count.to(losses.total), *losses.terms.values()])
+        total, count, *terms = self.processes.sum_tensors([numbers])[0]
+        sum_gradients(self.processes, grads, UNIT / count, count / losses.count)
+        return Losses(total, dict(zip(losses.terms, terms, strict=True)), count)
 
     def gradients(self, batch: Batch) -> Losses:
         """Compute the losses of a micro-batch and add the gradient of their mean (of the sum, if there are several)."""
@@ -210,7 +246,7 @@ class Trainer:
         again = {"ban_recompute_materialized_backward": False} if self.recipe.recompute == "light" else {}
         with self.autocast(), functorch_config.patch(again):
             losses: Losses = self.masters.model(batch)
-        (losses.total / (losses.count if self.recipe.accumulate == 1 else UNIT)).backward()
+        (losses.total / (UNIT if self.summed else losses.count)).backward()
         return losses
 
     def captured(self, batch: Batch) -> Gradients:
@@ -232,17 +268,18 @@ class Trainer:
         draws, copies = validation_draws(texts) if self.model.likelihood == "bound" else (1, 1)
         copies = copies if batches[0].documents is None else 1  # packed rows are long
         for number, batch in enumerate(batches):
-            size = len(batch.lengths) * copies
-            repeated = self.to_device(batch).map(lambda array: array.repeat_interleave(copies, 0))
-            noise = Noise(self.recipe.seed, torch.arange(size, device=self.device) + number * size)
+            size, moved = len(batch.lengths), self.to_device(batch)
+            rows = self.processes.rows(size) if size >= self.processes.count else slice(0, size)
+            repeated = moved.take(rows).map(lambda array: array.repeat_interleave(copies, 0))
+            samples = torch.arange(rows.start * copies, rows.stop * copies, device=self.device)
             with self.autocast():
-                nats = self.ema.model.nats(repeated, noise, draws)
-            found.append(nats.double().view(-1, copies).mean(1))
+                nats = self.ema.model.nats(repeated, Noise(self.recipe.seed, samples + number * size * copies), draws)
+            found.append(self.processes.merge_rows(nats.double().view(-1, copies).mean(1), size))
             # The denominator is words and END, or texts; a reflow path has no END.
-            words = repeated.lengths[::copies] * (self.figure != "label_nats")
+            words = moved.lengths * (self.figure != "label_nats")
             ends: Tensor | bool = self.figure != "pair_nats"
-            if repeated.documents is not None:
-                ends = (repeated.documents.amax(-1) + 1) * (not repeated.ended)
+            if moved.documents is not None:
+                ends = (moved.documents.amax(-1) + 1) * (not moved.ended)
             counts.append((words + ends).double())
         nats, count = torch.cat(found), torch.cat(counts)
         value = nats.sum() / count.sum().clamp(min=1)
@@ -257,21 +294,26 @@ class Trainer:
         parts["optimizer"] = self.update.state(self.step)
         return {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
 
-    def save(self) -> Path:
+    def save(self) -> None:
         state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}
-        path = save_checkpoint(self.run, self.step, self.tensors(), state)
+        if self.processes.shards:
+            save_shards(self.processes, self.run, self.step, self.tensors(), state)
+        elif self.processes.first:
+            save_checkpoint(self.run, self.step, self.tensors(), state)
         self.save_model()
-        return path
 
     def save_model(self) -> None:
-        self.sha256 = save_weights(self.run, self.final_weights())
+        weights = whole_tensors(self.final_weights())
+        if self.processes.first:
+            self.sha256 = save_weights(self.run, weights)
 
     def final_weights(self) -> dict[str, Tensor]:
         return self.best_weights if self.best_weights is not None else self.ema.model.state_dict()
 
     def resume(self, note: Callable[[str, int], None]) -> None:
         """Continue from the newest whole checkpoint; start anew where there is none at all."""
-        remove_leftovers(self.run)
+        if self.processes.first:
+            remove_leftovers(self.run)
         damage: DifflmError | None = None
         for path in checkpoints(self.run):
             try:
@@ -286,10 +328,13 @@ class Trainer:
             if damage:
                 raise damage
             note("no checkpoint yet, starting anew", 0)
-        drop_records_after(self.run / "metrics.jsonl", self.step)
+        if self.processes.first:
+            drop_records_after(self.run / "metrics.jsonl", self.step)
 
     def _load(self, path: Path) -> None:
         tensors, state = load_checkpoint(path)
+        if self.processes.shards:
+            tensors = divide_like(tensors, dict(self.model.named_parameters()), self.update.optimizer)
         load_into(self.model, _with_prefix(tensors, "model."), path)
         load_into(self.ema.model, _with_prefix(tensors, "ema."), path)
         self.update.load(_with_prefix(tensors, "optimizer."))
@@ -306,6 +351,7 @@ class Trainer:
             self.save_model()
             return self.outcome("done" if self.step >= recipe.steps else "early")
         accumulated: dict[str, Tensor] = {}
+        on_loss.append(lambda: f"{self.advise()}; --resume continues it.")
         since, tokens, start, since_step = time.perf_counter(), 0, time.perf_counter() - self.seconds, self.step
         stream = prefetch(batches, self.step * recipe.accumulate)
         with catch_stop_signals() as asked_to_stop, closing(stream):
@@ -315,7 +361,7 @@ class Trainer:
                 for name, value in self.train_step(micro).items():
                     accumulated[name] = accumulated[name] + value if name in accumulated else value
                 last = self.step == recipe.steps
-                stopping = asked_to_stop()
+                stopping = self.processes.any(asked_to_stop())
                 # Losses are checked before anything is saved.
                 due = (recipe.log_every, recipe.save_every, recipe.validate_every)
                 if last or stopping or any(self.step % every == 0 for every in due):
@@ -325,7 +371,7 @@ class Trainer:
                     self.check_finite(losses)
                     speed = count / (now - since), tokens / (now - since)
                     report = Progress(self.step, recipe.steps, losses, recipe.rate(self.step - 1), self.seconds, *speed)
-                    append_line(self.run / "metrics.jsonl", json.dumps(report.record()))
+                    self.note_record(report.record())
                     watcher.progress(report)
                     accumulated, since, tokens, since_step = {}, now, 0, self.step
                 pause = time.perf_counter()
@@ -334,6 +380,7 @@ class Trainer:
                     stop = "early"
                 showing = recipe.sample_every and self.step % recipe.sample_every == 0 and not last
                 # A classifier generates no samples, and samples are drawn from noise alone, without a source.
+                showing = showing and self.processes.first and not self.processes.shards
                 if showing and isinstance(self.ema.model, LanguageModel) and not recipe.has_sources:
                     watcher.samples(self.step, self.ema.model)
                 since += time.perf_counter() - pause
@@ -352,15 +399,24 @@ class Trainer:
     @torch.no_grad()
     def check_finite(self, losses: dict[str, float]) -> None:
         """Check losses, and weights after the last update: a finite loss can be followed by an infinite update."""
-        size = float(torch.stack(torch._foreach_norm(list[Tensor](self.update.weights))).sum())
-        for name, value in {**losses, "the size of the weights": size}.items():
+        size = torch.stack(torch._foreach_norm([local_part(weight) for weight in self.update.weights])).sum()
+        if self.processes.shards:
+            size = self.processes.sum_tensors([size])[0]
+        for name, value in {**losses, "the size of the weights": float(size)}.items():
             if not math.isfinite(value):
-                good = newest_checkpoint(self.run)
-                advice = f"The last good checkpoint is {good}" if good else "No checkpoint was saved yet"
                 raise DifflmError(
                     f"{name} became {value} before step {self.step}; training stopped. "
-                    f"{advice}; try a lower lr or a stronger clip."
+                    f"{self.advise()}; try a lower lr or a stronger clip."
                 )
+
+    def advise(self) -> str:
+        """Say where a run that failed can be continued."""
+        good = newest_checkpoint(self.run)
+        return f"The last good checkpoint is {good}" if good else "No checkpoint was saved yet"
+
+    def note_record(self, record: dict[str, Any]) -> None:
+        if self.processes.first:
+            append_line(self.run / "metrics.jsonl", json.dumps(record))
 
     def note_validation(self, nats: float, error: float | None, watcher: Watcher) -> bool:
         """Record a validation, and keep the best weights where the recipe has a patience; True when it has run out."""
@@ -370,7 +426,7 @@ class Trainer:
             self.validation = now.figures()
         if best:
             self.best_weights = {k: v.clone() for k, v in self.ema.model.state_dict().items()}
-        append_line(self.run / "metrics.jsonl", json.dumps(now.record()))
+        self.note_record(now.record())
         watcher.validated(now)
         return self.out_of_patience()
 

@@ -12,6 +12,7 @@ from difflm.runtime.cuda_graphs import CapturedFunction
 from difflm.training.ema import Ema
 from difflm.training.master_weights import MasterWeights, Weight
 from difflm.training.recipe import Recipe
+from difflm.training.sharding import WARP
 
 WARP_LR = 1e-2  # of a learned time warp: a hundred parameters that must keep up with the falling loss
 
@@ -23,7 +24,7 @@ class Update:
     def __init__(self, masters: MasterWeights, ema: Ema, recipe: Recipe, device: torch.device, recorded: bool) -> None:
         self.masters, self.ema, self.recipe = masters, ema, recipe
         named = masters.weights.items()
-        self.groups = [[name for name, _ in named if name.startswith("times.") == warp] for warp in (False, True)]
+        self.groups = [[name for name, _ in named if name.startswith(WARP) == warp] for warp in (False, True)]
         self.weights = [masters.weights[name].whole for name in self.groups[0]]
         warp = [masters.weights[name].whole for name in self.groups[1]]
         groups: list[dict[str, Any]] = [{"params": self.weights}]

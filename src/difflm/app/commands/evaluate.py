@@ -16,6 +16,7 @@ from difflm.app.commands.options import (
     Json,
     Run,
     Seed,
+    join_others,
     load_model,
     option,
     report_errors,
@@ -37,6 +38,9 @@ class MeasureOptions:
 
     data: Data = None
     split: Annotated[Literal["train", "valid"], option("Which texts to measure on.")] = "valid"
+    on: Annotated[
+        str | None, option("Language task: texts to measure on. [what the runs held out]", "NAME or FILE")
+    ] = None
     samples: Annotated[
         int | None,
         option("Texts to generate, or gaps [1000]; targets a control [200]; sources of seq2seq [all]."),
@@ -147,6 +151,7 @@ OWNERS = {
 
 
 @report_errors
+@join_others
 @with_options(options=MeasureOptions, settings=SETTINGS, rivals=RivalOptions, **GROUPS)
 def evaluate(
     run: Run,
@@ -169,7 +174,7 @@ def measure(
             refuse_given(group, [f.name for f in fields(group)], " or ".join(OWNERS[name]))
     foreign = {"control": ["draws"], "infill": [], "seq2seq": ["draws", "judge"]}
     if task != "language":
-        refuse_given(options, ["score_texts", "twin", *foreign[task]], "language")
+        refuse_given(options, ["score_texts", "twin", "on", *foreign[task]], "language")
     from difflm.app import measuring
 
     decoder, reference = groups["decoder"], groups["reference"]

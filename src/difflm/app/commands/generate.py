@@ -4,11 +4,12 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, report_rest
 from difflm.app.commands.options import (
     Device,
     Dtype,
@@ -16,6 +17,7 @@ from difflm.app.commands.options import (
     Guide,
     Json,
     Model,
+    join_others,
     load_model,
     option,
     parse_guidance,
@@ -26,6 +28,7 @@ from difflm.app.console import Bar, complain, note, to_json
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json, read_requests
 from difflm.models.sampling import FAMILIES, SETTINGS, option_name
+from difflm.runtime.resumable import ResumableLines
 
 if TYPE_CHECKING:
     from difflm.app.live_view import TerminalView
@@ -39,6 +42,7 @@ BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)
 
 
 @report_errors
+@join_others
 @with_options(asked=list(Request.model_fields))
 def generate(
     asked: dict[str, Any],
@@ -48,11 +52,13 @@ def generate(
     requests: Annotated[Path | None, option("Many requests: one JSON object a line.", "FILE.jsonl", "--input")] = None,
     show: Annotated[bool, option("Watch the words condense.", None, "--show")] = False,
     html: Annotated[Path | None, option("Write a player that shows every step.", "FILE")] = None,
+    out: Annotated[Path | None, option("Write here; the same command continues what was killed.", "FILE")] = None,
     device: Device = "auto",
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Write texts; ask of them what you like."""
+    processes = choose_processes(out)
     one = make_request(asked)
     many = [one]
     if requests:
@@ -62,9 +68,20 @@ def generate(
         many = [one.model_copy(update=line.model_dump(exclude_unset=True)) for line in read_requests(requests)]
     if show and as_json:
         raise UsageError("--show is for people, --json for machines: choose one.")
+    if out and (show or html):
+        raise UsageError(f"--{'show' if show else 'html'} shows how texts are made, --out keeps them: choose one.")
     lm = load_writer(model, device, dtype, guide, many)
     writer = Writer(lm, check_guidance(guidance, many), as_json, numbered=requests is not None)
     writer.refuse(many)
+    if out:
+        asked_for = hash_texts([request.model_dump_json() for request in many])
+        settings = {"guide": [str(folder) for folder in guide or []], "guidance": guidance, "dtype": dtype}
+        origin = {"model": hash_model(model), "requests": asked_for, **settings, "json": as_json}
+        rows = processes.rows(sum(request.n for request in many))
+        with ResumableLines(out, origin, processes) as kept, report_rest(kept, rows.stop - rows.start):
+            writer.write(many, first=rows.start + kept.count, last=rows.stop, put=kept.put)
+            kept.finish()
+        return
     if not show and not html:
         writer.write(many)
         return
@@ -163,9 +180,16 @@ class Writer:
         return self.lm.make_job(**request.job(), guidance=self.guidance, watch=watch)
 
     def write(
-        self, requests: list[Request], view: "TerminalView | None" = None, recording: "Recording | None" = None
+        self,
+        requests: list[Request],
+        view: "TerminalView | None" = None,
+        recording: "Recording | None" = None,
+        first: int = 0,
+        last: int | None = None,
+        put: Callable[[str], None] | None = None,
     ) -> "list[Generation]":
-        """Print the texts below one bar, or in a view of their making. Return those that a recording is made of."""
+        """Print the texts below one bar, or in a view of their making. Return those that a recording is made of. Of the
+        texts of all requests those from number `first` on are made, and before `last`."""
         watchers = [watcher for watcher in (view, recording) if watcher]
         total, done, kept = sum(request.n for request in requests), 0, []
 
@@ -179,10 +203,13 @@ class Writer:
                 output.update("writing", done + count, total)
 
             for number, request in enumerate(requests):
-                job = self.make_job(request, watch if watchers else None)
-                for text in in_order((made for _, made in self.lm.run_jobs([job])), more):
-                    output.put(self.line(text, number))
-                    kept += [text] if recording else []
+                begin, end = max(0, first - done), min(request.n, total if last is None else last - done)
+                if begin < end:
+                    job = self.make_job(request, watch if watchers else None)
+                    job = replace(job, n=end - begin, first=begin, sources=job.sources[begin:end])
+                    for text in in_order((made for _, made in self.lm.run_jobs([job])), more, begin):
+                        (put or output.put)(self.line(text, number))
+                        kept += [text] if recording else []
                 done += request.n
         return kept
 

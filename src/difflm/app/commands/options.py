@@ -34,7 +34,7 @@ def option(help: str, metavar: str | None = None, *flags: str, envvar: str | Non
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A bundled model or the directory of a run.")]
 Model = Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")]
-Device = Annotated[str, option("cpu, cuda, cuda:1 …; auto is the GPU where there is one.")]
+Device = Annotated[str, option("cpu, cuda, cuda:1, mps …; auto is the GPU where there is one.")]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16", "int8"] | None, option("The network's arithmetic. [float32]")
 ]
@@ -163,19 +163,41 @@ def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
     return reporting
 
 
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def join_others(command: Callable[P, int | None]) -> Callable[P, int | None]:
+    """Let the processes that torchrun started run a command as one."""
+
+    @functools.wraps(command)
+    def joined(*args: P.args, **kwargs: P.kwargs) -> int | None:
+        if not all(name in os.environ for name in TORCHRUN) or os.environ["WORLD_SIZE"] == "1":
+            return command(*args, **kwargs)
+        from difflm.runtime.distributed import join_processes
+
+        with join_processes():
+            return command(*args, **kwargs)
+
+    return joined
+
+
 def silence_stdout() -> None:
     """Let Python's last flush go nowhere: what is left in the buffer has no reader."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def load_model(name: str, device: str, dtype: str | None = None) -> "TextDiffusion":
-    """A model for a command; what measures models is not imported with it."""
+def load_model(name: str, device: str, dtype: str | None = None, divided: bool = False) -> "TextDiffusion":
+    """A model for a command; what measures models is not imported with it. `divided`: several processes make its texts
+    together."""
     import torch
 
+    from difflm.generation.divided import DividedTextDiffusion
     from difflm.generation.pipeline import TextDiffusion
+    from difflm.runtime.distributed import current
 
-    return TextDiffusion.from_pretrained(name, device, getattr(torch, dtype) if dtype else None)
+    kind = DividedTextDiffusion if divided and current().count > 1 else TextDiffusion
+    return kind.from_pretrained(name, device, getattr(torch, dtype) if dtype else None)
 
 
 def load_rank(given: str, device: str) -> "Rank":

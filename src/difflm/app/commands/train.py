@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from difflm.app.commands.options import Data, Device, Json, option, report_errors
+from difflm.app.commands.options import Data, Device, Json, join_others, option, report_errors
 from difflm.app.console import TrainingView, complain, note, put_json, put_line
 from difflm.errors import UsageError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @report_errors
+@join_others
 def train(
     recipe: Annotated[
         str,
@@ -29,6 +30,7 @@ def train(
     out: Annotated[Path | None, option("Directory of the run.", "RUN")] = None,
     resume: Annotated[bool, option("Continue the run in --out.", None, "--resume")] = False,
     dry_run: Annotated[bool, option("Print the resolved recipe and its cost, and stop.", None, "--dry-run")] = False,
+    shard: Annotated[bool, option("Under torchrun: divide the model among the processes.", None, "--shard")] = False,
     data: Data = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -39,8 +41,8 @@ def train(
 
     own = is_own_text(recipe)
     if own:
-        out = out or default_run(recipe, changes or ())
         resolved = resolve_own(recipe, changes or (), out, data, device, resume)
+        out = out or default_run(recipe, resolved.method)
     else:
         resolved = load_recipe(recipe, changes or (), note)
     if dry_run:
@@ -49,10 +51,20 @@ def train(
         return 0
     if out is None:
         raise UsageError("where should the run go? Give --out RUN, a directory that does not hold one yet.")
-    command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out)]
+    from difflm.runtime.distributed import current, divide_weights
+
+    if shard:
+        divide_weights()
+    if resolved.method == "classifier" and current().count > 1:
+        raise UsageError("a classifier is small: train it with one process, without torchrun.")
+    command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out), *["--shard"] * shard]
+    if current().count > 1:
+        command = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1"), "-m", *command]
     outcome = train_and_save(resolved, out, command, data, device, resume, as_json)
     if outcome.stopped == "interrupted":
         return 1
+    if not current().first:  # of several processes
+        return 0
     if as_json:
         put_json(
             {"kind": "done", "run": str(out), "step": outcome.step, "stopped": outcome.stopped, **outcome.validation}
@@ -74,22 +86,24 @@ def train(
     return 0
 
 
-def default_run(texts: str, changes: Sequence[str]) -> Path:
+def default_run(texts: str, method: str) -> Path:
     """The directory of a run that has no name: that of its texts, and of its method."""
-    method = next((one.removeprefix("method=") for one in changes if one.startswith("method=")), "difflm")
     return Path(f"{Path(texts.rstrip('/')).name.split('.')[0] or 'run'}-{method}")
 
 
 def resolve_own(
-    texts: str, changes: Sequence[str], out: Path, data: Path | None, device: str, resume: bool
+    texts: str, changes: Sequence[str], out: Path | None, data: Path | None, device: str, resume: bool
 ) -> "Recipe":
     """A recipe for texts of one's own: chosen from them, or that of the run which is continued."""
     from difflm.generation.jobs import check_device
     from difflm.training.own_text import begun_recipe, own_recipe
 
     if resume:
-        return begun_recipe(out, texts, changes)
-    return own_recipe(texts, changes, data, check_device(device).type, note)
+        named = next((one.removeprefix("method=") for one in changes if one.startswith("method=")), None)
+        usual = [default_run(texts, method) for method in ([named] if named else ["difflm", "mdlm"])]
+        return begun_recipe(out or next((run for run in usual if run.exists()), usual[0]), texts, changes)
+    kind = check_device(device).type
+    return own_recipe(texts, changes, data, kind if kind == "cuda" else "cpu", note)
 
 
 def train_and_save(
@@ -97,6 +111,7 @@ def train_and_save(
 ) -> "Outcome":
     """Train a run and write its card; where it was interrupted, say how to continue."""
     from difflm.generation.jobs import check_device
+    from difflm.runtime.distributed import current
     from difflm.training.classifier import train_guide
     from difflm.training.fit import train_run
     from difflm.training.model_card import finish_run
@@ -112,7 +127,7 @@ def train_and_save(
             f"stopped at step {outcome.step:,}; saved in {out}/checkpoints/step-{outcome.step}.\n"
             f"Continue: {shlex.join(again)}"
         )
-    elif recipe.method != "classifier":  # which is part of a model and has no card of its own
+    elif recipe.method != "classifier" and current().first:  # which is part of a model and has no card of its own
         finish_run(out, shlex.join(command))
     return outcome
 
@@ -139,7 +154,8 @@ def show_estimate(recipe: Any, device: str) -> None:
 
     if recipe.method != "classifier":  # whose size is that of the model it guides
         where = check_device(device)
-        note(estimate_training(recipe, where.type).describe(matrix_rate(where, repeats=3)["gflops"]))
+        kind = where.type if where.type == "cuda" else "cpu"
+        note(estimate_training(recipe, kind).describe(matrix_rate(where, repeats=3)["gflops"]))
 
 
 def show_recipe(recipe: Any, as_json: bool) -> None:

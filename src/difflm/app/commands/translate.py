@@ -1,6 +1,5 @@
 """`difflm translate`."""
 
-import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from difflm.app.commands.generate import check_guidance, in_order, load_writer, make_request
+from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, report_rest
 from difflm.app.commands.options import (
     Device,
     Dtype,
@@ -17,6 +17,7 @@ from difflm.app.commands.options import (
     Guide,
     Json,
     Run,
+    join_others,
     load_rank,
     option,
     report_errors,
@@ -36,6 +37,7 @@ PIECE = {"cpu": 64, "cuda": 4096}  # candidates of sources that are made togethe
 
 
 @report_errors
+@join_others
 @with_options(asked=[key for key in Request.model_fields if key not in NOT_OF_SOURCES])
 def translate(
     asked: dict[str, Any],
@@ -56,6 +58,9 @@ def translate(
     as_json: Json = False,
 ) -> None:
     """Write a text from each source of a file, in their order."""
+    processes = choose_processes(out)
+    if file is None and processes.count > 1:
+        raise UsageError("several processes cannot share standard input: name a file of sources.")
     request = make_request(asked)
     strength = check_guidance(guidance, [request])
     lm = load_writer(run, device, dtype, guide, [request])
@@ -72,6 +77,7 @@ def translate(
         found = {"source": source, **generation_to_json(text)}
         return to_json(found) if as_json else " ".join(str(text).split("\n"))
 
+    rows = processes.rows(len(sources))
     if out is None:
         with Bar("translating", len(sources)) as bar:
             write_texts(lm, job, sources, line, bar, bar.put)
@@ -80,16 +86,9 @@ def translate(
     if rank:
         settings["rank"] = rank if rank == "bound" else hash_model(rank)
     origin = {"model": hash_model(run), "sources": hash_texts(sources), **settings, "json": as_json}
-    with ResumableLines(out, origin) as kept:
-        if kept.count:
-            note(f"{kept.partial}: {kept.count:,} of {len(sources):,} texts are there already.")
-        try:
-            with Bar("translating", len(sources)) as bar:
-                write_texts(lm, job, sources, line, bar, kept.put, kept.count)
-        except BaseException:
-            if kept.count:
-                note(f"{kept.partial}: {kept.count:,} of {len(sources):,} texts. The same command writes the others.")
-            raise
+    with ResumableLines(out, origin, processes) as kept, report_rest(kept, rows.stop - rows.start):
+        with Bar("translating", len(sources)) as bar:
+            write_texts(lm, job, sources, line, bar, kept.put, rows.start + kept.count, rows.stop)
         kept.finish()
 
 
@@ -101,18 +100,21 @@ def write_texts(
     bar: Bar,
     put: Callable[[str], None],
     first: int = 0,
+    last: int | None = None,
 ) -> None:
-    """Write the texts of all sources from number `first` on, in pieces. A text is the same in any piece."""
-    size = max(1, PIECE[lm.device.type] // job.each)
-    for begin in range(first, len(sources), size):
-        rows = job.sources[begin : begin + size]
+    """Write the texts of all sources from number `first` on, and before `last`, in pieces. A text is the same in any
+    piece."""
+    size = max(1, PIECE.get(lm.device.type, 64) // job.each)
+    end = len(sources) if last is None else last
+    for begin in range(first, end, size):
+        rows = job.sources[begin : min(begin + size, end)]
 
         def more(count: int, begin: int = begin) -> None:
             bar.update("translating", begin + count, len(sources))
 
         piece = replace(job, n=len(rows), sources=rows, first=begin)
         texts = in_order((made for _, made in lm.run_jobs([piece])), more, begin)
-        for text, source in zip(texts, sources[begin : begin + size], strict=True):
+        for text, source in zip(texts, sources[begin : begin + len(rows)], strict=True):
             put(line(text, source))
 
 
@@ -140,15 +142,3 @@ def warn_of_unknown_sources(job: "GenerationJob") -> list[str]:
     if not unknown:
         return []
     return [f"{unknown:,} of {tokens:,} tokens of the sources are words that this model does not know."]
-
-
-def hash_texts(texts: list[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
-def hash_model(run: str) -> str:
-    """A fingerprint of the weights, so that no text of another model is taken for one of this."""
-    from difflm.training.run import find_run
-
-    with (find_run(run) / "model.safetensors").open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,7 +8,7 @@ from difflm.diffusion.processes.alpha_schedules import (
     PowerAlpha,
 )
 from difflm.diffusion.processes.discrete import DiscreteProcess
-from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels, Renoised
+from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels, Mapped, Renoised
 from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Spindle, Uniform
 from difflm.diffusion.processes.matrix import Matrix, Nearest
 from difflm.diffusion.processes.soft_absorbing import SoftAbsorbing
@@ -23,6 +23,7 @@ __all__ = [
     "Hybrid",
     "Interpolating",
     "LinearAlpha",
+    "Mapped",
     "Matrix",
     "MutualInformationAlpha",
     "Nearest",

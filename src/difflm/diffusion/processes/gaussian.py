@@ -220,3 +220,9 @@ class Renoised(Gaussian):
     """The same for states whose estimate is words: a step may forget x_t and noise the estimate afresh."""
 
     steps = ("renoise", *Gaussian.steps)
+
+
+class Mapped(Gaussian):
+    """The same for beliefs of two times, by which one step jumps along the flow (`diffusion/flow_map.py`)."""
+
+    steps = ("jump", *Gaussian.steps)

@@ -150,7 +150,8 @@ class Absorbing(Interpolating):
     plain posterior; a word that stands is the text's own, and the belief says so."""
 
     steps: tuple[str, ...] = (
-        *("ancestral", "confidence", "entropy", "first-hitting", "gibbs", "margin", "remask", "threshold", "truncated"),
+        *("ancestral", "confidence", "entropy", "entropy-bound", "first-hitting", "gibbs", "margin", "remask"),
+        *("threshold", "truncated"),
     )
     linear = True
 
@@ -202,8 +203,9 @@ class Absorbing(Interpolating):
 
     def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         share = -self.keep.slope(t.double()) / (1 - self.keep.alpha(t.double()))
-        ce = belief.cross_entropy(ids)
-        return torch.where(z == self.mask_id, expand_to(share, ids, ce) * ce, 0.0)
+        ce, masked = belief.cross_entropy(ids), z == self.mask_id
+        share = torch.where(masked, expand_to(share, ids, ce), 0.0)  # infinite at t = 0, where words stand
+        return torch.where(masked, share * ce, 0.0)
 
     def score_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         """−α′/(1 − α) · (Σ_y eˡ_y − l_x − 1) at masks, for scores eˡ α/(1 − α): cross-entropy where they are normalised
@@ -283,6 +285,8 @@ class Spindle(Absorbing):
 
 class Uniform(Interpolating):
     """Words become any word (Austin et al., 2021; Schiff et al., 2024; Sahoo et al., 2025)."""
+
+    steps = ("ancestral", "leave-one-out")
 
     def __init__(self, words: int, keep: AlphaSchedule | None = None) -> None:
         super().__init__(words, words)

@@ -4,7 +4,8 @@ Ancestral steps draw from the model at any number of steps. The rules below it a
 from the model too; orders by confidence are decoding heuristics, which change the distribution.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -18,6 +19,7 @@ REMASK = 0.02  # share of the words that is masked again in a step, at most
 SURE = Order.sure  # from this probability on, words are written together
 FEW = 15  # words that a truncated step draws from
 BURNT_IN, LIKELY = 0.5, 100  # the time from which Gibbs draws only among so many likeliest words of a place
+REDRAWN = 0.1  # share of the places that a Gibbs step given the others draws anew
 SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and the temperature
 
 
@@ -84,6 +86,19 @@ def threshold(now: StepState, sure: float = SURE) -> Tensor:
     return written(now, words, share, torch.where(ends(now), fewest, left))
 
 
+def entropy_bound(now: StepState, sure: float = SURE) -> Tensor:
+    """As many places of the least entropy at once as tell little of each other (Ben-Hamu et al., 2025): the mutual
+    information of their words is at most the sum of all entropies but the largest, which stays below −log `sure`, 0.105
+    nats. One at least."""
+    words, most = words_of(now, now.noise()), -math.log(sure if now.order is None else now.order.sure)
+    nats = torch.special.entr(now.belief.shares).sum(-1)
+    open_ = masked(now) & moving(now)
+    ordered = nats.masked_fill(~open_, float("inf")).sort(-1).values
+    together = (ordered.cumsum(-1) - ordered <= most).sum(-1)  # ∞ − ∞ is none of them
+    left = masked(now).sum(-1) - together
+    return written(now, words, (-nats).exp(), torch.where(ends(now), (masked(now) & ~moving(now)).sum(-1), left))
+
+
 def gibbs(now: StepState) -> Tensor:
     """One mask becomes a word; when all are written, one word is masked again, and so on. In the first half of the
     steps it is any word, later one of the hundred likeliest (Wang & Cho, 2019)."""
@@ -111,6 +126,26 @@ def self_correct(now: StepState) -> Tensor:
     best = torch.zeros_like(x, dtype=torch.bool).scatter(-1, gain.argmax(-1, keepdim=True), True) & (gain > 0)
     waits = expand_to((now.s == now.t) & (now.t > 0), x, x == x)
     return torch.where(waits, torch.where(best, words, x), moved)
+
+
+def leave_one_out(now: StepState) -> Tensor:
+    """Ancestral steps while time passes. Where it stands still, a tenth of the places, chosen at random, are drawn anew
+    given all others: from α context + (1 − α)/K, the conditional of q(x_t) (Gibbs sampling). One place at a time leaves
+    q(x_t) exactly as it is; several at once know nothing of each other."""
+    process, x, fresh = now.process, now.x, now.noise()
+    moved = process.draw_step(x, drawn_belief(now, fresh), now.t, now.s, fresh)
+    words = draw_states(process.spread(process.mix(now.t.double()), now.belief.context.softmax(-1).double()), fresh)
+    free = torch.ones_like(x, dtype=torch.bool) if now.free is None else now.free
+    rank = fresh[..., 0].masked_fill(~free, 2.0).argsort(-1).argsort(-1)
+    chosen = (rank < (free.sum(-1, keepdim=True) * REDRAWN).long().clamp(min=1)) & free
+    waits = expand_to((now.s == now.t) & (now.t > 0), x, x == x)
+    return torch.where(waits, torch.where(chosen, words, x), moved)
+
+
+def alternate(grid: Tensor) -> Tensor:
+    """Times that stand still at every second step; the first and the last pass."""
+    step, steps = torch.arange(len(grid), device=grid.device).view(-1, *(1,) * (grid.dim() - 1)), (grid > 0).sum(0)
+    return torch.where(grid > 0, grid[:1] * (1 - (step + 1) // 2 / (steps // 2 + 1)), 0.0)
 
 
 def add_corrections(grid: Tensor) -> Tensor:
@@ -193,16 +228,20 @@ def written(now: StepState, words: Tensor, rank: Tensor, left: Tensor) -> Tensor
 
 
 # Rules after which a text without masks is done.
-ORDERED = ("confidence", "entropy", "first-hitting", "margin", "threshold")
+ORDERED = ("confidence", "entropy", "entropy-bound", "first-hitting", "margin", "threshold")
 DISCRETE_STEPS: Mapping[str, Step] = {
     "ancestral": ancestral,
     "confidence": confidence,
     "entropy": entropy,
+    "entropy-bound": entropy_bound,
     "first-hitting": first_hitting,
     "gibbs": gibbs,
+    "leave-one-out": leave_one_out,
     "margin": margin,
     "remask": remask,
     "self-correct": self_correct,
     "threshold": threshold,
     "truncated": truncated,
 }
+# Of rules that also take steps without moving in time: how the grid of times becomes theirs.
+GRIDS: Mapping[str, Callable[[Tensor], Tensor]] = {"self-correct": add_corrections, "leave-one-out": alternate}

@@ -116,6 +116,11 @@ def renoise(now: StepState) -> Tensor:
     return torch.where(expand_levels(now.t > now.s, x), x_s, x)
 
 
+def jump(now: StepState) -> Tensor:
+    """The same line for the belief of a flow map, the mean of those along the way: it lands where the flow does."""
+    return _towards(now, now.belief.clean)
+
+
 def _towards(now: StepState, clean: Tensor) -> Tensor:
     """The probability flow from t to s, solved exactly for a clean state that stays the same on the way."""
     t, s = now.process.at(now.level), now.process.at(now.next_level)
@@ -143,5 +148,5 @@ STEPS: Mapping[str, Step] = {
     "euler": euler,
     "heun": heun,
 }
-VECTOR_STEPS: Mapping[str, Step] = {**STEPS, "renoise": renoise}
+VECTOR_STEPS: Mapping[str, Step] = {**STEPS, "jump": jump, "renoise": renoise}
 ETA: Mapping[Step, float] = {ancestral: 1.0, half_ddim: 0.5, renoise: 1.0}  # of each rule that draws noise

@@ -1,5 +1,10 @@
-"""Forward–backward over an automaton, and ways through it: one program per text, which goes from position to position
-without the host. By torch's operations, each position is a dozen kernels."""
+"""Kernels of forward–backward over an automaton: one program for a text goes from position to position without the
+host, and one for a position sums over tokens or transitions. By torch's operations each position is a dozen kernels.
+
+What is added up lies in a list [4, R, N], sorted by where it goes: tokens as (token, class, 0, real), transitions as
+(begin, class, end, real), in rows of N that are filled up with what is not real. Rows that belong together are one
+segment: `rows` [3, R] are where it goes, and which rows are its first and its last. Rows are summed by themselves, and
+joined by a scan that begins anew with each segment. R and N are powers of two."""
 
 from typing import Any
 
@@ -9,48 +14,110 @@ import triton.language as tl
 from torch import Tensor, library
 
 IMPOSSIBLE = tl.constexpr(-1e30)
+UNLIKELY = tl.constexpr(1e5)
+LOWEST = tl.constexpr(-3e38)
+
+
+def options(items: Tensor, lanes: int) -> dict[str, Any]:
+    """A tile of a list, some `lanes` of its numbers a thread."""
+    _, rows, wide = items.shape
+    return {"R": rows, "N": wide, "num_warps": min(16, max(1, rows * wide // (32 * lanes)))}
+
+
+@library.custom_op("difflm::group_tokens", mutates_args=())
+def group_tokens(
+    logits: Tensor, inside: Tensor, tokens: Tensor, rows: Tensor, classes: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of beliefs [B, L, V]: what classes have together and at most, [2, B, L, classes + 2], relative to the likeliest
+    that can be read; the likeliest token of each, [B, L, classes + 2]; the largest logits, [B, L]; and what the whole
+    has lost by being relative, [B, L]."""
+    batch, length, size = logits.shape
+    log_q = torch.full((2, batch, length, classes + 2), -1e30, device=logits.device)
+    best = torch.zeros(batch, length, classes + 2, dtype=torch.int64, device=logits.device)
+    top, norm = (torch.empty(batch, length, device=logits.device) for _ in range(2))
+    given = (logits.contiguous(), inside.contiguous(), tokens, rows, log_q, best, top, norm)
+    with torch.cuda.device_of(logits):
+        _group[(batch * length,)](*given, batch * length, size, classes, **options(tokens, 16))
+    return log_q, best, top, norm
+
+
+@group_tokens.register_fake
+def _(
+    logits: Tensor, inside: Tensor, tokens: Tensor, rows: Tensor, classes: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, length, _ = logits.shape
+    log_q = logits.new_empty(2, batch, length, classes + 2, dtype=torch.float32)
+    return log_q, log_q[0].to(torch.int64), log_q[0, ..., 0].clone(), log_q[0, ..., 0].clone()
 
 
 @library.custom_op("difflm::scan_backward", mutates_args=())
-def scan_backward(log_q: Tensor, last: Tensor, next_states: Tensor, next_classes: Tensor) -> Tensor:
+def scan_backward(log_q: Tensor, last: Tensor, departures: Tensor, rows: Tensor) -> Tensor:
     """Messages [2, B, L + 1, S] from the last ones, [S]: of sums in the first half, of maxima in the second. `log_q`
-    [2, B, L, classes]; transitions [S, K] lead to states and have classes."""
+    is [2, B, L, C]; transitions are sorted by where they begin."""
     _, batch, length, classes = log_q.shape
-    states, ways = next_states.shape
-    out = log_q.new_empty(2, batch, length + 1, states)
+    out = log_q.new_empty(2, batch, length + 1, len(last))
     out[:, :, -1] = last
-    grid, width = (batch, 2), triton.next_power_of_2(states)
+    given = (log_q.contiguous(), departures, rows, out)
     with torch.cuda.device_of(log_q):
-        _backward[grid](
-            log_q.contiguous(), next_states, next_classes, out, batch, length, states, classes, ways, **options(width)
-        )
+        _backward[(batch, 2)](*given, batch, length, len(last), classes, **options(departures, 16))
     return out
 
 
 @scan_backward.register_fake
-def _(log_q: Tensor, last: Tensor, next_states: Tensor, next_classes: Tensor) -> Tensor:
-    return log_q.new_empty(2, log_q.shape[1], log_q.shape[2] + 1, len(next_states))
+def _(log_q: Tensor, last: Tensor, departures: Tensor, rows: Tensor) -> Tensor:
+    return log_q.new_empty(2, log_q.shape[1], log_q.shape[2] + 1, len(last))
 
 
 @library.custom_op("difflm::scan_forward", mutates_args=())
-def scan_forward(log_q: Tensor, later: Tensor, arrivals: Tensor, next_classes: Tensor) -> Tensor:
-    """P(state | accepted) before each position, [B, L, S], from state 0 on. `log_q` [B, L, classes] and the messages
-    `later` [B, L + 1, S] are those of sums; `arrivals` [S, J] are the transitions, of all S · K, that lead to each
-    state."""
+def scan_forward(log_q: Tensor, later: Tensor, arrivals: Tensor, rows: Tensor) -> Tensor:
+    """P(state | accepted) before each position, [B, L, S], from state 0 on. `log_q` [B, L, C] and the messages `later`
+    [B, L + 1, S] are those of sums; transitions are sorted by where they end."""
     batch, length, classes = log_q.shape
-    states, ways = next_classes.shape
+    states = later.shape[-1]
     out = log_q.new_zeros(batch, length, states)
     out[:, 0, 0] = 1.0
-    sizes = (length, states, classes, ways, arrivals.shape[1])
+    given = (log_q.contiguous(), later.contiguous(), arrivals, rows, out)
     with torch.cuda.device_of(log_q):
-        given = (log_q.contiguous(), later.contiguous(), arrivals, next_classes, out)
-        _forward[(batch,)](*given, *sizes, **options(triton.next_power_of_2(states)))
+        _forward[(batch,)](*given, length, states, classes, **options(arrivals, 16))
     return out
 
 
 @scan_forward.register_fake
-def _(log_q: Tensor, later: Tensor, arrivals: Tensor, next_classes: Tensor) -> Tensor:
-    return log_q.new_empty(*log_q.shape[:2], len(next_classes))
+def _(log_q: Tensor, later: Tensor, arrivals: Tensor, rows: Tensor) -> Tensor:
+    return log_q.new_empty(*log_q.shape[:2], later.shape[-1])
+
+
+@library.custom_op("difflm::weigh_classes", mutates_args=())
+def weigh_classes(reached: Tensor, later: Tensor, by_class: Tensor, rows: Tensor, classes: int) -> Tensor:
+    """By how many nats the texts that go on after a token of each class are likelier to be accepted, [B, L, classes];
+    the largest is 0. `reached` is `scan_forward`'s, transitions are sorted by their classes."""
+    batch, length, states = reached.shape
+    out = reached.new_full((batch, length, classes), float("-inf"))
+    given = (reached.contiguous(), later.contiguous(), by_class, rows, out)
+    with torch.cuda.device_of(reached):
+        _weigh[(batch * length,)](*given, length, states, classes, **options(by_class, 16))
+    return out
+
+
+@weigh_classes.register_fake
+def _(reached: Tensor, later: Tensor, by_class: Tensor, rows: Tensor, classes: int) -> Tensor:
+    return reached.new_empty(*reached.shape[:2], classes)
+
+
+@library.custom_op("difflm::tilt_tokens", mutates_args=())
+def tilt_tokens(logits: Tensor, inside: Tensor, top: Tensor, factor: Tensor, classes: Tensor) -> Tensor:
+    """Logits [B, L, V] with the factor of each token's class added, `inside` the text."""
+    batch, length, size = logits.shape
+    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    given = (logits.contiguous(), inside.contiguous(), top.contiguous(), factor.contiguous(), classes, out)
+    with torch.cuda.device_of(logits):
+        _tilt[(batch * length, triton.cdiv(size, 1024))](*given, size, factor.shape[-1], W=1024, num_warps=4)
+    return out
+
+
+@tilt_tokens.register_fake
+def _(logits: Tensor, inside: Tensor, top: Tensor, factor: Tensor, classes: Tensor) -> Tensor:
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
 @library.custom_op("difflm::trace_classes", mutates_args=())
@@ -77,60 +144,163 @@ def _(
     return log_q.new_empty(log_q.shape[:2], dtype=torch.int64), log_q.new_empty(log_q.shape[:2])
 
 
-def options(width: int) -> dict[str, Any]:
-    return {"W": width, "num_warps": min(8, max(1, width // 32))}
+@library.custom_op("difflm::draw_in_class", mutates_args=())
+def draw_in_class(logits: Tensor, top: Tensor, classes: Tensor, kinds: Tensor, u: Tensor) -> Tensor:
+    """Tokens [B, L] of these classes [B, L], by uniform numbers [B, L] and beliefs [B, L, V]."""
+    batch, length, size = logits.shape
+    out = torch.empty(batch, length, dtype=torch.int64, device=logits.device)
+    given = (logits.contiguous(), top.contiguous(), classes, kinds.contiguous(), u.contiguous(), out)
+    with torch.cuda.device_of(logits):
+        _draw[(batch * length,)](*given, size, W=triton.next_power_of_2(size), num_warps=4 if size < 4096 else 16)
+    return out
+
+
+@draw_in_class.register_fake
+def _(logits: Tensor, top: Tensor, classes: Tensor, kinds: Tensor, u: Tensor) -> Tensor:
+    return logits.new_empty(logits.shape[:2], dtype=torch.int64)
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _backward(log_q, next_states, next_classes, out, batch, length, states, classes, ways, W: tl.constexpr):  # type: ignore[no-untyped-def]
+def _join(f, m, s, k, first, best, total, key):  # type: ignore[no-untyped-def]
+    """Sums of exp, relative to their maxima, and keys of these, of rows and of those that follow them, which begin a
+    segment or not."""
+    higher = tl.maximum(m, best)
+    both = s * tl.exp(m - higher) + total * tl.exp(best - higher)
+    new = first > 0
+    return (
+        tl.maximum(f, first),
+        tl.where(new, best, higher),
+        tl.where(new, total, both),
+        tl.where(new | (best > m), key, k),
+    )
+
+
+@triton.jit
+def _join_sums(f, m, s, first, best, total):  # type: ignore[no-untyped-def]
+    higher = tl.maximum(m, best)
+    both = s * tl.exp(m - higher) + total * tl.exp(best - higher)
+    return tl.maximum(f, first), tl.where(first > 0, best, higher), tl.where(first > 0, total, both)
+
+
+@triton.jit
+def _add(f, s, first, total):  # type: ignore[no-untyped-def]
+    return tl.maximum(f, first), tl.where(first > 0, total, s + total)
+
+
+@triton.jit
+def _group(  # type: ignore[no-untyped-def]
+    logits, inside, tokens, marks, log_q, best, tops, norms, rows, size, classes, R: tl.constexpr, N: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    line = tl.arange(0, R)
+    item = line[:, None] * N + tl.arange(0, N)[None, :]
+    token = tl.load(tokens + item)
+    real = tl.load(tokens + 3 * R * N + item) > 0
+    kind, first, last = tl.load(marks + line), tl.load(marks + R + line), tl.load(marks + 2 * R + line) > 0
+    x = tl.load(logits + row * size + token, real, float("-inf")).to(tl.float32)
+    top = tl.maximum(tl.max(tl.max(x, 1), 0), IMPOSSIBLE)
+    x = tl.where(real, tl.maximum(x - top, -UNLIKELY), LOWEST)
+    most = tl.max(x, 1)
+    total = tl.sum(tl.exp(x - most[:, None]), 1)
+    key = tl.min(tl.where(x == most[:, None], token, 2147483647), 1)
+    high = tl.max(most, 0)
+    whole = high + tl.log(tl.sum(total * tl.exp(most - high), 0))
+    _, most, total, key = tl.associative_scan((first, most, total, key), 0, _join)
+    nats = most + tl.log(total)
+    shift = tl.maximum(tl.max(tl.where(last & (kind < classes - 1), nats, LOWEST), 0), -2 * UNLIKELY)
+    here = tl.load(inside + row) != 0
+    place = row * (classes + 2) + kind
+    tl.store(log_q + place, tl.where(here, nats - shift, IMPOSSIBLE), last)
+    tl.store(log_q + rows * (classes + 2) + place, tl.where(here, most - shift, IMPOSSIBLE), last)
+    tl.store(best + place, key.to(tl.int64), last)
+    stay = tl.where(here, IMPOSSIBLE, 0.0)
+    tl.store(log_q + row * (classes + 2) + classes, stay)
+    tl.store(log_q + (rows + row) * (classes + 2) + classes, stay)
+    tl.store(tops + row, top)
+    tl.store(norms + row, tl.where(here, shift - whole, 0.0))
+
+
+@triton.jit
+def _backward(  # type: ignore[no-untyped-def]
+    log_q, edges, marks, out, batch, length, states, classes, R: tl.constexpr, N: tl.constexpr
+):
     half = tl.program_id(1)
-    text = half * batch + tl.program_id(0)
-    log_q += text.to(tl.int64) * length * classes
-    out += text.to(tl.int64) * (length + 1) * states
-    state = tl.arange(0, W)
-    valid = state < states
+    text = (half * batch + tl.program_id(0)).to(tl.int64)
+    log_q += text * length * classes
+    out += text * (length + 1) * states
+    line = tl.arange(0, R)
+    item = line[:, None] * N + tl.arange(0, N)[None, :]
+    kind, end = tl.load(edges + R * N + item), tl.load(edges + 2 * R * N + item)
+    real = tl.load(edges + 3 * R * N + item) > 0
+    begin, first, last = tl.load(marks + line), tl.load(marks + R + line), tl.load(marks + 2 * R + line) > 0
     for k in range(length):
         i = length - 1 - k
-        best = tl.full([W], -3e38, tl.float32)
-        total = tl.zeros([W], tl.float32)
-        for way in range(ways):
-            to = tl.load(next_states + state * ways + way, valid, 0)
-            kind = tl.load(next_classes + state * ways + way, valid, 0)
-            later = tl.load(out + (i + 1) * states + to, valid, IMPOSSIBLE, volatile=True)
-            nats = later + tl.load(log_q + i * classes + kind, valid, IMPOSSIBLE)
-            higher = tl.maximum(best, nats)
-            total = total * tl.exp(best - higher) + tl.exp(nats - higher)
-            best = higher
-        tl.store(out + i * states + state, tl.where(half == 0, best + tl.log(total), best), valid)
+        nats = tl.load(out + (i + 1) * states + end, real, LOWEST) + tl.load(log_q + i * classes + kind, real, 0.0)
+        most = tl.max(nats, 1)
+        total = tl.sum(tl.exp(nats - most[:, None]), 1)
+        _, most, total = tl.associative_scan((first, most, total), 0, _join_sums)
+        tl.store(out + i * states + begin, tl.where(half == 0, most + tl.log(total), most), last)
         tl.debug_barrier()  # the next position reads what other threads wrote
 
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    log_q, later, arrivals, next_classes, out, length, states, classes, ways, most, W: tl.constexpr
+    log_q, later, edges, marks, out, length, states, classes, R: tl.constexpr, N: tl.constexpr
 ):
     text = tl.program_id(0).to(tl.int64)
     log_q += text * length * classes
     later += text * (length + 1) * states
     out += text * length * states
-    state = tl.arange(0, W)
-    valid = state < states
+    line = tl.arange(0, R)
+    item = line[:, None] * N + tl.arange(0, N)[None, :]
+    begin, kind = tl.load(edges + item), tl.load(edges + R * N + item)
+    real = tl.load(edges + 3 * R * N + item) > 0
+    end, first, last = tl.load(marks + line), tl.load(marks + R + line), tl.load(marks + 2 * R + line) > 0
     for i in range(length - 1):
-        ahead = tl.load(later + (i + 1) * states + state, valid, IMPOSSIBLE)
-        total = tl.zeros([W], tl.float32)
-        for k in range(most):
-            edge = tl.load(arrivals + state * most + k, valid, 0)
-            begin = edge // ways
-            kind = tl.load(next_classes + edge, valid, 0)
-            nats = tl.load(log_q + i * classes + kind, valid, IMPOSSIBLE) + ahead
-            nats -= tl.load(later + i * states + begin, valid, 0.0)
-            before = tl.load(out + i * states + begin, valid, 0.0, volatile=True)
-            total += before * tl.exp(tl.minimum(nats, 0.0))
-        tl.store(out + (i + 1) * states + state, total, valid)
+        ahead = tl.load(later + (i + 1) * states + end)
+        nats = tl.load(log_q + i * classes + kind, real, 0.0) - tl.load(later + i * states + begin, real, 0.0)
+        nats = tl.minimum(nats + ahead[:, None], 0.0)
+        flow = tl.sum(tl.load(out + i * states + begin, real, 0.0) * tl.exp(nats), 1)
+        _, flow = tl.associative_scan((first, flow), 0, _add)
+        tl.store(out + (i + 1) * states + end, flow, last)
         tl.debug_barrier()  # the next position reads what other threads wrote
+
+
+@triton.jit
+def _weigh(  # type: ignore[no-untyped-def]
+    reached, later, edges, marks, out, length, states, classes, R: tl.constexpr, N: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    later += (row // length * (length + 1) + row % length) * states
+    reached += row * states
+    line = tl.arange(0, R)
+    item = line[:, None] * N + tl.arange(0, N)[None, :]
+    begin, end = tl.load(edges + item), tl.load(edges + 2 * R * N + item)
+    real = tl.load(edges + 3 * R * N + item) > 0
+    kind, first, last = tl.load(marks + line), tl.load(marks + R + line), tl.load(marks + 2 * R + line) > 0
+    p = tl.load(reached + begin, real, 0.0)
+    nats = tl.where(p > 0, tl.log(p), IMPOSSIBLE) - tl.load(later + begin, real, 0.0)
+    nats = tl.where(real, nats + tl.load(later + states + end, real, 0.0), LOWEST)
+    most = tl.max(nats, 1)
+    total = tl.sum(tl.exp(nats - most[:, None]), 1)
+    _, most, total = tl.associative_scan((first, most, total), 0, _join_sums)
+    nats = most + tl.log(total)
+    nats -= tl.max(tl.where(last, nats, LOWEST), 0)
+    tl.store(out + row * classes + kind, tl.where(nats < IMPOSSIBLE / 2, float("-inf"), nats), last)
+
+
+@triton.jit
+def _tilt(logits, inside, tops, factor, kinds, out, size, classes, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * W + tl.arange(0, W)
+    valid = token < size
+    x = tl.load(logits + row * size + token, valid, 0.0).to(tl.float32)
+    more = tl.load(factor + row * classes + tl.load(kinds + token, valid, 0), valid, 0.0)
+    tilted = tl.maximum(x, tl.load(tops + row) - UNLIKELY) + more
+    tl.store(out + row * size + token, tl.where(tl.load(inside + row) != 0, tilted, x), valid)
 
 
 @triton.jit
@@ -151,7 +321,7 @@ def _trace(  # type: ignore[no-untyped-def]
         to = tl.load(next_states + state * ways + way, valid, 0)
         kind = tl.load(next_classes + state * ways + way, valid, 0)
         nats = tl.load(later + (i + 1) * states + to, valid, IMPOSSIBLE)
-        nats = tl.where(valid, nats + tl.load(log_q + i * classes + kind, valid, IMPOSSIBLE), -3e38)
+        nats = tl.where(valid, nats + tl.load(log_q + i * classes + kind, valid, IMPOSSIBLE), LOWEST)
         if DRAW:
             p = tl.exp(tl.minimum(nats - tl.load(later + i * states + state), 0.0))
             p = tl.where(valid, p, 0.0)
@@ -167,3 +337,17 @@ def _trace(  # type: ignore[no-untyped-def]
             here = way == tl.argmax(nats, 0)
         tl.store(kinds + i, tl.sum(tl.where(here, kind, 0), 0))
         state = tl.sum(tl.where(here, to, 0), 0)
+
+
+@triton.jit
+def _draw(logits, tops, classes, kinds, u, out, size, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.arange(0, W)
+    own = tl.load(classes + token, token < size, -1) == tl.load(kinds + row)
+    x = tl.load(logits + row * size + token, token < size, float("-inf")).to(tl.float32)
+    x = tl.where(own, tl.maximum(x - tl.load(tops + row), -UNLIKELY), LOWEST)
+    p = tl.where(own, tl.exp(x - tl.max(x, 0)), 0.0)
+    up_to = tl.cumsum(p, 0)
+    target = tl.load(u + row) * tl.sum(p, 0)
+    found = tl.sum((up_to <= target).to(tl.int32), 0)
+    tl.store(out + row, tl.minimum(found, tl.max(tl.where(p > 0, token, 0), 0)).to(tl.int64))

@@ -1,0 +1,51 @@
+"""What commands share that write their lines into a file, alone or as several processes."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from difflm.app.console import note
+from difflm.errors import UsageError
+from difflm.runtime.resumable import ResumableLines
+
+if TYPE_CHECKING:
+    from difflm.runtime.distributed import Processes
+
+
+def choose_processes(out: Path | None) -> "Processes":
+    """The processes that write together; several need a file."""
+    from difflm.runtime.distributed import current
+
+    if out is None and current().count > 1:
+        raise UsageError("several processes write into one file: give --out FILE.")
+    return current()
+
+
+@contextmanager
+def report_rest(kept: ResumableLines, total: int) -> Iterator[None]:
+    """Say how many lines were there before; and where the work ends early, how many are there now."""
+    if kept.count:
+        note(f"{kept.partial}: {kept.count:,} of {total:,} texts are there already.")
+    try:
+        yield
+    except BaseException:
+        if kept.count:
+            note(f"{kept.partial}: {kept.count:,} of {total:,} texts. The same command writes the others.")
+        raise
+
+
+def hash_texts(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def hash_model(run: str) -> str:
+    """A fingerprint of the weights, so that no text of another model is taken for one of this; the name of a model that
+    is no run."""
+    from difflm.training.run import bundled_runs, find_run
+
+    if run not in bundled_runs() and not (Path(run) / "model.safetensors").is_file():
+        return run
+    with (find_run(run) / "model.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,51 @@
+"""A model whose texts several processes make together: each its own, and all get all."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+
+from difflm.generation.jobs import FinishedRow, Generation, GenerationJob, finished_rows, run_jobs
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.batching import Row
+from difflm.runtime.distributed import current
+
+
+class DividedTextDiffusion(TextDiffusion):
+    """Divides jobs among the processes, or the texts of few jobs. A text is the same whoever makes it, so that what is
+    measured of them is what one process would measure."""
+
+    def run_jobs(self, jobs: Sequence[GenerationJob]) -> Iterator[tuple[int, dict[int, Generation]]]:
+        begun = time.perf_counter()
+        rows = self.make_rows(jobs)
+        seconds = time.perf_counter() - begun
+        for owner, job in enumerate(jobs):
+            own = [(row, partial(self._generation, row, job, seconds)) for row in rows if row.owner == owner]
+            chosen = None if job.choose is None else job.choose_texts(own, seconds)
+            yield owner, {row.sample: decode() for row, decode in own} if chosen is None else chosen
+
+    def run_unchecked(self, jobs: Sequence[GenerationJob]) -> Iterator[list[FinishedRow]]:
+        yield self.make_rows(jobs)
+
+    def make_rows(self, jobs: Sequence[GenerationJob]) -> list[FinishedRow]:
+        """Make this process's rows of all jobs, and exchange them for those of the others."""
+        rank, count = current().rank, current().count
+        by_job = len(jobs) >= count
+
+        def is_own(row: Row) -> bool:
+            text = row.sample // jobs[row.owner].each  # candidates of a text stay together
+            return (row.owner if by_job else text) % count == rank
+
+        for job in jobs:
+            job.is_own = is_own
+        made: list[FinishedRow] = []
+        for progress in run_jobs(self.inference, jobs):
+            if progress.finished:
+                made += [one for one in finished_rows(self.model, progress, jobs) if one.owner in progress.finished]
+        # A decoder may have put words there that have no id.
+        told = [[asdict(row), [*jobs[row.owner].unknown.get(row.sample, {}).items()]] for row in made]
+        found: list[FinishedRow] = []
+        for row, unknown in (one for own in current().gather_json(told) for one in own):
+            found.append(FinishedRow(**row))
+            jobs[found[-1].owner].unknown[found[-1].sample] = dict(unknown)
+        return sorted(found, key=lambda one: (one.owner, one.sample))

@@ -1,0 +1,34 @@
+"""Flow map: one step from noise to text, or a few (Boffi et al., 2025; with words, Lee et al., 2026).
+
+A belief of two times, by which a step lands where the probability flow does (`diffusion/flow_map.py`), learned from its
+own shorter jumps. The parts are those of `difflm`, with which it can begin. Lee et al. move one-hot vectors of words;
+here they are vectors on a sphere, and the schedule is any.
+"""
+
+from pydantic import Field
+
+from difflm.methods.base import LanguageModel, TextSpec
+from difflm.methods.difflm import DiffLM
+
+
+class FlowMap(DiffLM):
+    name, paper, begins_with = "flow-map", "Lee et al. 2026", ("difflm",)
+
+    path_temperature: float = Field(default=1.0, gt=0, le=10)  # of the flow that jumps follow
+    remembers: bool = True  # whether a jump is told what was believed in the one before
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.diffusion.processes import Mapped
+        from difflm.models.base import Sampling
+        from difflm.models.flow_map import FlowMapModel
+        from difflm.networks.two_times import TwoTimeEmbedding
+
+        parts = self.choose_parts(texts)
+        parts |= {"process": Mapped(parts["process"].schedule), "sampling": Sampling("jump", steps=4)}
+        parts["network"].embed_time = TwoTimeEmbedding(128, 512, 128)
+        return FlowMapModel(**parts, path_temperature=self.path_temperature, remembers=self.remembers)
+
+    def find_fault(self) -> str:
+        if self.context or self.behind:
+            return f"model.{'context' if self.context else 'behind'}: a flow map has one time, and jumps of any length"
+        return super().find_fault()

@@ -1,0 +1,116 @@
+"""A diffusion model that also jumps: a denoiser of two times, which learns long jumps from its own shorter ones."""
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from difflm.data.batches import Batch
+from difflm.diffusion.condition import Condition
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.flow_map import FINEST, JumpDenoiser, JumpLevels, TwoJumps, draw_jumps, jump_levels
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import cross_entropy
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.samplers.loop import BoundDenoiser, SamplerInputs, Steering
+from difflm.models.base import Losses, Sampling, training_noise
+from difflm.models.diffusion import TEXT_NOISE, DiffusionModel
+
+JUMP = 27  # a stream of random numbers in training
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Texts on their way: at t, where jumps begin, and one jump earlier; `begins` [B] where nothing was earlier. All
+    but the first `still` texts jump, by `two` jumps that make one."""
+
+    still: int
+    x: Tensor
+    level: JumpLevels
+    x_before: Tensor
+    before: JumpLevels
+    begins: Tensor
+    two: TwoJumps
+
+
+class FlowMapModel(DiffusionModel):
+    """A quarter of each batch is learned as usual, at one time: there the belief has its bound, and samplers that take
+    ordinary steps. The others learn jumps. What a jump should believe follows from two of half its length, which are
+    asked of the network as it is, without gradients; the shortest follow the flow at `path_temperature`. Where the
+    model `remembers`, a jump is told what was believed in the one before."""
+
+    def __init__(self, *, path_temperature: float = 1.0, remembers: bool = True, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.path_temperature, self.remembers = path_temperature, remembers
+
+    def forward(self, batch: Batch) -> Losses:
+        noise = training_noise(batch)
+        ids, mask = self.lengths.training_canvas(batch.ids, batch.lengths, noise)
+        prepared = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
+        condition, _ = self.drop_condition(prepared, noise)
+        with torch.autocast(ids.device.type, enabled=False):
+            paths = self.draw_paths(ids, mask, noise, batch.origin)
+        still, jumping = slice(paths.still), slice(paths.still, None)
+        previous = self.believe_before(paths, mask, condition) if self.remembers else None
+        belief = self.denoiser(paths.x, paths.level, mask, condition, previous)
+        with torch.no_grad():
+            ask = BoundDenoiser(self.denoiser, mask[jumping], condition[jumping])
+            target = paths.two.shares(ask, paths.x[jumping], None if previous is None else previous[jumping])
+        with torch.autocast(ids.device.type, enabled=False):
+            ce = cross_entropy(belief.logits[still], ids[still])
+            flat = belief.logits[jumping].flatten(0, 1), target.flatten(0, 1)
+            jump_ce = F.cross_entropy(*flat, reduction="none").view(target.shape[:2])
+            count = mask.sum().clamp(min=1)
+            named, descended = {}, torch.zeros((), device=ids.device)
+            for name, nats, part in (("ce", ce, mask[still]), ("jump_ce", jump_ce, mask[jumping])):
+                total = (nats * part).sum()
+                named[name], descended = total / part.sum().clamp(min=1) * count, descended + total
+            fit = self.times.fit_loss(paths.level.t[still], ce, mask[still])
+            length_ce = self.lengths.fit_loss(batch.lengths, prepared)
+            for name, loss, weight in (("warp", fit, 1.0), ("length_ce", length_ce, self.lengths.weight)):
+                if loss is not None:
+                    named[name], descended = loss * count, descended + weight * loss * count
+            return Losses(descended, named, count)
+
+    def draw_paths(self, ids: Tensor, mask: Tensor, noise: Noise, origin: tuple[Tensor, Tensor] | None) -> Paths:
+        codec, process, times = self.denoiser.codec, cast(Gaussian, self.process), self.times
+        n = max(1, len(ids) // 4)
+        t, _ = times.sample(noise, mask)
+        begin, length = draw_jumps(noise.uniform(0, 2, stream=JUMP))
+        begin = torch.cat([times.share_of(t[:n]), begin[n:]])
+        level = process.at(torch.cat([t[:n], times.time_of(begin[n:])]))
+        middle = process.at(times.time_of((begin - length / 2)[n:]))
+        end = process.at(times.time_of((begin - length)[n:].clamp(min=0)))
+        before = process.at(times.time_of((begin + length).clamp(max=1)))
+        clean, shape = codec.encode(ids), codec.state_shape(ids.shape[1])
+        # The noise that a teacher made each text of, or any.
+        own = process.draw_noise(Noise(*origin) if origin else noise, 0, shape, 0 if origin else TEXT_NOISE)
+        return Paths(
+            n,
+            process.corrupt(clean, level, own),
+            jump_levels(level, torch.cat([level.t[:n], end.t])),
+            process.corrupt(clean, before, own),
+            jump_levels(before, level.t),
+            begin >= 1,
+            TwoJumps(process, level[n:], middle, end, length[n:] < 2.0 ** (1 - FINEST), self.path_temperature),
+        )
+
+    @torch.no_grad()
+    def believe_before(self, paths: Paths, mask: Tensor, condition: Condition) -> Tensor:
+        """What texts were believed to be a jump earlier, by a network that was told nothing. Zeros stand where sampling
+        begins, and for every second text that does not jump, since bounds ask without it."""
+        found = self.denoiser(paths.x_before, paths.before, mask, condition).clean.to(paths.x.dtype)
+        untold = paths.begins.clone()
+        untold[: paths.still : 2] = True
+        return found.masked_fill(untold[:, None, None], 0.0)
+
+    def sampler_inputs(
+        self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
+    ) -> SamplerInputs:
+        inputs = super().sampler_inputs(denoiser, noise, lengths, width, sampling, steering)
+        if sampling.sampler != "jump":
+            return inputs
+        jumps = JumpDenoiser(inputs.denoise, inputs.levels.t, inputs.step_counter, self.remembers)
+        return replace(inputs, denoise=jumps)

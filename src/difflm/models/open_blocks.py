@@ -1,0 +1,124 @@
+"""Blocks of a network that began as a left-to-right model of others (`models/open_start.py`)."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from difflm.data.tokenizers import START
+from difflm.diffusion.base import Belief, Codec, Levels, Process, Times
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import Conditioning, Denoiser, autocast_to
+from difflm.models.block_diffusion import BlockDenoiser
+from difflm.networks.open_transformer import AnnealedTransformer
+from difflm.networks.transformer import Cache, Memory
+
+
+class OpenBlockDenoiser(BlockDenoiser):
+    """Where the network's answers speak of the next position (`shift`), the word before a noisy block stands in front
+    of it once more, START in front of the first: there the network sees the whole block, and answers of its first word.
+    This copy is seen by nobody, so that no word counts twice, but for START, which stands nowhere else."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        codec: Codec,
+        process: Process,
+        size: int,
+        window: int,
+        conditioning: Conditioning | None = None,
+    ) -> None:
+        Denoiser.__init__(self, network, codec, process, conditioning)
+        assert isinstance(network, AnnealedTransformer)
+        self.size, self.window, self.shift = size, window, int(network.shape.shift)
+        self.places = nn.Parameter(torch.zeros(size, network.shape.hidden))  # to masks alone every place looks the same
+
+    def forward(
+        self,
+        x: Tensor,
+        t: Times,
+        mask: Tensor | None = None,
+        condition: Condition = UNCONDITIONAL,
+        previous: Tensor | None = None,
+        read: Callable[[Tensor], Belief] | None = None,
+    ) -> Belief:
+        clean, network = condition.given, cast(AnnealedTransformer, self.network)
+        assert clean is not None and read is None, "blocks are denoised given the clean text before them"
+        length, level = x.shape[1], self.process.at(t)
+        level = level if level.t.dim() == 2 else self.process.at(level.t.unsqueeze(1).expand(x.shape[:2]))
+        with autocast_to(x.device, self.precision):
+            words, _ = self.read_words(clean)
+            noisy = self.read_state(x, level).unflatten(1, (-1, self.size))
+            if self.shift:
+                before = torch.cat([self.read_start(x), words[:, self.size - 1 : -1 : self.size]], 1)
+                noisy = torch.cat([before.unsqueeze(2), noisy], 2)
+            place = torch.arange(length, device=x.device)
+            first = place[:: self.size].unsqueeze(1)
+            read_at = (first + torch.arange(-self.shift, self.size, device=x.device)).flatten()
+            seen, places = self.seen_by(length, x.device), torch.cat([read_at, place]) + self.shift
+            hidden, _ = network.run(torch.cat([noisy.flatten(1, 2), words], 1), seen, None, places)
+            spoken = hidden[:, : len(read_at)].unflatten(1, (-1, self.size + self.shift))[:, :, : self.size]
+            logits = network.answer(spoken.flatten(1, 2)).float()
+        with torch.autocast(x.device.type, enabled=False):
+            return self.codec.belief(logits, x, level, self.codec.evidence(x, level), self.process)
+
+    def read_start(self, x: Tensor) -> Tensor:
+        """What the network reads of START, [B, 1, hidden]."""
+        start, zero = x.new_full((len(x), 1), START, dtype=torch.int64), torch.zeros(len(x), 1, device=x.device)
+        (vectors,) = self.codec.inputs(start, self.process.at(zero), None)
+        return vectors
+
+    def seen_by(self, length: int, device: torch.device) -> Tensor:
+        """Who sees whom in [noisy; clean], where each noisy block has its copy in front, [1, T, T]."""
+        plain = super().seen_by(length, device)
+        if not self.shift:
+            return plain
+        place, size = torch.arange(length, device=device), self.size
+        blocks = place.view(-1, size)
+        rows = torch.cat(
+            [torch.cat([blocks[:, :1], blocks], 1).flatten(), place + length]
+        )  # the copy sees as its block
+        seen = plain[0][rows][:, rows]
+        copy = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        copy[size + 1 : length + len(blocks) : size + 1] = True  # but START
+        return (seen & ~copy).unsqueeze(0)
+
+    def block_logits(
+        self,
+        block: Tensor,
+        level: Levels | None,
+        start: int,
+        caches: list[Cache | None],
+        back: Tensor | None = None,
+        memory: list[Memory] | None = None,
+        before: Tensor | None = None,
+    ) -> tuple[Tensor, list[Cache | None]]:
+        network, noisy = cast(AnnealedTransformer, self.network), level is not None
+        caches, near = self.see_back(block, start, caches, back)
+        kept = [cache for cache in caches if cache is not None]
+        with autocast_to(block.device, self.precision):
+            inputs = self.read_words(block)[0] if level is None else self.read_state(block, level)
+            seen = None if near is None else near.unsqueeze(1).expand(-1, inputs.shape[1], -1)
+            copies = self.shift if noisy else 0
+            if copies:
+                inputs = torch.cat([self.read_copy(before, block), inputs], 1)
+                old, width = kept[0][0].shape[2] if kept else 0, inputs.shape[1]
+                there = torch.ones(1, old + width - 1, dtype=torch.bool, device=block.device) if near is None else near
+                copy = torch.full((len(there), 1), before is None, device=block.device)
+                seen = torch.cat([there[:, :old], copy, there[:, old:]], 1).unsqueeze(1).expand(-1, width, -1)
+            places = torch.arange(start - copies, start + block.shape[1], device=block.device) + self.shift
+            hidden, found = network.run(inputs, seen, kept or None, places)
+            logits = network.answer(hidden[:, : block.shape[1]]).float()
+        if noisy:
+            return logits, caches
+        grown = [torch.cat([torch.stack(old), new], 3) for old, new in zip(kept, found, strict=True)] if kept else found
+        return logits, [(one[0], one[1]) for one in grown]
+
+    def read_copy(self, before: Tensor | None, block: Tensor) -> Tensor:
+        """What the network reads of the word before a block, which was the last of its own, [B, 1, hidden]."""
+        if before is None:
+            return self.read_start(block)
+        level = self.process.at(torch.zeros(len(before), 1, device=before.device))
+        (vectors,) = self.codec.inputs(before.unsqueeze(1), level, None)
+        return vectors + self.places[-1]

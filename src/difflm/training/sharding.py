@@ -1,0 +1,169 @@
+"""A model whose weights, gradients and moments are divided among processes (FSDP2), and its checkpoints.
+
+Torch's modules for that are imported late: everybody who trains or writes alone would wait for them."""
+
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from difflm.diffusion.timesteps import TimeSampler
+from difflm.errors import UsageError
+from difflm.models.base import Losses, Trainable
+from difflm.networks.transformer import Attention
+from difflm.runtime.distributed import Processes, current
+from difflm.runtime.files import explain_write_errors
+from difflm.runtime.tensors import save_tensors
+from difflm.training.checkpoints import finish_checkpoint, shard_name
+
+Model = TypeVar("Model", bound=Trainable)
+WARP = "times."  # how the names of the weights of a learned time warp begin
+
+
+def check_shares(processes: int, batch_size: int) -> None:
+    """Refuse a batch that several processes cannot share. Shares are even: every second text of a batch is trained
+    differently from the others, and must be so in each share."""
+    if processes > 1 and batch_size % (2 * processes):
+        raise UsageError(
+            f"batch_size={batch_size} is that of all {processes} processes: give a multiple of {2 * processes}."
+        )
+
+
+def local_part(tensor: Any) -> Tensor:
+    """The rows of a divided tensor that this process holds, in the same memory; other tensors as they are."""
+    part: Tensor = tensor.detach().to_local() if is_divided(tensor) else tensor
+    return part
+
+
+def is_divided(tensor: Any) -> bool:
+    """Whether this is a `DTensor`."""
+    return hasattr(tensor, "to_local")
+
+
+def shard_model(model: Model, device: torch.device) -> Model:
+    """Divide the weights of a model by rows. Attention and feed-forward layers are put together when they are called;
+    all else, which models use outside of a `forward` of its own, is whole from the start to the end of a step."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.utils._pytree import SUPPORTED_NODES, register_dataclass
+
+    if Losses not in SUPPORTED_NODES:
+        register_dataclass(Losses)  # so that backward knows what it begins at
+    mesh = init_device_mesh(device.type, (current().count,))
+    trained = any(weight.requires_grad for weight in model.parameters())
+    networks: list[Any] = [part for part in model.modules() if hasattr(part, "blocks")]
+    layers = [layer for network in networks for layer in network.blocks]
+    for part in dict.fromkeys(getattr(layer, name, None) for layer in layers for name in ("attention", "feed")):
+        if part is not None and type(part) in (Attention, nn.Sequential):
+            fully_shard(part, mesh=mesh)
+    whole = {weight for name, weight in model.named_parameters() if name.startswith(WARP)}
+    # What is validated has no backward, after which else its weights would be divided again.
+    fully_shard(model, mesh=mesh, reshard_after_forward=not trained, ignored_params=whole)
+    register_fsdp_forward_method(model, "nats")
+    return model
+
+
+def sum_gradients(processes: Processes, grads: Mapping[str, Any], scale: Tensor, ratio: Tensor) -> None:
+    """Sum gradients over all processes, in float32, and multiply them by `scale`; of divided weights backward has taken
+    the mean. A time warp's loss is a mean over texts, times the own tokens; all processes have `ratio` times as many.
+    """
+    if warp := [grad for name, grad in grads.items() if name.startswith(WARP)]:
+        torch._foreach_mul_(warp, ratio / processes.count)
+    if divided := [local_part(grad) for grad in grads.values() if is_divided(grad)]:
+        torch._foreach_mul_(divided, scale * processes.count)
+    if own := [grad for grad in grads.values() if not is_divided(grad)]:
+        sums = processes.sum_tensors(own)
+        torch._foreach_mul_(sums, scale)
+        torch._foreach_copy_(own, sums)
+
+
+def whole_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Put divided tensors together, one after the other, in the first process's memory; all processes take part."""
+    if not current().shards:
+        return dict(tensors)
+    found = {}
+    for name, tensor in tensors.items():
+        whole = tensor.full_tensor() if is_divided(tensor) else tensor
+        if current().first:
+            found[name] = whole.cpu()
+    return found
+
+
+def divide_like(
+    tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], optimizer: Optimizer
+) -> dict[str, Tensor]:
+    """Divide the tensors of a checkpoint as the weights are that they belong to."""
+    numbered = [weight for group in optimizer.param_groups for weight in group["params"]]
+    found = {}
+    for key, tensor in tensors.items():
+        part, name = key.split(".", 1)
+        like: Any = numbered[int(name.split(".")[0])] if part == "optimizer" else weights.get(name)
+        found[key] = divide(tensor, like) if is_divided(like) and like.shape == tensor.shape else tensor
+    return found
+
+
+def divide(tensor: Tensor, like: Any) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    rank, parts = current().rank, tensor.chunk(current().count)
+    own = parts[rank] if rank < len(parts) else tensor[:0]
+    own = own.to(like.to_local().device, copy=True)
+    return DTensor.from_local(
+        own, like.device_mesh, like.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def save_shards(
+    processes: Processes, run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> None:
+    """Write a checkpoint as one file of each process: its rows of each tensor. What is not divided is in the first."""
+    target = run / "checkpoints" / f"step-{step}"
+    temporary = target.with_name(f".{target.name}.shards")
+    if processes.first:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with explain_write_errors(target):
+            temporary.mkdir(parents=True)
+    processes.any()  # the folder is there
+    divided = {name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
+    own = {name: part for name, part in divided.items() if len(part)}
+    if processes.first:
+        own |= {name: tensor for name, tensor in tensors.items() if name not in divided}
+    sha256 = save_tensors(temporary / shard_name(processes.rank, processes.count), own)
+    shards = processes.gather_json(sha256)
+    if processes.first:
+        finish_checkpoint(run, temporary, target, {**state, "shards": shards})
+    processes.any()  # the checkpoint is there
+
+
+# -- what a model learns beside its gradients --------------------------------------------------------------------------
+
+
+def gather_observations(model: nn.Module, processes: Processes) -> bool:
+    """Let time samplers that observe losses observe those of all processes; whether there are any."""
+    watching = [
+        part
+        for part in model.modules()
+        if isinstance(part, TimeSampler) and type(part).observe is not TimeSampler.observe
+    ]
+    if processes.count == 1:
+        return False
+    for part in watching:
+        part.observe = partial(observe_all, part.observe)  # type: ignore[method-assign]
+    return bool(watching)
+
+
+def observe_all(observe: Any, t: Tensor, losses: Tensor, mask: Tensor) -> None:
+    """Observe the times and losses of the whole batch, in its order."""
+    observe(gather_rows(t), gather_rows(losses), gather_rows(mask.to(torch.uint8)).bool())
+
+
+def gather_rows(own: Tensor) -> Tensor:
+    found = [torch.empty_like(own) for _ in range(current().count)]
+    dist.all_gather(found, own.contiguous())
+    return torch.cat(found)
