@@ -5,8 +5,8 @@
 2. 2,000 requests, a part of which is left in mid-stream or in the queue: tasks, threads and memory before and after.
 
 With `--crowds 1 50 200 1000 --seconds 20`, instead: so many clients ask for one text after the other, for so long;
-texts per second, and how long a text takes. With `--engine` they ask the engine itself, without HTTP: nothing of the extra
-`[studio]` is needed then.
+texts per second, and how long a text takes. With `--engine` they ask the engine itself, without HTTP: nothing of the
+extra `[studio]` is needed then.
 
 The server runs in this process, where its tasks can be counted; the clients run in another. All stays on loopback.
 """

@@ -1,8 +1,8 @@
 """Batches that requests join while they run: a text takes a free row at the next step, and leaves it when it is done.
 
 Texts of diffusion models over whole texts join and leave at any step. Models that decode from left to right, in blocks,
-in stages, by edits or through latents, and decoders of rivals, carry more from step to step than a row: their batches
-are closed once they have begun.
+in stages, by edits or through latents, decoders of rivals, and candidates that are resampled, carry more from step to
+step than a row: their batches are closed once they have begun.
 """
 
 import time
@@ -46,7 +46,7 @@ class LoopShape(NamedTuple):
 def can_join(model: object, job: GenerationJob) -> bool:
     """Whether its texts can join a batch that runs."""
     whole = isinstance(model, DiffusionModel) and model.allows_mixed_steps
-    return whole and not isinstance(job.plan, ControlDecoder)
+    return whole and not isinstance(job.plan, ControlDecoder) and job.together == 1
 
 
 def loop_shape(lm: TextDiffusion, job: GenerationJob, row: Row) -> LoopShape:
@@ -57,8 +57,8 @@ def loop_shape(lm: TextDiffusion, job: GenerationJob, row: Row) -> LoopShape:
         widest = -(-model.longest // WIDTH) * WIDTH
         width = max(width, min(SHARED_WIDTH, widest)) if joinable else width
         return LoopShape(key, width, max_batch_rows(model.vocabulary, width, device), joinable)
-    alone = model.one_by_one and row.sample < ALONE
-    most = 1 if alone else max_batch_rows(model.vocabulary, width, device, row.guided)
+    alone = model.one_by_one and row.sample < ALONE and row.together == 1
+    most = 1 if alone else max(row.together, max_batch_rows(model.vocabulary, width, device, row.guided))
     return LoopShape((key, -(-len(row.source) // WIDTH)), width, most, joinable)
 
 
@@ -99,6 +99,7 @@ class Loop:
 
     def __init__(self, lm: TextDiffusion, shape: LoopShape, kind: Any = None) -> None:
         self.lm, self.shape, self.on_cpu = lm, shape, lm.device.type == "cpu"
+        self.runs_ahead = lm.device.type == "cuda"  # whether the host goes on while a step is being made
         self.kind = kind  # by which it is found
         self.joining: list[Seat] = []
         self.arriving: list[Seat] = []  # taken in when the step begins
@@ -222,7 +223,7 @@ class Loop:
             self._calls = self._calls + self._cost * self._unwritten
             if self.ordered:
                 self._unwritten = (sampler.states.x == model.process.mask_id).any(-1)
-        if not self.on_cpu:
+        if self.runs_ahead:
             flags = self._unwritten if self.ordered else None
             sent = None if flags is None else flags.to("cpu", non_blocking=True)
             self._sent.append((torch.cuda.Event(), sent))
@@ -231,7 +232,7 @@ class Loop:
     def _written(self) -> set[int]:
         """Rows without masks; of a GPU, as they were some steps ago."""
         flags = self._unwritten if self.ordered else None
-        if not self.on_cpu:
+        if self.runs_ahead:
             flags = None
             if len(self._sent) > AHEAD:
                 copied, flags = self._sent.popleft()
@@ -260,7 +261,7 @@ class Loop:
         if not done:
             return []
         frame, copied = replace(self.sampler.frame(self.steps, None), calls=self._calls), None
-        if not self.on_cpu:
+        if self.runs_ahead:
             calls = None if frame.calls is None else frame.calls.to("cpu", non_blocking=True)
             frame = replace(frame, tokens=frame.tokens.to("cpu", non_blocking=True), calls=calls)
             copied = torch.cuda.Event()
@@ -294,7 +295,7 @@ class Loop:
             over = self.lm.model.allows_mixed_steps and progress.frame.step >= job.sampling.steps
             if job.watch and not over:
                 job.watch(self.lm.drafts(progress.batch, progress.frame, job, part))
-        if progress.finished and not self.on_cpu:
+        if progress.finished and self.runs_ahead:
             progress = progress.copy_to_host()
         ended = {id(self.jobs[owner]) for owner in progress.finished}
         self.seats = [seat if seat and id(seat.job) not in ended else None for seat in self.seats]
