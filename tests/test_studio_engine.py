@@ -25,7 +25,7 @@ from difflm.app.studio.limits import Limits
 from difflm.controls import Length
 from difflm.controls.base import Check
 from difflm.generation.jobs import Draft
-from difflm.generation.loops import Loop, LoopShape
+from difflm.generation.loops import Loop, LoopShape, share_shape
 from difflm.generation.pipeline import TextDiffusion
 
 assert tiny_runs  # a fixture
@@ -53,7 +53,7 @@ class Waiting:
 
     def __init__(self, kinds: str, most: int) -> None:
         self.generation: Any = SimpleNamespace()
-        self.rows = deque((LoopShape(kind, 16, most, kind != "z"), None) for kind in kinds)
+        self.rows = deque((share_shape(LoopShape(kind, 16, most, kind != "z")), None) for kind in kinds)
 
 
 requests = st.lists(st.text("abcdefz", min_size=1, max_size=9), min_size=1, max_size=12)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import count, groupby
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ AHEAD = 2  # steps that may wait on a GPU: with more, those who come would wait 
 class LoopShape(NamedTuple):
     """Rows for which this is the same share loops."""
 
-    kind: Any  # what belongs to a whole batch
+    kind: Any  # the model, and what belongs to a whole batch
     width: int
     most: int  # rows
     joinable: bool
@@ -49,17 +50,23 @@ def can_join(model: object, job: GenerationJob) -> bool:
     return whole and not isinstance(job.plan, ControlDecoder) and job.together == 1
 
 
+@lru_cache(maxsize=1024)
+def share_shape(shape: LoopShape) -> LoopShape:
+    """One object for equal shapes, so that nobody need compare them."""
+    return shape
+
+
 def loop_shape(lm: TextDiffusion, job: GenerationJob, row: Row) -> LoopShape:
     """On a CPU the shape of the batch in which the same text is made alone, so that all is rounded alike."""
     model, device, width = lm.model, lm.device.type, row.layout.width
-    key, joinable = batch_key(job, model), can_join(model, job)
+    key, joinable = (id(lm), batch_key(job, model)), can_join(model, job)
     if device != "cpu":
         widest = -(-model.longest // WIDTH) * WIDTH
         width = max(width, min(SHARED_WIDTH, widest)) if joinable else width
-        return LoopShape(key, width, max_batch_rows(model.vocabulary, width, device), joinable)
+        return share_shape(LoopShape(key, width, max_batch_rows(model.vocabulary, width, device), joinable))
     alone = model.one_by_one and row.sample < ALONE and row.together == 1
     most = 1 if alone else max(row.together, max_batch_rows(model.vocabulary, width, device, row.guided))
-    return LoopShape((key, -(-len(row.source) // WIDTH)), width, most, joinable)
+    return share_shape(LoopShape((key, -(-len(row.source) // WIDTH)), width, most, joinable))
 
 
 @dataclass
@@ -97,10 +104,10 @@ class Finished:
 class Loop:
     """One batch that runs. `joining` wait for its next step; who holds a row stands in `seats`."""
 
-    def __init__(self, lm: TextDiffusion, shape: LoopShape, kind: Any = None) -> None:
+    def __init__(self, lm: TextDiffusion, shape: LoopShape, only: object = None) -> None:
         self.lm, self.shape, self.on_cpu = lm, shape, lm.device.type == "cpu"
         self.runs_ahead = lm.device.type == "cuda"  # whether the host goes on while a step is being made
-        self.kind = kind  # by which it is found
+        self.only = only  # whose rows it takes; None: everybody's
         self.joining: list[Seat] = []
         self.arriving: list[Seat] = []  # taken in when the step begins
         self.seats: list[Seat | None] = []

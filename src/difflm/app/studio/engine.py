@@ -34,7 +34,7 @@ class Engine:
         self.lm, self.limits, self.metrics = lm, limits, Metrics()
         self._jobs, self._loops, self._change = dict[int, Job](), deque[Loop](), threading.Condition()
         self._busy, self._news = set[int](), True  # loops that a thread is working on; whether rows came or were freed
-        self._binding, self._stopped, self._draining = 0, False, False
+        self._queued, self._binding, self._stopped, self._draining = 0, 0, False, False
         self._ending = Unavailable("stopping", "the server is stopping.")
         self._moved = time.monotonic()  # when the model last did
         self._bound: float | None = None  # since when a request is being bound; None: none is
@@ -62,7 +62,7 @@ class Engine:
 
     @property
     def queue(self) -> int:
-        return sum(not job.over for job in self._waiting) + self._binding
+        return self._queued + self._binding
 
     async def submit(
         self, asked: Sequence[dict[str, Any]], watched: Watch | bool = False, lm: TextDiffusion | None = None
@@ -90,7 +90,7 @@ class Engine:
             if not self._jobs:  # it was idle, which is no fault
                 self._move()
             self._jobs |= {id(job.generation): job for job in jobs}
-            self._news = True
+            self._queued, self._news = self._queued + len(jobs), True
             self._change.notify_all()
         return jobs
 
@@ -226,6 +226,7 @@ class Engine:
                 if self._news:
                     self._news = False
                     self._jobs = admit_jobs(self._jobs, self._loops, len(self._threads))
+                    self._queued = sum(not job.started for job in self._jobs.values())
                 for _ in range(len(self._loops)):
                     self._loops.rotate(-1)
                     if id(loop := self._loops[-1]) not in self._busy:
@@ -281,7 +282,7 @@ class Engine:
     def _note_pace(self) -> None:
         """How long a request takes while others wait."""
         now, last = time.monotonic(), self._ended
-        self._ended = now if self._waiting else None
+        self._ended = now if self._queued else None
         if last is not None:
             self._pace += 0.2 * (now - last - self._pace)
 
@@ -299,21 +300,24 @@ def admit_jobs(jobs: dict[int, Job], loops: deque[Loop], cores: int) -> dict[int
     """Give free rows to those who wait, in their order; the jobs that are not over. A loop is opened for each core, and
     for a kind that has none. One that needs a loop for which there is no place is not overtaken: with ever new texts,
     the loops that run would never end."""
-    for key, job in jobs.items():
+    room = {id(loop): loop.free for loop in loops}
+    for job in jobs.values():
         rows, job.rows, blocked = job.rows if not job.over else (), deque(), False
         for shape, row in rows:
-            kind = id(job.lm), shape, key if job.alone else None
-            own = [loop for loop in loops if loop.kind == kind]
-            loop = next((one for one in own if one.free > 0), None)
+            only = job if job.alone else None
+            own = [loop for loop in loops if loop.shape is shape and loop.only is only]
+            loop = next((one for one in own if room[id(one)] > 0), None)
             if loop is None and len(loops) < (cores if own else max(LOOPS, cores)):
-                loop = Loop(job.lm, shape, kind)
+                loop = Loop(job.lm, shape, only)
                 loops.append(loop)
+                room[id(loop)] = loop.free
             if loop is None:
                 job.rows.append((shape, row))
                 blocked = blocked or not own
             else:
                 job.started = True
                 loop.joining.append(Seat(job.generation, row))
+                room[id(loop)] -= 1
         if blocked:
             break
     held = {id(seat.job) for loop in loops for seat in loop.holders}
