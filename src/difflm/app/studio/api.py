@@ -106,7 +106,7 @@ async def texts_of(job: Job, request: Request) -> list[Generation]:
 def routes(serving: Models, engine: Engine) -> APIRouter:
     router, limits = APIRouter(), engine.limits
 
-    def choose(
+    async def choose(
         model: Annotated[str | None, Query(description="One of the models served; nothing: the first.")] = None,
     ) -> Served:
         return serving.find(model)
