@@ -37,7 +37,7 @@ a report.
 """
 EVERYDAY = [
     *("from_pretrained", "generate", "infill", "edit", "translate", "stream", "alternatives", "score"),
-    *("guided_by", "to", "device"),
+    *("guided_by", "to", "device", "save_pretrained", "push_to_hub"),
 ]
 GROUPS = {
     "A model": ["TextDiffusion"],

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-import torch
-
 from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
 from difflm.controls.plan import ControlPlan, Edit, check_text
@@ -34,7 +32,6 @@ from difflm.generation.jobs import (
     batch_key,
     check_device,
     check_dtype,
-    check_eight_bits,
     check_request,
     check_sampling,
     choose_by_classifiers,
@@ -48,18 +45,17 @@ from difflm.generation.jobs import (
 from difflm.generation.ranking import Rank, make_ranking
 from difflm.generation.reading import Reader, list_texts
 from difflm.generation.settings import Asked, Written, WrittenFrom, check_names, list_arguments
+from difflm.generation.sharing import Pretrained
 from difflm.generation.texts import Texts
 from difflm.generation.watching import Progress, Watcher
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
-from difflm.models.open_models import find_open_model, load_open_model
 from difflm.training.classifier import heads_of, load_guide
-from difflm.training.run import find_run, load_run
 
 
-class TextDiffusion(Reader):
+class TextDiffusion(Pretrained, Reader):
     """A model that writes text by denoising all positions at once (an autoregressive one: word by word).
 
     Load one with `TextDiffusion.from_pretrained`. `generate`, `infill`, `edit` and `translate` return lists of texts;
@@ -79,45 +75,10 @@ class TextDiffusion(Reader):
         self.usual_guidance = TOKENS if tokens else STANDARD
         self.name = "this model"
         self.chat: Chat | None = None  # of a model that answers messages
-        self.fixed_dtype = inference is not None  # whether somebody chose the arithmetic
+        self.fixed_dtype = inference is not None
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
         self._classifiers: dict[Path, Classifier | SentenceClassifier] = {}
         self._heads: dict[Path, set[str] | None] = {}
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str | Path,
-        device: str = "cpu",
-        dtype: torch.dtype | str | None = None,
-        compile: bool = False,
-    ) -> "TextDiffusion":
-        """A bundled model such as "e2e", the directory of a run or of somebody else's model, or its name on the Hugging
-        Face Hub; on "cpu", "cuda", or the better of both ("auto").
-
-        `dtype` is the network's arithmetic; weights and everything around the network stay in float32. None: the
-        quickest for writing, and float32 for scores. `compile` fuses what a network of vectors does while it writes:
-        minutes of compiling, a little at every new size, for a server that writes all day."""
-        if not isinstance(name_or_path, str | Path):
-            raise UsageError(f"name a model, such as 'e2e', or the directory of a run, not {name_or_path!r}.")
-        chosen = check_device(device)
-        dtype = check_dtype(dtype, chosen)
-        if (folder := find_open_model(name_or_path)) is not None:
-            found = load_open_model(folder, chosen, dtype or fastest_dtype(chosen) or torch.float32)
-            made = cls(found.model, found.tokenizer, found.config, Inference(found.model, None, compile))
-            made.name, made.chat = Path(name_or_path).resolve().name, found.chat
-            return made
-        model, tokenizer, config = load_run(name_or_path, chosen)
-        eight = dtype is torch.int8
-        if eight:
-            check_eight_bits(model)
-        model.set_compute_dtype(None if eight or dtype is torch.float32 else dtype)
-        inference = Inference(model, fastest_dtype(chosen) if dtype is None else dtype if eight else None, compile)
-        made = cls(model, tokenizer, config, inference)
-        made.name, made.fixed_dtype = find_run(name_or_path).resolve().name, dtype is not None
-        made.guides = sorted(find_run(name_or_path).glob("guide*/"))
-        check_sampling(model.sampling, model)
-        return made
 
     def guided_by(self, folder: str | Path) -> "TextDiffusion":
         """Add a classifier that `difflm train` made for this model, or one of sentences; it returns itself to chain."""
@@ -197,6 +158,7 @@ class TextDiffusion(Reader):
         likeliest: "bound" is this model's own likelihood, else another's. Of `mbr` candidates the one most like the
         others is kept. `guidance` is how strongly classifiers steer; `method` is the decoder by which a left-to-right
         model takes controls.
+
         `progress` draws a bar, or is called after every step with how many steps of all texts are done, and of how
         many. `watch` is called after every step with the drafts of the texts; with `frames` each text keeps its own as
         `drafts`, which a notebook plays."""
@@ -310,9 +272,9 @@ class TextDiffusion(Reader):
             for owner, part in batch.owners if not progress.last else ():
                 over = self.model.allows_mixed_steps and frame.step >= jobs[owner].sampling.steps
                 if (watch := jobs[owner].watch) and not over:
-                    watch(self._drafts(batch, frame, jobs[owner], part))
+                    watch(self.drafts(batch, frame, jobs[owner], part))
             if progress.finished:
-                yield from self._finish(progress, jobs)
+                yield from self.finish(progress, jobs)
 
     def run_unchecked(self, jobs: Sequence[GenerationJob]) -> Iterator[list[FinishedRow]]:
         """The finished texts of several jobs as ids, a batch at a time; nothing is decoded, chosen or checked."""
@@ -387,7 +349,7 @@ class TextDiffusion(Reader):
         data = self.config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
         return explain_unknown(unknown, self.name, self.tokenizer, data)
 
-    def _finish(
+    def finish(
         self, progress: BatchProgress, jobs: Sequence[GenerationJob]
     ) -> Iterator[tuple[int, dict[int, Generation]]]:
         """The texts of the jobs that are finished, chosen and checked."""
@@ -438,9 +400,10 @@ class TextDiffusion(Reader):
         job = self.make_job(n, seed, controls=controls, edit=edit, source=source, **asked)
         for progress in run_jobs(self.inference, [job], in_order=True):
             if not progress.last:
-                yield self._drafts(progress.batch, progress.frame, job, slice(None))
+                yield self.drafts(progress.batch, progress.frame, job, slice(None))
 
-    def _drafts(self, batch: SampleBatch, frame: Frame, job: GenerationJob, part: slice) -> list[Draft]:
+    def drafts(self, batch: SampleBatch, frame: Frame, job: GenerationJob, part: slice) -> list[Draft]:
+        """The texts of a job, which are `part` of a batch, as they are at a step."""
         return read_drafts(self.model, batch, frame, part, lambda sample, ids: self._pieces_of(sample, ids, job))
 
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:
