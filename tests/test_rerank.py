@@ -30,7 +30,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import TimeSampler
-from difflm.errors import UsageError
+from difflm.errors import UsageError, speak_command
 from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
@@ -251,6 +251,7 @@ def test_texts_without_sources_are_ranked_too(tiny_runs):
     assert text.text == made[nats.index(min(nats))].text and text.denoiser_calls == 4 * 2 + 4
 
 
+@speak_command()
 def test_what_cannot_rank_is_refused(tiny_runs):
     lm = build("difflm")
 
@@ -258,8 +259,8 @@ def test_what_cannot_rank_is_refused(tiny_runs):
         with pytest.raises(UsageError, match=said):
             writer.generate(source="a b", candidates=candidates, **asked)
 
-    refuse("give candidates 2 or more", candidates=1, rank="bound")
-    refuse("give candidates 2 or more", candidates=1, mbr=3, rank="bound")
+    refuse("give --candidates 2 or more", candidates=1, rank="bound")
+    refuse("give --candidates 2 or more", candidates=1, mbr=3, rank="bound")
     refuse("--candidates and --mbr both choose", mbr=3, rank="bound")
     refuse("rank must be 'bound' or a model, not 'twin'", rank="twin")
     refuse("seqdiffuseq has no likelihood and no bound", writer=build("seqdiffuseq"), rank="bound")

@@ -73,7 +73,7 @@ def test_a_span_asks_for_any_chain_that_holds_it_and_for_room():
     ("control", "said"),
     [
         (Tree("(S (NP * *)"), "missing"),
-        (Tree("(S (NP the *) (VP *))"), "contains"),
+        (Tree("(S (NP the *) (VP *))"), "Contains asks for words"),
         (Tree("(S (NX * *))"), "never saw S::NX"),
         (Tree(f"(S {'* ' * 11})"), "needs 11 words"),
         (Span(3, 1, "NP"), "does not come after"),
