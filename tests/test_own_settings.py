@@ -31,7 +31,7 @@ def quick_training(monkeypatch):
     monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
     monkeypatch.setattr("difflm.training.pace.TIMED", 0.0)
     monkeypatch.setattr("difflm.training.pace.WARM", 0)
-    monkeypatch.setattr("difflm.training.run.find_start", lambda language: None)  # whatever is bundled
+    monkeypatch.setattr("difflm.training.own_text.find_start", lambda language: None)  # whatever is bundled
 
 
 def write_prose(path, lines=200, long=1):

@@ -187,11 +187,11 @@ def test_two_processes_do_not_write_one_file(run, sources, tmp_path, complaint):
         ("a.csv", "said,trg\na,b\n", (), 2, "no column 'src' in line 1 of {}"),
         ("a.jsonl", '{"src": "a"}\n{"trg": "b"}\n', (), 2, "no column 'src' in line 2 of {}"),
         ("a.jsonl", '{"src": 3}\n', (), 1, "'src' in line 1 of {} is not a text"),
-        ("a.txt", "a\n", ("--steps", "0"), 2, "--steps must lie between 1 and 10,000"),
+        ("a.txt", "a\n", ("--steps", "0"), 2, "--steps must be between 1 and 10,000"),
         ("a.txt", "a\n", ("--beams", "4"), 2, "--beams is for autoregressive models"),
         ("a.txt", "a\n", ("--length", "40"), 2, ""),
         ("a.txt", "a\n", ("--contains", "zebra"), 2, "zebra"),
-        ("a.txt", "a\n", ("--guidance", "3"), 2, "--guidance is how strongly classifiers pull"),
+        ("a.txt", "a\n", ("--guidance", "3"), 2, "--guidance is how strongly classifiers steer"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(run, tmp_path, complaint, name, content, more, code, said):

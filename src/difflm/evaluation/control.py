@@ -70,7 +70,7 @@ class Protocol:
         """Check the numbers before anything is loaded."""
         check_request(self.each, self.seed, 1, self.candidates)
         if self.guidance and not 0 <= self.guidance.size <= 1000:
-            raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.guidance.size}.")
+            raise UsageError(f"--guidance must be between 0 and 1,000, not {self.guidance.size}.")
 
     def make_job(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
         """Return the job that samples one target, with its own noise."""

@@ -89,13 +89,13 @@ def check_request(
 ) -> None:
     """`controls` are those by which candidates are chosen; None: they are not known yet."""
     if not 1 <= n <= MOST_TEXTS:
-        raise UsageError(f"-n must lie between 1 and {MOST_TEXTS:,}, not {n}.")
+        raise UsageError(f"-n must be between 1 and {MOST_TEXTS:,}, not {n}.")
     if not 0 <= seed < 2**31:
-        raise UsageError(f"--seed must lie between 0 and {2**31 - 1}, not {seed}.")
+        raise UsageError(f"--seed must be between 0 and {2**31 - 1}, not {seed}.")
     if not 1 <= mbr <= 1000:
-        raise UsageError(f"--mbr must lie between 1 and 1,000 candidates, not {mbr}.")
+        raise UsageError(f"--mbr must be between 1 and 1,000 candidates, not {mbr}.")
     if not 1 <= candidates <= 1000:
-        raise UsageError(f"--candidates must lie between 1 and 1,000, not {candidates}.")
+        raise UsageError(f"--candidates must be between 1 and 1,000, not {candidates}.")
     if candidates > 1 and mbr > 1:
         raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
     if candidates > 1 and controls is not None and not any(control.head for control in controls):

@@ -16,6 +16,7 @@ from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.errors import DifflmError, UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 from difflm.runtime.files import check_regular
+from difflm.training.run import initial_run
 
 TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
 SIZES = ("hidden", "layers", "encoder_layers", "heads")  # that networks of several methods have in common
@@ -207,8 +208,6 @@ def split_change(change: str) -> tuple[str, Any]:
 
 def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
     """The sizes of the run that a recipe begins with."""
-    from difflm.training.run import initial_run  # imports torch, which listing recipes does not need
-
     theirs = initial_run(str(init))
     if theirs["method"] == method:
         return {**theirs, "model": dict(theirs["model"])}
@@ -234,8 +233,6 @@ def check_init(recipe: Recipe) -> None:
 
 def check_tokenizer(recipe: Recipe) -> None:
     """Refuse a tokenizer that is neither learned nor that of a run with the same kind of sources, nor one of others."""
-    from difflm.training.run import initial_run
-
     if is_pretrained(Path(recipe.tokenizer)):
         if recipe.tells_labels or recipe.source_words == "own":
             asked = "task=prompts asks for words" if recipe.tells_labels else "source_words=own asks for two"
