@@ -1,4 +1,4 @@
-"""Typical mistakes on the command line: each is answered by a sentence that says what to do, before torch is imported."""
+"""Typical mistakes on the command line: each is answered by a sentence that says what to do, without torch."""
 
 import shlex
 import subprocess

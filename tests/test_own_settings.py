@@ -279,11 +279,11 @@ def test_methods_are_trained_and_compared_in_one_table(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["--methods", "mdlm"], "Missing argument"),
+        (["--methods", "mdlm"], "needs RUN"),
         (["--methods", "mdlm", "my.txt"], "key=value"),
         (["--methods", "mdlm", "lr=1"], "give data=FILE"),
         (["--methods", "mdml", "data=my.txt"], "Did you mean mdlm"),
-        (["--minutes", "3", "run"], "--minutes belongs to"),
+        (["--minutes", "3", "run"], "--minutes is for"),
     ],
 )
 def test_comparisons_without_sense_are_refused(argv, reason, capsys):

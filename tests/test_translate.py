@@ -181,7 +181,7 @@ def test_two_processes_do_not_write_one_file(run, sources, tmp_path, complaint):
         ("a.txt", "a b\n" + "a " * 9 + "\n", (), 2, "line 2 of {} has 9 tokens; this model reads 8"),
         ("a.txt", "", (), 1, "there is no source in {}"),
         ("a.txt", None, (), 2, "{} does not exist"),
-        ("a.txt", "a\n", ("--column", "src"), 2, "has a source a line and no columns"),
+        ("a.txt", "a\n", ("--column", "src"), 2, "has one source per line and no columns"),
         ("a.csv", "src,trg\na,b\n,c\n", (), 2, "line 3 of {} is empty"),
         ("a.csv", "src,trg\na,b\n", ("--column", "scr"), 2, "Did you mean 'src'?"),
         ("a.csv", "said,trg\na,b\n", (), 2, "no column 'src' in line 1 of {}"),

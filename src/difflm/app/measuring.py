@@ -97,7 +97,7 @@ def measure_control(
     check_known(names or ())
     refuse_open(runs, "its controls have no classifiers")
     if count < 1:
-        raise UsageError(f"the number of samples, which are targets a control here, must be at least 1, not {count}.")
+        raise UsageError(f"the number of samples, here targets per control, must be at least 1, not {count}.")
     path = control.targets
     given = choose(read_targets(path), names, count, path) if path and path.exists() else None
     pairs = load_e2e(options, required=given is None)

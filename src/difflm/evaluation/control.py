@@ -193,7 +193,7 @@ def evaluate_control(
         "judge": model_name(judge) if judge else None,
     }
     counts = dict.fromkeys(f"{select(row.count for row in rows):,}" for select in (min, max))
-    amount = f"{' to '.join(counts)} targets a control, {protocol.each} samples each, seed {protocol.seed}"
+    amount = f"{' to '.join(counts)} targets per control, {protocol.each} samples each, seed {protocol.seed}"
     used = dict.fromkeys(checker for row in rows for checker in row.about["checkers"])
     legend = ["in brackets: 95 %, over targets", f"checked by: {', '.join(used)}", *sampling]
     legend += [f"judge: {about['judge']}"] if judge else []

@@ -99,7 +99,9 @@ def check_request(
     if candidates > 1 and mbr > 1:
         raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
     if candidates > 1 and controls is not None and not any(control.head for control in controls):
-        raise UsageError("--candidates are chosen by a classifier: ask for a field, a label, tags or a tree, or --mbr.")
+        raise UsageError(
+            "--candidates needs a classifier to choose by: add a field, label, tags or tree, or use --mbr."
+        )
 
 
 def check_sampling(sampling: Sampling, model: LanguageModel) -> None:

@@ -326,7 +326,7 @@ def _check_sources(recipe: Recipe) -> None:
     if recipe.tells_labels and not METHODS[recipe.method].reads_prompts:
         raise UsageError(f"recipe: task: {recipe.method} reads no prompts; autoregressive does.")
     if recipe.tells_labels and recipe.tokenizer in TOKENIZERS and recipe.tokenizer != "words":
-        raise UsageError("recipe: task: prompts tell what is asked of words: give tokenizer=words.")
+        raise UsageError("recipe: task: prompts are made of whole words: give tokenizer=words.")
     if recipe.cuts_spans and not recipe.has_sources:
         raise UsageError(f"recipe: task: {recipe.method} reads no sources, which span-denoising needs.")
     if recipe.has_sources and recipe.chunk and not recipe.cuts_spans:
@@ -354,7 +354,7 @@ def _check_rows(recipe: Recipe) -> None:
         able = ", ".join(name for name, method in METHODS.items() if method.packs)
         pretrained = " with model.pretrained" if METHODS[recipe.method].packs else ""
         raise UsageError(
-            f"recipe: rows: {recipe.method}{pretrained} reads one text a row. These read packed rows: {able}."
+            f"recipe: rows: {recipe.method}{pretrained} reads one text per row. These read packed rows: {able}."
         )
     if recipe.has_sources:
         raise UsageError("recipe: rows: packed rows have no sources. Leave rows=packed out.")

@@ -1,4 +1,4 @@
-"""A run: the directory that holds everything about one trained model. A wrong name is refused before torch is imported."""
+"""A run: the directory that holds everything about one trained model. Torch is imported with its weights."""
 
 import os
 from importlib import resources
