@@ -17,9 +17,11 @@ from tiny import MODEL, WRITERS, tiny_run, tiny_runs, write_grammar
 
 from difflm import __version__
 from difflm.app.cli import main
-from difflm.app.commands.generate import in_order
-from difflm.app.console import TrainingView, training_line
+from difflm.app.commands.generate import count_steps, in_order
+from difflm.app.console import Bar, TrainingView, training_line
 from difflm.data.batches import Batch
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.requests import Request
 from difflm.methods import METHODS, TextSpec
 from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import checkpoint_steps
@@ -191,6 +193,23 @@ def test_texts_come_in_order_as_soon_as_they_can():
     batches = iter([{2: "c", 0: "a"}, {3: "d"}, {1: "b"}])
     seen = [(text, counts[-1]) for text in in_order(batches, counts.append)]
     assert seen == [("a", 2), ("b", 4), ("c", 4), ("d", 4)]
+
+
+def test_progress_counts_every_denoising_step(tiny_runs):
+    lm, counted = TextDiffusion.from_pretrained(tiny_runs["difflm"]), []
+    job = replace(lm.make_job(3, steps=4, mbr=2), on_step=counted.append)
+    assert sum(len(made) for _, made in lm.run_jobs([job])) == 3
+    assert sum(counted) == 3 * 2 * 4 == 3 * count_steps(lm, Request(steps=4, mbr=2))
+
+
+def test_a_bar_counts_at_least_the_steps_of_finished_texts():
+    """A GPU that replays recorded steps reports their last one alone."""
+    bar = Bar("writing", 20)
+    seen = []
+    for steps, least in ((4, 0), (1, 0), (0, 10), (2, 10)):
+        bar.advance(steps, least)
+        seen.append(bar._done)
+    assert seen == [4, 5, 10, 12]
 
 
 # -- score, info, evaluate, compare -----------------------------------------------------------------------------------

@@ -222,6 +222,7 @@ class GenerationJob:
     watch: Watch | None = None
     choose: Choice | None = None
     wanted: Callable[[], bool] = lambda: True  # asked at every step and text: an unwanted job is left unfinished
+    on_step: Callable[[int], None] | None = None  # called with the number of its rows that took a denoising step
     warnings: list[str] = field(default_factory=list)  # for all of its texts
     rows: list[Row] = field(default_factory=list)
     sources: Sequence[Ids] = ()  # of every text, where it is written from one
@@ -394,6 +395,9 @@ def run_batch(
     for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
         if stopped() or not any(job.wanted() for job in own.values()):
             return
+        for owner, part in batch.owners:
+            if (count_rows := jobs[owner].on_step) is not None:
+                count_rows(part.stop - part.start)
         finished = [owner for owner, n in steps.items() if n in early and n == frame.step + 1]
         if finished or watched:
             yield BatchProgress(batch, frame, finished, begun, time.perf_counter() if on_cpu else None)

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -201,23 +201,26 @@ class Writer:
         """Print the texts below one bar, or in a view of their making. Return those that a recording is made of. Of the
         texts of all requests those from number `first` on are made, and before `last`."""
         watchers = [watcher for watcher in (view, recording) if watcher]
-        total, done, kept = sum(request.n for request in requests), 0, []
+        count, done, kept = sum(request.n for request in requests), 0, []
+        steps = [count_steps(self.lm, request) for request in requests]
+        before = [0, *accumulate(own * request.n for own, request in zip(steps, requests, strict=True))]
 
         def watch(drafts: "list[Draft]") -> None:
             for watcher in watchers:
                 watcher.frame(drafts)
 
-        with view or Bar("writing", total) as output:
-
-            def more(count: int) -> None:
-                output.update("writing", done + count, total)
-
+        with view or Bar(f"writing {count:,} text{'s'[: count != 1]}, denoising steps", before[-1]) as output:
             for number, request in enumerate(requests):
-                begin, end = max(0, first - done), min(request.n, total if last is None else last - done)
+                begin, end = max(0, first - done), min(request.n, count if last is None else last - done)
+
+                def finish(texts: int, number: int = number, begin: int = begin) -> None:
+                    output.advance(0, before[number] + (begin + texts) * steps[number])
+
                 if begin < end:
                     job = self.make_job(request, watch if watchers else None)
-                    job = replace(job, n=end - begin, first=begin, sources=job.sources[begin:end])
-                    for text in in_order((made for _, made in self.lm.run_jobs([job])), more, begin):
+                    rows = {"n": end - begin, "first": begin, "sources": job.sources[begin:end]}
+                    job = replace(job, **rows, on_step=output.advance)
+                    for text in in_order((made for _, made in self.lm.run_jobs([job])), finish, begin):
                         (put or output.put)(self.line(text, number))
                         kept += [text] if recording else []
                 done += request.n
@@ -226,6 +229,11 @@ class Writer:
     def line(self, text: "Generation", request: int) -> str:
         about = {"request": request} if self.numbered else {}
         return to_json({**generation_to_json(text), **about}) if self.as_json else str(text)
+
+
+def count_steps(lm: "TextDiffusion", request: Request) -> int:
+    """The denoising steps of a text at most, those of its candidates included."""
+    return lm.frames(request.controls(), **request.settings()) * request.each
 
 
 def without_html() -> list[str]:

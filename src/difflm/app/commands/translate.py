@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from difflm.app.commands.generate import check_guidance, in_order, load_writer, make_request
+from difflm.app.commands.generate import check_guidance, count_steps, in_order, load_writer, make_request
 from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, report_rest
 from difflm.app.commands.options import (
     CANDIDATES,
@@ -88,18 +88,19 @@ def translate(
         found = {"source": source, **generation_to_json(text)}
         return to_json(found) if as_json else " ".join(str(text).split("\n"))
 
-    rows = processes.rows(len(sources))
+    rows, steps = processes.rows(len(sources)), count_steps(lm, request)
+    bar = Bar(f"translating {len(sources):,} sources, denoising steps", len(sources) * steps)
     if out is None:
-        with Bar("translating", len(sources)) as bar:
-            write_texts(lm, job, sources, line, bar, bar.put)
+        with bar:
+            write_texts(lm, job, sources, line, bar, steps, bar.put)
         return
     settings = {**asked, "guide": [str(folder) for folder in guide or []], "guidance": guidance, "dtype": dtype}
     if rank:
         settings["rank"] = rank if rank == "bound" else hash_model(rank)
     origin = {"model": hash_model(run), "sources": hash_texts(sources), **settings, "json": as_json}
     with ResumableLines(out, origin, processes) as kept, report_rest(kept, rows.stop - rows.start):
-        with Bar("translating", len(sources)) as bar:
-            write_texts(lm, job, sources, line, bar, kept.put, rows.start + kept.count, rows.stop)
+        with bar:
+            write_texts(lm, job, sources, line, bar, steps, kept.put, rows.start + kept.count, rows.stop)
         kept.finish()
 
 
@@ -109,21 +110,22 @@ def write_texts(
     sources: list[str],
     line: "Callable[[Generation, str], str]",
     bar: Bar,
+    steps: int,
     put: Callable[[str], None],
     first: int = 0,
     last: int | None = None,
 ) -> None:
     """Write the texts of all sources from number `first` on, and before `last`, in pieces. A text is the same in any
-    piece."""
+    piece, and takes at most so many `steps`."""
     size = max(1, PIECE.get(lm.device.type, 64) // job.each)
     end = len(sources) if last is None else last
     for begin in range(first, end, size):
         rows = job.sources[begin : min(begin + size, end)]
 
         def more(count: int, begin: int = begin) -> None:
-            bar.update("translating", begin + count, len(sources))
+            bar.advance(0, (begin + count) * steps)
 
-        piece = replace(job, n=len(rows), sources=rows, first=begin)
+        piece = replace(job, n=len(rows), sources=rows, first=begin, on_step=bar.advance)
         texts = in_order((made for _, made in lm.run_jobs([piece])), more, begin)
         for text, source in zip(texts, sources[begin : begin + len(rows)], strict=True):
             put(line(text, source))
