@@ -397,7 +397,7 @@ def run_batch(
             return
         for owner, part in batch.owners:
             if (count_rows := jobs[owner].on_step) is not None:
-                count_rows(part.stop - part.start)
+                count_rows(min(part.stop, len(batch.rows)) - part.start)  # the rest is padding
         finished = [owner for owner, n in steps.items() if n in early and n == frame.step + 1]
         if finished or watched:
             yield BatchProgress(batch, frame, finished, begun, time.perf_counter() if on_cpu else None)
