@@ -87,6 +87,23 @@ def test_help_shows_values_in_brackets(say, monkeypatch):
     assert "Number format of the network. [the fastest for this machine]" in say("generate", "--help")
 
 
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("difflm generate --guid", ["--guide", "--guidance"]),
+        ("difflm info e", ["e2e"]),
+        ("difflm train own-t", ["own-text", "own-text-autoregressive"]),
+        ("difflm data fetch te", ["text8"]),
+    ],
+)
+def test_the_tab_key_completes_options_models_recipes_and_corpora(monkeypatch, capsys, typed, completed):
+    for key, value in (("_DIFFLM_COMPLETE", "complete_bash"), ("COMP_WORDS", typed)):
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    assert main([]) == 0
+    assert sorted(capsys.readouterr().out.split()) == sorted(completed)
+
+
 def test_version_and_the_bare_command(say, capsys):
     assert say("--version") == f"difflm {__version__}\n"
     assert main([]) == 2

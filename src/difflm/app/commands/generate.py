@@ -218,8 +218,8 @@ class Writer:
 
                 if begin < end:
                     job = self.make_job(request, watch if watchers else None)
-                    rows = {"n": end - begin, "first": begin, "sources": job.sources[begin:end]}
-                    job = replace(job, **rows, on_step=output.advance)
+                    sources, count_step = job.sources[begin:end], output.advance
+                    job = replace(job, n=end - begin, first=begin, sources=sources, on_step=count_step)
                     for text in in_order((made for _, made in self.lm.run_jobs([job])), finish, begin):
                         (put or output.put)(self.line(text, number))
                         kept += [text] if recording else []

@@ -181,7 +181,7 @@ def parse_methods(given: "Sequence[str] | None") -> "dict[str, GuidanceSettings 
     return found
 
 
-def check_names(device: str, *models: str | Path | None, guides: "Sequence[Path] | None" = ()) -> None:
+def check_names(device: str, *models: str | None, guides: "Sequence[Path] | None" = ()) -> None:
     """Refuse a device and models that cannot exist before torch is imported, which takes seconds."""
     from difflm.training.run import find_run
 
@@ -189,8 +189,8 @@ def check_names(device: str, *models: str | Path | None, guides: "Sequence[Path]
     if kind not in DEVICES:
         hint = "Did you mean cuda? " if kind.lower() in ("gpu", "nvidia") else suggest(kind, DEVICES, quoted=False)
         raise UsageError(f"unknown --device {device!r}. {hint}Known: {', '.join(DEVICES)}.")
-    for model in filter(None, models):
-        if str(model).count("/") != 1 or Path(model).exists():  # else it may be a name on the Hugging Face Hub
+    for model in models:  # one with a slash in it may be a name on the Hugging Face Hub
+        if model is not None and (str(model).count("/") != 1 or Path(model).exists()):
             find_run(model)
     for folder in guides or ():
         check_file(folder)
