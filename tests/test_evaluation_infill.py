@@ -236,8 +236,9 @@ def test_one_candidate_and_a_file_of_figures(runs, data, tmp_path, capsys):
         (["--each", "7"], "--each is for --task control"),
     ],
 )
-def test_nonsense_is_refused_before_anything_is_loaded(given, said, data, capsys):
-    assert main(["evaluate", "no-such-run", "--task", "infill", "--data", str(data), *given]) == 2
+def test_nonsense_is_refused_before_anything_is_loaded(given, said, data, capsys, monkeypatch):
+    monkeypatch.delattr("difflm.generation.pipeline.load_run")
+    assert main(["evaluate", "e2e", "--task", "infill", "--data", str(data), *given]) == 2
     assert said in capsys.readouterr().err
 
 

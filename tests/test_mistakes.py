@@ -66,6 +66,7 @@ MISTAKES = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DIFFLM_DATA", raising=False)
     (tmp_path / "my.txt").write_text("A pub.\n")
     return tmp_path
 

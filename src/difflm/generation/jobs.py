@@ -21,7 +21,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED, SURE
 from difflm.diffusion.samplers.loop import Frame
 from difflm.diffusion.timesteps import StepSpan
-from difflm.errors import UsageError
+from difflm.errors import UsageError, suggest
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
 from difflm.models.diffusion import DiffusionModel
@@ -107,8 +107,8 @@ def check_request(
 def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
     """Refuse settings that this model does not understand; `Sampling` itself refuses values out of range."""
     if sampling.sampler not in model.samplers:
-        known = ", ".join(model.samplers)
-        raise UsageError(f"unknown sampler {sampling.sampler!r} for this model. Known: {known}.")
+        hint, known = suggest(sampling.sampler, model.samplers), ", ".join(model.samplers)
+        raise UsageError(f"unknown sampler {sampling.sampler!r} for this model. {hint}Known: {known}.")
     if sampling.temperature == 0 and not model.greedy:
         raise UsageError(f"--temperature {describe_range('temperature')}, not {sampling.temperature}.")
     if sampling.temperature != 1 and not model.predicts_words:
