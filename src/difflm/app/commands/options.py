@@ -183,14 +183,15 @@ def parse_methods(given: "Sequence[str] | None") -> "dict[str, GuidanceSettings 
 
 def check_names(device: str, *models: str | None, guides: "Sequence[Path] | None" = ()) -> None:
     """Refuse a device and models that cannot exist before torch is imported, which takes seconds."""
+    from difflm.runtime.hub import is_hub_name
     from difflm.training.run import find_run
 
     kind = device.partition(":")[0]
     if kind not in DEVICES:
         hint = "Did you mean cuda? " if kind.lower() in ("gpu", "nvidia") else suggest(kind, DEVICES, quoted=False)
         raise UsageError(f"unknown --device {device!r}. {hint}Known: {', '.join(DEVICES)}.")
-    for model in models:  # one with a slash in it may be a name on the Hugging Face Hub
-        if model is not None and (str(model).count("/") != 1 or Path(model).exists()):
+    for model in models:
+        if model is not None and not is_hub_name(model):
             find_run(model)
     for folder in guides or ():
         check_file(folder)
