@@ -2,21 +2,26 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections import Counter
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer
 import yaml
 from tiny import MODEL, WRITERS, tiny_run, tiny_runs, write_grammar
 
 from difflm import __version__
-from difflm.app.cli import main
+from difflm.app.cli import app, main
+from difflm.app.commands.evaluate import GROUPS, OWNERS, RivalOptions
 from difflm.app.commands.generate import count_steps, in_order
 from difflm.app.console import Bar, TrainingView, training_line
 from difflm.data.batches import Batch
@@ -79,6 +84,24 @@ def test_every_verb_has_help_with_an_example(say, verb):
     assert f"Example: difflm {verb}" in out
     assert "--json" in out
     assert "--device" in out or verb in ("methods", "info")  # which take it and need none
+
+
+def test_help_of_evaluate_shows_the_options_of_each_task_with_it():
+    panels = {p.name: p.rich_help_panel for p in verb_params("evaluate") if p.param_type_name == "option"}
+    for name, group in {**GROUPS, "rivals": RivalOptions}.items():
+        for option in fields(group):
+            assert panels[option.name].startswith("--task ")
+            assert set(re.findall(r"language|control|infill|seq2seq", panels[option.name])) == set(OWNERS[name])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_pages_have_short_panels(verb):
+    panels = Counter(p.rich_help_panel for p in verb_params(verb) if p.param_type_name == "option" and not p.hidden)
+    assert max(panels.values()) <= 16
+
+
+def verb_params(verb: str) -> list[Any]:
+    return typer.main.get_command(app).commands[verb].params
 
 
 def test_help_shows_values_in_brackets(say, monkeypatch):
@@ -405,7 +428,8 @@ def test_texts_that_repeat_others_are_learned_once_where_the_recipe_says_so(say,
 # The command, with a tenth of a second before each step from the eleventh on: time for a busy machine to stop it.
 SLOWLY = """
 import sys, time
-from difflm.app.cli import main
+from difflm.app.cli import app, main
+from difflm.app.commands.evaluate import GROUPS, OWNERS, RivalOptions
 from difflm.training.trainer import Trainer
 
 def train_step(self, batches, step=Trainer.train_step):

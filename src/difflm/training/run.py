@@ -52,8 +52,10 @@ def find_run(name_or_path: str | Path) -> Path:
             f"{name!r} is not a model. To continue a text, give it with a gap: "
             f"difflm generate MODEL --infill {name + ' ___'!r}"
         )
+    if os.path.isfile(path):
+        raise UsageError(f"{name} is a file, not a model. To train one on its texts: difflm train {name} --out RUN")
     what = "holds no config.json, so it is not a run" if path.exists() else "is neither a bundled model nor a directory"
-    hint = suggest(name, bundled, quoted=False)
+    hint = suggest(name.lower(), bundled, quoted=False)
     raise UsageError(f"{name} {what}. {hint}Bundled: {', '.join(bundled) or 'none'}; or give the directory of a run.")
 
 
