@@ -17,9 +17,11 @@ from tiny import MODEL, WRITERS, tiny_run, tiny_runs, write_grammar
 
 from difflm import __version__
 from difflm.app.cli import main
-from difflm.app.commands.generate import in_order
-from difflm.app.console import TrainingView, training_line
+from difflm.app.commands.generate import count_steps, in_order
+from difflm.app.console import Bar, TrainingView, training_line
 from difflm.data.batches import Batch
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.requests import Request
 from difflm.methods import METHODS, TextSpec
 from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import checkpoint_steps
@@ -82,7 +84,24 @@ def test_every_verb_has_help_with_an_example(say, verb):
 def test_help_shows_values_in_brackets(say, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert "Column of a .csv or .jsonl file. [src]" in say("translate", "--help")
-    assert "The network's arithmetic. [float32]" in say("generate", "--help")
+    assert "Number format of the network. [the fastest for this machine]" in say("generate", "--help")
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("difflm generate --guid", ["--guide", "--guidance"]),
+        ("difflm info e", ["e2e"]),
+        ("difflm train own-t", ["own-text", "own-text-autoregressive"]),
+        ("difflm data fetch te", ["text8"]),
+    ],
+)
+def test_the_tab_key_completes_options_models_recipes_and_corpora(monkeypatch, capsys, typed, completed):
+    for key, value in (("_DIFFLM_COMPLETE", "complete_bash"), ("COMP_WORDS", typed)):
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    assert main([]) == 0
+    assert sorted(capsys.readouterr().out.split()) == sorted(completed)
 
 
 def test_version_and_the_bare_command(say, capsys):
@@ -193,6 +212,23 @@ def test_texts_come_in_order_as_soon_as_they_can():
     assert seen == [("a", 2), ("b", 4), ("c", 4), ("d", 4)]
 
 
+def test_progress_counts_every_denoising_step(tiny_runs):
+    lm, counted = TextDiffusion.from_pretrained(tiny_runs["difflm"]), []
+    job = replace(lm.make_job(3, steps=4, mbr=2), on_step=counted.append)
+    assert sum(len(made) for _, made in lm.run_jobs([job])) == 3
+    assert sum(counted) == 3 * 2 * 4 == 3 * count_steps(lm, Request(steps=4, mbr=2))
+
+
+def test_a_bar_counts_at_least_the_steps_of_finished_texts():
+    """A GPU that replays recorded steps reports their last one alone."""
+    bar = Bar("writing", 20)
+    seen = []
+    for steps, least in ((4, 0), (1, 0), (0, 10), (2, 10)):
+        bar.advance(steps, least)
+        seen.append(bar._done)
+    assert seen == [4, 5, 10, 12]
+
+
 # -- score, info, evaluate, compare -----------------------------------------------------------------------------------
 
 
@@ -235,7 +271,7 @@ def test_evaluating_leaves_records_that_info_and_the_card_show(say, tmp_path, gr
     assert {"nats_per_token", "distinct_4", "copied", "denoiser_calls"} <= {r["name"] for r in records}
     assert {r["model"] for r in records} == {"run", "real text (valid)"}
     assert all(r["unit"] and r["seed"] == 0 for r in records)
-    assert "run, nats_per_token: ≤" in say("info", run)
+    assert any(line.split()[:3] == ["run", "nats_per_token", "≤"] for line in say("info", run).splitlines())
     assert "| run | nats_per_token | ≤" in (run / "README.md").read_text()
     (about,) = lines(say("info", run, "--json"))
     assert about["method"] == "difflm" and len(about["metrics"]) == len(records)

@@ -24,6 +24,8 @@ import typer
 from test_sentence_classifier import make_classifier
 from tiny import write_grammar, write_stories
 
+from benchmarks.command_reference import PAGE as REFERENCE
+from benchmarks.command_reference import write_reference
 from difflm.annotators.parser import own_parser, parse_texts
 from difflm.annotators.trees import phrases, shapes
 from difflm.app.cli import app, main
@@ -526,11 +528,16 @@ def options(command: Any) -> Iterator[str]:
 
 
 def test_every_verb_has_a_page_and_every_option_is_told() -> None:
-    said = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    said = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page != REFERENCE)
     for name, command in verbs().items():
         assert (ROOT / "docs" / "verbs" / f"{name}.md").is_file(), name
         untold = [option for option in options(command) if not re.search(rf"{option}(?![\w-])", said)]
         assert not untold, f"difflm {name}: {untold}"
+
+
+def test_the_reference_says_what_the_command_says() -> None:
+    """`python -m benchmarks.command_reference` writes it again."""
+    assert write_reference() == REFERENCE.read_text(encoding="utf-8")
 
 
 def test_help_of_every_verb_leaves_torch_and_matplotlib_out() -> None:
