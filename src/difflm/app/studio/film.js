@@ -39,7 +39,7 @@ class Scene {
     this.#type(SIZE);
     this.heights = texts.map((text) => Math.max(...text.frames.map((_, step) => this.#lay(text, step).height)));
     const rows = this.#rows();
-    Object.assign(this.canvas, { width: WIDTH, height: 2 * Math.ceil((rows.at(-1).end + 3 * LINE) / 2) }); // codecs: even
+    Object.assign(this.canvas, { width: WIDTH, height: 2 * Math.ceil((rows.at(-1).end + 2.5 * LINE) / 2) }); // codecs: even
   }
 
   #type(size, weight = 400) {

@@ -48,8 +48,8 @@ export class Panel {
     byId("gap").hidden = !this.controls.infill;
     const tags = this.controls.pos?.tags ?? [];
     if (!tags.includes("PROPN")) byId("pos").placeholder = tags.slice(0, 5).join(" ");
-    const [first = "NP", second = first] = this.controls.span?.labels ?? [];
-    byId("span").placeholder = `0,1,${first} 3,5,${second}`;
+    const labels = this.controls.span?.labels ?? [];
+    if (!labels.includes("NP")) byId("span").placeholder = `0,1,${labels[0]}`;
   }
 
   // Examples in the empty fields, made of a text that this model has written.
