@@ -106,8 +106,9 @@ class Served:
         """Whether it tells how likely other words are in a place of a text. A GPU may be capturing another thread's
         steps meanwhile, and takes no other work then."""
         model = self.lm.model
-        plain = type(model) is DiffusionModel and self.whole_words and not model.source_longest
-        return plain and knows_evidence(model.denoiser) and self.lm.device.type == "cpu"
+        if type(model) is not DiffusionModel or not self.whole_words or model.source_longest:
+            return False
+        return knows_evidence(model.denoiser) and self.lm.device.type == "cpu"
 
     @torch.no_grad()
     def find_alternatives(self, text: str) -> dict[str, Any]:
