@@ -3,17 +3,18 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from browsing import asked, finished, hush, texts
+from browsing import Opener, asked, finished, hush, texts
+from serving import running
 from test_studio_page import opened, studio
+
+from difflm.generation.pipeline import TextDiffusion
 
 pytestmark = pytest.mark.long  # a browser, and the bundled model behind it
 assert studio and opened  # fixtures
 
 ROOT = Path(__file__).parent.parent
-RIVAL = {"name": "rival", "method": "autoregressive", "left_to_right": True, "parameters": 4_000_000}
 
 
 def test_it_says_what_it_is_and_what_the_model_knows(opened):
@@ -70,37 +71,32 @@ def test_likely_words_are_shown_on_hover_and_put_in_the_place_of_a_word(opened):
     assert tab.locator("#likely").is_hidden()  # of a draft there is nothing to weigh
 
 
-def test_another_model_is_chosen_and_both_race(opened):
-    """The routes of a server with two models, of which one writes from left to right."""
-    wanted: list[str] = []
-
-    def two_models(route: Any) -> None:
-        (one,) = route.fetch().json()["models"]
-        route.fulfill(json={"models": [one, {**one, **RIVAL}]})
-
-    def listening(route: Any) -> None:
-        wanted.append(route.request.url.partition("?")[2])
-        route.continue_()
-
-    def prepare(tab: Any) -> None:
-        tab.route("**/api/models", two_models)
-        tab.route("**/api/stream?*", listening)
-
-    tab = opened("#n=1&steps=3", prepare=prepare)
-    finished(tab)
-    assert tab.locator("#model-choice option").all_inner_texts() == ["e2e", "rival"]
-    tab.click("#race")
-    for card in tab.locator("#racers .card").all():
-        card.get_by_text("finished").wait_for()
-        assert card.locator(".text").inner_text()
-    assert "4.0M parameters" in tab.inner_text("#race-about") and "one word per step" in tab.inner_text("#race-about")
-    assert wanted == ["model=e2e", "model=e2e", "model=rival"]
-    tab.click("#race-close")
-    assert tab.locator("#races").is_hidden()
-    tab.select_option("#model-choice", "rival")
-    tab.wait_for_selector("#intro:has-text('one word at a time')")
-    finished(tab)
-    assert asked(tab)["model"] == ["rival"] and wanted[-1] == "model=rival"
+def test_another_model_is_chosen_and_both_race(browser):
+    others = [(TextDiffusion.from_pretrained("judge"), "judge")]
+    with running(TextDiffusion.from_pretrained("e2e"), name="e2e", others=others) as found:
+        opener = Opener(browser, f"{found.url}/")
+        tab = opener("#n=1&steps=3")
+        finished(tab)
+        assert tab.locator("#model-choice option").all_inner_texts() == ["e2e", "judge"]
+        tab.click("#race")
+        for card in tab.locator("#racers .card").all():
+            card.get_by_text("finished").wait_for()
+            assert card.locator(".text").inner_text()
+        steps = [int(said.split()[0]) for said in tab.locator("#racers .sureness").all_inner_texts()]
+        assert steps[0] == 3 and steps[1] > 3  # one for each word
+        assert "17.2M parameters" in tab.inner_text("#race-about") and "4.4M" in tab.inner_text("#race-about")
+        tab.click("#race-close")
+        assert tab.locator("#races").is_hidden()
+        tab.select_option("#model-choice", "judge")
+        tab.wait_for_selector("#intro:has-text('one word at a time')")
+        finished(tab)
+        assert tab.locator("#start").is_hidden() and tab.locator(".edit").first.is_hidden()
+        hush(tab)
+        tab.click("#next")
+        finished(tab)
+        assert asked(tab)["model"] == ["judge"] and asked(tab)["seed"] == ["1"]
+        tab.context.close()
+        assert opener.wrong == []
 
 
 def test_the_texts_are_saved_as_a_video(opened, tmp_path):
