@@ -54,10 +54,10 @@ export class Panel {
 
   // Examples in the empty fields, made of a text that this model has written.
   suggest(text) {
-    const words = text.split(/\s+/).slice(0, 9);
+    const words = text.split(/\s+/).slice(0, 7);
     const gapped = words.map((word, i) => (i % 4 === 1 ? "___" : word)).join(" ") + (/\.$/.test(words.at(-1)) ? "" : " …");
     if (this.controls.infill && words.length > 2) {
-      byId("start").placeholder = `Leave empty to start from noise, or type, for instance: ${gapped}`;
+      byId("start").placeholder = `Leave empty to start from noise, or type: ${gapped}`;
     }
     const [one = "", other = one] = words.filter((word) => /^\p{Ll}{4,}$/u.test(word)).sort((a, b) => b.length - a.length);
     if (one) byId("contains").placeholder = [...new Set([one, other])].join(", ");
@@ -203,7 +203,7 @@ export class Panel {
   #meaning(request) {
     if ("edit" in request && this.controls.edit.noise === "none") return "The model edits this text directly.";
     if ("edit" in request) return "Part of the noise is added back, and the text is rewritten from there.";
-    if (!("infill" in request)) return this.facts.left_to_right ? "" : "All words form at once, out of pure noise.";
+    if (!("infill" in request)) return "";
     const gaps = this.#gaps(request.infill);
     return `${gaps === 1 ? "The gap is" : `${gaps} gaps are`} filled; all other words are kept.`;
   }
