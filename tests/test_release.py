@@ -178,9 +178,8 @@ def test_a_stranger_follows_the_guide(built: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"cwd": tmp_path, "env": environment}
     run(places / "python", "-m", "pip", "install", "--no-index", "--no-deps", *built.glob("*.whl"), **settings)
     assert str(site) in run(places / "python", "-c", "import difflm; print(difflm.__file__)", **settings)
-    exec(
-        next(block.text for block in PYTHON if block.page == "docs/own-text.md").replace("my.txt", f"{tmp_path}/my.txt")
-    )
+    script = next(block.text for block in PYTHON if block.page == "docs/own-text.md")
+    exec(script.replace("my.txt", f"{tmp_path}/my.txt"), {})
 
     done = set()
     for command in (c for c in COMMANDS if c.page == "docs/guide/first-texts.md"):
