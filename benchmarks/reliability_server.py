@@ -80,7 +80,7 @@ def serve(run: Path) -> Iterator[Studio]:
 
     listening, loops = listen("127.0.0.1", 0), list[asyncio.AbstractEventLoop]()
     limits = Limits(n=4, rows=8, candidates=4, steps=8, body_seconds=1, stall_seconds=2)
-    server = make_server(Served(TextDiffusion.from_pretrained(run), "tiny"), limits, None)
+    server = make_server([Served(TextDiffusion.from_pretrained(run), "tiny")], limits, None)
 
     async def work() -> None:
         loops.append(asyncio.get_running_loop())

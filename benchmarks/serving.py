@@ -4,12 +4,17 @@
    full: how many finish, how long they take, and texts per second against one by one.
 2. 2,000 requests, a part of which is left in mid-stream or in the queue: tasks, threads and memory before and after.
 
-The server runs in this process, where its tasks can be counted; the clients run in another.
+With `--crowds 1 50 200 1000 --seconds 20`, instead: so many clients ask for one text after the other, for so long;
+texts per second, and how long a text takes. With `--engine` they ask the engine itself, without HTTP: nothing of the
+extra `[studio]` is needed then.
+
+The server runs in this process, where its tasks can be counted; the clients run in another. All stays on loopback.
 """
 
 import argparse
 import asyncio
 import gc
+import itertools
 import json
 import random
 import socket
@@ -23,11 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.served import Served
-from difflm.app.studio.server import Server, listen, make_server
 from difflm.generation.pipeline import TextDiffusion
 
 SETTLE = 3.0  # seconds in which what is over may end
+CROWD = Limits(queue=10_000, connections=10_000, seconds=3600.0)  # nobody is refused, so that all can be timed
 
 
 # -- the clients ------------------------------------------------------------------------------------------------------
@@ -109,16 +113,104 @@ async def clients(url: str, what: str, count: int, steps: int) -> dict[str, Any]
     }
 
 
+# -- crowds: as many clients as are asked for, each with one request after the other -----------------------------------
+
+
+async def keep_asking(count: int, seconds: float, ask: Callable[[int], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
+    """What so many clients get in so many seconds. Of a text that is not finished by then, its time so far counts: it
+    takes at least as long."""
+    took, seeds, begun = list[float](), itertools.count(), time.perf_counter()
+    left = dict[int, float]()
+
+    async def client() -> None:
+        while True:
+            seed = next(seeds)
+            left[seed] = time.perf_counter()
+            await ask(seed)
+            took.append(time.perf_counter() - left.pop(seed))
+
+    clients = [asyncio.create_task(client()) for _ in range(count)]
+    done, _ = await asyncio.wait(clients, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    now, finished = time.perf_counter(), len(took)
+    for one in done:
+        one.result()  # what went wrong is raised
+    for one in clients:
+        one.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+    times = sorted([*took[:finished], *(now - since for since in left.values())])
+    return {
+        "clients": count,
+        "texts": finished,
+        "unfinished": len(times) - finished,
+        "texts_per_second": round(finished / (now - begun), 3),
+        "p50_seconds": round(statistics.median(times), 3),
+        "p95_seconds": round(times[int(0.95 * (len(times) - 1))], 3),
+    }
+
+
+async def ask_over_http(url: str, steps: int, count: int, seconds: float) -> dict[str, Any]:
+    crowd = Crowd(url, steps)
+
+    async def ask(seed: int) -> None:
+        answer = await crowd.client.post("/api/generate", json={"seed": seed, "steps": steps})
+        assert answer.status_code == 200, answer.text
+
+    try:
+        return await keep_asking(count, seconds, ask)
+    finally:
+        await crowd.client.aclose()
+
+
+async def ask_engine(lm: TextDiffusion, steps: int, counts: list[int], seconds: float) -> list[dict[str, Any]]:
+    from difflm.app.studio.engine import Engine
+
+    engine = Engine(lm, CROWD)
+
+    async def ask(seed: int) -> None:
+        (job,) = await engine.submit([{"n": 1, "seed": seed, "steps": steps}])
+        async for _ in job.events():
+            pass
+
+    await asyncio.gather(*(ask(seed) for seed in range(8)))  # what is loaded late is loaded now
+    found = []
+    for count in counts:
+        found.append(await keep_asking(count, seconds, ask))
+        while engine._jobs:  # those who left
+            await asyncio.sleep(0.01)
+    engine.close()
+    return found
+
+
+def report_crowds(
+    model: str, steps: int, counts: list[int], seconds: float, device: str, without_http: bool
+) -> dict[str, Any]:
+    lm = TextDiffusion.from_pretrained(model, device)
+    if without_http:
+        found = asyncio.run(ask_engine(lm, steps, counts, seconds))
+    else:
+        watched = Watched(model, steps, lm, CROWD)
+        watched.load("at_once", 8)
+        found = [watched.load("crowd", count, seconds) for count in counts]
+        watched.close()
+    alone = next((one for one in found if one["clients"] == 1), found[0])["texts_per_second"]
+    for one in found:
+        one["ratio"] = round(one["texts_per_second"] / max(alone, 1e-9), 2)
+    return {"model": model, "device": str(lm.device), "steps": steps, "http": not without_http, "crowds": found}
+
+
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
 class Watched:
     """A server whose tasks and memory are looked at."""
 
-    def __init__(self, model: str, steps: int) -> None:
+    def __init__(self, model: str, steps: int, lm: TextDiffusion, limits: Limits) -> None:
+        from difflm.app.studio.served import Served
+        from difflm.app.studio.server import listen, make_server
+
         self.listening: socket.socket = listen("127.0.0.1", 0)
         self.url, self.steps = f"http://127.0.0.1:{self.listening.getsockname()[1]}", steps
-        self.server: Server = make_server(Served(TextDiffusion.from_pretrained(model), model), Limits(), None)
+        self.server = make_server([Served(lm, model)], limits, None)
         self.loop = asyncio.new_event_loop()
         serving = self.server.serve([self.listening])
         self.thread = threading.Thread(target=self.loop.run_until_complete, args=(serving,), daemon=True)
@@ -126,8 +218,8 @@ class Watched:
         while not self.server.started:
             time.sleep(0.01)
 
-    def load(self, what: str, count: int) -> dict[str, Any]:
-        argv = ["--clients", self.url, what, str(count), "--steps", str(self.steps)]
+    def load(self, what: str, count: int, seconds: float = 0.0) -> dict[str, Any]:
+        argv = ["--clients", self.url, what, str(count), "--steps", str(self.steps), "--seconds", str(seconds)]
         done = subprocess.run([sys.executable, "-m", "benchmarks.serving", *argv], stdout=subprocess.PIPE, check=True)
         found: dict[str, Any] = json.loads(done.stdout)
         return found
@@ -157,8 +249,8 @@ def resident_bytes() -> int:
     return int(pages) * 4096
 
 
-def report(model: str, steps: int, at_once: int, many: int) -> dict[str, Any]:
-    watched = Watched(model, steps)
+def report(model: str, steps: int, at_once: int, many: int, device: str) -> dict[str, Any]:
+    watched = Watched(model, steps, TextDiffusion.from_pretrained(model, device), Limits())
     watched.load("at_once", 8)  # what is loaded late is loaded now
     alone, together = watched.load("one_by_one", 40), watched.load("at_once", at_once)
     before = watched.state()
@@ -184,13 +276,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--at-once", type=int, default=200, help="clients")
     parser.add_argument("--many", type=int, default=2000, help="requests")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--crowds", type=int, nargs="+", metavar="N", help="numbers of clients")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of every crowd")
+    parser.add_argument("--engine", action="store_true", help="crowds without HTTP")
     parser.add_argument("--clients", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.clients:
         url, what, count = asked.clients
-        print(json.dumps(asyncio.run(clients(url, what, int(count), asked.steps))))
+        if what == "crowd":
+            print(json.dumps(asyncio.run(ask_over_http(url, asked.steps, int(count), asked.seconds))))
+        else:
+            print(json.dumps(asyncio.run(clients(url, what, int(count), asked.steps))))
+    elif asked.crowds:
+        more = asked.seconds, asked.device, asked.engine
+        print(json.dumps(report_crowds(asked.model, asked.steps, asked.crowds, *more), indent=1))
     else:
-        print(json.dumps(report(asked.model, asked.steps, asked.at_once, asked.many), indent=1))
+        print(json.dumps(report(asked.model, asked.steps, asked.at_once, asked.many, asked.device), indent=1))
 
 
 if __name__ == "__main__":

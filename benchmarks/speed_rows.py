@@ -272,7 +272,7 @@ def list_kernels(device: torch.device, run: Callable[[], object], steps: int, mo
         if on_gpu:
             torch.cuda.synchronize(device)
     kernels = [
-        (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event.count, event.key[:90])
+        (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event.count, event.key[:150])
         for event in found.key_averages()
         if not on_gpu or str(event.device_type).endswith("CUDA")
     ]

@@ -7,15 +7,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from difflm.generation.loops import Loop
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.inference import Inference
 
 PATIENCE = 120.0  # seconds after which a test that waits has failed: it bounds a hang, also on a busy machine
 
@@ -52,7 +52,13 @@ class Running:
 
 @contextmanager
 def running(
-    lm: TextDiffusion, limits: Any = None, token: str | None = None, name: str = "tiny", buffer: int | None = None
+    lm: TextDiffusion,
+    limits: Any = None,
+    token: str | None = None,
+    name: str = "tiny",
+    buffer: int | None = None,
+    others: Sequence[tuple[TextDiffusion, str]] = (),
+    **more: Any,
 ) -> Iterator[Running]:
     from difflm.app.studio.limits import Limits
     from difflm.app.studio.served import Served
@@ -61,7 +67,8 @@ def running(
     listening = listen("127.0.0.1", 0)
     if buffer:  # accepted connections have it too
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-    server, loops = make_server(Served(lm, name), limits or Limits(), token), []
+    served = [Served(model, own) for model, own in ((lm, name), *others)]
+    server, loops = make_server(served, limits or Limits(), token, **more), []
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
@@ -98,23 +105,38 @@ def events(lines: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Gate:
-    """Holds a model back: frames pass while it is open. Counts the loops and the frames that were made."""
+    """Holds a model back: steps pass while it is open, and while it is closed nobody joins a loop that runs. Counts the
+    loops, the steps, and the requests that each loop has seen."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, lm: TextDiffusion) -> None:
-        self.open, self.frames, self.loops, self.together = threading.Event(), 0, 0, []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from difflm.app.studio import engine
+
+        self.open, self.frames, self._seen = threading.Event(), 0, dict[Loop, dict[int, Any]]()
         self.open.set()
-        frames, run_jobs = Inference.stream, lm.run_jobs
+        step, admit = Loop.step, engine.admit_jobs
 
-        def held(*args: Any) -> Iterator[Any]:
-            for frame in frames(*args):
-                assert self.open.wait(PATIENCE)
-                self.frames += 1
-                yield frame
+        def held(loop: Loop) -> Any:
+            self._seen.setdefault(loop, {}).update({id(seat.job): seat.job for seat in loop.holders})
+            found = step(loop)
+            assert self.open.wait(PATIENCE)
+            self.frames += 1
+            loop.entered += 1  # else nobody would look again for those who were not admitted
+            return found
 
-        def counted(jobs: Any) -> Iterator[Any]:
-            self.loops += 1
-            self.together.append(len(jobs))
-            return run_jobs(jobs)
+        def admitted(jobs: Any, loops: Any, cores: int) -> Any:
+            return admit(jobs, loops, cores) if self.open.is_set() or not loops else jobs
 
-        monkeypatch.setattr(Inference, "stream", held)
-        monkeypatch.setattr(lm, "run_jobs", counted)
+        monkeypatch.setattr(Loop, "step", held)
+        monkeypatch.setattr(engine, "admit_jobs", admitted)
+
+    @property
+    def loops(self) -> int:
+        return len(self._seen)
+
+    @property
+    def jobs(self) -> int:
+        return len({key for jobs in self._seen.values() for key in jobs})
+
+    @property
+    def together(self) -> list[int]:
+        return [len(jobs) for jobs in self._seen.values()]

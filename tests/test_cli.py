@@ -114,7 +114,7 @@ def test_a_reader_who_has_seen_enough_is_left_in_peace():
 def test_methods_as_objects_and_as_a_table(say):
     objects = lines(say("methods", "--json"))
     assert [o["name"] for o in objects] == list(METHODS)
-    keys = ["name", "paper", "family", "kind", "bound", "recipes", "recipes_without_bound"]
+    keys = ["name", "paper", "family", "kind", "bound", "measured", "recipes", "recipes_without_bound"]
     assert all(list(o) == keys for o in objects)
     assert sorted(name for o in objects for name in o["recipes"]) == sorted(known_recipes())
     table = say("methods")

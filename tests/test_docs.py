@@ -32,7 +32,7 @@ from difflm.controls.learned import checking_tagger
 from difflm.data.e2e import read_e2e
 from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
-from difflm.methods import METHODS
+from difflm.methods import METHODS, read_measured
 from difflm.training.run import bundled_runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -490,6 +490,18 @@ def test_anchors_are_headings_of_the_page_they_lead_to(page: Path) -> None:
         target = page.parent / path if path else page
         if target.suffix == ".md":
             assert anchor in anchors_in(target.read_text(encoding="utf-8")), f"{path}#{anchor}"
+
+
+def test_what_was_measured_of_methods_stands_in_a_table() -> None:
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("results.md", "tokens.md", "seq2seq.md")]
+    names = {"autoregressive": "`autoregressive` (twin)", "encoder-decoder": "twin, 5 beams"}
+    for method, figures in read_measured().items():
+        rows = [line for page in pages for line in page.splitlines() if line.startswith("| ")]
+        own = [row for row in rows if row.removeprefix("| ").startswith(names.get(method, f"`{method}`"))]
+        for corpus, value in figures.items():
+            shown = f"{value:.3f}" if corpus == "e2e" else f"{value:.1f}"
+            assert any(f" {shown} " in row for row in own), (method, shown)
+    assert {name for name, one in METHODS.items() if one.kind != "classifier"} - set(read_measured()) <= {"flow-map"}
 
 
 def test_the_page_of_methods_shows_all_of_them(capsys: Any) -> None:

@@ -117,15 +117,15 @@ def test_many_at_once_get_what_each_would_get_alone(
     """And share loops: held back at first, they need fewer than one each."""
     asked = [{**REQUESTS[k % len(REQUESTS)], "seed": k} for k in range(28)]
     expected = [library(lm, one) for one in asked]
-    gate = Gate(monkeypatch, lm)
+    gate = Gate(monkeypatch)
     gate.open.clear()
     with ThreadPoolExecutor(len(asked)) as pool:
         answers = [pool.submit(client.post, "/api/generate", json=one) for one in asked]
-        wait_for(lambda: sum(gate.together) + server.engine.queue == len(asked))
+        wait_for(lambda: gate.jobs + server.engine.queue == len(asked))
         gate.open.set()
         found = [answer.result().json()["texts"] for answer in answers]
     assert [[without_clock(text) for text in texts] for texts in found] == expected
-    assert sum(gate.together) == len(asked) and gate.loops < len(asked)
+    assert gate.jobs == len(asked) and gate.loops < len(asked)
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=lambda asked: ",".join(asked))

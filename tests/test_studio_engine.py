@@ -5,25 +5,28 @@ import json
 import socket
 import threading
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import PATIENCE, Gate, events, need, running, wait_for
 from tiny import tiny_runs
 
-from difflm.app.studio.engine import Box, Done, Frames, Text, choose_jobs
+from difflm.app.studio.engine import LOOPS, admit_jobs
+from difflm.app.studio.job import Box, Done, Frames, Text
 from difflm.app.studio.limits import Limits
 from difflm.controls import Length
 from difflm.controls.base import Check
 from difflm.generation.jobs import Draft
+from difflm.generation.loops import Loop, LoopShape, share_shape
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.inference import Inference
 
 assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")
@@ -37,32 +40,49 @@ def lm(tiny_runs: dict[str, Path]) -> TextDiffusion:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch, lm: TextDiffusion) -> Iterator[Gate]:
-    found = Gate(monkeypatch, lm)
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    found = Gate(monkeypatch)
     yield found
     found.open.set()
 
 
 class Waiting:
-    def __init__(self, **rows: int) -> None:
-        self.rows = Counter(rows)
+    """A request of some rows, each of a kind of loop of which no loop holds more than `most`."""
+
+    over, alone, started, lm = False, False, False, SimpleNamespace(device=torch.device("cpu"))
+
+    def __init__(self, kinds: str, most: int) -> None:
+        self.generation: Any = SimpleNamespace()
+        self.rows = deque((share_shape(LoopShape(kind, 16, most, kind != "z")), None) for kind in kinds)
 
 
-shapes = st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1).map(lambda shape: Waiting(**shape))
+requests = st.lists(st.text("abcdefz", min_size=1, max_size=9), min_size=1, max_size=12)
 
 
-@given(st.lists(shapes, min_size=1, max_size=12), st.integers(1, 5))
-def test_those_who_ride_along_cost_no_tile_more(waiting: list[Any], size: int) -> None:
-    taken = choose_jobs(waiting, lambda kind: size)
-    assert taken[0] is waiting[0], "nobody is overtaken for ever"
-    assert [job for job in waiting if job in taken] == taken, "in their order"
-
-    def tiles(jobs: list[Any]) -> int:
-        return sum(-(-count // size) for count in sum((job.rows for job in jobs), Counter()).values())
-
-    assert tiles(taken) == tiles(waiting[:1])
-    left_out = [job for job in waiting if job not in taken]
-    assert all(tiles([*taken, job]) > tiles(taken) for job in left_out)
+@given(requests, st.integers(1, 4), st.integers(1, 3))
+def test_free_rows_go_to_those_who_wait_longest(kinds: list[str], most: int, cores: int) -> None:
+    """Nobody is overtaken by one of the same kind, no loop holds too many, and all come to their turn, whoever else
+    keeps coming."""
+    jobs: dict[int, Any] = {id(job.generation): job for job in (Waiting(one, most) for one in kinds)}
+    number = {key: k for k, key in enumerate(jobs)}
+    loops, turns = deque[Any](), 0
+    while any(number[key] < len(kinds) for key in jobs):
+        jobs = admit_jobs(jobs, loops, cores)
+        assert len(loops) <= max(LOOPS, cores) and all(loop.free >= 0 for loop in loops)
+        for loop in [*loops]:
+            left = [number[key] for key, job in jobs.items() if any(shape == loop.shape for shape, _ in job.rows)]
+            assert all(number[id(seat.job)] <= min(left, default=len(number)) for seat in loop.joining)
+            loop.enter()
+            loop.seats, loop.arriving = [*loop.seats, *loop.arriving][1:], []  # the oldest is done
+            if not loop.seats:
+                loops.remove(loop)
+        held = {id(seat.job) for loop in loops for seat in loop.seats}
+        for key, job in jobs.items():
+            job.over = not job.rows and key not in held
+        more = Waiting("a", most)
+        number[id(more.generation)], jobs[id(more.generation)] = len(number), more
+        turns += 1
+        assert turns < 500, "somebody waits for ever"
 
 
 def test_a_box_drops_frames_and_nothing_else() -> None:
@@ -159,7 +179,7 @@ def test_those_who_share_a_tile_with_one_who_left_get_their_texts(asking: Any, g
         gate.open.set()
         assert left.wait(PATIENCE) and leaving.result() is None
     assert first.result().status_code == staying.result().status_code == 200
-    assert gate.together == [1, 2]
+    assert gate.together == [3], "both have joined the loop that ran"
 
 
 def test_the_time_limit_is_told(lm: TextDiffusion, gate: Gate) -> None:
@@ -238,14 +258,13 @@ def test_health_tells_that_the_model_is_stuck(lm: TextDiffusion, gate: Gate) -> 
 
 @pytest.mark.long
 def test_a_model_that_moves_slowly_is_healthy(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = Inference.stream
+    step = Loop.step
 
-    def slow(*args: Any) -> Iterator[Any]:
-        for frame in frames(*args):
-            time.sleep(0.1)
-            yield frame
+    def slow(loop: Loop) -> Any:
+        time.sleep(0.1)
+        return step(loop)
 
-    monkeypatch.setattr(Inference, "stream", slow)
+    monkeypatch.setattr(Loop, "step", slow)
     with (
         running(lm, Limits(stuck_seconds=1.5)) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
@@ -261,7 +280,7 @@ def test_a_model_that_moves_slowly_is_healthy(lm: TextDiffusion, monkeypatch: py
 def test_the_fault_of_one_is_not_that_of_the_others(
     asking: Any, gate: Gate, lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """Three share a loop; a fault in one of them ends the loop, and the others are made again."""
+    """Three share a loop; a fault in the texts of one of them is its own."""
     server, client, ask = asking
     generation = lm._generation
 
@@ -280,6 +299,28 @@ def test_the_fault_of_one_is_not_that_of_the_others(
     assert faulty.result().status_code == 500 and "log" in faulty.result().json()["error"]["message"]
     assert "a fault on purpose" in capfd.readouterr().err
     assert client.post("/api/generate", json=SMALL).status_code == 200
+
+
+def test_a_step_that_fails_is_made_again_without_the_one_who_breaks_it(
+    asking: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    server, _, ask = asking
+    step = Loop.step
+
+    def broken(loop: Loop) -> Any:
+        assert all(seat.job.seed != 13 for seat in loop.holders), "a fault on purpose"
+        return step(loop)
+
+    gate.open.clear()
+    first = ask(seed=1, steps=6)
+    wait_for(lambda: gate.loops == 1)
+    second, faulty = ask(seed=2), ask(seed=13)
+    wait_for(lambda: server.engine.queue == 2)
+    monkeypatch.setattr(Loop, "step", broken)
+    gate.open.set()
+    assert first.result().status_code == second.result().status_code == 200
+    assert faulty.result().status_code == 500 and "a fault on purpose" in capfd.readouterr().err
+    wait_for(lambda: not server.engine._jobs and not server.engine._loops)
 
 
 def test_stopping_tells_everybody(asking: Any, gate: Gate) -> None:

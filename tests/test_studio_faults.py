@@ -39,8 +39,8 @@ def lm(tiny_runs: dict[str, Path]) -> TextDiffusion:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch, lm: TextDiffusion) -> Iterator[Gate]:
-    made = Gate(monkeypatch, lm)
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(monkeypatch)
     yield made
     made.open.set()
 
@@ -154,7 +154,7 @@ def test_the_watchdog_reports_a_stuck_loop_and_its_end(lm: TextDiffusion, gate: 
             answer = pool.submit(client.post, "/api/generate", json=SMALL)
             wait_for(lambda: bool(find("stuck")))
             assert client.get("/ready").status_code == client.get("/health").status_code == 503
-            assert find("stuck")[0]["seconds"] >= 0.3 and "_make" in find("stuck")[0]["stack"]
+            assert find("stuck")[0]["seconds"] >= 0.3 and "_step" in find("stuck")[0]["stack"]
             gate.open.set()
             assert answer.result().status_code == 200
         wait_for(lambda: bool(find("moving")))
@@ -162,7 +162,7 @@ def test_the_watchdog_reports_a_stuck_loop_and_its_end(lm: TextDiffusion, gate: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", ["Engine._filled", "choose_jobs"])
+@pytest.mark.parametrize("part", ["Engine._deliver", "admit_jobs"])
 def test_a_loop_that_fails_goes_on(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch, capfd: Any, part: str) -> None:
     """It ended the thread, and everybody waited until the time limit."""
     own, broken = attrgetter(part)(engine_module), threading.Event()
@@ -184,14 +184,15 @@ def test_a_loop_that_fails_goes_on(lm: TextDiffusion, monkeypatch: pytest.Monkey
 
 @pytest.mark.long
 def test_health_tells_that_nobody_is_left_to_work(lm: TextDiffusion) -> None:
-    from difflm.app.studio.engine import Engine, Unavailable
+    from difflm.app.studio.engine import Engine
+    from difflm.app.studio.job import Unavailable
 
     engine = Engine(lm, Limits())
     engine.check_health()
-    own, engine._thread = engine._thread, threading.Thread()  # which never ran
+    own, engine._threads = engine._threads, [threading.Thread()]  # which never ran
     with pytest.raises(Unavailable, match="has ended"):
         engine.check_ready()
-    engine._thread = own
+    engine._threads = own
     engine.close()
 
 

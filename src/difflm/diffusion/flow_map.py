@@ -91,5 +91,6 @@ class JumpDenoiser:
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
         assert isinstance(level, GaussianLevels)
-        s = self.times.index_select(0, self.step_counter + 1).squeeze(0)
+        following = (self.step_counter + 1).expand(1, self.times.shape[1])  # of all rows, or of each its own
+        s = self.times.gather(0, following).squeeze(0)
         return self.denoise(x, jump_levels(level, s), previous if self.remembers else None)

@@ -35,29 +35,24 @@ from difflm.generation.jobs import (
     GenerationJob,
     Watch,
     batch_key,
-    check_device,
-    check_dtype,
-    check_eight_bits,
     check_request,
     check_sampling,
     choose_by_classifiers,
     explain_unknown,
-    fastest_dtype,
     finished_rows,
     plain_edit,
     run_jobs,
 )
 from difflm.generation.ranking import Rank, make_ranking
+from difflm.generation.sharing import Pretrained
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
-from difflm.models.open_models import find_open_model, load_open_model
 from difflm.training.classifier import heads_of, load_guide
-from difflm.training.run import find_run, load_run
 
 
-class TextDiffusion:
+class TextDiffusion(Pretrained):
     """A model that writes text by denoising all positions at once (or, for the twin, word by word)."""
 
     def __init__(
@@ -76,35 +71,6 @@ class TextDiffusion:
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
         self._classifiers: dict[Path, Classifier | SentenceClassifier] = {}
         self._heads: dict[Path, set[str] | None] = {}
-
-    @classmethod
-    def from_pretrained(
-        cls, name_or_path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None, compile: bool = False
-    ) -> "TextDiffusion":
-        """A bundled model such as "e2e", the directory of a run or of somebody else's model, or its name on the Hugging
-        Face Hub; on "cpu", "cuda", or the better of both ("auto").
-
-        `dtype` is the network's arithmetic; weights and everything around the network stay in float32. None: the
-        quickest for writing, and float32 for scores. `compile` fuses what a network of vectors does while it writes:
-        minutes of compiling, a little at every new size, for a server that writes all day."""
-        chosen = check_device(device)
-        check_dtype(dtype, chosen)
-        if (folder := find_open_model(name_or_path)) is not None:
-            found = load_open_model(folder, chosen, dtype or fastest_dtype(chosen) or torch.float32)
-            made = cls(found.model, found.tokenizer, found.config, Inference(found.model, None, compile))
-            made.name, made.chat = Path(name_or_path).resolve().name, found.chat
-            return made
-        model, tokenizer, config = load_run(name_or_path, chosen)
-        eight = dtype is torch.int8
-        if eight:
-            check_eight_bits(model)
-        model.set_compute_dtype(None if eight or dtype is torch.float32 else dtype)
-        inference = Inference(model, fastest_dtype(chosen) if dtype is None else dtype if eight else None, compile)
-        made = cls(model, tokenizer, config, inference)
-        made.name = find_run(name_or_path).resolve().name
-        made.guides = sorted(find_run(name_or_path).glob("guide*/"))
-        check_sampling(model.sampling, model)
-        return made
 
     def guided_by(self, folder: str | Path) -> "TextDiffusion":
         """Add a classifier that `difflm train` made for this model, or one of sentences; it returns itself to chain."""
@@ -230,9 +196,9 @@ class TextDiffusion:
             for owner, part in batch.owners if not progress.last else ():
                 over = self.model.allows_mixed_steps and frame.step >= jobs[owner].sampling.steps
                 if (watch := jobs[owner].watch) and not over:
-                    watch(self._drafts(batch, frame, jobs[owner], part))
+                    watch(self.drafts(batch, frame, jobs[owner], part))
             if progress.finished:
-                yield from self._finish(progress, jobs)
+                yield from self.finish(progress, jobs)
 
     def run_unchecked(self, jobs: Sequence[GenerationJob]) -> Iterator[list[FinishedRow]]:
         """The finished texts of several jobs as ids, a batch at a time; nothing is decoded, chosen or checked."""
@@ -307,7 +273,7 @@ class TextDiffusion:
         data = self.config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
         return explain_unknown(unknown, self.name, self.tokenizer, data)
 
-    def _finish(
+    def finish(
         self, progress: BatchProgress, jobs: Sequence[GenerationJob]
     ) -> Iterator[tuple[int, dict[int, Generation]]]:
         """The texts of the jobs that are finished, chosen and checked."""
@@ -345,9 +311,9 @@ class TextDiffusion:
         job = self.make_job(n, seed, watch=lambda drafts: None, **asked)
         for progress in run_jobs(self.inference, [job], in_order=True):
             if not progress.last:
-                yield self._drafts(progress.batch, progress.frame, job, slice(None))
+                yield self.drafts(progress.batch, progress.frame, job, slice(None))
 
-    def _drafts(self, batch: SampleBatch, frame: Frame, job: GenerationJob, part: slice) -> list[Draft]:
+    def drafts(self, batch: SampleBatch, frame: Frame, job: GenerationJob, part: slice) -> list[Draft]:
         return read_drafts(self.model, batch, frame, part, lambda sample, ids: self._pieces_of(sample, ids, job))
 
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:

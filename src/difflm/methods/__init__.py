@@ -3,6 +3,10 @@
 Methods of other packages join through the entry points `difflm.methods`, or by `difflm.methods.register`.
 """
 
+from importlib import resources
+
+import yaml
+
 from difflm.methods.ar_diffusion import ArDiffusion
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.base import Method
@@ -76,3 +80,11 @@ LISTED: tuple[type[Method], ...] = (
 )
 METHODS: Registry[Method] = Registry("difflm.methods", Method, {method.name: method for method in LISTED})
 register = METHODS.register
+
+
+def read_measured() -> dict[str, dict[str, float]]:
+    """What was measured of each method: `measured.yaml`."""
+    found: dict[str, dict[str, float]] = yaml.safe_load(
+        resources.files(__name__).joinpath("measured.yaml").read_text(encoding="utf-8")
+    )
+    return found

@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,8 +23,9 @@ from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import WIDTH
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.few_places import ask_few_places
+from difflm.models.joinable import JoinableSampler, RowStates
 from difflm.models.latent_diffusion import LatentDiffusion
-from difflm.models.recorded import RecordedDecoder, RecordedSampler, capture_key
+from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
 from difflm.models.recorded_blocks import recorder_of
 from difflm.networks.transformer import Transformer
 from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool
@@ -56,6 +58,7 @@ class Inference:
         self.model, self.dtype, self.compiled, self.record = model, dtype, compiled, record
         self._copy: DenoiserCopy | None = None
         self._recorded: GraphPool[RecordedSampler] = GraphPool(MAX_RECORDED)
+        self._joinable: GraphPool[JoinableSampler] = GraphPool(MAX_RECORDED)
         self._decoder_copies: dict[tuple[torch.dtype | None, bool, torch.device], Autoregressive] = {}
         self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
         self._readers: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
@@ -97,6 +100,7 @@ class Inference:
 
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
         self._recorded.clear()
+        self._joinable.clear()
         self._copy = DenoiserCopy(source, dtype, self.compiled)
 
     @torch.no_grad()  # as a decorator it holds while a frame is made, not while its reader looks at it
@@ -135,6 +139,18 @@ class Inference:
         create = partial(recorder, inputs, compiled, self._recorded.latest)
         with self._recorded.acquire(capture_key(inputs), create) as recorded:
             yield from recorded.frames(inputs, steering.watched_steps)
+
+    @contextmanager
+    def open_sampler(self, inputs: SamplerInputs, states: RowStates) -> Iterator[JoinableSampler]:
+        """A sampler that texts can join, with captured steps where they can be captured."""
+        record = inputs.mask.is_cuda if self.record is None else self.record
+        if not record or not can_capture(inputs):
+            yield JoinableSampler(inputs, states)
+            return
+        how = True, self.compiled and inputs.mask.is_cuda, self._joinable.latest
+        with self._joinable.acquire(capture_key(inputs), partial(JoinableSampler, inputs, states, *how)) as sampler:
+            sampler.begin(inputs, states)
+            yield sampler
 
     def _decode(
         self, model: Autoregressive, noise: Noise, width: int, sampling: Sampling, steering: Steering
@@ -206,6 +222,7 @@ class Inference:
     def clear_recorded(self) -> None:
         """Let go of what was captured for earlier requests; the next one captures its own."""
         self._recorded.clear()
+        self._joinable.clear()
         self._decoders.clear()
         self._readers.clear()
 

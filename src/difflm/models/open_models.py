@@ -3,7 +3,6 @@
 No code of theirs is run and nothing is pickled. Every weight that the network has must be there, and no other."""
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,11 +39,10 @@ from difflm.models.open_families import (
     Stored,
 )
 from difflm.runtime.files import read_json
+from difflm.runtime.hub import fetch_from_hub
 from difflm.runtime.tensors import load_tensors
 
 ADVICE = "Download it again."
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-FETCHED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 GENERATED = 128  # positions of a text whose length nobody asks for
 CONTINUOUS = (1e-4, 1 - 1e-4)  # times of the bound: its integrand is not finite at the ends
@@ -62,30 +60,13 @@ class OpenModel:
 
 
 def find_open_model(name_or_path: str | Path) -> Path | None:
-    """The directory of somebody else's model, fetched from the Hub if need be; None for all other names."""
+    """The directory of somebody else's model; None for all other names."""
     folder = Path(name_or_path)
-    if HUB_NAME.fullmatch(str(name_or_path)) and not folder.exists():
-        folder = fetch_from_hub(str(name_or_path))
     if not (folder / "config.json").is_file():
         return None
     found = read_json(folder / "config.json")
     ours = not isinstance(found, dict) or "format" in found or not {"model_type", "graph"} & found.keys()
     return None if ours else folder
-
-
-def fetch_from_hub(name: str) -> Path:
-    """The local copy of a model's files on the Hugging Face Hub; no code is among them."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        how = "a model of the Hub is fetched with huggingface_hub: pip install 'difflm[hf]'"
-        raise UsageError(f"{name} is neither a bundled model nor a directory; {how}.") from None
-    try:
-        return Path(snapshot_download(name, allow_patterns=FETCHED))
-    except Exception as error:  # of many kinds
-        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
-        what = "is neither a bundled model nor a directory, and the Hub does not give it"
-        raise UsageError(f"{name} {what}: {reason}.") from None
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

@@ -52,6 +52,17 @@ class ThreadBudget:
 SHARES = ThreadBudget()
 
 
+@contextmanager
+def use_one_core(cores: int) -> Iterator[None]:
+    """Work in this thread alone, as a job of `run_parallel` does; afterwards with so many cores."""
+    torch.get_num_threads()  # a thread's first question takes over the process's number: ask before it is set
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(cores)
+
+
 def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
     """What the jobs yield, as it comes: as many of them at a time as torch has threads. An error of one of them, or a
     reader who leaves, stops them all."""

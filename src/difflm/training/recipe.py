@@ -96,6 +96,8 @@ class Recipe(BaseModel):
     widths: tuple[PositiveInt, ...] = ()
     "Canvas widths of batches of similar lengths; empty: multiples of 8 on a CPU, the longest alone on a GPU."
     seed: int = Field(default=0, ge=0, lt=2**31)
+    log: Literal["none", "tensorboard", "wandb"] = "none"
+    "Where figures go beside metrics.jsonl: TensorBoard's files in the run, or Weights & Biases."
     log_every: PositiveInt = 100
     save_every: PositiveInt = 1000
     validate_every: PositiveInt = 1000

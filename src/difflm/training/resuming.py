@@ -9,7 +9,7 @@ from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import append_line, parse_record, read_json, write_atomic
 from difflm.training.recipe import Recipe, check
 
-CHANGEABLE = ("steps", "lr")  # of a recipe, when its run is resumed
+CHANGEABLE = ("steps", "lr", "log")  # of a recipe, when its run is resumed
 PACE = ("steps", "warmup", "ema", "log_every", "save_every", "validate_every", "sample_every")  # chosen with the steps
 REPEATED = ("train", "validation")  # kinds of records that a resumed run writes again
 Changes = dict[str, tuple[Any, Any]]  # by key the value before and the value now
@@ -33,7 +33,7 @@ def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
     changes = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
     for key, (then, now) in changes.items():
         if key not in CHANGEABLE:
-            allowed = " and ".join(CHANGEABLE)
+            allowed = f"{', '.join(CHANGEABLE[:-1])} and {CHANGEABLE[-1]}"
             raise UsageError(f"{out} was begun with {key}={then}, not {now}. Only {allowed} may change at --resume.")
     return recipe, changes
 

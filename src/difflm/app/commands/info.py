@@ -12,25 +12,29 @@ SHARED = "e2e-mdlm"  # the recipe of all token methods that have none of their o
 
 @report_errors
 def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
-    """The methods, with their recipes."""
+    """The methods: their papers, what was measured of them, and their recipes."""
     from rich.table import Table
 
-    from difflm.methods import METHODS
+    from difflm.methods import METHODS, read_measured
 
-    recipes = recipes_by_method()
+    recipes, measured = recipes_by_method(), read_measured()
     for line in METHODS.broken.values():
         complain(f"warning: {line}")
-    table = Table("name", "paper", "family", "kind", "bound", "recipes", box=None, pad_edge=False)
+    columns = ("name", "paper", "family", "kind", "bound", "E2E judge", "Multi30k BLEU", "recipes")
+    table = Table(*columns, box=None, pad_edge=False)
     for m in METHODS.values():
         names = recipes.get(m.name, {})
         if as_json:
             values = {"name": m.name, "paper": m.paper, "family": m.family, "kind": m.kind, "bound": m.bound}
+            values["measured"] = measured.get(m.name, {})
             put_json({**values, "recipes": list(names), "recipes_without_bound": [n for n in names if not names[n]]})
         known = (
             ", ".join(n if has or not m.bound else f"{n} (no bound)" for n, has in names.items())
             or f"{SHARED} method={m.name}"
         )
-        table.add_row(m.name, m.paper, m.family, m.kind, "yes" if m.bound else "no", known)
+        own = measured.get(m.name, {})
+        figures = (f"{own['e2e']:.2f}" if "e2e" in own else "", f"{own['multi30k']:.1f}" if "multi30k" in own else "")
+        table.add_row(m.name, m.paper, m.family, m.kind, "yes" if m.bound else "no", *figures, known)
     if not as_json:
         put_table(table)
 

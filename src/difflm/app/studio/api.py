@@ -5,19 +5,21 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from difflm.app.studio import schemas
-from difflm.app.studio.engine import Done, Engine, Frames, Job, Text
+from difflm.app.studio.engine import Engine
 from difflm.app.studio.frames import spaces
+from difflm.app.studio.job import Done, Frames, Job, Text
+from difflm.app.studio.metrics import TYPE
 from difflm.app.studio.player import Recording, page
-from difflm.app.studio.served import Served
+from difflm.app.studio.served import Models, Served
 from difflm.errors import DifflmError
 from difflm.generation.jobs import Draft, Generation
 from difflm.generation.requests import generation_to_json
@@ -39,6 +41,7 @@ MEANINGS = {
     400: "The body is not JSON, or asks for a response_format that cannot be followed.",
     401: "The token is missing or wrong.",
     403: "Another host name or another page's origin.",
+    404: "A model that is not served here.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not said to be JSON.",
@@ -51,6 +54,7 @@ ERRORS: Responses = {
 }
 ERRORS[429]["headers"]["Retry-After"] = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
 REFUSED: Responses = {status: ERRORS[status] for status in (401, 403)}
+UNKNOWN: Responses = {**REFUSED, 404: ERRORS[404], 422: ERRORS[422]}
 STUCK: Responses = {
     503: {"model": schemas.ErrorAnswer, "description": "Requests wait and nothing moves; or none is taken."}
 }
@@ -61,6 +65,7 @@ STREAM: Responses = {
         "content": {"text/event-stream": {"schema": one_event("queued", "frame", "text", "done", "error")}},
     }
 }
+COUNTS: Responses = {200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
 PLAYER: Responses = {200: {"description": "One HTML file.", "content": {"text/html": {"schema": {"type": "string"}}}}}
 
 
@@ -98,40 +103,52 @@ async def texts_of(job: Job, request: Request) -> list[Generation]:
     return [found[number] for number in range(job.n)]
 
 
-def routes(served: Served, engine: Engine) -> APIRouter:
+def routes(serving: Models, engine: Engine) -> APIRouter:
     router, limits = APIRouter(), engine.limits
+
+    async def choose(
+        model: Annotated[str | None, Query(description="One of the models served; nothing: the first.")] = None,
+    ) -> Served:
+        return serving.find(model)
+
+    chosen: Any = Depends(choose)
 
     @router.get("/health", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
     async def health() -> Any:
         """Whether the server is there, and gets on with its work."""
         engine.check_health()
-        return {"status": "ok", "model": served.name, "queue": engine.queue}
+        return {"status": "ok", "model": serving.names, "queue": engine.queue}
 
     @router.get("/ready", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
     async def ready() -> Any:
         """Whether a request would be taken now: the server works, its queue has room, and it is not stopping."""
         engine.check_ready()
-        return {"status": "ready", "model": served.name, "queue": engine.queue}
+        return {"status": "ready", "model": serving.names, "queue": engine.queue}
 
     @router.get("/api/models", response_model=schemas.ModelsAnswer, tags=["server"], responses=REFUSED)
     async def models() -> Any:
         """The models served."""
-        return {"models": [served.facts()]}
+        return {"models": [served.facts() for served in serving.all.values()]}
 
-    @router.get("/api/controls", response_model=schemas.ControlsAnswer, tags=["server"], responses=REFUSED)
-    async def controls() -> Any:
+    @router.get("/metrics", tags=["server"], responses={**REFUSED, **COUNTS}, response_class=StreamingResponse)
+    async def metrics() -> Any:
+        """Counts of requests, errors and texts, and how long requests take, as Prometheus reads them."""
+        return PlainTextResponse(engine.metrics.render(engine.gauges()), media_type=TYPE)
+
+    @router.get("/api/controls", response_model=schemas.ControlsAnswer, tags=["server"], responses=UNKNOWN)
+    async def controls(served: Served = chosen) -> Any:
         """What can be asked of the model, by the name of each control; null where it cannot."""
         return served.controls(limits)
 
     @router.post("/api/pattern", response_model=schemas.PatternAnswer, tags=["server"], responses=ERRORS)
-    async def pattern(asked: schemas.PatternAsked) -> Any:
+    async def pattern(asked: schemas.PatternAsked, served: Served = chosen) -> Any:
         """Whether texts of this model can match a regular expression, and of which lengths."""
         schemas.check_size("pattern", asked.pattern, limits)
         return await engine.answer(partial(served.judge_pattern, asked.pattern))
 
-    async def texts(request: Request, asked: schemas.Asked) -> dict[str, Any]:
+    async def texts(request: Request, asked: schemas.Asked, served: Served) -> dict[str, Any]:
         asked.check(limits)
-        (job,) = await engine.submit([asked.job()])
+        (job,) = await engine.submit([asked.job()], lm=served.lm)
         return {"texts": [generation_to_json(g) for g in await texts_of(job, request)]}
 
     texts_route: dict[str, Any] = {
@@ -141,33 +158,33 @@ def routes(served: Served, engine: Engine) -> APIRouter:
     }
 
     @router.post("/api/generate", **texts_route, responses=ERRORS)
-    async def generate(request: Request, asked: schemas.Asked) -> Any:
+    async def generate(request: Request, asked: schemas.Asked, served: Served = chosen) -> Any:
         """Texts, all at once when they are finished."""
-        return await texts(request, asked)
+        return await texts(request, asked, served)
 
     @router.post("/api/infill", **texts_route, responses=ERRORS)
-    async def infill(request: Request, asked: schemas.InfillAsked) -> Any:
+    async def infill(request: Request, asked: schemas.InfillAsked, served: Served = chosen) -> Any:
         """Fill the gaps of a text."""
-        return await texts(request, asked.asked())
+        return await texts(request, asked.asked(), served)
 
     @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=StreamingResponse)
-    async def stream(asked: schemas.Asked) -> Any:
+    async def stream(asked: schemas.Asked, served: Served = chosen) -> Any:
         """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a
         `frame` {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every
         text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then
         `done` {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
         asked.check(limits)
-        (job,) = await engine.submit([asked.job()], watched=True)
+        (job,) = await engine.submit([asked.job()], watched=True, lm=served.lm)
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
 
     @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=StreamingResponse)
-    async def player(request: Request, wanted: schemas.PlayerAsked) -> Any:
+    async def player(request: Request, wanted: schemas.PlayerAsked, served: Served = chosen) -> Any:
         """The self-contained HTML player of exactly these texts: the same seed makes the same ones."""
         asked = wanted.request
         asked.check(limits)
         frames = served.lm.frames(asked.controls(), **asked.settings())
         recording = Recording(asked.n, frames, asked.each)
-        (job,) = await engine.submit([asked.job()], watched=recording.frame)
+        (job,) = await engine.submit([asked.job()], watched=recording.frame, lm=served.lm)
         made = await texts_of(job, request)
         about = {"model": served.name, "command": asked.command(served.name)}
         headers = {"content-disposition": 'attachment; filename="difflm.html"', "content-security-policy": "sandbox"}

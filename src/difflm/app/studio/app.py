@@ -12,12 +12,13 @@ from starlette.requests import ClientDisconnect
 
 from difflm import __version__
 from difflm.app.studio import api, openai_routes
-from difflm.app.studio.engine import Engine, Unavailable
+from difflm.app.studio.engine import Engine
 from difflm.app.studio.guard import Guard, error_response
+from difflm.app.studio.job import Unavailable
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.player import HERE, read_asset
 from difflm.app.studio.reference import render_reference
-from difflm.app.studio.served import Served
+from difflm.app.studio.served import Models
 from difflm.errors import DifflmError, UsageError, explain_faults
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -30,11 +31,12 @@ CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 
 
 def build_app(
-    served: Served,
+    serving: Models,
     engine: Engine,
     token: str | None = None,
     hosts: Collection[str] = ("localhost",),
     log_requests: bool = False,
+    cors: Collection[str] = (),
 ) -> Any:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -50,23 +52,36 @@ def build_app(
         lifespan=lifespan,
         exception_handlers=dict.fromkeys(ERRORS, answer_error),
     )
-    app.include_router(api.routes(served, engine))
-    app.include_router(openai_routes.routes(served, engine))
+    app.include_router(api.routes(serving, engine))
+    app.include_router(openai_routes.routes(serving, engine))
     add_pages(app)
-    add_server_facts(app.openapi(), served, engine.limits, token)
-    app.add_middleware(Guard, limits=engine.limits, token=token, hosts=hosts, log_requests=log_requests)
+    add_server_facts(app.openapi(), serving, engine.limits, token)
+    app.add_middleware(
+        Guard,
+        limits=engine.limits,
+        token=token,
+        hosts=hosts,
+        log_requests=log_requests,
+        cors=cors,
+        metrics=engine.metrics,
+    )
     return app
 
 
-def add_server_facts(document: dict[str, Any], served: Served, limits: Limits, token: str | None) -> None:
-    """Add to the application's OpenAPI document what only this server knows: its limits and its token."""
+def add_server_facts(document: dict[str, Any], serving: Models, limits: Limits, token: str | None) -> None:
+    """Add to the application's OpenAPI document what only this server knows: its limits, models and token."""
+    longest = max(served.lm.model.max_words for served in serving.all.values())
     most = {"n": limits.n, "mbr": limits.candidates, "candidates": limits.candidates, "steps": limits.steps}
     for name in ("Asked", "InfillAsked", "CompletionAsked"):
         properties = document["components"]["schemas"][name]["properties"]
-        for key, value in {**most, "length": served.lm.model.max_words}.items():
+        for key, value in {**most, "length": longest}.items():
             if key in properties:
                 number = next(iter(properties[key].get("anyOf", ())), properties[key])
                 number.update({"minimum": 1, "maximum": value})
+    for operation in (one for path in document["paths"].values() for one in path.values()):
+        for parameter in operation.get("parameters", ()):
+            if parameter["in"] == "query":  # the model
+                parameter["schema"] = {"type": "string", "enum": [*serving.all]}
     if token:
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]

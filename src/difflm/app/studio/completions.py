@@ -11,9 +11,9 @@ from fastapi.sse import KEEPALIVE_COMMENT
 from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.app.studio.api import event, texts_of
-from difflm.app.studio.engine import Job, Text
 from difflm.app.studio.formats import LogProbabilities, ResponseFormat, answer_between, log_probabilities
 from difflm.app.studio.guard import error_object
+from difflm.app.studio.job import Job, Text
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.player import Recording
 from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, check_size, shown

@@ -1,191 +1,83 @@
-"""The one thread that owns the model: requests wait in a bounded queue and share batches.
-
-Results go to the event loop through small bounded queues, so that neither a slow client nor one that has left keeps the
-model or memory occupied.
-"""
+"""The threads that run the models: requests wait in a bounded queue, and join batches that run."""
 
 import asyncio
 import sys
 import threading
 import time
 import traceback
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
+import torch
+
+from difflm.app.studio.job import Job, Unavailable
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import describe_error, log_event
+from difflm.app.studio.metrics import Metrics
 from difflm.errors import DifflmError, UsageError
-from difflm.generation.jobs import Draft, Generation, Watch
+from difflm.generation.jobs import GenerationJob, Watch
+from difflm.generation.loops import Finished, Loop, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.batching import max_batch_rows
+from difflm.runtime.threads import use_one_core
 
 LONGEST_WAIT = 60  # seconds that a client is told to come again after, at most
 FAILED = "the server could not make this text; its log says why."
-IDLE = 2.0  # seconds without an event after which a stream says that it is alive
-
-
-class Unavailable(DifflmError):
-    """Why this server does not answer, or not now; `status` and `kind` are those of the HTTP answer."""
-
-    def __init__(self, kind: str, message: str, status: int = 503, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.kind, self.status, self.retry_after = kind, status, retry_after
-
-
-class Frames(NamedTuple):
-    drafts: list[Draft]
-
-
-class Text(NamedTuple):
-    number: int
-    generation: Generation
-
-
-class Done(NamedTuple):
-    seconds: float
-
-
-Event = Frames | Text | Done
-
-
-class Box:
-    """Events from the model's thread for one reader on the event loop. Of frames only the latest few are kept; texts
-    and the end always are, and there are few of them."""
-
-    def __init__(self, frames: int) -> None:
-        self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
-        self._events, self._most = list[Event | DifflmError](), frames
-
-    def put(self, event: Event | DifflmError) -> None:
-        with suppress(RuntimeError):  # the event loop is closed, and nobody reads
-            self._loop.call_soon_threadsafe(self._add, event)
-
-    def _add(self, event: Event | DifflmError) -> None:
-        self._events.append(event)
-        frames = [k for k, other in enumerate(self._events) if isinstance(other, Frames)]
-        if len(frames) > self._most:
-            del self._events[frames[0]]
-        self._ready.set()
-
-    async def get(self, seconds: float) -> list[Event | DifflmError]:
-        """What is there; else what comes first; nothing when the time is over."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._ready.wait(), seconds)
-        self._ready.clear()
-        found, self._events = self._events, []
-        return found
-
-
-class Job:
-    """One request on its way."""
-
-    def __init__(self, asked: dict[str, Any], limits: Limits, watched: Watch | bool) -> None:
-        self.asked, self.n = asked, asked["n"]
-        self.begun, self.seconds = time.monotonic(), limits.seconds
-        self.deadline = self.begun + limits.seconds
-        self.watched, self.box = watched, Box(limits.frames)
-        self.rows: Counter[Any] = Counter()  # by the batches that they can be part of
-        self._left, self._made = False, set[int]()
-
-    @property
-    def over(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self._left or time.monotonic() > self.deadline
-
-    @property
-    def late(self) -> Unavailable:
-        return Unavailable("timeout", f"the time limit of {self.seconds:g} s passed: ask for less.")
-
-    def bind(self, lm: TextDiffusion, moved: Callable[[], None]) -> None:
-        """Refuse what is wrong with it, and find out what it can be made with. `moved` is told of its every step."""
-
-        def wanted() -> bool:
-            moved()
-            return not self.over
-
-        self.generation = lm.make_job(watch=self.watch if self.watched else None, **self.asked)
-        self.generation.wanted = wanted
-        self.rows = lm.count_rows(self.generation)
-
-    def leave(self) -> None:
-        self._left = True
-
-    # -- in the model's thread ----------------------------------------------------------------------------------
-
-    def watch(self, drafts: list[Draft]) -> None:
-        if callable(self.watched):
-            self.watched(drafts)
-        elif not self.over:
-            self.box.put(Frames(drafts))
-
-    def deliver(self, made: dict[int, Generation]) -> None:
-        for number, generation in made.items():
-            if number not in self._made and not self.over:
-                self._made.add(number)
-                self.box.put(Text(number, generation))
-        if len(self._made) == self.n and not self._left:
-            self.end(Done(time.monotonic() - self.begun))
-
-    def end(self, event: Done | DifflmError) -> None:
-        self._left = True
-        self.box.put(event)
-
-    # -- on the event loop --------------------------------------------------------------------------------------
-
-    async def events(self) -> AsyncIterator[Event | None]:
-        """Up to and including `Done`; None where nothing happened for a while. What went wrong is raised. Whoever stops
-        reading has left."""
-        try:
-            while True:
-                left = self.deadline - time.monotonic()
-                found = await self.box.get(min(left, IDLE))
-                if not found and left <= 0:
-                    raise self.late
-                for event in (*found,) or (None,):
-                    if isinstance(event, DifflmError):
-                        raise event
-                    yield event
-                    if isinstance(event, Done):
-                        return
-        finally:
-            self.leave()
+LOOPS = 4  # of different kinds that run at once, in turns; more where there are more cores
 
 
 class Engine:
     def __init__(self, lm: TextDiffusion, limits: Limits) -> None:
-        self.lm, self.limits = lm, limits
-        self._waiting, self._running, self._change = deque[Job](), tuple[Job, ...](), threading.Condition()
-        self._binding, self._stopped, self._draining = 0, False, False
+        self.lm, self.limits, self.metrics = lm, limits, Metrics()
+        self._jobs, self._loops, self._change = dict[int, Job](), deque[Loop](), threading.Condition()
+        self._busy, self._news = set[int](), True  # loops that a thread is working on; whether rows came or were freed
+        self._queued, self._binding, self._stopped, self._draining = 0, 0, False, False
         self._ending = Unavailable("stopping", "the server is stopping.")
         self._moved = time.monotonic()  # when the model last did
         self._bound: float | None = None  # since when a request is being bound; None: none is
-        self._pace, self._promised = 1.0, 0.0  # seconds a request, in full batches; when the last one refused may come
+        self._pace, self._promised = 1.0, 0.0  # seconds a request, under load; when the last one refused may come
+        self._ended: float | None = None  # when the last request was finished, while others waited
         self._binder = ThreadPoolExecutor(1, "difflm-binder")  # one, since loading a classifier must happen once
-        self._thread = threading.Thread(target=self._run, name="difflm-model", daemon=True)
-        self._thread.start()
+        self._cores = torch.get_num_threads()
+        count = self._cores if lm.device.type == "cpu" else 1
+        self._threads = [threading.Thread(target=self._run, name=f"difflm-{k}", daemon=True) for k in range(count)]
+        for thread in self._threads:
+            thread.start()
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="difflm-watchdog", daemon=True).start()
 
     @property
-    def queue(self) -> int:
-        return len(self._waiting) + self._binding
+    def _waiting(self) -> list[Job]:
+        """Requests of which nothing has begun, the oldest first."""
+        with self._change:
+            return [job for job in self._jobs.values() if not job.started]
 
-    async def submit(self, asked: Sequence[dict[str, Any]], watched: Watch | bool = False) -> list[Job]:
+    @property
+    def _running(self) -> tuple[Job, ...]:
+        with self._change:
+            return tuple(job for job in self._jobs.values() if job.started)
+
+    @property
+    def queue(self) -> int:
+        return self._queued + self._binding
+
+    async def submit(
+        self, asked: Sequence[dict[str, Any]], watched: Watch | bool = False, lm: TextDiffusion | None = None
+    ) -> list[Job]:
         """All of them or none; each is the arguments of `TextDiffusion.make_job`. What is wrong with one is raised.
-        `watched`: their events hold frames; or who else sees these, in the model's thread."""
+        `watched`: their events hold frames; or who else sees these, in a model's thread. `lm`: another model."""
         if self._draining:
             raise self._ending
         if self.queue + len(asked) > self.limits.queue:
             raise self._full()
         self._binding += len(asked)
         try:
-            jobs = [Job(one, self.limits, watched) for one in asked]
+            jobs = [Job(one, self.limits, watched, self.metrics) for one in asked]
             for job in jobs:
-                bound = asyncio.get_running_loop().run_in_executor(self._binder, self._bind, job)
+                bound = asyncio.get_running_loop().run_in_executor(self._binder, self._bind, job, lm or self.lm)
                 try:
                     await asyncio.wait_for(bound, max(0, job.deadline - time.monotonic()))
                 except TimeoutError:
@@ -195,10 +87,11 @@ class Engine:
         with self._change:
             if self._stopped:
                 raise self._ending
-            if not self._waiting and not self._running:  # it was idle, which is no fault
+            if not self._jobs:  # it was idle, which is no fault
                 self._move()
-            self._waiting += jobs
-            self._change.notify()
+            self._jobs |= {id(job.generation): job for job in jobs}
+            self._queued, self._news = self._queued + len(jobs), True
+            self._change.notify_all()
         return jobs
 
     async def answer(self, question: Callable[[], Any]) -> Any:
@@ -211,18 +104,28 @@ class Engine:
         finally:
             self._binding -= 1
 
+    def gauges(self) -> dict[str, tuple[str, int]]:
+        """What is measured now, by name, each with its meaning."""
+        with self._change:
+            texts = sum(len(loop.holders) for loop in self._loops)
+        return {
+            "queue": ("Requests that wait.", self.queue),
+            "running_requests": ("Requests whose texts are being made.", len(self._running)),
+            "running_texts": ("Texts in the batches that run.", texts),
+        }
+
     @property
     def still_seconds(self) -> float:
         """For how long nothing has moved, although there is work."""
         now = time.monotonic()
-        since = [self._moved] if self._running or self._waiting else []
+        since = [self._moved] if self._loops or any(not job.over for job in self._waiting) else []
         since += [self._bound] if self._bound is not None else []
         return now - min(since, default=now)
 
     def check_health(self) -> None:
         """Raise where there is work and nothing of it has moved for too long, or nobody is left to do it."""
-        if not self._thread.is_alive() and not self._stopped:
-            raise Unavailable("dead", "the model's thread has ended. Restart the server.")
+        if not all(thread.is_alive() for thread in self._threads) and not self._stopped:
+            raise Unavailable("dead", "a thread of the model has ended. Restart the server.")
         if (still := self.still_seconds) > self.limits.stuck_seconds:
             message = f"the model has not moved for {still:.0f} s. Restart the server if it stays so."
             raise Unavailable("stuck", message)
@@ -241,27 +144,27 @@ class Engine:
         while not self._closed.wait(min(1.0, self.limits.stuck_seconds / 4)):
             still = self.still_seconds
             if (stuck := still > self.limits.stuck_seconds) != reported:
-                frame = sys._current_frames().get(self._thread.ident or 0)
-                doing = {"stack": "".join(traceback.format_stack(frame)[-12:])} if stuck and frame else {}
+                frames = sys._current_frames()
+                found = [frames[one.ident] for one in self._threads if one.ident in frames]
+                doing = {"stack": "".join("".join(traceback.format_stack(frame)[-12:]) for frame in found)}
                 log_event("stuck" if stuck else "moving", seconds=round(still, 1), queue=self.queue, **doing)
                 reported = stuck
 
     def _move(self) -> None:
         self._moved = time.monotonic()
 
-    def _bind(self, job: Job) -> None:
+    def _bind(self, job: Job, lm: TextDiffusion) -> None:
         if job.over:
             return
         self._bound = time.monotonic()
         try:
-            job.bind(self.lm, self._move)
+            job.bind(lm, self._move)
         finally:
             self._bound = None
 
     def ahead(self, job: Job) -> int:
         """How many wait before it."""
-        with self._change:
-            return next((k for k, other in enumerate(self._waiting) if other is job), 0)
+        return next((k for k, other in enumerate(self._waiting) if other is job), 0)
 
     def _full(self) -> Unavailable:
         """Say when the queue will have room, to each who asks a little later than to the one before."""
@@ -278,84 +181,144 @@ class Engine:
         """Tell everybody who waits that there will be no answer."""
         with self._change:
             self._stopped = self._draining = True
-            for job in (*self._waiting, *self._running):
+            for job in self._jobs.values():
                 job.end(self._ending)
-            self._waiting.clear()
-            self._change.notify()
+            self._change.notify_all()
 
     def close(self) -> None:
         self.stop()
         self._closed.set()
-        self._thread.join(timeout=10)
+        for thread in self._threads:
+            thread.join(timeout=10)
         self._binder.shutdown(wait=False, cancel_futures=True)
 
-    # -- the model's thread -------------------------------------------------------------------------------------
+    # -- the models' threads ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Make what waits. What fails outside of a single request, ends those that are here, and the loop goes on."""
+        """Take one step after the other, each of the loop whose turn it is. On a GPU, texts that a step finished are
+        put together while it makes the next one."""
+        late = list[Finished]()
         while not self._stopped:
+            loop, found = None, list[Finished]()
             try:
-                while jobs := self._take():
-                    begun = time.monotonic()
-                    self._make(jobs)
-                    self._running = ()
-                    full = (time.monotonic() - begun) * self._filled(jobs) / len(jobs)
-                    self._pace += 0.2 * (full - self._pace)
-                    del jobs  # else the last ones would stay in memory until the next
+                if (loop := self._take(wait=not late)) is not None:
+                    with use_one_core(self._cores) if loop.on_cpu else nullcontext():
+                        found = self._step(loop)
+                    self._move()
+                late, ready = (found, late) if loop is not None and not loop.on_cpu else ([], [*late, *found])
+                for one in ready:
+                    self._deliver(one)
             except BaseException as error:
                 log_event("error", message="the model's loop failed and goes on", traceback=describe_error(error))
-                with self._change:
-                    for job in self._running or self._waiting:
-                        job.end(DifflmError(FAILED))
-                    self._waiting = deque(self._waiting if self._running else ())
-                    self._running = ()
+                own = [one.job for one in (*found, *late)] + [seat.job for seat in (loop.holders if loop else ())]
+                jobs = [job for one in own if (job := self._jobs.get(id(one)))] if own else self._waiting
+                late = []
+                for job in jobs:
+                    job.end(DifflmError(FAILED))
+            finally:
+                if loop is not None:
+                    self._give_back(loop)
 
-    def _take(self) -> list[Job]:
-        """The oldest that waits, and those that fit into the free rows of its batches; none when the server stops."""
+    def _take(self, wait: bool) -> Loop | None:
+        """The loop whose turn it is, with those who join it; none when the server stops, or there is nothing to do."""
         with self._change:
             while not self._stopped:
-                waiting = [job for job in self._waiting if not job.over]
-                jobs = choose_jobs(waiting, self._room)
-                self._waiting = deque(job for job in waiting if job not in jobs)
-                if jobs:
-                    self._move()
-                    self._running = tuple(jobs)
-                    return jobs
+                if self._news:
+                    self._news = False
+                    self._jobs = admit_jobs(self._jobs, self._loops, len(self._threads))
+                    self._queued = sum(not job.started for job in self._jobs.values())
+                for _ in range(len(self._loops)):
+                    self._loops.rotate(-1)
+                    if id(loop := self._loops[-1]) not in self._busy:
+                        self._busy.add(id(loop))
+                        loop.enter()
+                        return loop
+                if not wait:
+                    return None
                 self._change.wait()
-        return []
+        return None
 
-    def _filled(self, jobs: Sequence[Job]) -> float:
-        """The share of rows in their batches that is not padding. Where requests are refused, it is near 1."""
-        rows = sum((job.rows for job in jobs), Counter[Any]())
-        size = sum(-(-count // self._room(key)) * self._room(key) for key, count in rows.items())
-        return rows.total() / size
+    def _give_back(self, loop: Loop) -> None:
+        with self._change:
+            self._busy.discard(id(loop))
+            self._news |= len(loop.holders) < loop.entered
+            if not loop.holders:
+                self._loops = deque(one for one in self._loops if one is not loop)
+                loop.close()
+            self._change.notify_all()
 
-    def _room(self, key: tuple[Any, int]) -> int:
-        (*_, guided), width = key
-        return max_batch_rows(self.lm.model.vocabulary, width, self.lm.device.type, guided)
-
-    def _make(self, jobs: Sequence[Job]) -> None:
+    def _step(self, loop: Loop) -> list[Finished]:
         try:
-            for number, made in self.lm.run_jobs([job.generation for job in jobs]):
-                jobs[number].deliver(made)
+            return loop.step()
         except Exception as error:
-            if len(jobs) > 1:  # the fault is that of one: the others shall not suffer for it
-                for job in jobs:
-                    if not job.over:
-                        self._make([job])
-                return
-            if not isinstance(error, UsageError):
-                log_event("error", message="a text could not be made", traceback=describe_error(error))
-                error = DifflmError(FAILED)
-            jobs[0].end(error)
+            with self._change:
+                seats = loop.holders
+                loop.close()
+            jobs = {id(seat.job): job for seat in seats if (job := self._jobs.get(id(seat.job))) and not job.over}
+            for job in jobs.values():
+                if len(jobs) == 1:
+                    self._end(job.generation, error)
+                else:  # the fault is that of one: the others shall not suffer for it
+                    with self._change:
+                        job.alone = True
+                        again = [seat.row for seat in seats if seat.job is job.generation]
+                        job.rows.extend((loop_shape(job.lm, job.generation, row), row) for row in again)
+            return []
+
+    def _deliver(self, found: Finished) -> None:
+        """Give a request its texts; what is wrong with them is its own fault alone."""
+        job = self._jobs.get(id(found.job))
+        if job is None or job.over:
+            return
+        with job.lock:
+            try:
+                for texts in found.texts(job.lm):
+                    job.deliver(texts)
+            except Exception as error:
+                self._end(found.job, error)
+        if job.over:
+            self._note_pace()
+
+    def _note_pace(self) -> None:
+        """How long a request takes while others wait."""
+        now, last = time.monotonic(), self._ended
+        self._ended = now if self._queued else None
+        if last is not None:
+            self._pace += 0.2 * (now - last - self._pace)
+
+    def _end(self, generation: GenerationJob, error: Exception) -> None:
+        job = self._jobs.get(id(generation))
+        if job is None or job.over:
+            return
+        if not isinstance(error, UsageError):
+            log_event("error", message="a text could not be made", traceback=describe_error(error))
+            error = DifflmError(FAILED)
+        job.end(error)
 
 
-def choose_jobs(waiting: Sequence[Job], room: Callable[[Any], int]) -> list[Job]:
-    """The first of those that wait, and in their order all that fit into the free rows of its batches."""
-    rows: Counter[Any] = Counter()
-    taken: list[Job] = []
-    for job in waiting:
-        if not taken or all(count <= -rows[key] % room(key) for key, count in job.rows.items()):
-            taken.append(job)
-            rows += job.rows
-    return taken
+def admit_jobs(jobs: dict[int, Job], loops: deque[Loop], cores: int) -> dict[int, Job]:
+    """Give free rows to those who wait, in their order; the jobs that are not over. A loop is opened for each core, and
+    for a kind that has none. One that needs a loop for which there is no place is not overtaken: with ever new texts,
+    the loops that run would never end."""
+    room = {id(loop): loop.free for loop in loops}
+    for job in jobs.values():
+        rows, job.rows, blocked = job.rows if not job.over else (), deque(), False
+        for shape, row in rows:
+            only = job if job.alone else None
+            own = [loop for loop in loops if loop.shape is shape and loop.only is only]
+            loop = next((one for one in own if room[id(one)] > 0), None)
+            if loop is None and len(loops) < (cores if own else max(LOOPS, cores)):
+                loop = Loop(job.lm, shape, only)
+                loops.append(loop)
+                room[id(loop)] = loop.free
+            if loop is None:
+                job.rows.append((shape, row))
+                blocked = blocked or not own
+            else:
+                job.started = True
+                loop.joining.append(Seat(job.generation, row))
+                room[id(loop)] -= 1
+        if blocked:
+            break
+    held = {id(seat.job) for loop in loops for seat in loop.holders}
+    return {key: job for key, job in jobs.items() if key in held or not job.over}

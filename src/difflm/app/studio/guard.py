@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import log_event
+from difflm.app.studio.metrics import Metrics
 
 PUBLIC = ("/", "/health", "/ready", "/docs", "/openapi.json")  # without a token: they reveal nothing and cost nothing
 LOGGED = 200  # characters of a path in the log
@@ -33,7 +34,13 @@ HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
 
-
+CORS = {
+    "access-control-allow-methods": "GET, POST",
+    "access-control-allow-headers": "authorization, content-type",
+    "access-control-expose-headers": "retry-after",
+    "access-control-max-age": "600",
+    "vary": "origin",
+}
 KINDS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 408: "timeout",
          413: "too_large", 500: "failed"}  # fmt: skip
 CLOSE = {"connection": "close"}
@@ -52,10 +59,17 @@ class Guard:
     """ASGI middleware around the whole application."""
 
     def __init__(
-        self, app: ASGIApp, limits: Limits, token: str | None, hosts: Collection[str], log_requests: bool = False
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        token: str | None,
+        hosts: Collection[str],
+        log_requests: bool = False,
+        cors: Collection[str] = (),
+        metrics: Metrics | None = None,
     ) -> None:
         self.app, self.limits, self.hosts = app, limits, {host.lower() for host in hosts}
-        self.log_requests = log_requests
+        self.log_requests, self.cors, self.metrics = log_requests, {origin.lower() for origin in cors}, metrics
         self.token = token.encode() if token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,29 +77,41 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
-        begun, status = time.monotonic(), 0
+        begun, status, asked = time.monotonic(), 0, Headers(scope=scope)
+        added = {**HEADERS, **(CORS | {"access-control-allow-origin": asked["origin"]} if self.allows(asked) else {})}
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in added.items():
                     headers.setdefault(name, value)
             await send(message)
 
         try:
             await self.respond(scope, receive, send_with_headers)
         finally:
+            seconds = time.monotonic() - begun
+            if self.metrics is not None:
+                route = getattr(scope.get("route"), "path", "other")  # of a route, so that nobody can make up new ones
+                self.metrics.count_request(route, status, seconds if scope["method"] == "POST" else None)
             if self.log_requests:
-                asked = {
+                about = {
                     "method": scope["method"],
                     "path": scope["path"][:LOGGED],
                     "client": (scope["client"] or [""])[0],
                 }
-                log_event("request", **asked, status=status, seconds=round(time.monotonic() - begun, 4))
+                log_event("request", **about, status=status, seconds=round(seconds, 4))
+
+    def allows(self, headers: Headers) -> bool:
+        """Whether the page that asks is one of those that may, by `--cors`."""
+        return headers.get("origin", "").lower() in self.cors
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "OPTIONS" and self.allows(Headers(scope=scope)):  # a browser asks whether it may ask
+            await Response(status_code=204)(scope, receive, send)
+            return
         try:
             self.check(scope["path"], Headers(scope=scope))
             async with asyncio.timeout(self.limits.body_seconds):
@@ -107,7 +133,8 @@ class Guard:
             raise HTTPException(403, "this server does not answer to that host name.")
         origin = headers.get("origin")
         is_foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
-        if is_foreign or (headers.get("sec-fetch-site") == "cross-site" and path != "/"):
+        is_foreign = is_foreign or (headers.get("sec-fetch-site") == "cross-site" and path != "/")
+        if is_foreign and not self.allows(headers):
             raise HTTPException(403, "pages of other servers may not use this one.")
         if self.token and not (path in PUBLIC or path.startswith("/assets/")):
             kind, _, given = headers.get("authorization", "").partition(" ")

@@ -21,31 +21,26 @@ from difflm.app.studio.completions import (
 from difflm.app.studio.engine import Engine
 from difflm.app.studio.player import Recording
 from difflm.app.studio.schemas import MOST_SEED, Asked, ErrorAnswer, check_size
-from difflm.app.studio.served import Served
+from difflm.app.studio.served import Models, Served
 from difflm.errors import UsageError
 from difflm.models.diffusion import DiffusionModel
 
 
-def routes(served: Served, engine: Engine) -> APIRouter:
-    router, limits, described = APIRouter(tags=["openai"]), engine.limits, OneModel(id=served.name)
+def routes(serving: Models, engine: Engine) -> APIRouter:
+    router, limits = APIRouter(tags=["openai"]), engine.limits
     missing: dict[int | str, dict[str, Any]] = {404: {"model": ErrorAnswer, "description": "Another model."}}
-
-    def check_model(name: str | None) -> None:
-        if name is not None and name != served.name:
-            raise HTTPException(404, f"the model {name[:100]!r} is not served here; this is {served.name!r}.")
 
     @router.get("/v1/models", responses=REFUSED)
     async def models() -> ModelList:
         """The models served."""
-        return ModelList(data=[described])
+        return ModelList(data=[OneModel(id=name) for name in serving.all])
 
     @router.get("/v1/models/{model}", responses={**REFUSED, **missing, 422: ERRORS[422]})
     async def model(model: str) -> OneModel:
         """One of them."""
-        check_model(model)
-        return described
+        return OneModel(id=serving.find(model).name)
 
-    def job_arguments(one: Asked, gaps: Sequence[Gap], **more: Any) -> list[dict[str, Any]]:
+    def job_arguments(served: Served, one: Asked, gaps: Sequence[Gap], **more: Any) -> list[dict[str, Any]]:
         one.check(limits)
         if one.top_p is not None and "tokens" not in served.lm.model.families:
             raise UsageError("top_p has no effect on these models; leave it out.")
@@ -58,20 +53,20 @@ def routes(served: Served, engine: Engine) -> APIRouter:
 
     async def answer(
         request: Request,
+        served: Served,
         asked: CompletionAsked,
         kind: type[Completion],
         about: CompletionAnswer | ChatAnswer,
         **more: Any,
     ) -> Any:
-        check_model(asked.model)
         asked.check(limits)
         greedy = served.lm.model.always_planned and served.lm.model.greedy
         try:
             one, gaps, recording = asked.asked(about.seed, 0.0 if greedy else COLDEST), asked.gaps(), None
-            arguments = job_arguments(one, gaps, **more)
+            arguments = job_arguments(served, one, gaps, **more)
             if asked.logprobs is not None:
                 recording = Recording(one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), one.each)
-            jobs = await engine.submit(arguments, recording.frame if recording else False)
+            jobs = await engine.submit(arguments, recording.frame if recording else False, served.lm)
         except UsageError as error:  # what clients expect of a format that cannot be followed
             raise HTTPException(400, str(error)) if asked.response_format else error from None
         completion = kind(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}), recording)
@@ -86,17 +81,19 @@ def routes(served: Served, engine: Engine) -> APIRouter:
     @router.post("/v1/completions", response_model=CompletionAnswer, responses={**ERRORS, **missing, 200: COMPLETED})
     async def complete(request: Request, asked: CompletionAsked) -> Any:
         """Continue a prompt, fill the place between prompt and suffix, or fill the gaps of a text."""
-        return await answer(request, asked, Completion, CompletionAnswer(model=served.name, seed=choose_seed(asked)))
+        served = serving.find(asked.model)
+        about = CompletionAnswer(model=served.name, seed=choose_seed(asked))
+        return await answer(request, served, asked, Completion, about)
 
     @router.post("/v1/chat/completions", response_model=ChatAnswer, responses={**ERRORS, **missing, 200: COMPLETED})
     async def chat(request: Request, asked: ChatAsked) -> Any:
         """Answer the messages of a chat; for models that have a chat template."""
-        plain = asked.as_completion()
+        plain, served = asked.as_completion(), serving.find(asked.model)
         check_size("messages", [one.content for one in asked.messages], limits)
         messages = [one.model_dump() for one in asked.messages]
         about = ChatAnswer(model=served.name, seed=choose_seed(plain))
         about.object = "chat.completion.chunk" if asked.stream else "chat.completion"
-        return await answer(request, plain, ChatCompletion, about, messages=messages)
+        return await answer(request, served, plain, ChatCompletion, about, messages=messages)
 
     return router
 

@@ -1,7 +1,10 @@
-"""The model that a server serves, and what can be asked of it."""
+"""The models that a server serves, and what can be asked of each."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from starlette.exceptions import HTTPException
 
 from difflm.annotators.e2e_fields import FIELDS
 from difflm.app.studio.limits import Limits
@@ -16,6 +19,27 @@ from difflm.data.tokenizers import Words
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.diffusion import DiffusionModel
+
+
+class Models:
+    """All that one server serves; the first is meant where a request names none."""
+
+    def __init__(self, served: "Sequence[Served]") -> None:
+        self.all = {one.name: one for one in served}
+        if len(self.all) < len(served):
+            names = [one.name for one in served]
+            raise UsageError(f"two models are called {max(names, key=names.count)!r}: rename one of them.")
+        self.first = served[0]
+
+    @property
+    def names(self) -> str:
+        return ", ".join(self.all)
+
+    def find(self, name: str | None) -> "Served":
+        if name is not None and name not in self.all:
+            known = f"this is {self.first.name!r}" if len(self.all) == 1 else f"these are {self.names}"
+            raise HTTPException(404, f"the model {name[:100]!r} is not served here; {known}.")
+        return self.first if name is None else self.all[name]
 
 
 class Served:

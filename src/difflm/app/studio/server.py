@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -21,7 +21,7 @@ from difflm.app.studio.engine import Engine
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import log_event, use_json_logs
-from difflm.app.studio.served import Served
+from difflm.app.studio.served import Models, Served
 from difflm.errors import UsageError
 
 HEADER_SECONDS = 10.0  # to send the headers of a request
@@ -123,12 +123,18 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def make_server(
-    served: Served, limits: Limits, token: str | None, host: str = "127.0.0.1", log_requests: bool = False
+    served: Sequence[Served],
+    limits: Limits,
+    token: str | None,
+    host: str = "127.0.0.1",
+    log_requests: bool = False,
+    cors: Collection[str] = (),
 ) -> Server:
-    engine = Engine(served.lm, limits)
+    serving = Models(served)
+    engine = Engine(serving.first.lm, limits)
     own = () if host in LOOPBACK else (socket.gethostname(), f"{socket.gethostname()}.local")
     config = uvicorn.Config(
-        build_app(served, engine, token, ("localhost", host, *own), log_requests),
+        build_app(serving, engine, token, ("localhost", host, *own), log_requests, cors),
         http=stall_limited_protocol(limits),
         ws="none",
         log_config=None,
@@ -143,19 +149,20 @@ def make_server(
 
 
 def serve(
-    served: Served,
+    served: Sequence[Served],
     host: str,
     port: int,
     token: str | None,
     ready: Callable[[str], None],
     browse: bool,
     log_requests: bool = False,
+    cors: Collection[str] = (),
 ) -> None:
     """Serve until Ctrl-C."""
     listening = listen(host, port)
     shown = "localhost" if host in EVERYWHERE else f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
-    server = make_server(served, Limits(), token, host, log_requests)
+    server = make_server(served, Limits(), token, host, log_requests, cors)
     ready(url)
     if browse:  # the socket is open already: an early request waits
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

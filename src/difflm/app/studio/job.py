@@ -1,0 +1,158 @@
+"""One request on its way: what it asks, who reads its texts, and what happens to it.
+
+Results go to the event loop through small bounded queues, so that neither a slow client nor one that has left keeps the
+model or memory occupied.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from difflm.app.studio.limits import Limits
+from difflm.app.studio.metrics import Metrics
+from difflm.errors import DifflmError
+from difflm.generation.jobs import Draft, Generation, Watch
+from difflm.generation.loops import LoopShape, loop_shape
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.batching import Row
+
+IDLE = 2.0  # seconds without an event after which a stream says that it is alive
+
+
+class Unavailable(DifflmError):
+    """Why this server does not answer, or not now; `status` and `kind` are those of the HTTP answer."""
+
+    def __init__(self, kind: str, message: str, status: int = 503, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.status, self.retry_after = kind, status, retry_after
+
+
+class Frames(NamedTuple):
+    drafts: list[Draft]
+
+
+class Text(NamedTuple):
+    number: int
+    generation: Generation
+
+
+class Done(NamedTuple):
+    seconds: float
+
+
+Event = Frames | Text | Done
+
+
+class Box:
+    """Events from the models' threads for one reader on the event loop. Of frames only the latest few are kept; texts
+    and the end always are, and there are few of them."""
+
+    def __init__(self, frames: int) -> None:
+        self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
+        self._events, self._most = list[Event | DifflmError](), frames
+
+    def put(self, event: Event | DifflmError) -> None:
+        with suppress(RuntimeError):  # the event loop is closed, and nobody reads
+            self._loop.call_soon_threadsafe(self._add, event)
+
+    def _add(self, event: Event | DifflmError) -> None:
+        self._events.append(event)
+        frames = [k for k, other in enumerate(self._events) if isinstance(other, Frames)]
+        if len(frames) > self._most:
+            del self._events[frames[0]]
+        self._ready.set()
+
+    async def get(self, seconds: float) -> list[Event | DifflmError]:
+        """What is there; else what comes first; nothing when the time is over."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ready.wait(), seconds)
+        self._ready.clear()
+        found, self._events = self._events, []
+        return found
+
+
+class Job:
+    """One request on its way."""
+
+    def __init__(self, asked: dict[str, Any], limits: Limits, watched: Watch | bool, metrics: Metrics) -> None:
+        self.asked, self.n, self.metrics = asked, asked["n"], metrics
+        self.begun, self.seconds = time.monotonic(), limits.seconds
+        self.deadline = self.begun + limits.seconds
+        self.watched, self.box = watched, Box(limits.frames)
+        self.rows = deque[tuple[LoopShape, Row]]()  # that are in no loop yet
+        self.started = self.alone = False  # alone: in loops of its own
+        self.lock = threading.RLock()  # of what two threads may do at once with rows of different loops
+        self._left, self._made = False, set[int]()
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self._left or time.monotonic() > self.deadline
+
+    @property
+    def late(self) -> Unavailable:
+        return Unavailable("timeout", f"the time limit of {self.seconds:g} s passed: ask for less.")
+
+    def bind(self, lm: TextDiffusion, moved: Callable[[], None]) -> None:
+        """Refuse what is wrong with it, and find out which loops it can join. `moved` is told of its every step."""
+
+        def wanted() -> bool:
+            moved()
+            return not self.over
+
+        self.lm, self.generation = lm, lm.make_job(watch=self.watch if self.watched else None, **self.asked)
+        self.generation.wanted = wanted
+        rows = self.generation.make_rows(lm.model)
+        self.rows.extend((loop_shape(lm, self.generation, row), row) for row in rows)
+
+    def leave(self) -> None:
+        self._left = True
+
+    # -- in the models' threads ---------------------------------------------------------------------------------
+
+    def watch(self, drafts: list[Draft]) -> None:
+        if callable(self.watched):
+            with self.lock:
+                self.watched(drafts)
+        elif not self.over:
+            self.box.put(Frames(drafts))
+
+    def deliver(self, made: dict[int, Generation]) -> None:
+        for number, generation in made.items():
+            if number not in self._made and not self.over:
+                self._made.add(number)
+                self.metrics.count_text(self.lm.name)
+                self.box.put(Text(number, generation))
+        if len(self._made) == self.n and not self._left:
+            self.end(Done(time.monotonic() - self.begun))
+
+    def end(self, event: Done | DifflmError) -> None:
+        self._left = True
+        self.box.put(event)
+
+    # -- on the event loop --------------------------------------------------------------------------------------
+
+    async def events(self) -> AsyncIterator[Event | None]:
+        """Up to and including `Done`; None where nothing happened for a while. What went wrong is raised. Whoever stops
+        reading has left."""
+        try:
+            while True:
+                left = self.deadline - time.monotonic()
+                found = await self.box.get(min(left, IDLE))
+                if not found and left <= 0:
+                    raise self.late
+                for event in (*found,) or (None,):
+                    if isinstance(event, DifflmError):
+                        raise event
+                    yield event
+                    if isinstance(event, Done):
+                        return
+        except DifflmError as error:
+            self.metrics.count_error(getattr(error, "kind", "failed"))
+            raise
+        finally:
+            self.leave()

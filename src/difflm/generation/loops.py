@@ -1,0 +1,311 @@
+"""Batches that requests join while they run: a text takes a free row at the next step, and leaves it when it is done.
+
+Texts of diffusion models over whole texts join and leave at any step. Models that decode from left to right, in blocks,
+in stages, by edits or through latents, decoders of rivals, and candidates that are resampled, carry more from step to
+step than a row: their batches are closed once they have begun.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import count, groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from difflm.controls.plan import steering_for
+from difflm.controls.rivals import ControlDecoder
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.discrete_steps import ORDERED
+from difflm.diffusion.timesteps import StepSpan
+from difflm.generation.jobs import BatchProgress, Generation, GenerationJob, batch_key, run_batch
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.joinable import JoinableSampler, fresh_states
+
+SHARED_WIDTH = 64  # positions up to which texts of all lengths share a GPU's batch
+GROWTH = 4  # a GPU's batch has 1, 4, 16 … rows: each size is captured once
+JOIN_SHARE = 8  # on a GPU, whose steps are short, texts join when they are an eighth of those that are there,
+JOIN_WAIT = 8  # … or after so many steps: to put a batch together takes the host as long as some steps take the GPU
+AHEAD = 2  # steps that may wait on a GPU: with more, those who come would wait behind them
+
+
+class LoopShape(NamedTuple):
+    """Rows for which this is the same share loops."""
+
+    kind: Any  # the model, and what belongs to a whole batch
+    width: int
+    most: int  # rows
+    joinable: bool
+
+
+def can_join(model: object, job: GenerationJob) -> bool:
+    """Whether its texts can join a batch that runs."""
+    whole = isinstance(model, DiffusionModel) and model.allows_mixed_steps
+    return whole and not isinstance(job.plan, ControlDecoder) and job.together == 1
+
+
+@lru_cache(maxsize=1024)
+def share_shape(shape: LoopShape) -> LoopShape:
+    """One object for equal shapes, so that nobody need compare them."""
+    return shape
+
+
+def loop_shape(lm: TextDiffusion, job: GenerationJob, row: Row) -> LoopShape:
+    """On a CPU the shape of the batch in which the same text is made alone, so that all is rounded alike."""
+    model, device, width = lm.model, lm.device.type, row.layout.width
+    key, joinable = (id(lm), batch_key(job, model)), can_join(model, job)
+    if device != "cpu":
+        widest = -(-model.longest // WIDTH) * WIDTH
+        width = max(width, min(SHARED_WIDTH, widest)) if joinable else width
+        return share_shape(LoopShape(key, width, max_batch_rows(model.vocabulary, width, device), joinable))
+    alone = model.one_by_one and row.sample < ALONE and row.together == 1
+    most = 1 if alone else max(row.together, max_batch_rows(model.vocabulary, width, device, row.guided))
+    return share_shape(LoopShape((key, -(-len(row.source) // WIDTH)), width, most, joinable))
+
+
+@dataclass
+class Seat:
+    """A row of a loop, and who has it."""
+
+    job: GenerationJob
+    row: Row
+    begun: float = field(default_factory=time.perf_counter)
+    step: int = 0  # the next one
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Rows of one job that are done; those of a GPU may still be on their way to the host."""
+
+    progress: BatchProgress
+    jobs: Sequence[GenerationJob]
+    job: GenerationJob
+    slots: Sequence[int] | None = None  # the rows; None: all of the job
+
+    def texts(self, lm: TextDiffusion) -> Iterator[dict[int, Generation]]:
+        """Its texts by number, chosen and checked. Waits for the words of a GPU."""
+        progress, slots = self.progress, self.slots
+        if progress.copied is not None:
+            progress.copied.synchronize()
+        if slots is not None:
+            frame, calls = progress.frame, progress.frame.calls
+            frame = replace(frame, tokens=frame.tokens[slots], calls=None if calls is None else calls[slots])
+            batch = replace(progress.batch, rows=[progress.batch.rows[k] for k in slots])
+            progress = replace(progress, frame=frame, batch=batch)
+        yield from (texts for _, texts in lm.finish(progress, self.jobs))
+
+
+class Loop:
+    """One batch that runs. `joining` wait for its next step; who holds a row stands in `seats`."""
+
+    def __init__(self, lm: TextDiffusion, shape: LoopShape, only: object = None) -> None:
+        self.lm, self.shape, self.on_cpu = lm, shape, lm.device.type == "cpu"
+        self.runs_ahead = lm.device.type == "cuda"  # whether the host goes on while a step is being made
+        self.only = only  # whose rows it takes; None: everybody's
+        self.joining: list[Seat] = []
+        self.arriving: list[Seat] = []  # taken in when the step begins
+        self.seats: list[Seat | None] = []
+        self.jobs: list[GenerationJob] = []
+        self.begun, self.entered = False, 0
+        self.steps, self.joined = 0, 0  # that were made, and when somebody joined
+        self.sampler: JoinableSampler | None = None
+        self.batch: SampleBatch | None = None
+        self._closed_batch: Iterator[BatchProgress] | None = None
+        self._held, self._sent = ExitStack(), deque[tuple[torch.cuda.Event, Tensor | None]]()
+        self._calls: Tensor | None = None  # of the network, [B], of models that count them text by text
+        self._unwritten: Tensor | None = None  # texts with masks, [B]
+        self._cost, self.ordered = 1, False  # ordered: a text can be done before its last step, when it has no masks
+
+    @property
+    def free(self) -> int:
+        """Rows that somebody can still take."""
+        if self.begun and not self.shape.joinable:
+            return 0
+        return self.shape.most - len(self.holders)
+
+    @property
+    def holders(self) -> list[Seat]:
+        return [*self.joining, *self.arriving, *(seat for seat in self.seats if seat is not None)]
+
+    def enter(self) -> None:
+        """Let those in who came since the last step."""
+        self.begun, self.arriving, self.joining = True, [*self.arriving, *self.joining], []
+        self.entered = len(self.holders)
+
+    def close(self) -> None:
+        self._held.close()
+        self.joining, self.arriving, self.seats = [], [], []
+
+    def step(self) -> list[Finished]:
+        """One step of all rows, and who is done with it. A closed batch goes on until somebody reads something."""
+        if not self.jobs:
+            self.lm.inference.sync_weights()
+            self.lm.model.eval()
+        if not self.shape.joinable:
+            return self._run_closed()
+        if self.arriving and self._is_time_to_join():
+            self._let_in()
+        jobs = {id(seat.job): seat.job for seat in self.seats if seat is not None}
+        wanted = {key for key, job in jobs.items() if job.wanted()}
+        if len(wanted) < len(jobs):
+            self.seats = [seat if seat and id(seat.job) in wanted else None for seat in self.seats]
+        if self.sampler is None or not any(self.seats):
+            return []
+        watched = any(seat and seat.job.watch for seat in self.seats)
+        before = self.sampler.states.tokens.clone() if watched else None
+        self.sampler.step()
+        self.steps += 1
+        self._count_calls()
+        if before is not None:
+            self._show(self.sampler.states.tokens != before)
+        return self._leave()
+
+    def _is_time_to_join(self) -> bool:
+        there = sum(seat is not None for seat in self.seats)
+        enough = len(self.arriving) * JOIN_SHARE >= there
+        return self.on_cpu or enough or self.steps - self.joined >= JOIN_WAIT
+
+    def _let_in(self) -> None:
+        """Go on with another batch: the rows that are held, and those that come. A job keeps its number, by which rows
+        are sorted, so that those of one stand together."""
+        held = [(k, seat) for k, seat in enumerate(self.seats) if seat is not None]
+        jobs, number = [*self.jobs], {id(seat.job): seat.row.owner for _, seat in held}
+        taken = {*number.values()}
+        free = (k for k in count() if k not in taken)
+        for seat in (seat for seat in self.arriving if seat.job.wanted()):
+            if id(seat.job) not in number:
+                own = number[id(seat.job)] = next(free)
+                jobs[own : own + 1] = [seat.job]
+            seat.row = replace(seat.row, owner=number[id(seat.job)])
+            held.append((-1, seat))
+        if not held:
+            self.arriving = []
+            return
+        held.sort(key=lambda one: one[1].row.owner)
+        rows = [seat.row for _, seat in held]
+        model, device, size = self.lm.model, self.lm.device, self.shape.most
+        assert isinstance(model, DiffusionModel)
+        if not self.on_cpu:
+            size = min(size, GROWTH ** -(-(len(rows) - 1).bit_length() // 2))
+        batch = pad_batch(rows, self.shape.width, device, size=size)
+        order = [k for k, _ in held] + [held[-1][0]] * (size - len(held))
+        spans = [
+            StepSpan(jobs[k].sampling.steps, plan.edit.strength if (plan := jobs[k].plan) and plan.edit else 1.0)
+            for k, part in batch.owners
+            for _ in range(part.stop - part.start)
+        ]
+        plans: list[tuple[Any, slice]] = [(jobs[k].plan, part) for k, part in batch.owners]
+        steering, sampling = steering_for(batch, plans, spans), held[0][1].job.sampling
+        noise, denoiser = Noise(batch.seeds, batch.samples), self.lm.inference.denoiser
+        with torch.no_grad():
+            inputs = model.sampler_inputs(denoiser, noise, batch.lengths, batch.width, sampling, steering)
+            inputs.step_counter.resize_(size).zero_()  # in its place, since transforms hold it too
+            rows_before, fresh = torch.tensor(order).to(device, non_blocking=True), fresh_states(inputs)
+            states = fresh if self.sampler is None else self.sampler.states.keep(rows_before, fresh)
+            if model.follows_frames:
+                calls, unwritten = torch.zeros_like(batch.lengths), torch.ones_like(batch.lengths, dtype=torch.bool)
+                if self._calls is not None and self._unwritten is not None:
+                    old, new = rows_before.clamp(min=0), rows_before < 0
+                    calls = torch.where(new, calls, self._calls[old])
+                    unwritten = torch.where(new, unwritten, self._unwritten[old])
+                self._calls, self._unwritten = calls, unwritten
+                self._cost = model.denoiser.passes * (2 if sampling.contrast and steering.known is not None else 1)
+        self._held.close()
+        self.sampler = self._held.enter_context(self.lm.inference.open_sampler(inputs, states))
+        self._sent.clear()  # what was sent of other rows
+        self.joined, self.ordered = self.steps, model.follows_frames and sampling.sampler in ORDERED
+        self.jobs, self.batch, self.seats, self.arriving = jobs, batch, [seat for _, seat in held], []
+
+    def _count_calls(self) -> None:
+        """Network calls text by text, of those that are not finished; and a GPU is not asked for too much at once."""
+        model, sampler = self.lm.model, self.sampler
+        assert isinstance(model, DiffusionModel) and sampler is not None
+        if self._calls is not None and self._unwritten is not None:
+            self._calls = self._calls + self._cost * self._unwritten
+            if self.ordered:
+                self._unwritten = (sampler.states.x == model.process.mask_id).any(-1)
+        if self.runs_ahead:
+            flags = self._unwritten if self.ordered else None
+            sent = None if flags is None else flags.to("cpu", non_blocking=True)
+            self._sent.append((torch.cuda.Event(), sent))
+            self._sent[-1][0].record()
+
+    def _written(self) -> set[int]:
+        """Rows without masks; of a GPU, as they were some steps ago."""
+        flags = self._unwritten if self.ordered else None
+        if self.runs_ahead:
+            flags = None
+            if len(self._sent) > AHEAD:
+                copied, flags = self._sent.popleft()
+                copied.synchronize()
+        return set() if flags is None else {k for k, unwritten in enumerate(flags.tolist()) if not unwritten}
+
+    def _show(self, changed: Tensor) -> None:
+        """Give everybody who watches the drafts of this step: rows of a job that are at one step together."""
+        assert self.batch is not None and self.sampler is not None
+        for at, run in groupby(enumerate(self.seats), key=lambda one: one[1] and (id(one[1].job), one[1].step)):
+            slots = [k for k, _ in run]
+            seat = self.seats[slots[0]]
+            if at is not None and seat is not None and seat.job.watch:
+                frame = self.sampler.frame(seat.step, changed if seat.step else None)
+                seat.job.watch(self.lm.drafts(self.batch, frame, seat.job, slice(slots[0], slots[-1] + 1)))
+
+    def _leave(self) -> list[Finished]:
+        """Count the step, and free the rows of texts that are done."""
+        assert self.batch is not None and self.sampler is not None
+        written, done = self._written(), dict[int, list[int]]()
+        for k, seat in enumerate(self.seats):
+            if seat is not None:
+                seat.step += 1
+                if seat.step == seat.job.sampling.steps or k in written:
+                    done.setdefault(self.batch.rows[k].owner, []).append(k)
+        if not done:
+            return []
+        frame, copied = replace(self.sampler.frame(self.steps, None), calls=self._calls), None
+        if self.runs_ahead:
+            calls = None if frame.calls is None else frame.calls.to("cpu", non_blocking=True)
+            frame = replace(frame, tokens=frame.tokens.to("cpu", non_blocking=True), calls=calls)
+            copied = torch.cuda.Event()
+            copied.record()
+        found, ended = [], time.perf_counter() if self.on_cpu else None
+        for owner, slots in done.items():
+            begun = min(seat.begun for k in slots if (seat := self.seats[k]) is not None)
+            progress = BatchProgress(self.batch, frame, [owner], begun, ended, copied=copied)
+            found.append(Finished(progress, self.jobs, self.jobs[owner], slots))
+            for k in slots:
+                self.seats[k] = None
+        return found
+
+    def _run_closed(self) -> list[Finished]:
+        if self._closed_batch is None:
+            jobs = list({id(seat.job): seat.job for seat in self.arriving}.values())
+            number = {id(job): k for k, job in enumerate(jobs)}
+            seats = sorted(self.arriving, key=lambda seat: number[id(seat.job)])
+            rows = [replace(seat.row, owner=number[id(seat.job)]) for seat in seats]
+            size = self.shape.most if self.on_cpu else batch_rows(len(rows))
+            batch = pad_batch(rows, self.shape.width, self.lm.device, size=size)
+            self.jobs, self.seats, self.arriving = jobs, [*seats], []
+            self._closed_batch = run_batch(self.lm.inference, batch, jobs, lambda: False)
+        progress = next(self._closed_batch, None)
+        if progress is None or progress.last:
+            self.seats = []
+        if progress is None:  # nobody wants it
+            return []
+        for owner, part in progress.batch.owners if not progress.last else ():
+            job = self.jobs[owner]
+            over = self.lm.model.allows_mixed_steps and progress.frame.step >= job.sampling.steps
+            if job.watch and not over:
+                job.watch(self.lm.drafts(progress.batch, progress.frame, job, part))
+        if progress.finished and self.runs_ahead:
+            progress = progress.copy_to_host()
+        ended = {id(self.jobs[owner]) for owner in progress.finished}
+        self.seats = [seat if seat and id(seat.job) not in ended else None for seat in self.seats]
+        return [
+            Finished(replace(progress, finished=[owner]), self.jobs, self.jobs[owner]) for owner in progress.finished
+        ]

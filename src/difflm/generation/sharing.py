@@ -1,0 +1,127 @@
+"""Where models come from and where they go: bundled ones, directories, and the Hugging Face Hub."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from difflm.data.chat import Chat
+from difflm.data.tokenizers import Tokenizer
+from difflm.errors import UsageError
+from difflm.generation.jobs import check_device, check_dtype, check_eight_bits, check_sampling, fastest_dtype
+from difflm.models.base import LanguageModel
+from difflm.models.inference import Inference
+from difflm.models.open_models import find_open_model, load_open_model
+from difflm.runtime.files import explain_write_errors, write_json
+from difflm.runtime.hub import fetch_from_hub, is_hub_name, push_to_hub
+from difflm.training.checkpoints import save_weights
+from difflm.training.model_card import write_card
+from difflm.training.run import KEYS, find_run, load_run
+
+BESIDE = ("metrics.jsonl", "tags.json")  # files of a run that its weights do not need
+GUIDE_FILES = ("*.json", "*.safetensors")
+
+
+class Pretrained:
+    """A model that is loaded by name, saved as a directory, and pushed to the Hub."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    config: dict[str, Any]
+    name: str
+    chat: Chat | None
+    guides: list[Path]
+    folder: Path | None = None  # of the run that it was loaded from
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, model: LanguageModel, tokenizer: Tokenizer, config: dict[str, Any], inference: Inference | None = None
+        ) -> None: ...
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        compile: bool = False,
+        revision: str | None = None,
+    ) -> Self:
+        """A bundled model such as "e2e", the directory of a run or of somebody else's model, or its name on the Hugging
+        Face Hub, of which `revision` is a branch, tag or commit; on "cpu", "cuda", or the better of both ("auto").
+
+        `dtype` is the network's arithmetic; weights and everything around the network stay in float32. None: the
+        quickest for writing, and float32 for scores. `compile` fuses what a network of vectors does while it writes:
+        minutes of compiling, a little at every new size, for a server that writes all day."""
+        chosen, name = check_device(device), Path(name_or_path).resolve().name
+        check_dtype(dtype, chosen)
+        if is_hub_name(name_or_path):
+            name_or_path = fetch_from_hub(str(name_or_path), revision)
+        elif revision is not None:
+            raise UsageError(f"a revision is one of the Hub; {name_or_path} is on this machine.")
+        if (folder := find_open_model(name_or_path)) is not None:
+            found = load_open_model(folder, chosen, dtype or fastest_dtype(chosen) or torch.float32)
+            made = cls(found.model, found.tokenizer, found.config, Inference(found.model, None, compile))
+            made.name, made.chat = name, found.chat
+            return made
+        model, tokenizer, config = load_run(name_or_path, chosen)
+        eight = dtype is torch.int8
+        if eight:
+            check_eight_bits(model)
+        model.set_compute_dtype(None if eight or dtype is torch.float32 else dtype)
+        inference = Inference(model, fastest_dtype(chosen) if dtype is None else dtype if eight else None, compile)
+        made = cls(model, tokenizer, config, inference)
+        made.name, made.folder = name, find_run(name_or_path)
+        made.guides = sorted(made.folder.glob("guide*/"))
+        check_sampling(model.sampling, model)
+        return made
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write a run that `from_pretrained` loads, with its classifiers and its card: a new directory, which is there
+        when all of it is written."""
+        target = Path(folder)
+        if missing := [key for key in KEYS if key not in self.config]:
+            raise UsageError(
+                f"{self.name} cannot be saved as a run: its config lacks {missing[0]!r}. "
+                "A model of somebody else is copied with its directory."
+            )
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UsageError(f"{target} is there already. Choose another directory.")
+        with explain_write_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
+                run = Path(beside) / target.resolve().name
+                self._write_run(run)
+                if target.exists():
+                    target.rmdir()
+                os.replace(run, target)
+        return target
+
+    def push_to_hub(
+        self, repo: str, revision: str | None = None, token: str | None = None, private: bool = False
+    ) -> str:
+        """Push it to OWNER/NAME on the Hugging Face Hub as one commit, of a branch if `revision` names one; the address
+        of it. Without a `token`, that of `hf auth login` or $HF_TOKEN is taken. A `private` repository is one that is
+        made here; another one stays as it is."""
+        with tempfile.TemporaryDirectory() as beside:
+            folder = self.save_pretrained(Path(beside) / repo.rpartition("/")[2])
+            return push_to_hub(folder, repo, revision, token, private)
+
+    def _write_run(self, run: Path) -> None:
+        run.mkdir()
+        write_json(run / "config.json", {key: value for key, value in self.config.items() if key != "sha256"})
+        self.tokenizer.save(run / "tokenizer.json")
+        save_weights(run, self.model.state_dict())
+        for name in BESIDE:
+            if self.folder is not None and (self.folder / name).is_file():
+                shutil.copyfile(self.folder / name, run / name)
+        for guide in self.guides:
+            own = run / (guide.name if guide.name.startswith("guide") else f"guide-{guide.name}")
+            own.mkdir()
+            for path in (path for pattern in GUIDE_FILES for path in guide.glob(pattern)):
+                shutil.copyfile(path, own / path.name)
+        write_card(run)
