@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import urllib.request
@@ -65,6 +64,11 @@ def test_the_citation_and_the_changes_are_of_this_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cited["version"] == difflm.__version__ and " AND ".join(cited["license"]) == PROJECT["license"]
     assert f"\n## {difflm.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_guide_lists_every_extra() -> None:
+    rows = re.findall(r"^\| (`.+?`) \|", (GUIDE / "install.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {*PROJECT["optional-dependencies"]}
 
 
 def test_links_of_other_files_lead_somewhere() -> None:
@@ -171,9 +175,7 @@ def test_a_stranger_follows_the_guide(built: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     places = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin")
     (site,) = {path for path in (tmp_path / "venv").rglob("site-packages") if path.is_dir()}
-    (site / "requirements.pth").write_text(
-        "".join(f"{path}\n" for path in {*map(sysconfig.get_path, ("purelib", "platlib"))})
-    )
+    (site / "requirements.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     settings: dict[str, Any] = {"cwd": tmp_path, "env": environment}
     run(places / "python", "-m", "pip", "install", "--no-index", "--no-deps", *built.glob("*.whl"), **settings)
