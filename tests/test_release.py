@@ -94,6 +94,14 @@ def test_links_are_made_for_where_the_text_is_shown() -> None:
     assert links.replace_links(text, lambda target, _: None).startswith("a d [g](https://h) [i](#j) `[k](l)`\n")
 
 
+def test_a_package_with_a_home_has_no_relative_link_on_its_page() -> None:
+    need("hatchling")
+    metadata: dict[str, Any] = {}
+    home_links().PackagePage(str(ROOT), {"home": "https://x"}).update(metadata)
+    assert links_in(metadata["readme"]["text"]) == [] and "](https://x/blob/main/docs/" in metadata["readme"]["text"]
+    assert metadata["urls"]["Repository"] == "https://x"
+
+
 # -- what is built -----------------------------------------------------------------------------------------------------
 
 
