@@ -74,6 +74,7 @@ FILES = {
 RUNS = {  # every run that a page asks something of, and what trained it
     "my-run": "own-text data=my.txt",
     "run": "own-text data=my.txt",
+    "shakespeare": "own-text data=my.txt",
     "my-few": "e2e-few init=my-run data=pairs.jsonl",
     "my-map": "e2e-flow-map init=my-run data=my.txt",
     "my-twin": "own-text-autoregressive data=my.txt",
@@ -258,6 +259,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for split in ("train", "val"):
             (home / "DIR" / "multi30k" / f"task1.{split}.{side}").write_text(FILES[f"train.{side}"], encoding="utf-8")
     shutil.copytree(home / "DIR", home / "data")
+    (home / "data" / "tinyshakespeare").mkdir()
+    write_grammar(home / "data" / "tinyshakespeare" / "tinyshakespeare.txt", 24)
     return home
 
 
