@@ -3,7 +3,7 @@
 # Other models: mount a run and name it, such as -v $PWD/run:/run/mine difflm e2e /run/mine
 FROM python:3.12-slim
 WORKDIR /difflm
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml home_links.py README.md LICENSE LICENSE-WEIGHTS constraints.txt ./
 COPY src src
 RUN pip install --no-cache-dir -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu '.[studio]' \
  && useradd --create-home difflm

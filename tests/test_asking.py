@@ -81,7 +81,7 @@ def test_every_setting_is_stated_once():
 @pytest.mark.parametrize(("name", "value"), [("steps", 0), ("top_p", 0.0), ("beams", 1001), ("contrast", float("nan"))])
 @speak_command()
 def test_a_value_out_of_range_is_refused_by_the_name_of_its_option(name, value):
-    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} must lie .*not {value}"):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} must be .*not {value}"):
         Sampling().change({name: value})
 
 
@@ -201,11 +201,11 @@ def test_watching_prints_the_text(capsys, tiny_runs):
         (["--infill", "The ___:0 pub."], "at least one word"),
         (["--infill", "The ___ pub.", "--edit", TEXT], "exclude each other"),
         (["--edit", TEXT, "--keep", "zebra"], "does not stand in the text"),
-        (["--edit", TEXT, "--strength", "0"], "above 0 and up to 1"),
-        (["--edit", TEXT, "--strength", "2"], "above 0 and up to 1"),
+        (["--edit", TEXT, "--strength", "0"], "greater than 0 and at most 1"),
+        (["--edit", TEXT, "--strength", "2"], "greater than 0 and at most 1"),
         (["--edit", ""], "the text is empty"),
-        (["--keep", "pub"], "belong to --edit"),
-        (["--strength", "0"], "belong to --edit"),
+        (["--keep", "pub"], "give --edit TEXT"),
+        (["--strength", "0"], "give --edit TEXT"),
         (["--show", "--json"], "choose one"),
         (["--show", "--length", "0"], "between 1 and 24"),
         (["--html", "never.html", "--length", "0"], "between 1 and 24"),
@@ -230,18 +230,18 @@ def test_the_twin_takes_no_controls(refuse, tmp_path):
 )
 def test_a_request_beside_many_is_refused(refuse, tmp_path, argv):
     (tmp_path / "many.jsonl").write_text('{"length": 5}\n')
-    refuse(f"{argv[0]} stands in the lines of --input", "--input", tmp_path / "many.jsonl", *argv)
+    refuse(f"{argv[0]} cannot be combined with --input", "--input", tmp_path / "many.jsonl", *argv)
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"length": 0}', "request 1: length must lie"),
-        ('{"n": 0}', "request 1: -n must lie"),
-        ('{"seed": -1}', "request 1: --seed must lie"),
-        ('{"steps": 0}', "request 1: --steps must lie"),
-        ('{"strength": 0.5}', "request 1: --keep and --strength belong"),
-        ('{"edit": "a pub", "strength": NaN}', "request 1: --strength must lie"),
+        ('{"length": 0}', "request 1: length must be"),
+        ('{"n": 0}', "request 1: -n must be"),
+        ('{"seed": -1}', "request 1: --seed must be"),
+        ('{"steps": 0}', "request 1: --steps must be"),
+        ('{"strength": 0.5}', "request 1: --keep and --strength are for rewriting"),
+        ('{"edit": "a pub", "strength": NaN}', "request 1: --strength must be"),
         ('{"nn": 0}', "line 2: unknown key"),
     ],
 )

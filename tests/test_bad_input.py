@@ -127,7 +127,7 @@ TWO = [{"text": "A pub.", "k": "x"}, {"text": "An inn.", "k": "y"}]
         ("my.jsonl", b"A pub.\n", 1, "line 1"),
         ("my.jsonl", labelled({"text": "A pub."}, {"text": "An inn."}), 2, "no labels beside 'text'"),
         ("my.jsonl", labelled({"k": "x"}), 2, "no column 'text'"),
-        ("my.jsonl", labelled(*TWO[:1] * 9), 2, "nothing to tell apart"),
+        ("my.jsonl", labelled(*TWO[:1] * 9), 2, "has only one value"),
         ("my.jsonl", labelled(*({**row, "odd": None} for row in TWO)), 2, "'odd'"),
         ("my.jsonl", labelled(*({**row, "odd": 3} for row in TWO)), 2, "line 1"),
         ("my.jsonl", labelled(*({**TWO[0], "id": str(i)} for i in range(20))), 2, "'id'"),

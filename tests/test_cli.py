@@ -2,24 +2,31 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections import Counter
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer
 import yaml
 from tiny import MODEL, WRITERS, tiny_run, tiny_runs, write_grammar
 
 from difflm import __version__
-from difflm.app.cli import main
-from difflm.app.commands.generate import in_order
-from difflm.app.console import TrainingView, training_line
+from difflm.app.cli import app, main
+from difflm.app.commands.evaluate import GROUPS, OWNERS, RivalOptions
+from difflm.app.commands.generate import count_steps, in_order
+from difflm.app.console import Bar, TrainingView, training_line
 from difflm.data.batches import Batch
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.requests import Request
 from difflm.methods import METHODS, TextSpec
 from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import checkpoint_steps
@@ -79,10 +86,45 @@ def test_every_verb_has_help_with_an_example(say, verb):
     assert "--device" in out or verb in ("methods", "info")  # which take it and need none
 
 
+def test_help_of_evaluate_shows_the_options_of_each_task_with_it():
+    panels = {p.name: p.rich_help_panel for p in verb_params("evaluate") if p.param_type_name == "option"}
+    for name, group in {**GROUPS, "rivals": RivalOptions}.items():
+        for option in fields(group):
+            assert panels[option.name].startswith("--task ")
+            assert set(re.findall(r"language|control|infill|seq2seq", panels[option.name])) == set(OWNERS[name])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_pages_have_short_panels(verb):
+    panels = Counter(p.rich_help_panel for p in verb_params(verb) if p.param_type_name == "option" and not p.hidden)
+    assert max(panels.values()) <= 16
+
+
+def verb_params(verb: str) -> list[Any]:
+    return typer.main.get_command(app).commands[verb].params
+
+
 def test_help_shows_values_in_brackets(say, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert "Column of a .csv or .jsonl file. [src]" in say("translate", "--help")
-    assert "The network's arithmetic. [float32]" in say("generate", "--help")
+    assert "Number format of the network. [the fastest for this machine]" in say("generate", "--help")
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("difflm generate --guid", ["--guide", "--guidance"]),
+        ("difflm info e", ["e2e"]),
+        ("difflm train own-t", ["own-text", "own-text-autoregressive"]),
+        ("difflm data fetch te", ["text8"]),
+    ],
+)
+def test_the_tab_key_completes_options_models_recipes_and_corpora(monkeypatch, capsys, typed, completed):
+    for key, value in (("_DIFFLM_COMPLETE", "complete_bash"), ("COMP_WORDS", typed)):
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    assert main([]) == 0
+    assert sorted(capsys.readouterr().out.split()) == sorted(completed)
 
 
 def test_version_and_the_bare_command(say, capsys):
@@ -193,6 +235,23 @@ def test_texts_come_in_order_as_soon_as_they_can():
     assert seen == [("a", 2), ("b", 4), ("c", 4), ("d", 4)]
 
 
+def test_progress_counts_every_denoising_step(tiny_runs):
+    lm, counted = TextDiffusion.from_pretrained(tiny_runs["difflm"]), []
+    job = replace(lm.make_job(3, steps=4, mbr=2), on_step=counted.append)
+    assert sum(len(made) for _, made in lm.run_jobs([job])) == 3
+    assert sum(counted) == 3 * 2 * 4 == 3 * count_steps(lm, Request(steps=4, mbr=2))
+
+
+def test_a_bar_counts_at_least_the_steps_of_finished_texts():
+    """A GPU that replays recorded steps reports their last one alone."""
+    bar = Bar("writing", 20)
+    seen = []
+    for steps, least in ((4, 0), (1, 0), (0, 10), (2, 10)):
+        bar.advance(steps, least)
+        seen.append(bar._done)
+    assert seen == [4, 5, 10, 12]
+
+
 # -- score, info, evaluate, compare -----------------------------------------------------------------------------------
 
 
@@ -235,7 +294,7 @@ def test_evaluating_leaves_records_that_info_and_the_card_show(say, tmp_path, gr
     assert {"nats_per_token", "distinct_4", "copied", "denoiser_calls"} <= {r["name"] for r in records}
     assert {r["model"] for r in records} == {"run", "real text (valid)"}
     assert all(r["unit"] and r["seed"] == 0 for r in records)
-    assert "run, nats_per_token: ≤" in say("info", run)
+    assert any(line.split()[:3] == ["run", "nats_per_token", "≤"] for line in say("info", run).splitlines())
     assert "| run | nats_per_token | ≤" in (run / "README.md").read_text()
     (about,) = lines(say("info", run, "--json"))
     assert about["method"] == "difflm" and len(about["metrics"]) == len(records)
@@ -369,7 +428,8 @@ def test_texts_that_repeat_others_are_learned_once_where_the_recipe_says_so(say,
 # The command, with a tenth of a second before each step from the eleventh on: time for a busy machine to stop it.
 SLOWLY = """
 import sys, time
-from difflm.app.cli import main
+from difflm.app.cli import app, main
+from difflm.app.commands.evaluate import GROUPS, OWNERS, RivalOptions
 from difflm.training.trainer import Trainer
 
 def train_step(self, batches, step=Trainer.train_step):

@@ -24,6 +24,8 @@ import typer
 from test_sentence_classifier import make_classifier
 from tiny import write_grammar, write_stories
 
+from benchmarks.command_reference import PAGE as REFERENCE
+from benchmarks.command_reference import write_reference
 from difflm.annotators.parser import own_parser, parse_texts
 from difflm.annotators.trees import phrases, shapes
 from difflm.app.cli import app, main
@@ -72,6 +74,7 @@ FILES = {
 RUNS = {  # every run that a page asks something of, and what trained it
     "my-run": "own-text data=my.txt",
     "run": "own-text data=my.txt",
+    "shakespeare": "own-text data=my.txt",
     "my-few": "e2e-few init=my-run data=pairs.jsonl",
     "my-map": "e2e-flow-map init=my-run data=my.txt",
     "my-twin": "own-text-autoregressive data=my.txt",
@@ -256,6 +259,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for split in ("train", "val"):
             (home / "DIR" / "multi30k" / f"task1.{split}.{side}").write_text(FILES[f"train.{side}"], encoding="utf-8")
     shutil.copytree(home / "DIR", home / "data")
+    (home / "data" / "tinyshakespeare").mkdir()
+    write_grammar(home / "data" / "tinyshakespeare" / "tinyshakespeare.txt", 24)
     return home
 
 
@@ -526,11 +531,16 @@ def options(command: Any) -> Iterator[str]:
 
 
 def test_every_verb_has_a_page_and_every_option_is_told() -> None:
-    said = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    said = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page != REFERENCE)
     for name, command in verbs().items():
         assert (ROOT / "docs" / "verbs" / f"{name}.md").is_file(), name
         untold = [option for option in options(command) if not re.search(rf"{option}(?![\w-])", said)]
         assert not untold, f"difflm {name}: {untold}"
+
+
+def test_the_reference_says_what_the_command_says() -> None:
+    """`python -m benchmarks.command_reference` writes it again."""
+    assert write_reference() == REFERENCE.read_text(encoding="utf-8")
 
 
 def test_help_of_every_verb_leaves_torch_and_matplotlib_out() -> None:

@@ -225,7 +225,7 @@ def test_a_document_of_more_than_512_tokens_is_a_row(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["method=difflm"], "difflm reads one text a row. These read packed rows: "),
+        (["method=difflm"], "difflm reads one text per row. These read packed rows: "),
         (["method=mdlm", "distinct=true"], "Give distinct=false."),
         (["method=mdlm", "task=seq2seq"], "packed rows have no sources."),
         (["method=mdlm", "widths=[8]"], "Give widths=[]."),

@@ -338,7 +338,7 @@ def test_seconds_do_not_count_the_first_call(grammar, judge, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [{"samples": 0}, {"draws": 0}, {"score_texts": 0}, {"seed": -1}])
 def test_numbers_out_of_range_are_refused(grammar, judge, wrong):
-    with pytest.raises(UsageError, match="must lie between"):
+    with pytest.raises(UsageError, match="must be between"):
         evaluate_language({"m": recorded(grammar, judge.tokenizer)}, held_out(grammar), judge, **wrong)
 
 

@@ -439,11 +439,11 @@ def test_the_command_draws_targets_keeps_them_and_asks_for_the_same_again(home, 
         (["--controls", "length,rhyme"], "unknown control 'rhyme'. Known: length, field"),
         (["--samples", "0"], "must be at least 1, not 0"),
         (["--each", "0"], "between 1 and"),
-        (["--candidates", "0"], "--candidates must lie"),
-        (["--guidance", "-1"], "--guidance must lie"),
-        (["--guidance", "nan"], "--guidance must lie"),
-        (["--steps", "0"], "--steps must lie"),
-        (["--draws", "3"], "--draws belongs to --task language"),
+        (["--candidates", "0"], "--candidates must be"),
+        (["--guidance", "-1"], "--guidance must be"),
+        (["--guidance", "nan"], "--guidance must be"),
+        (["--steps", "0"], "--steps must be"),
+        (["--draws", "3"], "--draws is for --task language"),
         (["--targets", "HOME"], "is a directory"),
         (["--targets", "HOME/labels.jsonl"], "is no target such as"),
         (["--data", "HOME/nowhere"], "no E2E in"),
@@ -464,7 +464,7 @@ def test_a_model_without_a_guide_is_told_so(home, runs, pairs, capsys):
     bare = tiny_run(home / "bare", "difflm", data=str(home / "texts.txt"), longest=48, steps=1)
     argv = ["evaluate", bare, "--task", "control", "--data", home, "--controls", "field", "--samples", 1]
     assert main([str(word) for word in argv]) == 2
-    assert "no classifier of this model tells 'name' apart" in capsys.readouterr().err
+    assert "none of this model's classifiers knows the label 'name'" in capsys.readouterr().err
     assert main([str(word) for word in [*argv, "--guide", runs["model"] / "guide"]]) == 2
     assert "made for another model" in capsys.readouterr().err
     twin = ["evaluate", runs["judge"], "--task", "control", "--data", home, "--controls", "length", "--samples", 1]
@@ -474,7 +474,7 @@ def test_a_model_without_a_guide_is_told_so(home, runs, pairs, capsys):
 
 def test_options_of_one_task_are_refused_by_the_other(runs, capsys):
     assert main(["evaluate", str(runs["model"]), "--each", "3"]) == 2
-    assert "--each belongs to --task control" in capsys.readouterr().err
+    assert "--each is for --task control" in capsys.readouterr().err
 
 
 def test_the_rules_of_the_fields_hold_in_this_corpus(pairs):

@@ -232,12 +232,13 @@ def test_one_candidate_and_a_file_of_figures(runs, data, tmp_path, capsys):
         (["--samples", "1"], "at least 2"),
         (["--mbr", "0"], "--mbr"),
         (["--beams", "-1"], "--beams"),
-        (["--twin", "x"], "--twin belongs to --task language"),
-        (["--each", "7"], "--each belongs to --task control"),
+        (["--twin", "x"], "--twin is for --task language"),
+        (["--each", "7"], "--each is for --task control"),
     ],
 )
-def test_nonsense_is_refused_before_anything_is_loaded(given, said, data, capsys):
-    assert main(["evaluate", "no-such-run", "--task", "infill", "--data", str(data), *given]) == 2
+def test_nonsense_is_refused_before_anything_is_loaded(given, said, data, capsys, monkeypatch):
+    monkeypatch.delattr("difflm.generation.pipeline.load_run")
+    assert main(["evaluate", "e2e", "--task", "infill", "--data", str(data), *given]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -255,7 +256,7 @@ def test_gaps_behind_those_that_are_reported_are_others(name, data):
 
 def test_options_of_this_task_belong_to_it(capsys):
     assert main(["evaluate", "e2e", "--rival", "judge"]) == 2
-    assert "--rival belongs to --task infill" in capsys.readouterr().err
+    assert "--rival is for --task infill" in capsys.readouterr().err
 
 
 @pytest.mark.long

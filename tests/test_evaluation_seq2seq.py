@@ -149,8 +149,8 @@ def test_sources_of_a_seed_are_the_same_whatever_number_is_asked_for():
         ({"a.csv": "src,trg\n" + "a " * 20 + ",b\n"}, ("--pairs", "a.csv"), 2, "no source fits"),
         ({}, ("--column", "src,trg"), 2, "--column names the columns of --pairs"),
         ({}, ("--oracle", "--mbr", "1"), 2, "--oracle chooses among candidates"),
-        ({}, ("--judge", "judge"), 2, "--judge belongs to --task language"),
-        ({}, ("--sets", "roc"), 2, "--sets belongs to --task infill"),
+        ({}, ("--judge", "judge"), 2, "--judge is for --task language"),
+        ({}, ("--sets", "roc"), 2, "--sets is for --task infill"),
         ({}, ("--samples", "0"), 2, "must be at least 1"),
         ({}, ("--skip", "-1"), 2, "--skip must be 0 or more"),
     ],
@@ -165,7 +165,7 @@ def test_bad_input_is_one_line(run, tmp_path, monkeypatch, complaint, files, arg
 
 def test_a_run_without_sources_is_refused(tiny_runs, complaint, pairs):
     assert "has learned texts without sources" in complaint(2, *EVALUATE, tiny_runs["difflm"], "--pairs", pairs)
-    assert "--pairs belongs to --task seq2seq" in complaint(2, "evaluate", tiny_runs["difflm"], "--pairs", pairs)
+    assert "--pairs is for --task seq2seq" in complaint(2, "evaluate", tiny_runs["difflm"], "--pairs", pairs)
 
 
 def test_a_left_to_right_model_also_searches_and_ignores_settings_of_denoising(run, pairs, capsys, tmp_path):

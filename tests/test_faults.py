@@ -103,7 +103,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_resumed(run):
 def test_texts_that_changed_before_the_first_checkpoint_are_noticed(tmp_path):
     run = tiny_run(tmp_path, "autoregressive", steps=1)
     shutil.rmtree(run / "checkpoints")
-    assert "starting anew" in resume(run)[0]
+    assert "starting from the beginning" in resume(run)[0]
     shutil.rmtree(run / "checkpoints")
     with (tmp_path / "grammar.txt").open("a") as file:
         file.write("One more text.\n")

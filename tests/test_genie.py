@@ -90,7 +90,7 @@ def test_both_sides_of_parallel_files_are_plain_texts(tmp_path):
     ("changes", "said"),
     [
         (["method=diffusion-lm"], "diffusion-lm reads no sources, which span-denoising needs"),
-        (["data=a.en,a.de", "column=x"], "a.en,a.de have a text a line: leave column and chunk out"),
+        (["data=a.en,a.de", "column=x"], "a.en,a.de have one text per line: leave column and chunk out"),
         (["task=spans"], "task: input should be 'auto', 'seq2seq', 'span-denoising' or 'prompts'"),
     ],
 )

@@ -424,7 +424,7 @@ def test_other_peoples_models_stand_beside_runs(folder, tmp_path, capsys):
         ([], "what somebody else's model was trained on is not known: give --on NAME or FILE."),
         (["--task", "control"], "is somebody else's model: its controls have no classifiers."),
         (["--task", "seq2seq"], "is somebody else's model: it learned no pairs."),
-        (["--task", "infill", "--on", "e2e"], "--on belongs to --task language."),
+        (["--task", "infill", "--on", "e2e"], "--on is for --task language"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_line(folder, capsys, argv, said):

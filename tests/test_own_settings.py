@@ -31,7 +31,7 @@ def quick_training(monkeypatch):
     monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
     monkeypatch.setattr("difflm.training.pace.TIMED", 0.0)
     monkeypatch.setattr("difflm.training.pace.WARM", 0)
-    monkeypatch.setattr("difflm.training.run.find_start", lambda language: None)  # whatever is bundled
+    monkeypatch.setattr("difflm.training.own_text.find_start", lambda language: None)  # whatever is bundled
 
 
 def write_prose(path, lines=200, long=1):
@@ -279,11 +279,11 @@ def test_methods_are_trained_and_compared_in_one_table(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["--methods", "mdlm"], "Missing argument"),
+        (["--methods", "mdlm"], "needs RUN"),
         (["--methods", "mdlm", "my.txt"], "key=value"),
         (["--methods", "mdlm", "lr=1"], "give data=FILE"),
         (["--methods", "mdml", "data=my.txt"], "Did you mean mdlm"),
-        (["--minutes", "3", "run"], "--minutes belongs to"),
+        (["--minutes", "3", "run"], "--minutes is for"),
     ],
 )
 def test_comparisons_without_sense_are_refused(argv, reason, capsys):

@@ -266,7 +266,7 @@ def test_what_cannot_rank_is_refused(tiny_runs):
     refuse("seqdiffuseq has no likelihood and no bound", writer=build("seqdiffuseq"), rank="bound")
     refuse("difflm reads no source", rank=TextDiffusion.from_pretrained(tiny_runs["difflm"]))
     refuse("has other words than", rank=build("mdlm", Words([*SPECIALS, *"abc"])))
-    refuse("--candidates are chosen by a classifier")
+    refuse("--candidates needs a classifier to choose by")
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_evaluate_has_a_row_for_each_rank_and_counts_its_calls(run, twin, tmp_pa
     assert "give --mbr 2 or more" in complaint(2, *argv, "--mbr", 1)
     assert "--rank names two runs" in complaint(2, *argv, "--rank", "a", "--rank", "b")
     assert "has learned texts without sources" in complaint(2, *argv, "--rank", "e2e")
-    assert "--rank belongs to --task seq2seq" in complaint(2, "evaluate", run, "--rank", "bound")
+    assert "--rank is for --task seq2seq" in complaint(2, "evaluate", run, "--rank", "bound")
 
 
 @pytest.mark.long

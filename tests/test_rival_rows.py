@@ -72,13 +72,13 @@ def test_the_table_has_a_column_for_each_and_dashes_with_a_reason(home, capsys):
     ("more", "told"),
     [
         ("--method fugde", "Did you mean fudge?"),
-        ("--method all=2", "give the strength of one decoder"),
+        ("--method all=2", "give the guidance of one decoder"),
         ("--method fudge=much", "must be a number"),
         ("--method fudge --controls infill", "cannot take words behind a gap"),
         ("--method left-only --controls field", "left-only cannot take field"),
         ("--rival e2e --method left-only --texts t.jsonl --controls length", "--texts keeps the texts of one run"),
         ("--guide GUIDE --method fudge", "made for another model"),
-        ("--mbr 3", "--mbr belongs to --task infill or seq2seq"),
+        ("--mbr 3", "--mbr is for --task infill or seq2seq"),
     ],
 )
 def test_what_makes_no_table_is_told_in_a_line(home, capsys, more, told):
@@ -91,7 +91,7 @@ def test_what_makes_no_table_is_told_in_a_line(home, capsys, more, told):
 
 def test_a_decoder_without_a_run_is_refused(home, capsys):
     assert main(["evaluate", "e2e", "--method", "fudge"]) == 2
-    assert "--method belongs to --task control or infill" in capsys.readouterr().err
+    assert "--method is for --task control or infill" in capsys.readouterr().err
     assert main(f"evaluate e2e --task control --data {home} --controls length --method fudge".split()) == 2
     assert "there are none among these runs (difflm)" in capsys.readouterr().err
 

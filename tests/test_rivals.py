@@ -403,7 +403,7 @@ def test_the_command_decodes_by_a_name(guided, capsys):
         ("--span 0,1,NP --method left-only", "left-only cannot take span"),
         ("--field food=Chinese --method left-only", "left-only cannot take field"),
         ("--field food=Martian --method fudge", "unknown value 'Martian'"),
-        ("--field area=riverside --method fudge", "no classifier of this model tells 'area' apart"),
+        ("--field area=riverside --method fudge", "none of this model's classifiers knows the label 'area'"),
         ("--infill The___pub --method fudge", "words behind a gap"),
         ("--infill The___pub___inn --method left-only", "one gap"),
         ("--length 5 --method fudge --beams 3", "leave --beams out"),

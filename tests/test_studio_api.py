@@ -18,7 +18,10 @@ from tiny import tiny_runs
 
 from difflm.app.cli import main
 from difflm.app.studio.frames import written
+from difflm.app.studio.limits import Limits
 from difflm.app.studio.schemas import Asked
+from difflm.app.studio.served import Served
+from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import generation_to_json
 
@@ -342,6 +345,26 @@ def test_the_document_is_whole(client: httpx.Client) -> None:
                 assert answer["content"], f"{path} {status}"
                 if status >= "400":
                     assert answer["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
+
+
+def test_words_of_a_text_are_weighed_given_all_others(client: httpx.Client, lm: TextDiffusion) -> None:
+    text = "The old pub near the zebra serves Italian food ."
+    words = client.post("/api/alternatives", json={"text": text}).json()["words"]
+    assert [word["word"] or "zebra" for word in words] == text.split() and words[5]["p"] is None
+    for word in words:
+        shares = [one["p"] for one in word["likely"]]
+        assert shares == sorted(shares, reverse=True) and len(shares) == 5 and sum(shares) <= 1.001
+        assert all(one["p"] == word["p"] for one in word["likely"] if one["word"] == word["word"])
+    for body, said in (({"text": " "}, "empty"), ({"text": "pub " * 99}, "holds 24"), ({}, "text")):
+        refused = client.post("/api/alternatives", json=body)
+        assert refused.status_code == 422 and said in refused.json()["error"]["message"]
+
+
+def test_a_model_that_cannot_weigh_words_says_so(tiny_runs: dict[str, Path]) -> None:
+    other = Served(TextDiffusion.from_pretrained(tiny_runs["autoregressive"]), "other")
+    assert other.facts()["left_to_right"] and other.controls(Limits())["alternatives"] is None
+    with pytest.raises(UsageError, match="how likely other words are"):
+        other.find_alternatives("The old pub.")
 
 
 def test_the_examples_of_the_document_work(client: httpx.Client) -> None:

@@ -160,7 +160,7 @@ def test_the_container_uses_what_there_is(client: Any, capsys: pytest.CaptureFix
     assert all((ROOT / name).exists() for name in sources)
     kept = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert kept[0] == "*" and {f"!{name}" for name in sources} <= {*kept}
-    assert {project["readme"], *project["license-files"], "pyproject.toml", "src"} <= {*sources}
+    assert {"README.md", "home_links.py", *project["license-files"], "pyproject.toml", "src"} <= {*sources}
     (install,) = (shlex.split(one) for rest in steps["RUN"] for one in rest.split("&&") if "pip" in one)
     extras = re.fullmatch(r"\.\[(.+)\]", install[-1])
     assert extras and {*extras[1].split(",")} <= {*project["optional-dependencies"]}

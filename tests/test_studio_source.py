@@ -43,7 +43,7 @@ def test_the_page_asks_for_a_source_and_keeps_it_in_its_address(
 ) -> None:
     opener = Opener(browser, server.url)
     tab = opener("")
-    says(tab, "This model writes each text from a source")
+    says(tab, "this model writes every text from one")
     assert tab.locator("#source").is_visible() and tab.evaluate("document.activeElement.id") == "source"
     assert tab.evaluate("document.getElementById('ask').checkValidity()") is False
     tab.fill("#source", "a b c d")

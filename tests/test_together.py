@@ -1,5 +1,7 @@
 """Several requests in one loop: each gets what it would get alone, to the bit."""
 
+from collections import Counter
+
 import pytest
 import torch
 from test_guidance import guide
@@ -8,6 +10,7 @@ from tiny import tiny_runs
 from difflm.controls import Avoid, Contains, Infill, Label, Length
 from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.plan import Edit
+from difflm.generation.loops import loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import CPU_BATCH, GUIDED_BATCH, Layout, Row, make_batches, pad_batch
 
@@ -115,13 +118,17 @@ def test_the_shape_of_a_request_tells_which_tiles_it_needs(tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     short, long = lm.make_job(3, 1, steps=5, controls=[Length(5)]), lm.make_job(2, 1, steps=9, controls=[Length(20)])
     edited, warm = lm.make_job(1, edit=Edit("The old pub .")), lm.make_job(1, temperature=0.5, controls=[Length(5)])
-    shapes = [lm.count_rows(work) for work in (short, long, edited, warm)]
+
+    def shapes_of(job):
+        return Counter(loop_shape(lm, job, row) for row in job.make_rows(lm.model))
+
+    shapes = [shapes_of(work) for work in (short, long, edited, warm)]
     assert [list(shape.values()) for shape in shapes] == [[3], [2], [1], [1]]
     kinds = [next(iter(shape)) for shape in shapes]
-    assert [width for _, width in kinds] == [16, 32, 16, 16]
-    assert kinds[0][0] == kinds[1][0], "steps may differ"
-    assert len({kind for kind, _ in kinds}) == 3
-    assert lm.count_rows(lm.make_job(1, 5, mbr=4, controls=[Length(5)])) == {kinds[0]: 4}
+    assert [shape.width for shape in kinds] == [16, 32, 16, 16]
+    assert kinds[0].kind == kinds[1].kind, "steps may differ"
+    assert len({shape.kind for shape in kinds}) == 3
+    assert shapes_of(lm.make_job(1, 5, mbr=4, controls=[Length(5)])) == {kinds[0]: 4}
 
 
 def test_first_texts_made_one_by_one_are_the_same_alone_and_among_others(tiny_runs):

@@ -51,7 +51,7 @@ def spacy_tagger() -> Tagger:
         raise UsageError(f"this tagger needs spaCy and its English pipeline: {INSTALL_SPACY}") from None
     if digest_folder(Path(str(package.__file__)).parent) != PIPELINE_SHA256:
         raise DifflmError(
-            f"spaCy's English pipeline is not the one that difflm knows. Install it anew: {INSTALL_SPACY}"
+            f"spaCy's English pipeline is not the one that difflm knows. Install it again: {INSTALL_SPACY}"
         )
     pipeline = package.load(disable=["parser", "ner", "lemmatizer"])
     return _Spacy(pipeline, f"spacy {spacy.__version__} en_core_web_sm {pipeline.meta['version']}")

@@ -15,6 +15,7 @@ from difflm.app.commands.data import data_app
 from difflm.app.commands.evaluate import compare, evaluate, score
 from difflm.app.commands.generate import generate
 from difflm.app.commands.info import info, methods
+from difflm.app.commands.mistakes import explain_mistake
 from difflm.app.commands.plot import plot_app
 from difflm.app.commands.studio import studio
 from difflm.app.commands.train import train
@@ -22,10 +23,9 @@ from difflm.app.commands.translate import translate
 from difflm.app.console import complain
 
 app = typer.Typer(
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Example: difflm generate e2e -n 4",
+    epilog="Example: difflm generate e2e -n 4. Tab completion: difflm --install-completion, then open a new shell.",
 )
 
 EXAMPLES: dict[Callable[..., int], str] = {
@@ -42,8 +42,8 @@ EXAMPLES: dict[Callable[..., int], str] = {
 }
 for verb, example in EXAMPLES.items():
     app.command(epilog=f"Example: {example}")(verb)
-app.add_typer(plot_app, name="plot", help="Pictures of schedules, word vectors, denoising and training.")
-app.add_typer(data_app, name="data", help="The public corpora: list them, fetch them.")
+app.add_typer(plot_app, name="plot", help="Draw schedules, word vectors, denoising and training.")
+app.add_typer(data_app, name="data", help="List and download public corpora.")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,7 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)
-        complain(f"{error.format_message()}\nTry: {context.command_path if context else 'difflm'} --help")
+        given = sys.argv[1:] if argv is None else argv
+        complain(f"{explain_mistake(error, given)}\nTry: {context.command_path if context else 'difflm'} --help")
         return 2
     return code if isinstance(code, int) else 0
 
@@ -74,10 +75,10 @@ def show_version(wanted: bool) -> None:
 def difflm(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Say which.")
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Diffusion language models: text that forms all at once."""
+    """Diffusion language models: generate, control, train and measure text that forms all at once."""
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(2)

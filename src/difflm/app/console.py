@@ -77,6 +77,7 @@ class Bar:
             disable=not sys.stderr.isatty(),
         )
         self._task = self._progress.add_task(what, total=total)
+        self._done, self._lock = 0, threading.Lock()
         self._timer = threading.Timer(BAR_DELAY, self._progress.start)
         self._timer.daemon = True
 
@@ -92,6 +93,12 @@ class Bar:
 
     def update(self, what: str, done: int, total: int | None) -> None:
         self._progress.update(self._task, description=what, completed=done, total=total)
+
+    def advance(self, steps: int, least: int = 0) -> None:
+        """Count steps, from any thread. `least`: those of the texts that are finished, if nobody counted them."""
+        with self._lock:
+            self._done = max(self._done + steps, least)
+            self._progress.update(self._task, completed=self._done)
 
     def put(self, line: str) -> None:
         """Print a line of output to stdout; above the bar where both share a terminal."""

@@ -70,7 +70,7 @@ class TerminalView:
         elif drafts[0].step + 1 == self.steps or time.monotonic() - self._drawn >= PAUSE:
             self._draw()
 
-    def update(self, what: str, done: int, total: int | None) -> None:
+    def advance(self, steps: int, least: int = 0) -> None:
         """Do nothing: this view counts the texts that it prints. A `Bar` has the same methods."""
 
     def put(self, text: str) -> None:

@@ -26,7 +26,7 @@ from difflm.data.corpora import NAMES, corpus, resolve_data
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
 from difflm.data.references import read_pair_set
 from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
-from difflm.errors import UsageError
+from difflm.errors import UsageError, suggest
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.control import Protocol, System, evaluate_control
 from difflm.evaluation.corpora import corpus_for, named_corpus, pairs_for
@@ -55,6 +55,7 @@ from difflm.training.run import bundled_runs, find_run, read_config
 
 load_model = partial(load_whole, divided=True)  # several processes make the texts that are measured together
 
+GAPS = ("anlg", "roc")  # sets of the infilling task
 SAMPLES, TARGETS = 1000, 200  # texts of the language task or gaps, targets a control
 
 
@@ -97,7 +98,7 @@ def measure_control(
     check_known(names or ())
     refuse_open(runs, "its controls have no classifiers")
     if count < 1:
-        raise UsageError(f"the number of samples, which are targets a control here, must be at least 1, not {count}.")
+        raise UsageError(f"the number of samples, here targets per control, must be at least 1, not {count}.")
     path = control.targets
     given = choose(read_targets(path), names, count, path) if path and path.exists() else None
     pairs = load_e2e(options, required=given is None)
@@ -190,8 +191,8 @@ def measure_infill(
     how.check()
     if count < 2:
         raise UsageError(f"the number of samples, which are gaps here, must be at least 2, not {count}.")
-    if unknown := set(names) - {"anlg", "roc"}:
-        raise UsageError(f"no gaps {min(unknown)!r}. Known: anlg, roc.")
+    if unknown := {*names} - {*GAPS}:
+        raise UsageError(f"no gaps {min(unknown)!r}. {suggest(min(unknown), GAPS)}Known: {', '.join(GAPS)}.")
     similarity = BertScore(reference.encoder, check_device(options.device)) if reference.encoder else None
     stories = list(whole(corpus("roc", options.data, "train")))
     if reference.skip < 0:

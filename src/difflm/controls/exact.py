@@ -36,7 +36,7 @@ class Length(Control):
         if not info.whole_words:
             raise UsageError("length: this model does not say how its pieces are spelt: its words cannot be counted.")
         if not 1 <= self.words <= info.max_words:
-            raise UsageError(f"length must lie between 1 and {info.max_words} words for this model, not {self.words}.")
+            raise UsageError(f"length must be between 1 and {info.max_words} words for this model, not {self.words}.")
 
     def length(self, info: ModelInfo) -> int:
         return self.words
@@ -53,7 +53,7 @@ class Letters(Length):
 
     def prepare(self, info: ModelInfo) -> None:
         if not 1 <= self.words <= info.max_words:
-            raise UsageError(f"length must lie between 1 and {info.max_words} characters for this model.")
+            raise UsageError(f"length must be between 1 and {info.max_words} characters for this model.")
 
     def check(self, words: Sequence[str]) -> Check:
         """Of the text itself, which is a sequence of characters."""
@@ -69,7 +69,7 @@ class Pieces(Length):
 
     def prepare(self, info: ModelInfo) -> None:
         if not 1 <= self.words <= info.max_words:
-            raise UsageError(f"length must lie between 1 and {info.max_words} tokens for this model.")
+            raise UsageError(f"length must be between 1 and {info.max_words} tokens for this model.")
 
     def check(self, words: Sequence[str]) -> Check:
         """Of the text itself, cut into tokens anew."""

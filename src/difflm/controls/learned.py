@@ -153,7 +153,7 @@ def check_label_known(head: str, kind: Kind, info: ModelInfo) -> list[str]:
     if head not in info.labels:
         known = ", ".join(info.labels) or "none"
         raise UsageError(
-            f"no classifier of this model tells {head!r} apart (known: {known}). Give one with --guide DIR."
+            f"none of this model's classifiers knows the label {head!r} (known: {known}). Give one with --guide DIR."
         )
     return [value for value in info.labels[head] if value != NONE]
 

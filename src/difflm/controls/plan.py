@@ -142,7 +142,7 @@ class ControlPlan:
         if not edit.text.strip():
             raise UsageError("edit: the text is empty.")
         if not 0 < edit.strength <= 1:
-            raise UsageError(f"--strength must lie above 0 and up to 1, not {edit.strength}.")
+            raise UsageError(f"--strength must be greater than 0 and at most 1, not {edit.strength}.")
 
     def kept_places(self, edit: Edit) -> list[range]:
         """Places of the tokens of each phrase that stays, wherever it occurs."""

@@ -129,7 +129,7 @@ def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClas
         raise UsageError(f"{folder} holds no trained sentence classifier: it lacks {min(found['missing_keys'])}.")
     config, ends = body.config, [pieces.cls_token_id, pieces.sep_token_id]
     if config.num_labels < 2 or config.problem_type not in (None, "single_label_classification"):
-        raise UsageError(f"{folder} does not tell texts apart by one label of several.")
+        raise UsageError(f"{folder} is not a classifier with one label of several values.")
     if None in ends or pieces("")["input_ids"] != ends:
         raise UsageError(f"{folder}: a text must stand between a mark of beginning and one of end there, as in BERT.")
     places = getattr(config, "max_position_embeddings", None) or pieces.model_max_length

@@ -125,7 +125,7 @@ def plain_texts(
     if len(paths) == 1:
         return corpus(name_or_path, root, split, column, chunk)
     if column is not None or chunk:
-        raise UsageError(f"{file_names(name_or_path)} have a text a line: leave column and chunk out.")
+        raise UsageError(f"{file_names(name_or_path)} have one text per line: leave column and chunk out.")
     return (text for path in paths for text in read_line_texts(path))
 
 

@@ -39,7 +39,8 @@ def find_corpus_file(root: Path | None, title: str, stems: tuple[str, ...], name
     if split not in ("train", "valid"):
         raise UsageError(f"{title} has no split {split!r} here: train or valid.")
     if root is None and "DIFFLM_DATA" not in os.environ:
-        raise UsageError(f"where is {title}? Set DIFFLM_DATA, or give --data, to the directory that holds {names}.")
+        there = f"Give --data DIR, or set DIFFLM_DATA, to the directory that holds {names}."
+        raise UsageError(f"where is {title}? {there}\nTo get it, see: difflm data list")
     root = root or Path(os.environ["DIFFLM_DATA"])
     for path in (root / f"{stem}{packed}" for stem in stems for packed in (".gz", "")):
         if path.is_file():

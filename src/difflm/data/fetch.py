@@ -146,7 +146,7 @@ def fetch_file(
         except requests.RequestException as error:
             of = "" if total is None else f" of {total:,}"
             trouble = f"{explain_network_error(error, url, timeout)} after {done:,}{of} bytes"
-            raise DifflmError(f"{trouble}. Run the same command again to start anew.") from None
+            raise DifflmError(f"{trouble}. Run the same command again to start over.") from None
         check_file(temporary, target.name, size, sha256)
 
 

@@ -67,7 +67,7 @@ def cut_gap(ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
 def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
     """Yield every text of a labelled file behind nothing first, then behind each of its prompts: as many for all."""
     if file_kind(path) != ".jsonl":
-        raise UsageError(f"prompts tell labels, and {path} is no .jsonl file with labels beside its texts.")
+        raise UsageError(f"prompts are made from labels, but {path} is not a .jsonl file of texts with labels.")
     labels = read_labels(path, column or "text")
     for number, text in enumerate(read_texts(path, column)):
         words, draw = len(split_words(text)), random.Random(number)

@@ -46,7 +46,7 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[str]:
     kind = file_kind(path)
     check_readable(path)
     if kind == ".txt" and column is not None:
-        raise UsageError(f"{path} has a text a line and no columns: leave the column {column!r} out.")
+        raise UsageError(f"{path} has one text per line and no columns: leave the column {column!r} out.")
     if kind == ".txt":
         return read_line_texts(path)
     if kind not in ROWS:
@@ -71,7 +71,9 @@ def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[
         check_readable(path)
     if len(paths) == 2:
         if column is not None:
-            raise UsageError(f"{paths[0]} and {paths[1]} have a text a line and no columns: leave column={column} out.")
+            raise UsageError(
+                f"{paths[0]} and {paths[1]} have one text per line and no columns: leave column={column} out."
+            )
         return check_any(_pair_rows(_parallel_rows(*paths), paths[1]), f"there is no text in {paths[1]}.")
     (path,), kind = paths, file_kind(paths[0])
     if kind not in ROWS:
@@ -92,7 +94,7 @@ def read_sources(path: Path, column: str | None = None) -> Iterator[tuple[int, s
     kind = file_kind(path)
     if kind not in ROWS:
         if column is not None:
-            raise UsageError(f"{path} has a source a line and no columns: leave the column {column!r} out.")
+            raise UsageError(f"{path} has one source per line and no columns: leave the column {column!r} out.")
         return check_sources(read_lines(path), str(path))
     columns = (column or known_columns(path, kind)[0],)
     return check_sources(((number, source) for number, (source,) in ROWS[kind](path, columns)), str(path))

@@ -70,7 +70,7 @@ class Protocol:
         """Check the numbers before anything is loaded."""
         check_request(self.each, self.seed, 1, self.candidates)
         if self.guidance and not 0 <= self.guidance.size <= 1000:
-            raise UsageError(f"--guidance must lie between 0 and 1,000, not {self.guidance.size}.")
+            raise UsageError(f"--guidance must be between 0 and 1,000, not {self.guidance.size}.")
 
     def make_job(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
         """Return the job that samples one target, with its own noise."""
@@ -193,7 +193,7 @@ def evaluate_control(
         "judge": model_name(judge) if judge else None,
     }
     counts = dict.fromkeys(f"{select(row.count for row in rows):,}" for select in (min, max))
-    amount = f"{' to '.join(counts)} targets a control, {protocol.each} samples each, seed {protocol.seed}"
+    amount = f"{' to '.join(counts)} targets per control, {protocol.each} samples each, seed {protocol.seed}"
     used = dict.fromkeys(checker for row in rows for checker in row.about["checkers"])
     legend = ["in brackets: 95 %, over targets", f"checked by: {', '.join(used)}", *sampling]
     legend += [f"judge: {about['judge']}"] if judge else []

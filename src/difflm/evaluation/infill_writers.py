@@ -102,7 +102,7 @@ class Asked:
         check_request(1, self.seed, self.mbr)
         for name, value, without in (("beams", self.beams, "beam search"), ("draws", self.draws, "choice by score")):
             if not 0 <= value <= 1000:
-                raise UsageError(f"--{name} must lie between 0 (no {without}) and 1,000, not {value}.")
+                raise UsageError(f"--{name} must be between 0 (no {without}) and 1,000, not {value}.")
 
 
 class Writer:

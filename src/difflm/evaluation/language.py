@@ -118,7 +118,7 @@ def make_legend(rows: Sequence[Row], judge: "Judge | None", draws: int) -> list[
 def check_numbers(samples: int, seed: int, draws: int, score_texts: int) -> None:
     for name, value, most in (("samples", samples, 1_000_000), ("draws", draws, 1000), ("texts", score_texts, 10**6)):
         if not 1 <= value <= most:
-            raise UsageError(f"the number of {name} must lie between 1 and {most:,}, not {value}.")
+            raise UsageError(f"the number of {name} must be between 1 and {most:,}, not {value}.")
     check_request(1, seed)
 
 

@@ -145,7 +145,7 @@ class Ways:
     def check(self) -> None:
         check_request(1, self.seed, self.mbr)
         if not 0 <= self.beams <= 1000:
-            raise UsageError(f"--beams must lie between 0 (no beam search) and 1,000, not {self.beams}.")
+            raise UsageError(f"--beams must be between 0 (no beam search) and 1,000, not {self.beams}.")
         if self.oracle and self.mbr < 2:
             raise UsageError("--oracle chooses among candidates: give --mbr 2 or more.")
 

@@ -24,7 +24,7 @@ from difflm.data.labels import is_span
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.tokenizers import UNK
 from difflm.data.words import join_words, split_words
-from difflm.errors import UsageError
+from difflm.errors import UsageError, suggest
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request, explain_errors
 from difflm.runtime.files import write_atomic
@@ -231,7 +231,8 @@ def parse_released(value: dict[str, Any]) -> Target:
 def check_known(names: Sequence[Any], key: str = "--controls") -> None:
     for name in names:
         if name not in (*CONTROLS, WORDS):
-            raise UsageError(f"{key}: unknown control {name!r}. Known: {', '.join(CONTROLS)}.")
+            hint = suggest(str(name), CONTROLS)
+            raise UsageError(f"{key}: unknown control {name!r}. {hint}Known: {', '.join(CONTROLS)}.")
 
 
 def choose(targets: Sequence[Target], names: Sequence[str] | None, count: int, path: Path) -> list[Target]:

@@ -22,7 +22,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED, SURE
 from difflm.diffusion.samplers.loop import Frame
 from difflm.diffusion.timesteps import StepSpan
-from difflm.errors import UsageError
+from difflm.errors import UsageError, suggest
 from difflm.generation.texts import Draft as Draft
 from difflm.generation.texts import Generation as Generation
 from difflm.models.base import LanguageModel, Sampling
@@ -101,17 +101,19 @@ def check_request(
     if wrong := [control for control in controls or () if not isinstance(control, Control)]:
         raise UsageError(f"controls must be a list of controls, such as [Length(14)]; {wrong[0]!r} is not a control.")
     if not 1 <= n <= MOST_TEXTS:
-        raise UsageError(f"-n must lie between 1 and {MOST_TEXTS:,}, not {n}.")
+        raise UsageError(f"-n must be between 1 and {MOST_TEXTS:,}, not {n}.")
     if not 0 <= seed < 2**31:
-        raise UsageError(f"--seed must lie between 0 and {2**31 - 1}, not {seed}.")
+        raise UsageError(f"--seed must be between 0 and {2**31 - 1}, not {seed}.")
     if not 1 <= mbr <= 1000:
-        raise UsageError(f"--mbr must lie between 1 and 1,000 candidates, not {mbr}.")
+        raise UsageError(f"--mbr must be between 1 and 1,000 candidates, not {mbr}.")
     if not 1 <= candidates <= 1000:
-        raise UsageError(f"--candidates must lie between 1 and 1,000, not {candidates}.")
+        raise UsageError(f"--candidates must be between 1 and 1,000, not {candidates}.")
     if candidates > 1 and mbr > 1:
         raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
     if candidates > 1 and controls is not None and not any(control.head for control in controls):
-        raise UsageError("--candidates are chosen by a classifier: ask for a field, a label, tags or a tree, or --mbr.")
+        raise UsageError(
+            "--candidates needs a classifier to choose by: add a field, label, tags or tree, or use --mbr."
+        )
 
 
 def parse_guidance(size: Any, usual: GuidanceSettings) -> GuidanceSettings:
@@ -124,8 +126,8 @@ def parse_guidance(size: Any, usual: GuidanceSettings) -> GuidanceSettings:
 def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
     """Refuse settings that this model does not understand; `Sampling` itself refuses values out of range."""
     if sampling.sampler not in model.samplers:
-        known = ", ".join(model.samplers)
-        raise UsageError(f"unknown sampler {sampling.sampler!r} for this model. Known: {known}.")
+        hint, known = suggest(sampling.sampler, model.samplers), ", ".join(model.samplers)
+        raise UsageError(f"unknown sampler {sampling.sampler!r} for this model. {hint}Known: {known}.")
     if sampling.temperature == 0 and not model.greedy:
         raise UsageError(f"--temperature {describe_range('temperature')}, not {sampling.temperature}.")
     if sampling.temperature != 1 and not model.predicts_words:
@@ -201,6 +203,7 @@ class GenerationJob:
     watch: Watch | None = None
     choose: Choice | None = None
     wanted: Callable[[], bool] = lambda: True  # asked at every step and text: an unwanted job is left unfinished
+    on_step: Callable[[int], None] | None = None  # called with the number of its rows that took a denoising step
     warnings: list[str] = field(default_factory=list)  # for all of its texts
     rows: list[Row] = field(default_factory=list)
     sources: Sequence[Ids] = ()  # of every text, where it is written from one
@@ -373,6 +376,9 @@ def run_batch(
     for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
         if stopped() or not any(job.wanted() for job in own.values()):
             return
+        for owner, part in batch.owners:
+            if (count_rows := jobs[owner].on_step) is not None:
+                count_rows(min(part.stop, len(batch.rows)) - part.start)  # the rest is padding
         finished = [owner for owner, n in steps.items() if n in early and n == frame.step + 1]
         if finished or watched:
             yield BatchProgress(batch, frame, finished, begun, time.perf_counter() if on_cpu else None)

@@ -1,7 +1,6 @@
 """`TextDiffusion`: load a model, ask it for text."""
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,6 @@ from difflm.generation.jobs import (
     Generation,
     GenerationJob,
     Watch,
-    batch_key,
     check_device,
     check_dtype,
     check_request,
@@ -281,11 +279,6 @@ class TextDiffusion(Pretrained, Reader):
         for progress in run_jobs(self.inference, jobs):
             if progress.last:
                 yield finished_rows(self.model, progress, jobs)
-
-    def count_rows(self, job: GenerationJob) -> Counter[tuple[Any, int]]:
-        """How many rows it has of each batch key and canvas width: rows that agree in both share batches."""
-        key = batch_key(job, self.model)
-        return Counter((key, row.layout.width) for row in job.make_rows(self.model))
 
     def frames(self, controls: Sequence[Control], **settings: Any) -> int:
         """How many frames a text has at most. No classifier is loaded for this, so that a server can ask often."""

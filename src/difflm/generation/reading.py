@@ -18,7 +18,7 @@ from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.block_diffusion import BlockDiffusion
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
-from difflm.models.leave_one_out import NEARLY_WRITTEN, context_logits, masked_logits
+from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
 
 
 def list_texts(given: Any, what: str) -> list[str]:
@@ -170,7 +170,7 @@ class Reader:
             logits = masked_logits(denoiser, canvas, mask, condition)
         else:
             t = model.times.time_of(torch.full((1,), NEARLY_WRITTEN, device=self.device))
-            logits = context_logits(denoiser, t, canvas, mask, condition)[0]
+            logits = leave_one_out_log_probs(denoiser, t, canvas, mask, condition)[0]
         shares = logits[model.lengths.first :][: len(ids)].float().softmax(-1).cpu()
         best = shares.topk(min(k + len(SPECIALS), shares.shape[-1]), dim=-1)
         found = []

@@ -50,8 +50,8 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    source: str | None = key("What the text is written from, for models that learned pairs.")
-    n: int = key("How many texts.", 1)
+    source: str | None = key("The source to write from, for models trained on pairs, or what to say to a chat model.")
+    n: int = key("How many texts to generate.", 1)
     seed: int = key("The same seed gives the same texts.", 0)
     steps: int | None = setting("steps")
     temperature: float | None = setting("temperature")
@@ -74,28 +74,28 @@ class Request(BaseModel):
     length_penalty: float | None = setting("length_penalty")
     start: str | None = setting("start")
     revisions: int | None = setting("revisions")
-    mbr: int = key("Of so many candidates, the one most like the others.", 1)
-    candidates: int = key("Of so many, the one that the classifiers like best.", 1)
-    length: int | None = key("So many words, punctuation included; of a model of characters, these.")
+    mbr: int = key("Generate N candidates and keep the one most like the others.", 1)
+    candidates: int = key("Generate N candidates and keep the one the classifiers score highest.", 1)
+    length: int | None = key("Exact length in words, punctuation included (in characters for character models).")
     contains: list[str] = key("A word or phrase that must appear.", [])
     avoid: list[str] = key("A word that must not appear.", [])
-    pattern: list[str] = key("A regular expression that the whole text matches.", [])
-    json_schema: dict[str, Any] | None = key("A JSON schema that the whole text follows.")
-    words: str | None = key("How many words between spaces: 12, or 8-12.")
-    field: dict[str, str] = key("A fact, such as food=Japanese.", {})
-    label: dict[str, str] = key("A label of your own --guide.", {})
+    pattern: list[str] = key("A regular expression that the whole text must match.", [])
+    json_schema: dict[str, Any] | None = key("A JSON schema that the whole text must follow.")
+    words: str | None = key("How many words between spaces: 12, or a range such as 8-12.")
+    field: dict[str, str] = key("A fact that the text must state, such as food=Japanese.", {})
+    label: dict[str, str] = key("A label that your own classifier (guide) knows.", {})
     pos: str | None = key('A part of speech for every word, such as "PROPN AUX ADJ".')
-    tree: str | None = key('The tree of the text, such as "(S (NP * *) (VP * (ADJP *)))".')
-    span: list[str] = key("A phrase, such as 7,10,VP.", [])
-    control: list[str] = key("A control of another package, as NAME=VALUE.", [])
-    infill: str | None = key("A text with gaps: ___ of any length, ___:4 of four words.")
+    tree: str | None = key('The syntax tree of the text, such as "(S (NP * *) (VP * (ADJP *)))".')
+    span: list[str] = key("A phrase and where it stands, such as 7,10,VP: words 7 to 10, counted from 0.", [])
+    control: list[str] = key("A control from another package.", [])
+    infill: str | None = key("A text with gaps to fill: ___ of any length, ___:4 of four words.")
     method: str | None = key(
-        "How a left-to-right model is made to obey: fudge, pplm, delorean, cold, left-only or fine-tuning; of masked "
+        "How a left-to-right model is steered: fudge, pplm, delorean, cold, left-only or fine-tuning; for masked "
         "models, masked-lm-gibbs."
     )
-    edit: str | None = key("A text to write anew, lightly.")
-    keep: list[str] = key("With edit: words that stay.", [])
-    strength: float | None = key("With edit: how much noise, above 0 to 1. [0.5]")
+    edit: str | None = key("A text to rewrite lightly.")
+    keep: list[str] = key("With edit: words to keep.", [])
+    strength: float | None = key("With edit: how much noise to add, from above 0 (none) to 1 (all). [0.5]")
 
     @property
     def each(self) -> int:
@@ -133,7 +133,7 @@ class Request(BaseModel):
     def edited(self) -> "Edit | None":
         if self.edit is None:
             if self.keep or self.strength is not None:
-                raise UsageError("--keep and --strength belong to --edit TEXT.")
+                raise UsageError("--keep and --strength are for rewriting: give --edit TEXT as well.")
             return None
         from difflm.controls.plan import Edit
 
@@ -157,7 +157,7 @@ def read_requests(path: Path) -> list[Request]:
         raise DifflmError(f"{path} is not UTF-8 text.") from None
     found = [parse_request(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
-        raise UsageError(f'{path} holds no request. Write one JSON object a line, such as {{"length": 14}}.')
+        raise UsageError(f'{path} holds no request. Write one JSON object per line, such as {{"length": 14}}.')
     return found
 
 

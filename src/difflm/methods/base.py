@@ -96,7 +96,7 @@ class Method(BaseModel):
             if type(value) is int and value < 1:
                 return f"model.{key}: should be at least 1, not {value}"
         if not 0 <= sizes.get("dropout", 0) < 1:
-            return f"model.dropout: should lie between 0 and 1, not {sizes['dropout']}"
+            return f"model.dropout: should be between 0 and 1, not {sizes['dropout']}"
         hidden, heads = sizes.get("hidden", 2), sizes.get("heads", 1)
         if hidden % (2 * heads):
             return f"model.hidden={hidden} does not divide into model.heads={heads} heads of even size"

@@ -7,6 +7,7 @@ with that place masked."""
 import torch
 from torch import Tensor
 
+from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.errors import UsageError
@@ -15,23 +16,28 @@ NEARLY_WRITTEN = 0.01  # the share of the noise at which a text is read: others 
 AT_ONCE = 64  # copies of a text, each with another place masked, that share a batch
 
 
-def leave_one_out_nats(denoiser: Denoiser, t: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """−log p(word | the others), [B, L], of texts at times t [B]. No noise is added: it is the same each time."""
-    logits = context_logits(denoiser, t, ids, mask)
-    nats: Tensor = -logits.float().log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-    return nats * mask
+def knows_evidence(denoiser: Denoiser) -> bool:
+    prediction = getattr(denoiser.codec, "prediction", None)
+    return isinstance(prediction, Logits) and prediction.evidence
 
 
-def context_logits(
+def leave_one_out_log_probs(
     denoiser: Denoiser, t: Tensor, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL
 ) -> Tensor:
-    """Logits of p(word | the others), [B, L, V], of texts at times t [B], in one call."""
-    clean = denoiser.codec.encode(ids)
-    x = denoiser.process.corrupt(clean, t, torch.zeros_like(clean)) if clean.is_floating_point() else clean
-    belief = denoiser(x, denoiser.process.at(t), mask, condition)
+    """log p(any word | the others), [B, L, V], of texts at times t [B]. No noise is added: it is the same each time."""
+    codec, process = denoiser.codec, denoiser.process
+    clean = codec.encode(ids)
+    x = process.corrupt(clean, t, torch.zeros_like(clean)) if clean.is_floating_point() else clean
+    belief = denoiser(x, process.at(t), mask, condition)
     if belief.evidence is None:
         raise UsageError("this model does not tell a word's own state from its context: it cannot doubt single words.")
-    return belief.context
+    return belief.context.float().log_softmax(-1)
+
+
+def leave_one_out_nats(denoiser: Denoiser, t: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """−log p(word | the others), [B, L], of texts at times t [B]."""
+    found = leave_one_out_log_probs(denoiser, t, ids, mask)
+    return -found.gather(-1, ids.unsqueeze(-1)).squeeze(-1) * mask
 
 
 def masked_logits(denoiser: Denoiser, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:

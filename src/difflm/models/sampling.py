@@ -31,62 +31,65 @@ class Sampling:
     """How text is made. A method holds its own defaults; a request changes some of them."""
 
     sampler: Annotated[
-        str, setting("diffusion", "ancestral, ddim, dpm-solver …; masked models: confidence, remask …")
+        str, setting("diffusion", "Step rule: ancestral, ddim, dpm-solver …; masked models: confidence, remask …")
     ] = "ancestral"
-    steps: Annotated[int, setting("diffusion", "Denoising steps.", 1, 10_000)] = 50
+    steps: Annotated[int, setting("diffusion", "Denoising steps; fewer are faster and rougher.", 1, 10_000)] = 50
     # 0, the likeliest word, is for models that say so (`greedy`).
     temperature: Annotated[
-        float, setting("any", "Below 1: the likelier words more often.", 0, 10, above=True, zero="greedy")
+        float,
+        setting("any", "Below 1: plainer and safer words; above 1: more variety.", 0, 10, above=True, zero="greedy"),
     ] = 1.0
-    noise_temperature: Annotated[float, setting("vectors", "Scale of the noise that is drawn.", 0, 10)] = 1.0
+    noise_temperature: Annotated[float, setting("vectors", "Scale of the sampled noise.", 0, 10)] = 1.0
     noise_top_p: Annotated[
-        float, setting("vectors", "Keep noise inside this share of its probability.", 0, 1, above=True)
+        float, setting("vectors", "Truncate the noise to this share of its probability.", 0, 1, above=True)
     ] = 1.0
-    clamp: Annotated[bool, setting("vectors", "Snap each belief to the nearest word.")] = False
-    clamp_below: Annotated[float, setting("vectors", "Clamp at times up to this one, in 0 to 1.", 0, 1)] = 1.0
+    clamp: Annotated[bool, setting("vectors", "Snap each prediction to the nearest word.")] = False
+    clamp_below: Annotated[float, setting("vectors", "Clamp only at times up to this one, from 0 to 1.", 0, 1)] = 1.0
     stop_at: Annotated[
-        float, setting("vectors", "Stop at this time, in 0 to 1, and print the last belief. [0]", 0, 1)
+        float, setting("vectors", "Stop at this time, from 0 to 1, and print the last prediction. [0]", 0, 1)
     ] = 0.0
     told_time: Annotated[
-        float, setting("vectors", "Tell the network times from 1 down to this one, as CeDi does. [0]", 0, 1)
+        float, setting("vectors", "Give the network times from 1 down to this one, as CeDi does. [0]", 0, 1)
     ] = 0.0
     length_beam: Annotated[
-        int, setting("diffusion", "Spread candidates over so many of the likeliest lengths.", 0, 1000, zero="draw one")
+        int, setting("diffusion", "Spread candidates over the K likeliest lengths.", 0, 1000, zero="sample one")
     ] = 0
-    draw: Annotated[bool, setting("vectors", "Draw a word from each belief instead of its mean.")] = False
+    draw: Annotated[bool, setting("vectors", "Sample a word from each prediction instead of its mean.")] = False
     projection: Annotated[
-        Projection, setting("simplex", "What a simplex is moved to: mean, greedy, sample or multi-hot.")
+        Projection, setting("simplex", "SSD-LM, what each step projects to: mean, greedy, sample or multi-hot.")
     ] = "mean"
     projection_top_p: Annotated[
-        float, setting("simplex", "Move it to the likeliest words of this share of probability.", 0, 1, above=True)
+        float,
+        setting("simplex", "SSD-LM: project to the likeliest words of this share of probability.", 0, 1, above=True),
     ] = 1.0
-    contrast: Annotated[float, setting("masks", "How much more known words or a source count. [0]", 0, 100)] = 0.0
+    contrast: Annotated[
+        float, setting("masks", "Classifier-free guidance weight on the known words or the source. [0]", 0, 100)
+    ] = 0.0
     block: Annotated[
-        int, setting("masked", "Write so many positions at a time, from left to right.", 0, 10_000, zero="anywhere")
+        int,
+        setting("masked", "Write N positions at a time, from left to right. [0: anywhere]", 0, 10_000, zero="anywhere"),
     ] = 0
     sure: Annotated[
         float,
         setting(
             "masked",
-            "Samplers threshold, entropy-bound: how sure tokens written at once are.",
+            "Samplers threshold and entropy-bound: how certain tokens must be to be written together.",
             0,
             1,
             above=True,
         ),
     ] = 0.9
-    top_k: Annotated[
-        int, setting("left-to-right", "Autoregressive: draw from the k likeliest words.", 0, zero="all words")
-    ] = 0
+    top_k: Annotated[int, setting("left-to-right", "Sample from the K likeliest words.", 0, zero="all words")] = 0
     top_p: Annotated[
-        float, setting("tokens", "Draw from the likeliest tokens of this share of probability.", 0, 1, above=True)
+        float, setting("tokens", "Sample from the likeliest tokens of this share of probability.", 0, 1, above=True)
     ] = 1.0
-    beams: Annotated[int, setting("left-to-right", "Autoregressive: beam search.", 0, 1000, zero="draw instead")] = 0
+    beams: Annotated[int, setting("left-to-right", "Beam size of a beam search.", 0, 1000, zero="sample instead")] = 0
     length_penalty: Annotated[
-        float, setting("left-to-right", "Beam search: above 0 it likes longer texts more. [0]", 0, 10)
+        float, setting("left-to-right", "Beam search: values above 0 prefer longer texts. [0]", 0, 10)
     ] = 0.0
-    start: Annotated[Start, setting("edits", "Editing: what it begins with, noise, nothing or the source.")] = "noise"
+    start: Annotated[Start, setting("edits", "What editing starts from: noise, nothing or the source.")] = "noise"
     revisions: Annotated[
-        int, setting("edits", "Editing with --beams: keep so many revisions of a text from round to round.", 1, 1000)
+        int, setting("edits", "With beams: keep R revisions of a text from round to round.", 1, 1000)
     ] = 1
 
     def change(self, changes: Mapping[str, Any]) -> "Sampling":
@@ -130,5 +133,5 @@ def describe_range(name: str) -> str:
     if high is None:
         return f"must be at least 1 (0: {zero})"
     if about["above"]:
-        return f"must lie above 0 and up to {high}"
-    return f"must lie between {1 if zero else low} and {high:,}" + (f" (0: {zero})" if zero else "")
+        return f"must be greater than 0 and at most {high}"
+    return f"must be between {1 if zero else low} and {high:,}" + (f" (0: {zero})" if zero else "")

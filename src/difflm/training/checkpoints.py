@@ -107,7 +107,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     state = read_json(path / "state.json")
     if not is_state(state) or path.name != f"step-{state['step']}":
         raise DifflmError(f"{path}/state.json does not describe a checkpoint.")
-    advice = "Start the run anew."
+    advice = "Start the run again."
     if "shards" in state:
         return load_shards(path, state["shards"], advice), state
     tensors = load_tensors(path / "state.safetensors", advice)

@@ -170,7 +170,7 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     kept, held = split(selection.kept, len(tokens), recipe.seed)
     begun = read_json(setup.out / "config.json") if setup.resume else None
     if begun is not None and not matches_model(view, begun.get("signature", [])):
-        raise DifflmError(f"the model that {setup.out} guides changed since it was begun: train the classifier anew.")
+        raise DifflmError(f"the model that {setup.out} guides changed since it was begun: train the classifier again.")
     fit.report_left_out(setup, selection, held)
     torch.manual_seed(recipe.seed)
     labellings = [one.labelling for one in labels]
@@ -216,7 +216,7 @@ def read_labellings(setup: fit.Setup, tokens: TokenFile, kept: Ints) -> list[Lab
         check_label_positions(one, tokens, kept, path)
     same = [one.labelling.name for one in found if not one.tells]
     if len(same) == len(found):
-        raise UsageError(f"each label of {path} has one value: there is nothing to tell apart. Label some otherwise.")
+        raise UsageError(f"each label of {path} has only one value: a classifier needs texts of at least two.")
     for name in same:
         setup.report(f"{name!r} is the same in every text: asking for it will change nothing")
     return found

@@ -42,7 +42,13 @@ def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def figure(record: dict[str, Any]) -> str:
-    """Format a measured figure: "≤" before a bound, its standard error after it."""
+    """Format a measured figure with what it was measured on."""
+    value, details = figure_parts(record)
+    return f"{value} ({details})"
+
+
+def figure_parts(record: dict[str, Any]) -> tuple[str, str]:
+    """A measured figure, with "≤" before a bound and its standard error behind it; and what it was measured on."""
     value, error = record.get("value"), record.get("standard_error")
     shown = f"{value:,.4g}" if isinstance(value, int | float) else "not measured"
     shown = f"≤ {shown}" if record.get("likelihood") == "bound" else shown
@@ -54,7 +60,7 @@ def figure(record: dict[str, Any]) -> str:
         str(record.get("sampling", "")),
     ]
     unit = f" {record['unit']}" if record.get("unit") else ""
-    return f"{shown}{unit} ({', '.join(part for part in details if part)})"
+    return f"{shown}{unit}", ", ".join(part for part in details if part)
 
 
 def training_summary(config: dict[str, Any]) -> str:

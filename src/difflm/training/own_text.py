@@ -15,6 +15,7 @@ from difflm.errors import UsageError
 from difflm.methods import METHODS
 from difflm.runtime.files import read_json
 from difflm.training.recipe import TOKENIZERS, Recipe, check, known_recipes, load_recipe, set_value, split_change
+from difflm.training.run import find_run, find_start, read_config
 
 BASE = "own-text"  # the recipe whose other settings are kept
 MOST_COUNTED = 20_000_000  # characters whose words are counted
@@ -94,8 +95,6 @@ def token_lengths(survey: Survey, kind: str, vocabulary: int, init: str | None) 
         return average, 0.6 * average
     counts = [len(split_words(text)) if kind == "words" else len(text) for text in survey.sample]
     if init is not None:
-        from difflm.training.run import find_run  # imports torch
-
         counts = [*map(len, Tokenizer.load(find_run(init) / "tokenizer.json").encode_batch(survey.sample))]
     elif kind == "bpe":
         counts = [*map(len, Bpe.build(survey.sample, vocabulary).encode_batch(survey.sample))]
@@ -140,8 +139,6 @@ def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
     """The bundled model that English texts begin with, if there is one and nobody asks for another."""
     if not survey.english or any(key in OTHER_MODEL or key.startswith("model.") for key in given):
         return []
-    from difflm.training.run import find_run, find_start, read_config  # imports torch
-
     if (name := find_start("en")) is None:
         return []
     why = "the texts are English, as those of this bundled model were; init=none begins from scratch"

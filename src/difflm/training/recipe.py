@@ -16,6 +16,7 @@ from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.errors import DifflmError, UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 from difflm.runtime.files import check_regular
+from difflm.training.run import initial_run
 
 TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
 SIZES = ("hidden", "layers", "encoder_layers", "heads")  # that networks of several methods have in common
@@ -209,8 +210,6 @@ def split_change(change: str) -> tuple[str, Any]:
 
 def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
     """The sizes of the run that a recipe begins with."""
-    from difflm.training.run import initial_run  # imports torch, which listing recipes does not need
-
     theirs = initial_run(str(init))
     if theirs["method"] == method:
         return {**theirs, "model": dict(theirs["model"])}
@@ -236,8 +235,6 @@ def check_init(recipe: Recipe) -> None:
 
 def check_tokenizer(recipe: Recipe) -> None:
     """Refuse a tokenizer that is neither learned nor that of a run with the same kind of sources, nor one of others."""
-    from difflm.training.run import initial_run
-
     if is_pretrained(Path(recipe.tokenizer)):
         if recipe.tells_labels or recipe.source_words == "own":
             asked = "task=prompts asks for words" if recipe.tells_labels else "source_words=own asks for two"
@@ -331,7 +328,7 @@ def _check_sources(recipe: Recipe) -> None:
     if recipe.tells_labels and not METHODS[recipe.method].reads_prompts:
         raise UsageError(f"recipe: task: {recipe.method} reads no prompts; autoregressive does.")
     if recipe.tells_labels and recipe.tokenizer in TOKENIZERS and recipe.tokenizer != "words":
-        raise UsageError("recipe: task: prompts tell what is asked of words: give tokenizer=words.")
+        raise UsageError("recipe: task: prompts are made of whole words: give tokenizer=words.")
     if recipe.cuts_spans and not recipe.has_sources:
         raise UsageError(f"recipe: task: {recipe.method} reads no sources, which span-denoising needs.")
     if recipe.has_sources and recipe.chunk and not recipe.cuts_spans:
@@ -359,7 +356,7 @@ def _check_rows(recipe: Recipe) -> None:
         able = ", ".join(name for name, method in METHODS.items() if method.packs)
         pretrained = " with model.pretrained" if METHODS[recipe.method].packs else ""
         raise UsageError(
-            f"recipe: rows: {recipe.method}{pretrained} reads one text a row. These read packed rows: {able}."
+            f"recipe: rows: {recipe.method}{pretrained} reads one text per row. These read packed rows: {able}."
         )
     if recipe.has_sources:
         raise UsageError("recipe: rows: packed rows have no sources. Leave rows=packed out.")

@@ -1,20 +1,23 @@
-"""A run: the directory that holds everything about one trained model."""
+"""A run: the directory that holds everything about one trained model. Torch is imported with its weights."""
 
+import os
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import ValidationError
 
 from difflm.data.texts import LONGEST
 from difflm.data.tokenizers import Tokenizer
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, suggest
 from difflm.methods import METHODS, TextSpec
-from difflm.models.base import LanguageModel, Sampling
+from difflm.models.sampling import Sampling
 from difflm.runtime.files import read_json
-from difflm.runtime.tensors import BESIDE, SkipInit, check_sha256, load_into, load_tensors
-from difflm.training.checkpoints import advise_resume
+
+if TYPE_CHECKING:
+    import torch
+
+    from difflm.models.base import LanguageModel
 
 FORMAT = 1
 NOT_A_MODEL = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, AttributeError, AssertionError)
@@ -41,10 +44,19 @@ def find_run(name_or_path: str | Path) -> Path:
     if str(name_or_path) in bundled:
         return bundled[str(name_or_path)]
     path = Path(name_or_path)
-    if (path / "config.json").is_file():
+    if os.path.isfile(path / "config.json"):  # which, unlike pathlib, takes names of any length
         return path
+    name = str(name_or_path)
+    if len(name.split()) > 1 and not os.path.exists(path):
+        raise UsageError(
+            f"{name!r} is not a model. To continue a text, give it with a gap: "
+            f"difflm generate MODEL --infill {name + ' ___'!r}"
+        )
+    if os.path.isfile(path):
+        raise UsageError(f"{name} is a file, not a model. To train one on its texts: difflm train {name} --out RUN")
     what = "holds no config.json, so it is not a run" if path.exists() else "is neither a bundled model nor a directory"
-    raise UsageError(f"{name_or_path} {what}. Bundled: {', '.join(bundled) or 'none'}; or give the directory of a run.")
+    hint = suggest(name.lower(), bundled, quoted=False)
+    raise UsageError(f"{name} {what}. {hint}Bundled: {', '.join(bundled) or 'none'}; or give the directory of a run.")
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -91,13 +103,18 @@ def check_sizes(vocabulary: int, longest: int, source_longest: Any, source_vocab
             raise ValueError(f"{what} is {size}, and texts have at most {LONGEST} tokens")
 
 
-Loaded = tuple[LanguageModel, Tokenizer, dict[str, Any]]
+Loaded = tuple["LanguageModel", Tokenizer, dict[str, Any]]
 
 
-def load_run(name_or_path: str | Path, device: str | torch.device = "cpu") -> Loaded:
+def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> Loaded:
     """Load the model, tokenizer and config of a run; files that do not belong together are refused."""
     run = find_run(name_or_path)
     config = read_config(run)
+    import torch
+
+    from difflm.runtime.tensors import BESIDE, SkipInit, check_sha256, load_into, load_tensors
+    from difflm.training.checkpoints import advise_resume
+
     tokenizer = Tokenizer.load(run / "tokenizer.json")
     if tokenizer.fingerprint() != config["tokenizer"]:
         raise DifflmError(f"{run}/tokenizer.json is not the tokenizer this model was trained with.")

@@ -327,7 +327,7 @@ class Trainer:
         else:
             if damage:
                 raise damage
-            note("no checkpoint yet, starting anew", 0)
+            note("no checkpoint yet, starting from the beginning", 0)
         if self.processes.first:
             drop_records_after(self.run / "metrics.jsonl", self.step)
 

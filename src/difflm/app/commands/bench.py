@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from difflm.app.commands.options import Device, Dtype, Json, Model, load_model, report_errors, with_options
+from difflm.app.commands.options import Device, Dtype, Json, Model, check_names, load_model, report_errors, with_options
 from difflm.app.console import Bar, put_json, put_table
 
 
@@ -11,7 +11,8 @@ from difflm.app.console import Bar, put_json, put_table
 def bench(
     settings: dict[str, Any], model: Model = "e2e", device: Device = "auto", dtype: Dtype = None, as_json: Json = False
 ) -> None:
-    """How fast this machine trains and samples: about half a minute on two cores."""
+    """Measure how fast this machine trains and samples: about half a minute on two cores."""
+    check_names(device, model)
     from difflm.app.bench import measure
 
     lm = load_model(model, device, dtype)
@@ -33,7 +34,7 @@ def show_report(report: dict[str, Any]) -> None:
     table.add_row("matmul", f"{matmul['gflops']:,g} GFLOP/s", product)
     table.add_row("loading", f"{loading['seconds']:g} s", describe_size(loading))
     for row in report["training"]:
-        step = f"{row['texts']:,} texts of {row['words']} words a step, {row['precision']}"
+        step = f"{row['texts']:,} texts of {row['words']} words per step, {row['precision']}"
         table.add_row("training", f"{row['tokens_per_second']:,.0f} tokens/s", f"{describe_size(row)}, {step}")
     for row in report["sampling"]:
         together = "one text at a time" if row["texts"] == 1 else f"{row['texts']:,} texts together"

@@ -14,13 +14,20 @@ if TYPE_CHECKING:
 
 data_app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: difflm data list")
 
-Out = Annotated[Path, option("Where the corpora go, each in a directory of its own.", "DIR", envvar="DIFFLM_DATA")]
+
+def complete_corpora() -> list[str]:
+    from difflm.data.catalogue import CATALOGUE
+
+    return list(CATALOGUE)
+
+
+Out = Annotated[Path, option("Where to save corpora; each gets its own directory.", "DIR", envvar="DIFFLM_DATA")]
 
 
 @data_app.command("list", epilog="Example: difflm data list --json")
 @report_errors
 def list_corpora(as_json: Json = False) -> None:
-    """List the public corpora: home, licence, what is known of their files, what difflm trains on."""
+    """List the public corpora: home page, licence, whether they can be downloaded, and how to train on them."""
     from difflm.data.catalogue import CATALOGUE
 
     for corpus in CATALOGUE.values():
@@ -45,11 +52,13 @@ def record(corpus: "Corpus") -> dict[str, Any]:
 @data_app.command("fetch", epilog="Example: difflm data fetch e2e --out data")
 @report_errors
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A corpus of `difflm data list`.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A corpus of `difflm data list`.", autocompletion=complete_corpora)
+    ],
     out: Out = Path("data"),
     as_json: Json = False,
 ) -> None:
-    """Fetch a corpus from its public home. A file is complete and checked, or it is not there."""
+    """Download a corpus from its home page. Files are checked, and saved only when they are complete."""
     from difflm.data.catalogue import find_corpus
     from difflm.data.fetch import fetch_corpus, sha256_of
 

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from difflm.app.commands.options import (
+    FILES,
     Data,
     Device,
     Draws,
-    Guidance,
     Json,
     Run,
     Seed,
+    check_file,
+    check_names,
     join_others,
     load_model,
     option,
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from difflm.evaluation.reports import Report
 
 SAMPLES = 200  # texts of each method that is trained to be compared
+# Panels of the help page: each says which tasks its options are for.
+LANGUAGE, CONTROL, INFILL, SEQ2SEQ = (f"--task {name}" for name in ("language", "control", "infill", "seq2seq"))
+DECODERS, REFERENCES = f"{CONTROL} or infill", f"{INFILL} or seq2seq"
+RIVALS, TRAINING = f"{CONTROL}, infill or seq2seq", "Training what is compared"
 SETTINGS = (
     *("steps", "sampler", "temperature", "noise_temperature", "noise_top_p", "clamp"),
     *("projection", "projection_top_p", "start"),
@@ -42,18 +48,20 @@ class MeasureOptions:
     data: Data = None
     split: Annotated[Literal["train", "valid"], option("Which texts to measure on.")] = "valid"
     on: Annotated[
-        str | None, option("Language task: texts to measure on. [what the runs held out]", "NAME or FILE")
+        str | None, option("Texts to measure on. [those that the runs held out]", "NAME or FILE", panel=LANGUAGE)
     ] = None
     samples: Annotated[
         int | None,
-        option("Texts to generate, or gaps [1000]; targets a control [200]; sources of seq2seq [all]."),
+        option("Texts to generate [1000]; control: targets [200]; infill: gaps [1000]; seq2seq: sources [all]."),
     ] = None
-    score_texts: Annotated[int, option("Held-out texts whose likelihood is measured.")] = 500
+    score_texts: Annotated[int, option("Held-out texts whose likelihood is measured.", panel=LANGUAGE)] = 500
     seed: Seed = 0
     draws: Draws = 8
-    judge: Annotated[str | None, option("Left-to-right model that reads the samples. [judge]", "RUN")] = None
-    twin: Annotated[str | None, option("Autoregressive run whose samples stand beside.", "RUN")] = None
-    out: Annotated[Path | None, option("Append the records here, not to the runs.", "FILE")] = None
+    judge: Annotated[str | None, option("An autoregressive model that scores the samples. [judge]", "RUN")] = None
+    twin: Annotated[str | None, option("An autoregressive run to compare with.", "RUN", panel=LANGUAGE)] = None
+    out: Annotated[Path | None, option("Append the records to this file instead of the runs.", "FILE", panel=FILES)] = (
+        None
+    )
     device: Device = "auto"
     as_json: Json = False
 
@@ -62,14 +70,26 @@ class MeasureOptions:
 class ControlOptions:
     """The options of the control task."""
 
-    controls: Annotated[str | None, option("Control task: which ones, such as length,field+pos. [all]", "NAMES")] = None
-    targets: Annotated[Path | None, option("Control task: targets, drawn into it if it is not there.", "FILE")] = None
-    each: Annotated[int, option("Control task: samples a target.")] = 5
-    candidates: Annotated[int, option("Control task: of so many, the one the classifiers find best.")] = 1
-    guidance: Guidance = None
-    guide: Annotated[list[Path] | None, option("Control task: a classifier of this model; repeatable.", "DIR")] = None
-    texts: Annotated[Path | None, option("Control task: keep the texts; if it is there, measure those.", "FILE")] = None
-    second_parser: Annotated[Path | None, option("Control task: a parser trained on other trees.", "DIR")] = None
+    controls: Annotated[
+        str | None, option("Which controls, such as length,field+pos. [all]", "NAMES", panel=CONTROL)
+    ] = None
+    targets: Annotated[
+        Path | None, option("Read the targets from this file; draw them into it if it is new.", "FILE", panel=CONTROL)
+    ] = None
+    each: Annotated[int, option("Samples per target.", panel=CONTROL)] = 5
+    candidates: Annotated[
+        int, option("Generate N candidates and keep the one the classifiers score highest.", "N", panel=CONTROL)
+    ] = 1
+    guidance: Annotated[
+        str | None, option("How strongly classifiers steer; see `difflm generate`.", "SIZE", panel=CONTROL)
+    ] = None
+    guide: Annotated[list[Path] | None, option("A classifier of a run; repeatable.", "DIR", panel=CONTROL)] = None
+    texts: Annotated[
+        Path | None, option("Save the texts here; if the file exists, measure its texts.", "FILE", panel=CONTROL)
+    ] = None
+    second_parser: Annotated[
+        Path | None, option("A parser trained on other trees, for a second opinion.", "DIR", panel=CONTROL)
+    ] = None
 
     def names(self) -> list[str] | None:
         return None if self.controls is None else split_names(self.controls)
@@ -82,21 +102,23 @@ class DecoderOptions:
     method: Annotated[
         list[str] | None,
         option(
-            "Control, infill: a decoder of left-to-right runs, or `all`, each a row; repeatable.", "NAME[=STRENGTH]"
+            "A decoder for left-to-right runs, or `all`; each gets a row; repeatable.",
+            "NAME[=GUIDANCE]",
+            panel=DECODERS,
         ),
     ] = None
 
 
 @dataclass(frozen=True)
 class RivalOptions:
-    rival: Annotated[list[str] | None, option("Not for language: a run to compare with; repeatable.", "RUN")] = None
+    rival: Annotated[list[str] | None, option("A run to compare with; repeatable.", "RUN", panel=RIVALS)] = None
 
 
 @dataclass(frozen=True)
 class InfillOptions:
     """The options of the infilling task."""
 
-    sets: Annotated[str | None, option("Infilling task: anlg, roc, or both with a comma. [both]", "NAMES")] = None
+    sets: Annotated[str | None, option("anlg, roc, or both: anlg,roc. [both]", "NAMES", panel=INFILL)] = None
 
     def names(self) -> list[str]:
         return split_names(self.sets or "anlg,roc")
@@ -108,11 +130,15 @@ class ReferenceOptions:
 
     skip: Annotated[
         int,
-        option("Infill, seq2seq: gaps or sources of the seed's order to leave out, to choose settings on."),
+        option("Skip the first N gaps or sources, which settings were chosen on.", "N", panel=REFERENCES),
     ] = 0
-    mbr: Annotated[int, option("Infill, seq2seq: of so many candidates, the one most like the others.")] = 10
-    beams: Annotated[int, option("Infill, seq2seq: beams of a left-to-right model; 0: no search.")] = 5
-    encoder: Annotated[str | None, option("Infill, seq2seq: BERTScore by the encoder of this directory.", "DIR")] = None
+    mbr: Annotated[
+        int, option("Generate N candidates and keep the one most like the others.", "N", panel=REFERENCES)
+    ] = 10
+    beams: Annotated[int, option("Beam size of autoregressive models; 0: no beam search.", panel=REFERENCES)] = 5
+    encoder: Annotated[
+        str | None, option("Also compute BERTScore with the encoder in this directory.", "DIR", panel=REFERENCES)
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -120,21 +146,29 @@ class Seq2SeqOptions:
     """The options of the seq2seq task."""
 
     pairs: Annotated[
-        str | None, option("Seq2seq task: sources and references. [held-out pairs]", "FILE, NAME or SOURCES,TARGETS…")
+        str | None,
+        option("Sources and references. [held-out pairs]", "FILE, NAME or SOURCES,TARGETS…", panel=SEQ2SEQ),
     ] = None
-    column: Annotated[str | None, option("Seq2seq task: columns of the pairs. [src,trg]", "SOURCE,TARGET")] = None
+    column: Annotated[str | None, option("The columns of the pairs. [src,trg]", "SOURCE,TARGET", panel=SEQ2SEQ)] = None
     rank: Annotated[
         list[str] | None,
-        option("Seq2seq task: also the likeliest of --mbr by the own bound, or by a run; repeatable.", "bound|RUN"),
+        option(
+            "Add the likeliest candidate, by the model's own bound or a run; repeatable.", "bound|RUN", panel=SEQ2SEQ
+        ),
     ] = None
-    oracle: Annotated[bool, option("Seq2seq task: also the best of --mbr by the references, an upper limit.")] = False
+    oracle: Annotated[
+        bool, option("Add the candidate closest to the references, as an upper limit.", panel=SEQ2SEQ)
+    ] = False
 
 
 def split_names(listed: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in listed.split(",")))
 
 
-Task = Annotated[Literal["language", "control", "infill", "seq2seq"], option("What to measure.")]
+Task = Annotated[
+    Literal["language", "control", "infill", "seq2seq"],
+    option("What to measure; options of a task are listed below it."),
+]
 GROUPS: dict[str, type] = {
     "control": ControlOptions,
     "decoder": DecoderOptions,
@@ -155,7 +189,7 @@ OWNERS = {
 
 @report_errors
 @join_others
-@with_options(options=MeasureOptions, settings=SETTINGS, rivals=RivalOptions, **GROUPS)
+@with_options(options=MeasureOptions, settings=SETTINGS, **GROUPS, rivals=RivalOptions)
 def evaluate(
     run: Run,
     options: MeasureOptions,
@@ -164,7 +198,7 @@ def evaluate(
     task: Task = "language",
     **groups: Any,
 ) -> None:
-    """Measure a model beside real text; append the figures to its metrics.jsonl."""
+    """Measure a model and compare it with real text; the figures are appended to its metrics.jsonl."""
     measure([run, *(rivals.rival or ())], task, options, settings, {**groups, "rivals": rivals})
 
 
@@ -188,6 +222,7 @@ def make_report(
     foreign = {"control": ["draws"], "infill": [], "seq2seq": ["draws", "judge"]}
     if task != "language":
         refuse_given(options, ["score_texts", "twin", "on", *foreign[task]], "language")
+    check_names(options.device, *runs, options.judge, options.twin, guides=groups["control"].guide)
     from difflm.app import measuring
 
     decoder, reference = groups["decoder"], groups["reference"]
@@ -204,7 +239,7 @@ def refuse_given(options: Any, names: list[str], task: str) -> None:
     """Refuse options, a dataclass, without effect."""
     for f in fields(options):
         if f.name in names and getattr(options, f.name) not in (f.default, []):
-            raise UsageError(f"--{f.name.replace('_', '-')} belongs to --task {task}.")
+            raise UsageError(f"--{f.name.replace('_', '-')} is for --task {task}: leave it out, or change the task.")
 
 
 @dataclass(frozen=True)
@@ -212,10 +247,13 @@ class TrainOptions:
     """The options of compare that train what is compared."""
 
     methods: Annotated[
-        str | None, option("Train these methods on data=FILE and compare them; the rest are key=value.", "NAMES")
+        str | None,
+        option("Train these methods on data=FILE, then compare them: difflm,mdlm.", "NAMES", panel=TRAINING),
     ] = None
-    minutes: Annotated[float, option("With --methods: of training, each.")] = 5.0
-    into: Annotated[Path | None, option("With --methods: where the runs go. [FILE-compare]", "DIR")] = None
+    minutes: Annotated[float, option("With --methods: training time of each.", panel=TRAINING)] = 5.0
+    into: Annotated[
+        Path | None, option("With --methods: where to save the runs. [FILE-compare]", "DIR", panel=TRAINING)
+    ] = None
 
 
 @report_errors
@@ -223,7 +261,7 @@ class TrainOptions:
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN …", help="Runs that were trained on the same data; with --methods, key=value."),
+        typer.Argument(metavar="RUN …", help="Runs trained on the same data; with --methods, key=value."),
     ],
     options: MeasureOptions,
     settings: dict[str, Any],
@@ -231,7 +269,7 @@ def compare(
     task: Task = "language",
     **groups: Any,
 ) -> int:
-    """Measure several models on the same data with the same judge: one table; each keeps its figures."""
+    """Measure several models on the same data with the same judge, in one table; each run keeps its figures."""
     if training.methods is None:
         refuse_given(training, ["minutes", "into"], "language with --methods")
     else:
@@ -251,18 +289,23 @@ def compare(
 def score(
     run: Run,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Texts: .txt (a text a line), .csv or .jsonl; or pairs of them.")
+        Path, typer.Argument(metavar="FILE", help="Texts: .txt (one per line), .csv or .jsonl; or pairs of texts.")
     ],
-    column: Annotated[str | None, option("Column of the texts, or SOURCE,TARGET of pairs. [text; src,trg]")] = None,
-    source: Annotated[str | None, option("What all texts are written from, for models that learned pairs.")] = None,
+    column: Annotated[
+        str | None, option("The column with the texts, or SOURCE,TARGET for pairs. [text; src,trg]")
+    ] = None,
+    source: Annotated[str | None, option("The source of all texts, for models trained on pairs.")] = None,
     seed: Seed = 0,
     draws: Draws = 16,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """How likely a model finds given texts: nats of each, exact or the estimate of a bound with its ±; the mean."""
+    """Score texts: the nats of each, exact or a bound with its standard error, and their mean."""
     if not 1 <= draws <= 1_000_000:
-        raise UsageError(f"--draws must lie between 1 and 1,000,000, not {draws}.")
+        raise UsageError(f"--draws must be between 1 and 1,000,000, not {draws}.")
+    check_names(device, run)
+    if "," not in str(file) and file.suffix:  # else it may be a pair of files, or the name of a corpus
+        check_file(file)
     from difflm.data.references import find_pair_files, read_references
     from difflm.data.texts import read_texts
     from difflm.data.tokenizers import UNK

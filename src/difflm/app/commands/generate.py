@@ -5,18 +5,22 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, report_rest
 from difflm.app.commands.options import (
+    FILES,
     Device,
     Dtype,
     Guidance,
     Guide,
     Json,
     Model,
+    Out,
+    check_names,
+    check_values,
     join_others,
     load_model,
     option,
@@ -49,29 +53,35 @@ def generate(
     model: Model = "e2e",
     guide: Guide = None,
     guidance: Guidance = None,
-    requests: Annotated[Path | None, option("Many requests: one JSON object a line.", "FILE.jsonl", "--input")] = None,
-    show: Annotated[bool, option("Watch the words condense.", None, "--show")] = False,
-    html: Annotated[Path | None, option("Write a player that shows every step.", "FILE")] = None,
-    out: Annotated[Path | None, option("Write here; the same command continues what was killed.", "FILE")] = None,
+    requests: Annotated[
+        Path | None, option("Many requests: one JSON object per line.", "FILE.jsonl", "--input", panel=FILES)
+    ] = None,
+    show: Annotated[bool, option("Watch the words form.", None, "--show", panel=FILES)] = False,
+    html: Annotated[Path | None, option("Write a web page that replays every step.", "FILE", panel=FILES)] = None,
+    out: Out = None,
     device: Device = "auto",
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """Write texts; ask of them what you like."""
-    processes = choose_processes(out)
+    """Generate texts, with any constraints you like."""
     one = make_request(asked)
     many = [one]
     if requests:
         beside = [key for key in asked if key not in BESIDE_INPUT] + ["show"] * show + ["html"] * (html is not None)
         if beside:
-            raise UsageError(f"--{beside[0]} stands in the lines of --input, not beside it.")
+            raise UsageError(f"--{option_name(beside[0])} cannot be combined with --input: write it into its lines.")
         many = [one.model_copy(update=line.model_dump(exclude_unset=True)) for line in read_requests(requests)]
     if show and as_json:
-        raise UsageError("--show is for people, --json for machines: choose one.")
+        raise UsageError("--show is for people and --json for programs: choose one.")
     if out and (show or html):
-        raise UsageError(f"--{'show' if show else 'html'} shows how texts are made, --out keeps them: choose one.")
+        raise UsageError(f"--{'show' if show else 'html'} and --out cannot be combined: choose one.")
+    check_names(device, model, guides=guide)
+    for number, request in enumerate(many):
+        check_values(request, f"request {number}: " if requests else "")
+    steering = check_guidance(guidance, many)
+    processes = choose_processes(out)
     lm = load_writer(model, device, dtype, guide, many)
-    writer = Writer(lm, check_guidance(guidance, many), as_json, numbered=requests is not None)
+    writer = Writer(lm, steering, as_json, numbered=requests is not None)
     writer.refuse(many)
     if out:
         asked_for = hash_texts([request.model_dump_json() for request in many])
@@ -124,7 +134,7 @@ def check_guidance(given: str | None, requests: list[Request]) -> "GuidanceSetti
     guidance = parse_guidance(given)
     if guidance is not None and not any(r.method or control.head for r in requests for control in r.controls()):
         raise UsageError(
-            "--guidance is how strongly classifiers pull: ask for a field, a label, tags or phrases as well."
+            "--guidance is how strongly classifiers steer: give it with --field, --label, --pos, --tree or --span."
         )
     return guidance
 
@@ -135,9 +145,9 @@ def named_values(option: str, given: list[str]) -> dict[str, str]:
     for pair in given:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip() or not value.strip():
-            raise UsageError(f"--{option} {pair!r} is not of the form NAME=VALUE, such as food=Japanese.")
+            raise UsageError(f"--{option} {pair!r} must have the form NAME=VALUE, such as food=Japanese.")
         if name.strip() in found:
-            raise UsageError(f"--{option} {name.strip()} is given twice; a text can have one of them.")
+            raise UsageError(f"--{option} {name.strip()} is given twice, but a text has only one value for it.")
         found[name.strip()] = value.strip()
     return found
 
@@ -191,23 +201,26 @@ class Writer:
         """Print the texts below one bar, or in a view of their making. Return those that a recording is made of. Of the
         texts of all requests those from number `first` on are made, and before `last`."""
         watchers = [watcher for watcher in (view, recording) if watcher]
-        total, done, kept = sum(request.n for request in requests), 0, []
+        count, done, kept = sum(request.n for request in requests), 0, []
+        steps = [count_steps(self.lm, request) for request in requests]
+        before = [0, *accumulate(own * request.n for own, request in zip(steps, requests, strict=True))]
 
         def watch(drafts: "list[Draft]") -> None:
             for watcher in watchers:
                 watcher.frame(drafts)
 
-        with view or Bar("writing", total) as output:
-
-            def more(count: int) -> None:
-                output.update("writing", done + count, total)
-
+        with view or Bar(f"writing {count:,} text{'s'[: count != 1]}, denoising steps", before[-1]) as output:
             for number, request in enumerate(requests):
-                begin, end = max(0, first - done), min(request.n, total if last is None else last - done)
+                begin, end = max(0, first - done), min(request.n, count if last is None else last - done)
+
+                def finish(texts: int, number: int = number, begin: int = begin) -> None:
+                    output.advance(0, before[number] + (begin + texts) * steps[number])
+
                 if begin < end:
                     job = self.make_job(request, watch if watchers else None)
-                    job = replace(job, n=end - begin, first=begin, sources=job.sources[begin:end])
-                    for text in in_order((made for _, made in self.lm.run_jobs([job])), more, begin):
+                    sources, count_step = job.sources[begin:end], output.advance
+                    job = replace(job, n=end - begin, first=begin, sources=sources, on_step=count_step)
+                    for text in in_order((made for _, made in self.lm.run_jobs([job])), finish, begin):
                         (put or output.put)(self.line(text, number))
                         kept += [text] if recording else []
                 done += request.n
@@ -216,6 +229,11 @@ class Writer:
     def line(self, text: "Generation", request: int) -> str:
         about = {"request": request} if self.numbered else {}
         return to_json({**generation_to_json(text), **about}) if self.as_json else str(text)
+
+
+def count_steps(lm: "TextDiffusion", request: Request) -> int:
+    """The denoising steps of a text at most, those of its candidates included."""
+    return lm.frames(request.controls(), **request.settings()) * request.each
 
 
 def without_html() -> list[str]:
@@ -244,4 +262,4 @@ def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> 
         needed = FAMILIES[key] if FAMILIES[key] in ("left-to-right", "tokens") else "diffusion"
         if FAMILIES[key] != "any" and needed not in lm.model.families:
             kind = "diffusion" if needed == "diffusion" else "autoregressive"
-            raise UsageError(f"--{option_name(key)} is for {kind} models; {name} is {method}.")
+            raise UsageError(f"--{option_name(key)} is for {kind} models, but {name} is {method}: leave it out.")

@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 from difflm.app.commands.options import Json, Run, report_errors
-from difflm.app.console import complain, put_json, put_line, put_table
+from difflm.app.console import complain, put_json, put_line, put_table, strip_controls
 
 SHARED = "e2e-mdlm"  # the recipe of all token methods that have none of their own
 
 
 @report_errors
 def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
-    """The methods: their papers, what was measured of them, and their recipes."""
+    """List the methods: their papers, what was measured of them, and their recipes."""
     from rich.table import Table
 
     from difflm.methods import METHODS, read_measured
@@ -56,9 +56,12 @@ def recipes_by_method() -> dict[str, dict[str, bool]]:
 
 @report_errors
 def info(run: Run = "e2e", as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
-    """What a run is: method, sizes, data, sampling defaults, measured numbers."""
+    """Describe a run: method, sizes, data, sampling defaults and measured figures."""
+    from rich.table import Table
+    from rich.text import Text
+
     from difflm.methods import METHODS
-    from difflm.training.model_card import figure, format_values, measured, summarise
+    from difflm.training.model_card import figure_parts, format_values, measured, summarise
     from difflm.training.run import find_run, read_config
 
     folder = find_run(run)
@@ -73,7 +76,14 @@ def info(run: Run = "e2e", as_json: Json = False, device: Annotated[str, typer.O
         **summarise(config),
         "sampling": format_values(config["sampling"]),
     }
+    table = Table("", "", box=None, pad_edge=False, show_header=False)
     for key, value in rows.items():
-        put_line(f"{key:9} {value}")
-    for record in records:
-        put_line(f"measured  {record.get('model')}, {record.get('name')}: {figure(record)}")
+        table.add_row(key, Text(strip_controls(value)))
+    put_table(table)
+    if records:
+        table = Table("texts", "figure", "value", "measured on", box=None, pad_edge=False)
+        for record in records:
+            cells = (str(record.get("model")), str(record.get("name")), *figure_parts(record))
+            table.add_row(*(Text(strip_controls(cell)) for cell in cells))
+        put_line("")
+        put_table(table)

@@ -15,8 +15,9 @@ import typer
 from rich.markup import escape
 
 from difflm.app.console import complain
-from difflm.errors import DifflmError, UsageError, speak_command
+from difflm.errors import DifflmError, UsageError, speak_command, suggest
 from difflm.generation.requests import Request
+from difflm.models.sampling import FAMILIES, Family, Sampling
 
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
@@ -26,28 +27,78 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-def option(help: str, metavar: str | None = None, *flags: str, envvar: str | None = None) -> Any:
+# The panels of help pages, in their order; options without one come first.
+CONSTRAINTS, REWRITING, CANDIDATES = "What the text must satisfy", "Rewriting a text", "Choosing among candidates"
+SAMPLING, VECTORS, DISCRETE = "Sampling", "Sampling: models of word vectors", "Sampling: masked and other token models"
+LEFT_TO_RIGHT, EDITS = "Sampling: autoregressive models", "Sampling: models that edit"
+FILES, HARDWARE = "Input and output", "Hardware"
+PANELS: dict[str, Sequence[str]] = {
+    CONSTRAINTS: (
+        *("length", "words", "contains", "avoid", "infill", "pattern", "json_schema", "field", "label", "pos", "tree"),
+        *("span", "control", "method"),
+    ),
+    REWRITING: ("edit", "keep", "strength"),
+    CANDIDATES: ("candidates", "mbr"),
+}
+FAMILY_PANELS: dict[Family, str] = {
+    **dict.fromkeys(("any", "diffusion"), SAMPLING),
+    **dict.fromkeys(("vectors", "simplex"), VECTORS),
+    **dict.fromkeys(("masks", "masked", "tokens"), DISCRETE),
+    "left-to-right": LEFT_TO_RIGHT,
+    "edits": EDITS,
+}
+ORDER = [None, *PANELS, "", SAMPLING, VECTORS, DISCRETE, LEFT_TO_RIGHT, EDITS, FILES, HARDWARE]  # "": a command's own
+
+
+def option(help: str, metavar: str | None = None, *flags: str, envvar: str | None = None, panel: str = "") -> Any:
     """An option of a command; `flags` replace the name of its parameter."""
     # Help pages are drawn by rich, which would take a value in brackets for its own markup.
-    return typer.Option(*flags, help=escape(help), metavar=metavar, envvar=envvar)
+    shown = panel or None
+    return typer.Option(*flags, help=escape(help), metavar=metavar, envvar=envvar, rich_help_panel=shown)
 
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A bundled model or the directory of a run.")]
-Model = Annotated[str, typer.Argument(metavar="[MODEL]", help="A bundled model or the directory of a run.")]
-Device = Annotated[str, option("cpu, cuda, cuda:1, mps …; auto is the GPU where there is one.")]
+def complete_models() -> list[str]:
+    from difflm.training.run import bundled_runs
+
+    return list(bundled_runs())
+
+
+A_MODEL = "A bundled model (e2e, judge), the directory of a run, or a model on the Hugging Face Hub."
+Run = Annotated[str, typer.Argument(metavar="RUN", help=A_MODEL, autocompletion=complete_models)]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=complete_models)]
+Device = Annotated[str, option("cpu, cuda, cuda:1 or mps; auto uses the GPU if there is one.", panel=HARDWARE)]
 Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16", "int8"] | None, option("The network's arithmetic. [float32]")
+    Literal["float32", "bfloat16", "float16", "int8"] | None,
+    option("Number format of the network. [the fastest for this machine]", panel=HARDWARE),
 ]
-Json = Annotated[bool, option("For machines: one JSON object a line.", None, "--json")]
-Seed = Annotated[int, option("The same seed gives the same answer.")]
-Data = Annotated[Path | None, option("Where the corpora are.", "DIR", envvar="DIFFLM_DATA")]
-Draws = Annotated[int, option("Noise levels a text, for a bound.")]
+Json = Annotated[bool, option("Print one JSON object per line, for programs.", None, "--json", panel=FILES)]
+Seed = Annotated[int, option("The same seed gives the same result.")]
+Data = Annotated[Path | None, option("The directory that holds the corpora.", "DIR", envvar="DIFFLM_DATA", panel=FILES)]
+Draws = Annotated[int, option("Noise levels per text when estimating the bound.")]
 Guidance = Annotated[
-    str | None, option("How strongly classifiers pull; `original`: as Li et al. did. [10; tokens 2]", "SIZE")
+    str | None,
+    option(
+        "How strongly classifiers steer; `original`: the rule of Li et al. (2022). [10; token models 2]",
+        "SIZE",
+        panel=CONSTRAINTS,
+    ),
 ]
-Guide = Annotated[list[Path] | None, option("A classifier that difflm train made; repeatable.", "DIR")]
-METAVARS = {"field": "NAME=VALUE", "label": "NAME=VALUE", "control": "NAME=VALUE", "span": "FIRST,LAST,LABEL"}
-METAVARS |= {"json_schema": "FILE"}
+Guide = Annotated[
+    list[Path] | None,
+    option("A classifier trained with `difflm train classifier`; repeatable.", "DIR", panel=CONSTRAINTS),
+]
+Out = Annotated[
+    Path | None,
+    option("Write to this file; run the same command again to continue after a stop.", "FILE", panel=FILES),
+]
+METAVARS = {
+    **dict.fromkeys(("field", "label", "control"), "NAME=VALUE"),
+    **dict.fromkeys(("source", "contains", "infill", "edit", "keep"), "TEXT"),
+    **dict.fromkeys(("n", "steps", "length", "mbr", "candidates", "block"), "N"),
+    **dict.fromkeys(("sampler", "method", "projection", "start"), "NAME"),
+    **{"avoid": "WORD", "pattern": "REGEX", "words": "N or LOW-HIGH", "pos": "TAGS", "tree": "BRACKETS"},
+    **{"json_schema": "FILE", "span": "FIRST,LAST,LABEL", "length_beam": "K", "top_k": "K", "revisions": "R"},
+}
 
 
 def request_option(key: str) -> inspect.Parameter:
@@ -58,8 +109,16 @@ def request_option(key: str) -> inspect.Parameter:
         kind, default, help = list[str] | None, None, f"{help.removesuffix('.')}; repeatable."
     if METAVARS.get(key) == "FILE":
         kind = Path | None
-    option = typer.Option(*flags, metavar=METAVARS.get(key), help=help)
-    return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+    panel = next((name for name, keys in PANELS.items() if key in keys), "")
+    panel = FAMILY_PANELS[FAMILIES[key]] if key in FAMILIES else panel
+    made = option(help, METAVARS.get(key), *flags, panel=panel)
+    return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made])
+
+
+def panel_rank(parameter: inspect.Parameter) -> int:
+    """Where an option's panel stands on a help page."""
+    panel = parameter.annotation.__metadata__[0].rich_help_panel
+    return ORDER.index(panel if panel in ORDER else "")
 
 
 def with_options(**groups: type | Sequence[str]) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
@@ -79,7 +138,7 @@ def with_options(**groups: type | Sequence[str]) -> Callable[[Callable[..., int 
                 given[name] = group(**values) if isinstance(group, type) else filled
             return command(**given)
 
-        options = [p.replace(kind=p.KEYWORD_ONLY) for p in chain(own, *shared.values())]
+        options = [p.replace(kind=p.KEYWORD_ONLY) for p in sorted(chain(own, *shared.values()), key=panel_rank)]
         with_groups.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         with_groups.__annotations__ = {p.name: p.annotation for p in options}
         return with_groups
@@ -93,37 +152,71 @@ def options_of(group: type | Sequence[str]) -> list[inspect.Parameter]:
     return [request_option(key) for key in group]
 
 
-def parse_guidance(given: str | None) -> "GuidanceSettings | None":
+def parse_guidance(given: str | None, option: str = "--guidance") -> "GuidanceSettings | None":
     """A size of our own rule, or the rule and the sizes of Li et al. (2022); None: the model's own."""
-    from difflm.controls.guidance import ORIGINAL, STANDARD
-
     if given is None:
         return None
-    if given == "original":
-        return ORIGINAL
     try:
-        size = float(given)
+        size = 0.0 if given == "original" else float(given)
     except ValueError:
-        raise UsageError(f"--guidance must be a number or `original`, not {given!r}.") from None
+        raise UsageError(f"{option} must be a number or `original`, not {given!r}.") from None
     if not 0 <= size <= 1000:
-        raise UsageError(f"--guidance must lie between 0 and 1,000, not {given}.")
-    return replace(STANDARD, size=size)
+        raise UsageError(f"{option} must be between 0 and 1,000, not {given}.")
+    from difflm.controls.guidance import ORIGINAL, STANDARD
+
+    return ORIGINAL if given == "original" else replace(STANDARD, size=size)
 
 
 def parse_methods(given: "Sequence[str] | None") -> "dict[str, GuidanceSettings | None]":
-    """Decoders by name, each with its strength; `all` are those of the registry. None: the decoder's usual strength."""
+    """Decoders by name, each with its guidance; `all` are those of the registry. None: the decoder's usual guidance."""
     from difflm.controls.rivals import DECODERS, find_decoder
 
     found: dict[str, GuidanceSettings | None] = {}
     for one in given or ():
-        name, equals, strength = one.partition("=")
-        if (equals and name == "all") or strength == "original":
-            raise UsageError(f"--method {one}: give the strength of one decoder as a number, such as fudge=2.")
+        name, equals, guidance = one.partition("=")
+        if (equals and name == "all") or guidance == "original":
+            raise UsageError(f"--method {one}: give the guidance of one decoder as a number, such as fudge=2.")
         names = [*DECODERS] if name == "all" else [find_decoder(name).name]
-        found |= dict.fromkeys(names, parse_guidance(strength) if equals else None)
+        found |= dict.fromkeys(names, parse_guidance(guidance, f"--method {name}") if equals else None)
     return found
 
 
+def check_names(device: str, *models: str | None, guides: "Sequence[Path] | None" = ()) -> None:
+    """Refuse a device and models that cannot exist before torch is imported, which takes seconds."""
+    from difflm.runtime.hub import is_hub_name
+    from difflm.training.run import find_run
+
+    kind = device.partition(":")[0]
+    if kind not in DEVICES:
+        hint = "Did you mean cuda? " if kind.lower() in ("gpu", "nvidia") else suggest(kind, DEVICES, quoted=False)
+        raise UsageError(f"unknown --device {device!r}. {hint}Known: {', '.join(DEVICES)}.")
+    for model in models:
+        if model is not None and not is_hub_name(model):
+            find_run(model)
+    for folder in guides or ():
+        check_file(folder)
+
+
+def check_file(path: str | Path, advice: str = "") -> None:
+    """Refuse a file or directory that is not there, with the nearest name beside it."""
+    if os.path.exists(path):
+        return
+    path = Path(path)
+    beside = os.listdir(path.parent) if path.parent.is_dir() else []
+    raise UsageError(f"{path} does not exist. {suggest(path.name, beside)}{advice}".rstrip())
+
+
+def check_values(request: Request, where: str = "") -> None:
+    """Refuse what no model could do: values out of range, and controls that cannot be read."""
+    try:
+        Sampling().change(request.settings())
+        request.controls()
+        request.edited()
+    except UsageError as error:
+        raise UsageError(where + str(error)) from None
+
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
 NO_MEMORY = (
     "out of memory",
     "allocate memory",
@@ -157,7 +250,7 @@ def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
                 raise
             complain(
                 "out of memory. To train, lower batch_size or longest, or set recompute=true; "
-                "to generate, ask for fewer texts or candidates; or take a smaller model."
+                "to generate, ask for fewer texts or candidates; or use a smaller model."
             )
         return 1
 

@@ -5,16 +5,27 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from difflm.app.commands.options import Device, Json, Model, Seed, load_model, option, report_errors, with_options
+from difflm.app.commands.options import (
+    Device,
+    Json,
+    Model,
+    Seed,
+    check_names,
+    complete_models,
+    load_model,
+    option,
+    report_errors,
+    with_options,
+)
 from difflm.app.console import note, put_json
 
 plot_app = typer.Typer(
     add_completion=False,
-    help="Pictures: .png or .svg. Needs the extra [plot].",
+    help="Draw pictures, as .png or .svg. Needs the extra [plot].",
     epilog="Example: difflm plot denoising e2e --out text.svg",
 )
 
-Out = Annotated[Path | None, option("A .png or .svg file. [the picture's name, .png]", "FILE")]
+Out = Annotated[Path | None, option("A .png or .svg file. [the name of the picture, .png]", "FILE")]
 Dark = Annotated[bool, option("Light lines on a dark background.", None, "--dark")]
 
 
@@ -28,12 +39,16 @@ def plot(context: typer.Context) -> None:
 @plot_app.command(epilog="Example: difflm plot schedules e2e --out schedules.svg")
 @report_errors
 def schedules(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Add the curve that this run learned.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="Add the curve that this run learned.", autocompletion=complete_models),
+    ] = None,
     out: Out = None,
     dark: Dark = False,
     as_json: Json = False,
 ) -> None:
-    """Signal, noise and log-SNR over time, of every schedule."""
+    """Plot signal, noise and log-SNR over time, for every schedule."""
+    check_names("cpu", run)
     file = picture_file("schedules", out)
     from difflm.app.plots.schedules import draw_schedules, known_curves, learned_curve
     from difflm.generation.pipeline import TextDiffusion
@@ -49,13 +64,14 @@ def schedules(
 @report_errors
 def embeddings(
     model: Model = "e2e",
-    method: Annotated[Literal["tsne", "pca"], option("How vectors are projected to two dimensions.")] = "tsne",
+    method: Annotated[Literal["tsne", "pca"], option("How to project the vectors to two dimensions.")] = "tsne",
     seed: Seed = 0,
     out: Out = None,
     dark: Dark = False,
     as_json: Json = False,
 ) -> None:
-    """A map of a model's word vectors, coloured by part of speech."""
+    """Draw a map of a model's word vectors, coloured by part of speech."""
+    check_names("cpu", model)
     file = picture_file("embeddings", out)
     from difflm.app.plots.embeddings import draw_embeddings, project, word_tags, word_vectors
     from difflm.generation.jobs import check_request
@@ -66,7 +82,7 @@ def embeddings(
     words, vectors = word_vectors(run_name(model), lm)
     tags = word_tags(model, lm, words)
     if tags is None:
-        note("One colour: parts of speech need a tagger and, for byte pairs, the texts in RUN/data.")
+        note("All words have one colour: parts of speech need a tagger and, for byte pairs, the texts in RUN/data.")
     how = {"tsne": "t-SNE", "pca": "PCA"}[method]
     title = f"{len(words):,} word vectors of {run_name(model)}, from {vectors.shape[1]} dimensions to 2 by {how}"
     draw_embeddings(file, words, project(vectors, method, seed), tags, title, dark)
@@ -85,7 +101,8 @@ def denoising(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """One text while it is denoised: confidence in every word at every step, and when each word last changed."""
+    """Plot how one text forms: the confidence in every word at every step, and when each word last changed."""
+    check_names(device, model)
     file = picture_file("denoising", out)
     from difflm.app.plots.denoising import draw_denoising, read_denoising
 
@@ -104,7 +121,8 @@ def training(
     dark: Dark = False,
     as_json: Json = False,
 ) -> None:
-    """Every part of the loss, and nats/token on held-out texts, over steps."""
+    """Plot every part of the loss, and nats/token on held-out texts, over the training steps."""
+    check_names("cpu", *runs)
     file = picture_file("training", out)
     from difflm.app.plots.training import draw_training, read_history
 

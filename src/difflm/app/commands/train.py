@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from difflm.app.commands.options import Data, Device, Json, join_others, option, report_errors
+from difflm.app.commands.options import Data, Device, Json, check_file, check_names, join_others, option, report_errors
 from difflm.app.console import TrainingView, complain, note, put_json, put_line
 from difflm.errors import UsageError
 
@@ -17,29 +17,43 @@ if TYPE_CHECKING:
     from difflm.training.trainer import Outcome
 
 
+def complete_recipes() -> list[str]:
+    from difflm.training.recipe import known_recipes
+
+    return list(known_recipes())
+
+
 @report_errors
 @join_others
 def train(
     recipe: Annotated[
         str,
         typer.Argument(
-            metavar="TEXTS|RECIPE", help="A file of texts, or a recipe: its name (see: difflm methods) or a YAML file."
+            metavar="TEXTS|RECIPE",
+            help="A file with one text per line, or a recipe: its name (see: difflm methods) or a YAML file.",
+            autocompletion=complete_recipes,
         ),
     ],
-    changes: Annotated[list[str] | None, typer.Argument(metavar="key=value …", help="Changes to it.")] = None,
-    out: Annotated[Path | None, option("Directory of the run.", "RUN")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="key=value …", help="Settings to change, such as steps=100.")
+    ] = None,
+    out: Annotated[Path | None, option("Directory to save the run in.", "RUN")] = None,
     resume: Annotated[bool, option("Continue the run in --out.", None, "--resume")] = False,
-    dry_run: Annotated[bool, option("Print the resolved recipe and its cost, and stop.", None, "--dry-run")] = False,
+    dry_run: Annotated[bool, option("Print the recipe and what it would cost, then stop.", None, "--dry-run")] = False,
     shard: Annotated[bool, option("Under torchrun: divide the model among the processes.", None, "--shard")] = False,
     data: Data = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> int:
-    """Train a model on texts of your own, or from a recipe. Ctrl-C and SIGTERM save; --resume continues."""
+    """Train a model on your own texts, or from a recipe. Ctrl-C saves a checkpoint; --resume continues from it."""
+    check_names(device)
+    from difflm.data.remote import is_remote
     from difflm.training.own_text import is_own_text
     from difflm.training.recipe import load_recipe
 
     own = is_own_text(recipe)
+    if own and not is_remote(recipe) and not data:  # which may hold the file
+        check_file(recipe)
     if own:
         resolved = resolve_own(recipe, changes or (), out, data, device, resume)
         out = out or default_run(recipe, resolved.method)
@@ -50,7 +64,7 @@ def train(
         show_estimate(resolved, device)
         return 0
     if out is None:
-        raise UsageError("where should the run go? Give --out RUN, a directory that does not hold one yet.")
+        raise UsageError("where should the run be saved? Give --out RUN, a new directory.")
     from difflm.runtime.distributed import current, divide_weights
 
     if shard:
@@ -138,7 +152,7 @@ def report_classifier(guided: str, out: Path) -> None:
 
     config = read_json(out / "config.json")
     labels, trained = config["labels"], config["trained"]
-    put_line(f"{out}: tells {', '.join(one['name'] for one in labels)}; {trained['steps']:,} steps.")
+    put_line(f"{out}: knows {', '.join(one['name'] for one in labels)}; {trained['steps']:,} steps.")
     asked = [["--label", f"{one['name']}={one['values'][1]}"] for one in labels if one["kind"] == "text"]
     asked += [["--pos", one["values"][1]] for one in labels if (one["kind"], one["name"]) == ("tags", "pos")]
     decoder = ["--method", "fudge"] if config["causal"] else []  # it guides a left-to-right model

@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from difflm.app.commands.generate import check_guidance, in_order, load_writer, make_request
+from difflm.app.commands.generate import check_guidance, count_steps, in_order, load_writer, make_request
 from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, report_rest
 from difflm.app.commands.options import (
+    CANDIDATES,
+    FILES,
     Device,
     Dtype,
     Guidance,
     Guide,
     Json,
+    Out,
     Run,
+    check_file,
+    check_names,
+    check_values,
     join_others,
     load_rank,
     option,
@@ -44,12 +50,13 @@ def translate(
     run: Run,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="Sources, a line each, or .csv or .jsonl; else standard input."),
+        typer.Argument(metavar="FILE", help="Sources: one per line, or .csv or .jsonl. [standard input]"),
     ] = None,
-    column: Annotated[str | None, option("Column of a .csv or .jsonl file. [src]")] = None,
-    out: Annotated[Path | None, option("Write here; the same command continues what was killed.", "FILE")] = None,
+    column: Annotated[str | None, option("Column of a .csv or .jsonl file. [src]", panel=FILES)] = None,
+    out: Out = None,
     rank: Annotated[
-        str | None, option("Of --candidates, the likeliest by the model's own bound, or by another run.", "bound|RUN")
+        str | None,
+        option("Keep the likeliest of --candidates by the model's own bound or a run.", "bound|RUN", panel=CANDIDATES),
     ] = None,
     guide: Guide = None,
     guidance: Guidance = None,
@@ -57,12 +64,16 @@ def translate(
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """Write a text from each source of a file, in their order."""
+    """Generate a text from each source of a file, in the same order."""
+    request = make_request(asked)
+    check_names(device, run, guides=guide)
+    if file is not None:
+        check_file(file, "To write from one source: difflm generate RUN --source TEXT.")
+    check_values(request)
+    strength = check_guidance(guidance, [request])
     processes = choose_processes(out)
     if file is None and processes.count > 1:
         raise UsageError("several processes cannot share standard input: name a file of sources.")
-    request = make_request(asked)
-    strength = check_guidance(guidance, [request])
     lm = load_writer(run, device, dtype, guide, [request])
     lm.source_room()  # a model that reads no source is refused before somebody types one
     numbers, sources = read_input(file, column)
@@ -77,18 +88,19 @@ def translate(
         found = {"source": source, **generation_to_json(text)}
         return to_json(found) if as_json else " ".join(str(text).split("\n"))
 
-    rows = processes.rows(len(sources))
+    rows, steps = processes.rows(len(sources)), count_steps(lm, request)
+    bar = Bar(f"translating {len(sources):,} sources, denoising steps", len(sources) * steps)
     if out is None:
-        with Bar("translating", len(sources)) as bar:
-            write_texts(lm, job, sources, line, bar, bar.put)
+        with bar:
+            write_texts(lm, job, sources, line, bar, steps, bar.put)
         return
     settings = {**asked, "guide": [str(folder) for folder in guide or []], "guidance": guidance, "dtype": dtype}
     if rank:
         settings["rank"] = rank if rank == "bound" else hash_model(rank)
     origin = {"model": hash_model(run), "sources": hash_texts(sources), **settings, "json": as_json}
     with ResumableLines(out, origin, processes) as kept, report_rest(kept, rows.stop - rows.start):
-        with Bar("translating", len(sources)) as bar:
-            write_texts(lm, job, sources, line, bar, kept.put, rows.start + kept.count, rows.stop)
+        with bar:
+            write_texts(lm, job, sources, line, bar, steps, kept.put, rows.start + kept.count, rows.stop)
         kept.finish()
 
 
@@ -98,21 +110,22 @@ def write_texts(
     sources: list[str],
     line: "Callable[[Generation, str], str]",
     bar: Bar,
+    steps: int,
     put: Callable[[str], None],
     first: int = 0,
     last: int | None = None,
 ) -> None:
     """Write the texts of all sources from number `first` on, and before `last`, in pieces. A text is the same in any
-    piece."""
+    piece, and takes at most so many `steps`."""
     size = max(1, PIECE.get(lm.device.type, 64) // job.each)
     end = len(sources) if last is None else last
     for begin in range(first, end, size):
         rows = job.sources[begin : min(begin + size, end)]
 
         def more(count: int, begin: int = begin) -> None:
-            bar.update("translating", begin + count, len(sources))
+            bar.advance(0, (begin + count) * steps)
 
-        piece = replace(job, n=len(rows), sources=rows, first=begin)
+        piece = replace(job, n=len(rows), sources=rows, first=begin, on_step=bar.advance)
         texts = in_order((made for _, made in lm.run_jobs([piece])), more, begin)
         for text, source in zip(texts, sources[begin : begin + len(rows)], strict=True):
             put(line(text, source))
@@ -126,10 +139,10 @@ def read_input(file: Path | None, column: str | None) -> tuple[list[int], list[s
     if file is not None:
         found = read_sources(file, column)
     elif column is not None:
-        raise UsageError("standard input has a source a line and no columns: leave --column out, or name a file.")
+        raise UsageError("standard input has one source per line and no columns: leave --column out, or name a file.")
     else:
         if sys.stdin.isatty():
-            note("Write a source a line; Ctrl-D ends them.")
+            note("Type one source per line; Ctrl-D ends the input.")
         found = check_sources(decode_lines(sys.stdin.buffer, "standard input"), "standard input")
     pairs = list(found)
     return [number for number, _ in pairs], [source for _, source in pairs]

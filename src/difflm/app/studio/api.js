@@ -15,6 +15,15 @@ export class Lost extends Error {
 }
 
 let token = recall();
+let model = ""; // of several that are served, the one that is asked; the first where none is named
+
+export function useModel(name) {
+  model = name;
+}
+
+function ask(path, name = model) {
+  return name ? `${path}?model=${encodeURIComponent(name)}` : path;
+}
 
 // `#token=…` in the address, as `difflm studio` opens it, or what was typed before in this tab.
 function recall() {
@@ -107,20 +116,25 @@ function pause(milliseconds, signal) {
 }
 
 export async function get(path) {
-  return (await call(path)).json();
+  return (await call(ask(path))).json();
 }
 
 export async function judgePattern(pattern, signal) {
-  return (await call("api/pattern", { pattern }, signal)).json();
+  return (await call(ask("api/pattern"), { pattern }, signal)).json();
+}
+
+// For each word of a text how likely it is given the others, and which words are likely in its place.
+export async function weighWords(text) {
+  return (await call(ask("api/alternatives"), { text })).json();
 }
 
 export async function player(request, signal, onWait) {
-  return (await patiently("api/player", { request }, signal, onWait)).blob();
+  return (await patiently(ask("api/player"), { request }, signal, onWait)).blob();
 }
 
 // Every event of a request that is being made, as [name, data]; ends with "done".
-export async function* stream(request, signal, onWait) {
-  const response = await patiently("api/stream", request, signal, onWait);
+export async function* stream(request, signal, onWait, name) {
+  const response = await patiently(ask("api/stream", name), request, signal, onWait);
   for await (const [name, data] of events(response.body.getReader())) {
     if (name === "error") throw new Refused(spoken(data.message ?? data.error?.message ?? "it failed."), 500);
     yield [name, data];

@@ -146,6 +146,12 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         schemas.check_size("pattern", asked.pattern, limits)
         return await engine.answer(partial(served.judge_pattern, asked.pattern))
 
+    @router.post("/api/alternatives", response_model=schemas.AlternativesAnswer, tags=["texts"], responses=ERRORS)
+    async def alternatives(asked: schemas.AlternativesAsked, served: Served = chosen) -> Any:
+        """How likely each word of a text is given all the others, and which words are likeliest in its place."""
+        schemas.check_size("text", asked.text, limits)
+        return await engine.answer(partial(served.find_alternatives, asked.text))
+
     async def texts(request: Request, asked: schemas.Asked, served: Served) -> dict[str, Any]:
         asked.check(limits)
         (job,) = await engine.submit([asked.job()], lm=served.lm)

@@ -1,10 +1,9 @@
 // One text on the stage: it forms, is marked, and its words can be taken in hand.
 import { lacking } from "./differ.js";
 import { Hand } from "./hand.js";
+import { Likely } from "./likely.js";
 import { Player } from "./player.js";
 import { byId, controlItem, copyText, make, verdict } from "./parts.js";
-
-const WORDS = { satisfied: "obeys", "not satisfied": "misses", "not checked": "not checked" };
 
 export class Card {
   constructor(number, alone, asked, each, source, does) {
@@ -16,7 +15,10 @@ export class Card {
     this.find("h2").textContent = this.title;
     this.find(".controls").append(...asked.map(waitingItem));
     this.#noise();
+    this.likely = new Likely(this);
     this.hand = new Hand(this);
+    const { infill, edit, contains } = does.offers;
+    this.find(".edit").hidden = !infill && !edit && !contains;
     this.#wire();
     if (each > 1) this.#siblings();
   }
@@ -94,9 +96,11 @@ export class Card {
     const frame = Player.at(this.text, step);
     if (!frame && this.text.text === undefined) return;
     Player.draw(this.words, this.text, step, animate);
-    if (this.source) this.#compare(this.generation !== null && step >= this.last);
+    const ended = this.generation !== null && step >= this.last;
+    this.element.classList.toggle("early", this.generation !== null && !ended); // the marks are of the finished text
+    if (this.source) this.#compare(ended);
     // Of a finished text it would vouch for what is written, of which it knows nothing.
-    const share = this.generation !== null && step >= this.last ? 0 : frame?.sure ?? 0;
+    const share = ended ? 0 : frame?.sure ?? 0;
     this.find(".sureness").textContent = share ? `${Math.floor(share * 100)} % sure` : "";
     this.element.style.setProperty("--sure", share.toFixed(3));
     const height = this.words.offsetHeight;
@@ -181,7 +185,7 @@ export class Card {
 // A control with what the checker says of it, by sign and word.
 export function checkedItem(control) {
   const item = controlItem(control);
-  item.append(make("span", "verdict", WORDS[verdict(control.satisfied).meaning]));
+  item.append(make("span", "verdict", verdict(control.satisfied).meaning));
   return item;
 }
 

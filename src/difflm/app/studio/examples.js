@@ -16,7 +16,7 @@ export function offerExamples(controls, n, onChoose) {
     [controls.edit, "a rewrite", { edit: "The Mill is a cheap pub near the river.", keep: ["Mill"], strength: 0.4 }],
     [controls.pos, "tags", { pos: "PROPN AUX DET ADJ NOUN ADP DET NOUN PUNCT" }],
     [controls.contains, "words", { contains: ["coffee shop", "riverside"], avoid: ["cheap"], length: 20 }],
-    [true, "the best of four", { field: { area: "riverside", price: "high" }, length: 16, candidates: 4, n: 2 }],
+    [true, "best of four", { field: { area: "riverside", price: "high" }, length: 16, candidates: 4, n: 2 }],
   ];
   const buttons = examples.filter(([offered]) => offered).map(([, name, request]) => {
     const button = make("button", "example", name);

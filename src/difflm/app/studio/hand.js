@@ -75,6 +75,7 @@ export class Hand {
     card.draw(card.last);
     if (!this.#spans.length) return false;
     card.does.onlyOne(card);
+    card.likely.hide();
     this.#places = [...new Set(places.flatMap((place) => this.#word(place)))].sort((a, b) => a - b);
     this.#cursor = cursor;
     if (anchored) this.#anchor = cursor;
@@ -100,6 +101,8 @@ export class Hand {
     card.find(".to-sized").textContent = `Gap ___:${sizes[0]}`;
     card.find(".to-sized").hidden = sizes.some((size) => size !== sizes[0]) || !offers.sizes;
     card.find(".change").hidden = card.find(".instead").hidden = sizes.length !== 1 || !offers.edit || offers.edit.noise;
+    const alone = this.#places.length === 1 && !card.find(".change").hidden ? this.#places[0] : undefined;
+    card.likely.offer(alone, card.find(".likely-words"), card.find(".instead"));
     card.find(".to-gap").hidden = !offers.infill;
     card.find(".to-must").hidden = !offers.contains;
     card.find(".to-avoid").hidden = !offers.avoid;

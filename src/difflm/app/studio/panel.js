@@ -4,6 +4,7 @@ import { byId, make } from "./parts.js";
 
 const GAP = /___(:\d+)?/g;
 const SLIDERS = ["n", "steps", "temperature", "guidance", "candidates", "strength"];
+const GRAMMAR = ["pos", "tree", "span"];
 const PHRASES = ["contains", "avoid", "keep"];
 
 export class Panel {
@@ -15,6 +16,7 @@ export class Panel {
     byId("tags").append(...(controls.pos?.tags ?? []).map((tag) => this.#tag(tag)));
     byId("tree-labels").textContent = labels(controls.tree);
     byId("span-labels").textContent = labels(controls.span);
+    byId("grammar").hidden = !controls.pos && !controls.tree && !controls.span;
     this.pattern = new PatternBox();
     this.#offer();
     this.#limit(controls.limits ?? {});
@@ -41,8 +43,26 @@ export class Panel {
     document.querySelector(".words-asked").hidden = !this.controls.contains && !this.controls.avoid;
     byId("ask").hidden = false;
     byId("source").required = Boolean(this.controls.source);
-    byId("start").disabled = !this.controls.infill && !this.controls.edit;
+    const starts = Boolean(this.controls.infill ?? this.controls.edit);
+    for (const part of [byId("start"), document.querySelector("[for='start']")]) part.hidden = !starts;
     byId("gap").hidden = !this.controls.infill;
+    const tags = this.controls.pos?.tags ?? [];
+    if (!tags.includes("PROPN")) byId("pos").placeholder = tags.slice(0, 5).join(" ");
+    const labels = this.controls.span?.labels ?? [];
+    if (!labels.includes("NP")) byId("span").placeholder = `0,1,${labels[0]}`;
+  }
+
+  // Examples in the empty fields, made of a text that this model has written.
+  suggest(text) {
+    const words = text.split(/\s+/).slice(0, 7);
+    const gapped = words.map((word, i) => (i % 4 === 1 ? "___" : word)).join(" ") + (/\.$/.test(words.at(-1)) ? "" : " …");
+    if (this.controls.infill && words.length > 2) {
+      byId("start").placeholder = `Leave empty to start from noise, or type: ${gapped}`;
+    }
+    const [one = "", other = one] = words.filter((word) => /^\p{Ll}{4,}$/u.test(word)).sort((a, b) => b.length - a.length);
+    if (one) byId("contains").placeholder = [...new Set([one, other])].join(", ");
+    if (other) byId("avoid").placeholder = other;
+    if (/^\p{L}+$/u.test(words[0])) byId("pattern").placeholder = `${words[0]} .*`;
   }
 
   #limit({ n = 8, steps = 200, candidates = 8 }) {
@@ -153,6 +173,7 @@ export class Panel {
     byId("span").value = (request.span ?? []).join(" ");
     for (const key of PHRASES) byId(key).value = (request[key] ?? []).join(", ");
     this.pattern.write(request.pattern ?? []);
+    if (GRAMMAR.some((key) => key in request)) byId("grammar").open = true;
     this.refresh();
   }
 
@@ -167,7 +188,9 @@ export class Panel {
     for (const select of this.#selects) select.classList.toggle("set", select.value !== "");
     this.pattern.refresh(request.length);
     const asked = this.asked(request);
-    byId("asked-count").textContent = asked ? `${asked} asked` : "";
+    byId("asked-count").textContent = asked ? `${asked} active` : "";
+    const grammar = GRAMMAR.filter((key) => key in request).length;
+    byId("grammar-count").textContent = grammar ? `${grammar} active` : "";
     byId("clear").disabled = asked === 0;
   }
 
@@ -178,14 +201,14 @@ export class Panel {
   }
 
   #meaning(request) {
-    if ("edit" in request && this.controls.edit.noise === "none") return "This text is edited, as it is.";
-    if ("edit" in request) return "This text is noised a part of the way and written anew.";
-    if (!("infill" in request)) return "All words form at once, out of pure noise.";
+    if ("edit" in request && this.controls.edit.noise === "none") return "The model edits this text directly.";
+    if ("edit" in request) return "Part of the noise is added back, and the text is rewritten from there.";
+    if (!("infill" in request)) return "";
     const gaps = this.#gaps(request.infill);
-    return `${gaps === 1 ? "The gap is" : `${gaps} gaps are`} filled; every other word stays.`;
+    return `${gaps === 1 ? "The gap is" : `${gaps} gaps are`} filled; all other words are kept.`;
   }
 
-  // How many of the texts obey each control: beside the control, by sign and number.
+  // How many of the texts meet each constraint: beside the control, by sign and number.
   tally(texts) {
     const counts = new Map();
     for (const { controls } of texts) {
@@ -210,7 +233,7 @@ function say(place, count) {
   place.classList.add(kind);
   const sign = { met: "✓", missed: "✗", open: "–" }[kind];
   place.textContent = kind === "open" ? sign : `${sign} ${count.met}/${count.all}`;
-  place.title = kind === "open" ? "not checked" : `${count.met} of ${count.all} obey`;
+  place.title = kind === "open" ? "not checked" : `met by ${count.met} of ${count.all} texts`;
 }
 
 function phrases(key) {

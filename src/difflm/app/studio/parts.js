@@ -10,8 +10,8 @@ export function make(tag, className, text) {
 
 // What a checker said of a control: a sign, a word and a class.
 export function verdict(satisfied) {
-  if (satisfied === true) return { sign: "✓", meaning: "satisfied", kind: "met" };
-  if (satisfied === false) return { sign: "✗", meaning: "not satisfied", kind: "missed" };
+  if (satisfied === true) return { sign: "✓", meaning: "met", kind: "met" };
+  if (satisfied === false) return { sign: "✗", meaning: "missed", kind: "missed" };
   return { sign: "–", meaning: "not checked", kind: "open" };
 }
 

@@ -53,10 +53,16 @@ export class PatternBox {
     const missed = length !== undefined && lengths.length > 0 && !lengths.includes(length);
     place.classList.toggle("wrong", Boolean(message) || missed);
     if (!this.#found) place.textContent = "";
-    else if (message) place.textContent = message;
+    else if (message) place.textContent = sentence(message);
     else if (missed) place.textContent = `Texts that match have ${ranges(lengths)} ${unit}, not ${length}.`;
     else place.textContent = `Texts of ${ranges(lengths)} ${unit} match.`;
   }
+}
+
+// The server's words without the name of the field, below which they stand.
+function sentence(message) {
+  const said = message.replace(/^pattern[,:] /i, "");
+  return said[0].toUpperCase() + said.slice(1);
 }
 
 // 3, 4, 5, 9 as "3–5, 9"; of many stretches the first ones.

@@ -44,6 +44,7 @@ import { Time } from "./time.js";
       // Of a finished text it would vouch for what is written, of which it knows nothing.
       const share = step < text.frames.length - 1 ? Player.sureness(Player.at(text, step)) : 0;
       sureness.textContent = share ? `${Math.floor(share * 100)} % sure` : "";
+      card.classList.toggle("early", step < text.frames.length - 1); // the marks are of the finished text
       card.style.setProperty("--sure", share.toFixed(3));
     }
   }
@@ -60,8 +61,11 @@ import { Time } from "./time.js";
   const { model, command, ...others } = data.about;
   const seeds = [...new Set(texts.map((text) => text.seed))];
   const count = `${texts.length} ${texts.length === 1 ? "text" : "texts"}`;
-  byId("title").textContent = model ?? "difflm";
-  byId("about").textContent = `${count} out of noise`;
+  const atOnce = texts.some((text) => text.frames[0]?.tokens.length > 2);
+  byId("about").textContent = [model, count].filter(Boolean).join(" · ");
+  byId("intro").textContent = atOnce
+    ? "These texts were written by diffusion: all words form at once out of noise, and become more certain at every step."
+    : "These texts were written from left to right, one word at every step.";
   const facts = [["seed", seeds.join(", ")], ...Object.entries(others), ["command", command]];
   for (const [name, value] of facts) {
     if (value === undefined || value === null || value === "") continue;

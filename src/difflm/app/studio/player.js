@@ -115,8 +115,8 @@ export const Player = (() => {
       const visible = token.trimStart(); // byte pairs bring their spaces along
       nodes[2 * i].data = spaceBefore(frame, i) + token.slice(0, token.length - visible.length);
       // The first draft has none before it that it could differ from.
-      const changed = step > 0 && frame.changed[i], edit = ended ? "keep" : frame.edits?.[i] ?? "keep";
-      drawWord(nodes[2 * i + 1], visible, frame.confidence[i], changed, edit, animate, !ended);
+      const changed = !ended && step > 0 && frame.changed[i], edit = ended ? "keep" : frame.edits?.[i] ?? "keep";
+      drawWord(nodes[2 * i + 1], visible, ended ? 1 : frame.confidence[i], changed, edit, animate, !ended);
     });
   }
 

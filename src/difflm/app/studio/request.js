@@ -11,8 +11,9 @@ const ORDER = [
   "field", "label", "pos", "tree", "span", "contains", "avoid", "pattern",
 ];
 
-export function toHash(request) {
-  const pairs = [];
+// `model` is named where several are served.
+export function toHash(request, model = "") {
+  const pairs = model ? [["model", model]] : [];
   for (const key of ORDER) {
     const value = request[key];
     if (value === undefined) continue;

@@ -110,6 +110,14 @@ class PatternAsked(BaseModel):
     pattern: str = Field(description="The whole text would match it.")
 
 
+class AlternativesAsked(BaseModel):
+    """A text whose words are weighed."""
+
+    model_config = shown({"text": "The Eagle is a cheap pub near the riverside."})
+
+    text: str
+
+
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +178,9 @@ class ModelFacts(BaseModel):
     temperature: float = Field(description="The temperature, where a request names none.")
     whole_words: bool = Field(description="Whether a token is a word.")
     device: str
+    learned: str | None = Field(description="What it was trained on; null where its files do not say.")
+    vocabulary: int = Field(description="How many words, pieces of words or characters it knows.")
+    left_to_right: bool = Field(description="Whether it writes word by word rather than all words at once.")
 
 
 class ModelsAnswer(BaseModel):
@@ -180,6 +191,21 @@ class PatternAnswer(BaseModel):
     message: str | None = Field(description="What is wrong with it; null where texts of this model match.")
     lengths: list[int] = Field(description="Numbers of tokens of texts that match.")
     unit: str = Field(description="What these tokens are called.")
+
+
+class LikelyWord(BaseModel):
+    word: str
+    p: float
+
+
+class WeighedWord(BaseModel):
+    word: str | None = Field(description="null: the model does not know it.")
+    p: float | None = Field(description="Its probability given all other words of the text.")
+    likely: list[LikelyWord] = Field(description="The likeliest words in its place.")
+
+
+class AlternativesAnswer(BaseModel):
+    words: list[WeighedWord]
 
 
 class LimitsAnswer(BaseModel):
@@ -203,6 +229,7 @@ class ControlsAnswer(BaseModel):
     avoid: dict[str, str] | None
     pattern: dict[Literal["unit"], str] | None = Field(description="What the tokens are called that it is made of.")
     infill: dict[Literal["sizes"], bool] | None = Field(description="Whether a gap's number of words can be asked.")
+    alternatives: dict[Literal["most"], int] | None = Field(description="So many likely words for each place.")
     edit: dict[str, str] | None
     samplers: list[str]
     limits: LimitsAnswer

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from starlette.exceptions import HTTPException
 
 from difflm.annotators.e2e_fields import FIELDS
@@ -13,12 +14,19 @@ from difflm.controls.learned import POS
 from difflm.controls.patterns import Pattern, join_patterns
 from difflm.controls.phrases import MOST
 from difflm.controls.syntax import PHRASES
+from difflm.data.corpora import NAMES, describe_texts, file_names
 from difflm.data.labels import NONE, Kind
 from difflm.data.token_automata import spells_tokens
-from difflm.data.tokenizers import Words
+from difflm.data.tokenizers import UNK, Words
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
+from difflm.models.autoregressive import Autoregressive
+from difflm.models.batching import pad_token_rows
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.leave_one_out import NEARLY_WRITTEN, knows_evidence, leave_one_out_log_probs
+
+OTHERS = 5  # likely words for a place of a text
+SPECIALS = 4  # ids that are no words
 
 
 class Models:
@@ -58,7 +66,18 @@ class Served:
             "temperature": lm.model.sampling.temperature,
             "whole_words": self.whole_words,
             "device": str(lm.device),
+            "learned": self.learned,
+            "vocabulary": len(lm.tokenizer.pieces),
+            "left_to_right": isinstance(lm.model, Autoregressive),
         }
+
+    @property
+    def learned(self) -> str | None:
+        """What it was trained on, as far as its files say."""
+        data, texts = self.lm.config.get("recipe", {}).get("data"), self.lm.config.get("texts")
+        if not data or not texts:
+            return None
+        return f"{texts:,} {describe_texts(data) if data in NAMES else f'texts of {file_names(data)}'}"
 
     @property
     def whole_words(self) -> bool:
@@ -83,6 +102,7 @@ class Served:
             "avoid": {} if steered else None,
             "pattern": {"unit": self.info.unit} if steered and spells_tokens(lm.tokenizer) else None,
             "infill": {"sizes": exact} if steered else None,
+            "alternatives": {"most": OTHERS} if self.weighs_words else None,
             "edit": {} if exact else {"noise": "none"} if "edits" in lm.model.families else None,
             "samplers": list(lm.model.samplers),
             "limits": {"n": limits.n, "steps": limits.steps, "candidates": limits.candidates, "rows": limits.rows},
@@ -103,6 +123,36 @@ class Served:
         except UsageError as error:
             return {**found, "message": str(error)}
         return {**found, "lengths": [*bound.lengths]}
+
+    @property
+    def weighs_words(self) -> bool:
+        """Whether it tells how likely other words are in a place of a text. A GPU may be capturing another thread's
+        steps meanwhile, and takes no other work then."""
+        model = self.lm.model
+        if type(model) is not DiffusionModel or not self.whole_words or model.source_longest:
+            return False
+        return knows_evidence(model.denoiser) and self.lm.device.type == "cpu"
+
+    @torch.no_grad()
+    def find_alternatives(self, text: str) -> dict[str, Any]:
+        """For each word of a text how likely it is given all others, and which words are likeliest there."""
+        model, pieces = self.lm.model, self.lm.tokenizer.pieces
+        if not isinstance(model, DiffusionModel) or not self.weighs_words:
+            raise UsageError("this model does not tell how likely other words are.")
+        (row,) = self.lm.encode([text])
+        canvas, mask = model.lengths.canvas(*pad_token_rows([row]))
+        t = model.times.time_of(torch.full((1,), NEARLY_WRITTEN))
+        found = leave_one_out_log_probs(model.denoiser, t, canvas, mask)[0, model.lengths.first :].exp()
+
+        def weigh(i: int, p: torch.Tensor) -> dict[str, Any]:
+            return {"word": pieces[i], "p": round(float(p[i]), 4)}
+
+        words = []
+        for token, p in zip(row, found[: len(row), SPECIALS:], strict=True):
+            likely = [weigh(i, p) for i in p.topk(min(OTHERS, len(p))).indices.tolist()]
+            own = {"word": None, "p": None} if token == UNK else weigh(token - SPECIALS, p)
+            words.append({**own, "likely": likely})
+        return {"words": words}
 
     def known(self, kind: Kind) -> dict[str, list[str]]:
         """What the model's classifiers tell apart of this kind."""

@@ -99,6 +99,7 @@ export class Stage {
     byId("texts").classList.toggle("forming", this.time.playing && i < this.time.last);
     for (const card of this.cards) {
       card.hand.leave();
+      card.likely.hide();
       card.draw(i, animate);
     }
   }

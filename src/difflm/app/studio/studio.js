@@ -1,15 +1,18 @@
 // The studio: what is asked goes to the server, what forms there is shown.
-import { get, stream } from "./api.js";
+import { get, stream, useModel } from "./api.js";
 import { offerExamples, welcome } from "./examples.js";
 import { Export } from "./export.js";
+import { clearFields, showAtField } from "./faults.js";
 import { Kept } from "./kept.js";
 import { Panel } from "./panel.js";
 import { byId, themed, warn } from "./parts.js";
+import { Race } from "./race.js";
 import { fromHash, toHash } from "./request.js";
 import { Stage } from "./stage.js";
 
 const wide = matchMedia("(min-width: 60rem)"); // as in studio.css: the panel stands beside the texts
 let panel, stage, kept, model;
+let several = false; // models are served
 let asked = {}; // the latest request
 let made = null; // the one whose texts are on the stage
 let running = null; // an AbortController while the server writes
@@ -62,10 +65,11 @@ function finished(seconds) {
   const texts = stage.generations;
   const checks = texts.flatMap((text) => text.controls).filter((control) => control.satisfied !== null);
   const obeyed = checks.filter((control) => control.satisfied).length;
-  const marks = checks.length ? ` ${obeyed} of ${checks.length} obeyed.` : "";
-  const source = made.edit ? " Words that the source lacks are tinted." : "";
+  const marks = checks.length ? ` ${obeyed} of ${counted(checks.length, "constraint")} met.` : "";
+  const source = made.edit ? " New words are highlighted." : "";
   tell(`${counted(texts.length, "text")} in ${seconds.toFixed(1)} s.${marks}${source}`);
   panel.tally(texts);
+  if (texts.length) panel.suggest(texts[0].text);
 }
 
 function counted(count, thing) {
@@ -73,7 +77,7 @@ function counted(count, thing) {
 }
 
 function submit(request) {
-  const hash = toHash(request);
+  const hash = toHash(request, several ? model.name : "");
   if (hash !== location.hash) history.pushState(null, "", hash);
   if (!wide.matches) {
     byId("panel").open = false; // or the texts would form out of sight
@@ -102,8 +106,14 @@ function tell(text) {
 
 function fault(problem) {
   const notice = byId("notice");
-  notice.hidden = problem === null;
+  clearFields();
+  notice.hidden = true;
   if (problem === null) return;
+  if (problem.status === 422 && showAtField(problem.message)) {
+    tell("Nothing was written: see the marked field.");
+    return;
+  }
+  notice.hidden = false;
   notice.querySelector("p").textContent = problem.message;
   tell("");
 }
@@ -153,11 +163,36 @@ function wire() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
     if (event.key === "Escape" && running && !event.target.closest("dialog")) stop();
   });
-  addEventListener("popstate", () => panel && open());
+  addEventListener("popstate", () => panel && (named() === model.name || !several ? open() : location.reload()));
+  byId("model-choice").addEventListener("change", (event) => {
+    location.hash = `model=${encodeURIComponent(event.target.value)}`;
+    location.reload();
+  });
   const unfold = () => { byId("panel").open = wide.matches; };
   wide.addEventListener("change", unfold);
   unfold();
   themed(byId("theme"));
+}
+
+// The model that the address names, of those that are served.
+function named() {
+  return new URLSearchParams(location.hash.slice(1)).get("model");
+}
+
+function introduce(models) {
+  several = models.length > 1;
+  byId("chooser").hidden = !several;
+  byId("model-choice").replaceChildren(...models.map(({ name }) => new Option(name, name, false, name === model.name)));
+  const size = `${(model.parameters / 1e6).toFixed(1)}M parameters`;
+  byId("model").textContent = [several ? "" : model.name, model.method, size].filter(Boolean).join(" · ");
+  document.title = `${model.name} – difflm studio`;
+  const way = model.left_to_right
+    ? "A left-to-right language model writes one word at a time."
+    : "A diffusion language model writes all words at once, out of noise.";
+  const units = model.whole_words ? "words" : "tokens";
+  const learned = model.learned ? `was trained on ${model.learned}, ` : "";
+  const vocabulary = `${model.vocabulary.toLocaleString("en")} ${units}`;
+  byId("intro").textContent = `${way} This one ${learned}knows ${vocabulary}, and its texts have up to ${model.longest}.`;
 }
 
 function open() {
@@ -165,7 +200,7 @@ function open() {
   const request = Object.keys(given).length ? given : welcome(panel.controls, usual());
   panel.write(request);
   if (panel.controls.source && !panel.read().source) {
-    tell("This model writes each text from a source.");
+    tell("Enter a source: this model writes every text from one.");
     byId("source").focus();
     return;
   }
@@ -175,11 +210,11 @@ function open() {
 async function begin() {
   fault(null);
   try {
-    const [models, controls] = await Promise.all([get("api/models"), get("api/controls")]);
-    [model] = models.models;
-    const size = `${(model.parameters / 1e6).toFixed(1)}M parameters`;
-    byId("model").textContent = `${model.name} · ${model.method} · ${size}`;
-    document.title = `${model.name} – difflm studio`;
+    const { models } = await get("api/models");
+    model = models.find(({ name }) => name === named()) ?? models[0];
+    introduce(models);
+    if (several) useModel(model.name);
+    const controls = await get("api/controls");
     panel = new Panel(model, controls, () => {});
     stage = new Stage(does(controls));
     const put = (request) => {
@@ -188,7 +223,8 @@ async function begin() {
     };
     kept = new Kept(put);
     offerExamples(controls, usual(), put);
-    new Export(model.name, () => ({ request: made, texts: stage.generations, kept: kept.items }));
+    new Export(several, model.name, () => ({ request: made, stage, texts: stage.generations, kept: kept.items }));
+    new Race(models, () => panel.read());
     open();
   } catch (problem) {
     fault(problem);

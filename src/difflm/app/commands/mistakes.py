@@ -1,0 +1,105 @@
+"""What is wrong with a command line, in a sentence that says what to do instead."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from difflm.errors import suggest
+
+# What people call an option elsewhere, and what to write here.
+ELSEWHERE = {
+    "--model": "give the model without an option, as the first argument",
+    "--prompt": 'to continue a text, give it with a gap: --infill "TEXT ___"',
+    "--text": 'to continue a text, give it with a gap: --infill "TEXT ___"',
+    "--output": "give --out",
+    "--gpu": "give --device cuda",
+    "--cuda": "give --device cuda",
+    "--count": "give -n",
+    "--num-samples": "give -n",
+    "--max-length": "give --length N for exactly N words, or --words LOW-HIGH",
+    "--format": "give --json",
+}
+KEYS = {"learning_rate": "lr", "epochs": "steps", "corpus": "data", "size": "model.hidden"}  # of recipes, elsewhere
+
+
+def explain_mistake(error: Any, given: Sequence[str]) -> str:
+    """A sentence about what the parser of options found wrong with the arguments that were given."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    param, name = getattr(error, "param", None), getattr(error, "option_name", None)
+    if name is not None and not hasattr(error, "possibilities"):
+        return f"{name} needs a value."
+    if context is None:
+        return str(message)
+    if name is not None:
+        return explain_unknown_option(str(name), context, given)
+    if param is not None and "Missing" in message:
+        what = re.sub(r"\\(\[)", r"\1", str(param.help or "")).strip().removesuffix(".")
+        return f"{context.command_path} needs {param.metavar or param.name.upper()}: {what[:1].lower()}{what[1:]}."
+    if param is not None:
+        return explain_value(param.opts[-1], str(error.message), value_of(param.opts, given))
+    if extra := re.search(r"unexpected extra argument\S* \((.*)\)", message, re.DOTALL):
+        return explain_extra(extra[1], context)
+    return str(message)
+
+
+def explain_unknown_option(name: str, context: Any, given: Sequence[str]) -> str:
+    path = context.command_path
+    if context.info_name == "train" and (change := recipe_change(name, value_of([name], given))):
+        return f"{path} takes settings as key=value: write {change} instead of {name}."
+    if name in ELSEWHERE:
+        return f"{path} has no option {name}: {ELSEWHERE[name]}."
+    verbs = getattr(context.find_root().command, "commands", {})
+    if others := [f"difflm {verb}" for verb, command in verbs.items() if name in options_of(command)]:
+        return f"{path} has no option {name}; {' and '.join(others[:2])} {'have' if others[1:] else 'has'} it."
+    return f"{path} has no option {name}. {suggest(name, options_of(context.command), quoted=False)}".strip()
+
+
+def recipe_change(name: str, value: str | None) -> str | None:
+    """The `key=value` that an option of `train` should have been."""
+    from difflm.methods import METHODS
+    from difflm.training.recipe import Recipe
+
+    key = name.lstrip("-").replace("-", "_").removeprefix("model.")
+    key = KEYS.get(key, key)
+    if key in METHODS["difflm"].model_fields:
+        key = f"model.{key}"
+    known = key in Recipe.model_fields or key.startswith("model.")
+    return f"{key}={'VALUE' if value is None else value}" if known else None
+
+
+def explain_value(option: str, message: str, value: str | None) -> str:
+    """What an option takes, where it was given something else."""
+    choices = [one for one in re.findall(r"'([^']*)'", message) if one != value]
+    shown = "" if value is None else f", not {value!r}"
+    if choices:
+        hint = suggest(value or "", choices, quoted=False)
+        return f"{option} must be one of {', '.join(choices)}{shown}. {hint}".strip()
+    if "integer" in message:
+        return f"{option} must be a whole number{shown}."
+    if "number" in message or "float" in message:
+        return f"{option} must be a number{shown}."
+    return f"{option}: {message[:1].lower()}{message[1:].removesuffix('.')}{shown}."
+
+
+def explain_extra(extra: str, context: Any) -> str:
+    """What to do with an argument too many: a setting without its dashes, or a text to continue."""
+    path, (key, equals, value) = context.command_path, extra.partition("=")
+    if equals and (option := f"--{key.replace('_', '-')}") in options_of(context.command):
+        return f"{path} takes options, not key=value: write {option} {value}."
+    if context.info_name == "generate":
+        return f"{path} takes one MODEL. To continue a text, give it with a gap: --infill {extra + ' ___'!r}"
+    return f"{path} does not take {extra!r} after its other arguments."
+
+
+def options_of(command: Any) -> list[str]:
+    return [name for param in command.params for name in param.opts if name.startswith("-")]
+
+
+def value_of(options: Sequence[str], given: Sequence[str]) -> str | None:
+    """The last value that was given to an option."""
+    found = None
+    for word, following in zip(given, [*given[1:], None], strict=True):
+        name, equals, value = word.partition("=")
+        if name in options:
+            found = value if equals else following
+    return found
