@@ -390,9 +390,9 @@ def test_a_light_edit_changes_less_than_a_strong_one():
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (Edit(TEXT, 0), "above 0 and up to 1"),
-        (Edit(TEXT, 2), "above 0 and up to 1"),
-        (Edit(TEXT, float("nan")), "above 0 and up to 1"),
+        (Edit(TEXT, 0), "greater than 0 and at most 1"),
+        (Edit(TEXT, 2), "greater than 0 and at most 1"),
+        (Edit(TEXT, float("nan")), "greater than 0 and at most 1"),
         (Edit(" "), "empty"),
         (Edit(TEXT, keep=("zebra",)), "'zebra' does not stand in the text"),
         (Edit(TEXT, keep=("pub the",)), "'pub the' does not stand in the text"),

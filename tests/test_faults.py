@@ -208,7 +208,7 @@ def refusal(run: Path) -> str:
 
 def test_a_flipped_bit_is_refused_and_resuming_mends_it(run, trained):
     flip_a_bit(run / "model.safetensors")
-    assert "checksum" in refusal(run) and "step-6 with --resume" in refusal(run)
+    assert "checksum" in refusal(run) and "step-6 with resume=True" in refusal(run)
     resume(run)
     assert load_run(run) and (run / "config.json").read_bytes() == (trained / "config.json").read_bytes()
 

@@ -351,7 +351,7 @@ def test_a_model_without_prompts_is_refused(tiny_runs, capsys):
     [
         (["method=mdlm"], "mdlm reads no prompts; autoregressive does"),
         (["tokenizer=bpe"], "give tokenizer=words"),
-        (["data=grammar.txt"], "grammar.txt is no .jsonl file with labels"),
+        (["data=grammar.txt"], "grammar.txt is not a .jsonl file of texts with labels"),
         (["source_words=own"], "autoregressive has one embedding for both sides"),
     ],
 )

@@ -343,7 +343,7 @@ def test_each_verb_writes_a_picture_and_says_where(tiny_runs, tmp_path, monkeypa
 def test_one_colour_is_said(tiny_runs, tmp_path, monkeypatch, capsys):  # noqa: F811
     monkeypatch.setattr(embeddings, "word_tags", lambda *_: None)
     assert plot.embeddings(str(tiny_runs["difflm"]), "pca", 0, tmp_path / "a.png", False, False) == 0
-    assert "One colour" in capsys.readouterr().err
+    assert "one colour" in capsys.readouterr().err
 
 
 @drawing
@@ -372,7 +372,7 @@ def test_bad_requests_get_a_line(tiny_runs, tmp_path, monkeypatch, capsys):  # n
 def test_a_place_without_permission_gets_a_line_before_any_work(tmp_path, monkeypatch, capsys):
     """Asked of the system, since tests that run as root may write everywhere."""
     monkeypatch.setattr(canvas.os, "access", lambda path, mode: Path(path) != tmp_path)
-    assert plot.embeddings("nowhere", "tsne", 0, tmp_path / "new" / "a.png", False, False) == 1
+    assert plot.embeddings("e2e", "tsne", 0, tmp_path / "new" / "a.png", False, False) == 1
     assert "no permission" in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 

@@ -84,7 +84,7 @@ def drained(connection: socket.socket) -> bytes:
 
 
 def operations() -> list[str]:
-    return ["/api/controls", "/api/generate", "/api/infill", "/api/models", "/api/pattern", "/api/player",
+    return ["/api/alternatives", "/api/controls", "/api/generate", "/api/infill", "/api/models", "/api/pattern", "/api/player",
             "/api/stream", "/health", "/metrics", "/ready", "/v1/chat/completions", "/v1/completions", "/v1/models",
             "/v1/models/{model}"]  # fmt: skip
 
