@@ -152,6 +152,7 @@ def test_gaps_and_edits_from_the_command(say, tiny_runs, method):
         assert o["tokens"][7:9] == ["French", "food"] and len(o["tokens"]) == 10
 
 
+@pytest.mark.long
 def test_many_requests_at_once(say, tiny_runs, tmp_path):
     path = tmp_path / "many.jsonl"
     path.write_text('{"length": 4, "n": 3}\n{"infill": "A ___:2 pub", "seed": 7}\n{"length": 6, "steps": 2}\n')

@@ -76,6 +76,7 @@ def test_the_command_measures_it(run: Path, tmp_path: Path, capsys: pytest.Captu
     assert copy["bert_score"] == pytest.approx(1) and 0 < own["bert_score"] < 0.999
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("missing", "said"), [(False, "no config.json there"), (True, "pip install 'difflm[hf]'")])
 def test_the_command_says_in_one_line_what_it_lacks(
     run: Path, tmp_path: Path, complaint: Any, monkeypatch: pytest.MonkeyPatch, missing: bool, said: str

@@ -78,6 +78,7 @@ def test_texts_of_another_teacher_do_not_carry_the_recipes_licence(tiny_runs):
     assert recipe.licence == ""
 
 
+@pytest.mark.long
 def test_a_run_of_an_unknown_method_names_it(tiny_runs, tmp_path):
     config = json.loads((tiny_runs["difflm"] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "method": "house-style"}))

@@ -84,9 +84,9 @@ def drained(connection: socket.socket) -> bytes:
 
 
 def operations() -> list[str]:
-    return ["/api/alternatives", "/api/controls", "/api/generate", "/api/infill", "/api/models", "/api/pattern", "/api/player",
-            "/api/stream", "/health", "/metrics", "/ready", "/v1/chat/completions", "/v1/completions", "/v1/models",
-            "/v1/models/{model}"]  # fmt: skip
+    return ["/api/alternatives", "/api/controls", "/api/generate", "/api/infill", "/api/models", "/api/pattern",
+            "/api/player", "/api/stream", "/health", "/metrics", "/ready", "/v1/chat/completions", "/v1/completions",
+            "/v1/models", "/v1/models/{model}"]  # fmt: skip
 
 
 def test_every_operation_is_tried(client: Any) -> None:
