@@ -36,6 +36,7 @@ HERE = Path(__file__).parent
 OWN = ("index.html", "demo.css", "demo.js", "worker.js", "writing.js", "sampling.js", "network.js", "texts.js", "kernels.wasm")
 SHARED = ("look.css", "player.js", "parts.js", "time.js", "icon.svg")  # with the studio
 SAMPLERS = {"vectors": ("ancestral", "ddim"), "masks": ("ancestral",)}
+EXAMPLES = {"e2e": "The Eagle is a ___ near the riverside.", "english": "My dog ___ in the garden."}  # of bundled models
 WIDEST = 16384  # inputs of a layer (kernels.c)
 
 
@@ -87,6 +88,7 @@ def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
         "method": lm.config["method"],
         "parameters": lm.config["parameters"],
         "learned": describe_training(lm.config),
+        "example": EXAMPLES.get(name, ""),
         "tokenizer": tokenizer.to_json(),
         "state": state,
         "vocabulary": codec.vocabulary,

@@ -13,21 +13,29 @@ const ready = fetchModel((share) => {
   postMessage({ loaded: share });
 }).then((model) => [model, readTokenizer(model.config.tokenizer)]);
 ready.then(
-  ([{ config: { tokenizer, lengths, ...facts } }, { unit }]) => postMessage({ facts: { ...facts, unit } }),
+  ([{ config: { tokenizer, lengths, ...facts } }, { unit, pieces }]) => {
+    postMessage({ facts: { ...facts, unit, pieces: pieces.length } });
+  },
   (error) => postMessage({ failed: error.message }),
 );
 
-addEventListener("message", async ({ data: { number, request } }) => {
+addEventListener("message", async ({ data: { number, request, pace } }) => {
   current = number;
   if (!request) return; // stop
   const [model, tokenizer] = await ready, begun = performance.now();
+  let seconds = 0, due = begun;
   try {
-    for (const made of write(model, tokenizer, request)) {
-      postMessage({ number, ...made, seconds: (performance.now() - begun) / 1000 });
-      await new Promise((resolve) => setTimeout(resolve)); // a stop, or another request
+    const writing = write(model, tokenizer, request);
+    for (;;) {
+      const from = performance.now(), { value, done } = writing.next();
+      if (done) return;
+      seconds += (performance.now() - from) / 1000;
+      postMessage({ number, ...value, seconds, steps: request.steps });
+      due = Math.max(due + pace, performance.now());
+      await new Promise((resolve) => setTimeout(resolve, due - performance.now())); // a stop, or another request
       if (current !== number) return;
     }
   } catch (error) {
-    postMessage({ number, refused: error instanceof Refused ? error.message : `The model stopped: ${error.message}` });
+    postMessage({ number, refused: error instanceof Refused ? error.message : `The model failed: ${error.message}` });
   }
 });
