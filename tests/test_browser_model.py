@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,10 +21,13 @@ from tiny import tiny_run, tiny_runs
 from difflm.app.cli import main
 from difflm.app.demo.export import HERE, pack_weights, write_page
 from difflm.controls import Infill, Length
+from difflm.data.tokenizers import SPECIALS, Words
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods.base import TextSpec
+from difflm.methods.difflm import DiffLM
 from difflm.runtime.tensors import dequantise_rows, load_tensors
 
 assert tiny_runs  # a fixture
@@ -45,14 +49,19 @@ def test_the_kernels_are_those_of_their_source():
     assert (HERE / "kernels.wasm").read_bytes().endswith(b"\x06source" + digest), "python -m benchmarks.browser_kernels"
 
 
-def test_the_folder_is_whole_and_refers_to_nothing_outside(tiny_runs, tmp_path):
-    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+def test_the_folder_is_whole_and_refers_to_nothing_outside(tmp_path):
+    words = Words([*SPECIALS, "one", "two", "three"])
+    model = DiffLM(embedding_dim=16, hidden=32, layers=2, heads=2).build(TextSpec(words.size, 24))
+    lm = TextDiffusion(model, words, {"method": "difflm", "parameters": 1})
     folder = tmp_path / "new" / "page"
     assert write_page(lm, "tiny", folder) == sum(path.stat().st_size for path in folder.iterdir())
     assert [path.name for path in folder.parent.iterdir()] == ["page"]
-    read = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir() if path.suffix not in (".wasm", ".safetensors")}
+    paths = [path for path in folder.iterdir() if path.suffix not in (".wasm", ".safetensors")]
+    read = {path.name: path.read_text(encoding="utf-8") for path in paths}
     assert not [name for name, text in read.items() if re.search(r"https?://(?!www\.w3\.org)|@import|url\(", text)]
-    named = {one for text in read.values() for one in re.findall(r'(?:from|src=|href=|URL\()\s*"(?:\./)?([^"#]+)"', text)}
+    named = {
+        name for text in read.values() for name in re.findall(r'(?:from|src=|href=|URL\()\s*"(?:\./)?([^"#]+)"', text)
+    }
     assert named <= {path.name for path in folder.iterdir()} and {"demo.js", "worker.js", "look.css"} <= named
     assert json.loads(read["model.json"])["bytes"] == (folder / "model.safetensors").stat().st_size
     back, own = load_tensors(folder / "model.safetensors"), lm.model.state_dict()
@@ -74,7 +83,9 @@ def test_what_a_page_cannot_run_is_refused_in_a_line(tiny_runs, tmp_path, capsys
     for asked in ([run, "--static", str(page)], [run, run, "--static", str(tmp_path / "other")]):
         assert main(["studio", *asked]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["page"] and [path.name for path in page.iterdir()] == ["mine.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["page"] and [path.name for path in page.iterdir()] == [
+        "mine.txt"
+    ]
 
 
 # -- in a browser -----------------------------------------------------------------------------------------------------
@@ -138,22 +149,28 @@ def ask(tab: Any, template: str = "", length: int | None = None, seed: int = 0, 
 
 
 @pytest.fixture(scope="module")
-def pages(tiny_runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[TextDiffusion, Path]]:
+def pages(
+    tiny_runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[TextDiffusion, Path]]:
     """Small models of vectors, of masks, and of masks over pieces of words, each with its page. Trained for long enough
     that words differ in what they are believed to be."""
     folder = tmp_path_factory.mktemp("pages")
     changes: dict[str, Any] = {"tokenizer": "bpe", "vocabulary": 400, "longest": 48}
     sizes = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.0, "context": 0.5}
-    runs = {
-        "vectors": tiny_runs["difflm"],
-        "masks": tiny_runs["mdlm"],
-        "pieces": tiny_run(folder / "runs", "mdlm", model=sizes, steps=60, **changes),
+    pieces = tiny_run(folder / "runs", "mdlm", model=sizes, steps=60, **changes)
+    runs: dict[str, tuple[Path, dict[str, Any]]] = {
+        "vectors": (tiny_runs["difflm"], {}),
+        "ddim": (tiny_runs["difflm"], {"sampler": "ddim", "temperature": 0.8}),
+        "masks": (tiny_runs["mdlm"], {"temperature": 0.8}),
+        "confidence": (tiny_runs["mdlm"], {"sampler": "confidence"}),
+        "pieces": (pieces, {"sampler": "first-hitting"}),
     }
     made = {}
-    for name, run in runs.items():
+    for name, (run, sampling) in runs.items():
         lm = TextDiffusion.from_pretrained(run)
+        lm.model.sampling = replace(lm.model.sampling, **sampling)
         write_page(lm, name, folder / name)
-        made[name] = as_packed(TextDiffusion.from_pretrained(run)), folder / name
+        made[name] = as_packed(lm), folder / name
     return made
 
 
@@ -181,7 +198,9 @@ def test_beliefs_are_those_of_python(browser, pages):
     }}"""
     times = torch.tensor([0.02, 0.3, 0.7, 0.98])
     at = lm.model.process.at(times)
-    levels = [{"t": float(t), "alpha": float(a), "sigma": float(s)} for t, a, s in zip(times, at.alpha, at.sigma, strict=True)]
+    levels = [
+        {"t": float(t), "alpha": float(a), "sigma": float(s)} for t, a, s in zip(times, at.alpha, at.sigma, strict=True)
+    ]
     with opened(browser, folder) as tab:
         found = torch.tensor(tab.evaluate(script, [x.flatten().tolist(), previous.flatten().tolist(), levels]))
     with torch.no_grad():
@@ -207,7 +226,7 @@ def test_beliefs_are_those_of_python(browser, pages):
 def test_noise_is_that_of_python(browser, pages):
     """Uniform numbers to the bit, normal ones to the rounding of float32."""
     script = f"""async () => {{ {LOAD}
-      const numbers = [[0, 0, 0], [7, 4, 3]].map(([seed, stream, step]) => [...model.uniform(seed, stream, step, 5, 4)]);
+      const numbers = [[0, 0, 0], [7, 4, 3]].map((asked) => [...model.uniform(...asked, 5, 4)]);
       return [numbers, numbers.map((some) => some.map(sampling.quantile)), [...model.uniform(5, 1, 0, 0, 0)]];
     }}"""
     with opened(browser, pages["vectors"][1]) as tab:
@@ -222,7 +241,7 @@ def test_noise_is_that_of_python(browser, pages):
 @pytest.mark.long
 def test_words_and_pieces_are_those_of_python(browser, pages):
     draw = random.Random(0)
-    signs = ["'", '"', "-", ".", "£", "30", "isn", "t", "’", "“", ",", "St.", "pm", "the", "\n", "日", "(", ")", "5", "A", "--"]
+    signs = [*"'\"-.£t’“,日()5A\n", "30", "isn", "St.", "pm", "the", "--"]
     texts = [*WEIRD, *(" ".join(draw.choice(signs) for _ in range(9)) for _ in range(300))]
     rows = [split_words(text) for text in texts] + [[draw.choice(signs) for _ in range(9)] for _ in range(300)]
     script = """async ([texts, rows]) => {
@@ -240,13 +259,13 @@ def test_words_and_pieces_are_those_of_python(browser, pages):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["vectors", "masks", "pieces"])
+@pytest.mark.parametrize("kind", ["vectors", "ddim", "masks", "confidence", "pieces"])
 def test_the_same_seed_writes_the_same_text_as_in_python(browser, pages, kind):
     lm, folder = pages[kind]
+    template = "The old pub ___ the river serves ___ food." if kind == "pieces" else "The old ___:2 near ___ food."
     with opened(browser, folder) as tab:
         for seed in (0, 1, 2):
             assert ask(tab, seed=seed) == lm.generate(1, seed, steps=4)[0].text
-            template = "The old pub ___ the river serves ___ food." if kind == "pieces" else "The old ___:2 near ___ food."
             assert ask(tab, template, seed=seed) == lm.generate(1, seed, controls=[Infill(template)], steps=4)[0].text
         if kind != "pieces":
             assert ask(tab, length=7, seed=3) == lm.generate(1, 3, controls=[Length(7)], steps=4)[0].text

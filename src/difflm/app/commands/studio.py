@@ -69,4 +69,4 @@ def write_static(models: list[str], folder: Path) -> None:
     from difflm.app.demo.export import write_page
 
     size = write_page(load_model(models[0], "cpu"), models[0], folder)
-    note(f"{folder}: {size / 2**20:.1f} MiB for any static web server. To look at it: python -m http.server -d {folder}")
+    note(f"{folder}: {size / 2**20:.1f} MiB, for any static web server. To see it: python -m http.server -d {folder}")

@@ -1,13 +1,12 @@
 """Write the folder: the page, its scripts, the kernels, and a model whose matrices have eight bits a weight.
 
-WebAssembly of our own instead of a runtime for exported graphs: ten kilobytes of kernels do what these networks need, and
-the loop, the noise and the words have to be written for the browser in any case.
+WebAssembly of our own instead of a runtime for exported graphs: eight kilobytes of kernels do what these networks need,
+and the loop, the noise and the words have to be written for the browser in any case.
 """
 
 import json
 import shutil
 import tempfile
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from difflm.app.studio.player import HERE as STUDIO
 from difflm.data.corpora import describe_training
 from difflm.data.tokenizers import Bpe, Characters, Words
 from difflm.diffusion.codecs import Tokens
-from difflm.diffusion.codecs.embedding import Embedding, Logits
+from difflm.diffusion.codecs.embedding import Embedding, LearnedEmbedding, Logits
 from difflm.diffusion.denoiser import Conditioning
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.processes.alpha_schedules import LinearAlpha
@@ -25,27 +24,28 @@ from difflm.diffusion.processes.gaussian import Cosine, Gaussian, LogSnrShift
 from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.base import Sampling
 from difflm.models.batching import DrawnLength
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.sampling import SETTINGS, Sampling
 from difflm.networks import Transformer
 from difflm.runtime.files import explain_write_errors
 from difflm.runtime.tensors import quantise_rows, save_tensors
 
 HERE = Path(__file__).parent
-OWN = ("index.html", "demo.css", "demo.js", "worker.js", "writing.js", "sampling.js", "network.js", "texts.js", "kernels.wasm")
+OWN = (".html", ".css", ".js", ".wasm")  # files of this folder
 SHARED = ("look.css", "player.js", "parts.js", "time.js", "icon.svg")  # with the studio
-SAMPLERS = {"vectors": ("ancestral", "ddim"), "masks": ("ancestral",)}
-EXAMPLES = {"e2e": "The Eagle is a ___ near the riverside.", "english": "My dog ___ in the garden."}  # of bundled models
+SAMPLERS = {"vectors": ("ancestral", "ddim"), "masks": ("ancestral", "first-hitting", "confidence")}
+# Of bundled models, by name.
+EXAMPLES = {"e2e": "The Eagle is a ___ near the riverside.", "english": "My dog ___ in the garden."}
 WIDEST = 16384  # inputs of a layer (kernels.c)
 
 
 def write_page(lm: TextDiffusion, name: str, folder: Path) -> int:
     """Write the page of a model into a folder that is not there yet, whole or not at all; return its size in bytes."""
     config, tensors = describe_model(lm, name), pack_weights(lm)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already and not empty: remove it, or name another folder.")
     with explain_write_errors(folder, "--static"):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} is there already and not empty: remove it, or name another folder.")
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
@@ -53,7 +53,8 @@ def write_page(lm: TextDiffusion, name: str, folder: Path) -> int:
             size = (made / "model.safetensors").stat().st_size
             told = json.dumps({**config, "bytes": size}, ensure_ascii=False, separators=(",", ":"))
             (made / "model.json").write_text(told, encoding="utf-8")
-            for path in [*(HERE / one for one in OWN), *(STUDIO / one for one in SHARED)]:
+            own = [path for path in HERE.iterdir() if path.suffix in OWN]
+            for path in [*own, *(STUDIO / one for one in SHARED)]:
                 shutil.copyfile(path, made / path.name)
             made.chmod(0o755)
             if folder.exists():
@@ -74,13 +75,13 @@ def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
     if not isinstance(tokenizer, Words | Bpe | Characters):
         raise UsageError(f"a page reads no tokenizer of others, which {name} has.")
     sampling, network, codec = model.sampling, model.denoiser.network, model.denoiser.codec
-    assert isinstance(network, Transformer)
+    assert isinstance(network, Transformer) and isinstance(model.lengths, DrawnLength)
     if sampling.sampler not in SAMPLERS[state]:
         known = " or ".join(SAMPLERS[state])
         raise UsageError(f"a page samples such models by {known}, and not by {sampling.sampler}, as {name} does.")
-    plain = Sampling(sampling.sampler, sampling.steps, sampling.temperature)
-    if other := [one.name for one in fields(Sampling) if getattr(plain, one.name) != getattr(sampling, one.name)]:  # type: ignore[arg-type]
-        raise UsageError(f"a page cannot sample with the setting {other[0]}, which {name} has.")
+    plain = Sampling(sampling.sampler, sampling.steps, sampling.temperature or 1.0)
+    if other := [key for key in SETTINGS if getattr(plain, key) != getattr(sampling, key)]:
+        raise UsageError(f"a page cannot sample with the setting {other[0]} that {name} has.")
     if wrong := [one for one in network.modules() if isinstance(one, nn.Linear) and not fits(one)]:
         raise UsageError(f"a page multiplies by layers of 4, 8, 12 … inputs; one of {name} has {wrong[0].in_features}.")
     return {
@@ -93,7 +94,7 @@ def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
         "state": state,
         "vocabulary": codec.vocabulary,
         "longest": model.max_words,
-        "lengths": model.lengths.counts.tolist(),  # type: ignore[union-attr]
+        "lengths": model.lengths.counts.tolist(),
         "hidden": network.input.out_features,
         "layers": len(network.blocks),
         "heads": network.input.out_features // network.head_dim,
@@ -123,12 +124,12 @@ def find_state(model: Any) -> str:
     if type(codec) is Tokens and type(process) is Absorbing and type(process.keep) is LinearAlpha:
         plain = network.time == "none" and denoiser.self_conditioning is None and type(times) is LowDiscrepancy
         return "masks" if plain else ""
-    if not isinstance(codec, Embedding) or type(process) is not Gaussian or process.exploding:
+    if type(codec) is not LearnedEmbedding or type(process) is not Gaussian or process.exploding:
         return ""
     schedule = process.schedule
     known = isinstance(schedule, LogSnrShift) and isinstance(schedule.base, Cosine)
     words = isinstance(codec.prediction, Logits) and not codec.x0_std and denoiser.self_conditioning is not None
-    timed = network.time == "adaptive" and isinstance(times, LearnedWarp | LowDiscrepancy)
+    timed = network.time == "adaptive" and type(times) in (LearnedWarp, LowDiscrepancy)
     return "vectors" if known and words and timed else ""
 
 
@@ -155,4 +156,3 @@ def pack_weights(lm: TextDiffusion) -> dict[str, Tensor]:
     own = {name: tensor for name, tensor in own.items() if name.startswith(("denoiser.network.", "denoiser.codec."))}
     vectors = {"denoiser.codec.raw": codec.table().detach().float().cpu()} if isinstance(codec, Embedding) else {}
     return {**quantise_rows({name: one for name, one in own.items() if name not in vectors}), **vectors}
-

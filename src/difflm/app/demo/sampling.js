@@ -1,4 +1,4 @@
-// From noise to words: the steps of diffusion/samplers for one text. Frames are {step, t, ids, confidence}.
+// From noise to words: the steps of diffusion/samplers for one text. Frames are {step, t, ids, confidence, last}.
 //
 // What is asked: `seed`, `steps`, `known` (an id at every position, FREE where there is none) and `banned`, which says for
 // a position which ids may not stand there, beside those that no text may hold.
@@ -93,7 +93,7 @@ function* denoiseVectors(model, { seed, steps, known, banned }) {
     clean = new Float32Array(rows * dim);
     known.forEach((id, r) => { if (id !== FREE) clean.set(table.subarray(id * dim, (id + 1) * dim), r * dim); });
     places.forEach((place, row) => clean.set(mean.subarray(row * dim, (row + 1) * dim), place * dim));
-    yield { step: i, t: grid[i + 1].t, ids, confidence };
+    yield { step: i, t: grid[i + 1].t, ids, confidence, last: i + 1 === steps };
     const [a, b, c] = STEPS[sampler](grid[i], grid[i + 1]), noise = c ? normal(i + 1) : null;
     x = x.map((value, k) => a * value + b * clean[k] + (c ? c * noise[k] : 0));
   }
@@ -120,22 +120,39 @@ export function believeMasks(model, x, banned, temperature) {
   return [shares, places];
 }
 
+// Which masks become words on the way from t to s, by their rows; `now` is {shares, places, words, fresh, t, s}.
+const WRITES = {
+  ancestral: ({ places, fresh, t, s }) => rowsOf(places).filter((row) => fresh[3 * places[row]] >= 1 - (t - s) / t),
+  "first-hitting": (now) => foremost(now, (row) => now.fresh[3 * now.places[row]]),
+  confidence: (now) => foremost(now, (row) => now.shares[row * now.vocabulary + now.words[row]]),
+};
+const rowsOf = (places) => [...places.keys()];
+
+// Those of the highest rank, so that as many masks stay as the schedule leaves at s, and one becomes a word at least.
+function foremost({ places, t, s }, rank) {
+  const left = Math.min(Math.floor((places.length * s) / t + 1e-6), places.length - 1);
+  const ranks = rowsOf(places).map(rank);
+  return rowsOf(places).sort((a, b) => ranks[a] - ranks[b]).slice(left);
+}
+
 function* unmask(model, { seed, steps, known, banned }) {
-  const { vocabulary, temperature } = model.config;
+  const { vocabulary, temperature, sampler } = model.config;
   const x = Int32Array.from(known, (id) => (id === FREE ? vocabulary : id));
-  for (let i = 0; i < steps; i++) {
+  let belief = null; // the network is not told the time: it holds until a word is written
+  for (let i = 0, last = false; !last; i++) {
     const [t, s] = [1 - i / steps, 1 - (i + 1) / steps];
-    const [shares, places] = believeMasks(model, x, banned, temperature);
+    const [shares, places] = belief ??= believeMasks(model, x, banned, temperature);
     const [ids, confidence] = likeliest(x, places, shares, vocabulary);
     const fresh = Float32Array.from(model.uniform(seed, 0, i + 1, x.length, 3));
-    places.forEach((place, row) => {
-      const [moves, one, two] = fresh.subarray(3 * place, 3 * place + 3);
-      if (i + 1 < steps && moves < 1 - (t - s) / t) return;
-      const own = shares.subarray(row * vocabulary, (row + 1) * vocabulary);
-      ids[place] = x[place] = draw(own, one + (two - 0.5) * FINE);
-      confidence[place] = own[x[place]];
-    });
-    yield { step: i, t: s, ids, confidence };
+    const own = (row) => shares.subarray(row * vocabulary, (row + 1) * vocabulary);
+    const words = places.map((place, row) => draw(own(row), fresh[3 * place + 1] + (fresh[3 * place + 2] - 0.5) * FINE));
+    for (const row of WRITES[sampler]({ shares, vocabulary, places, words, fresh, t, s })) {
+      ids[places[row]] = x[places[row]] = words[row];
+      confidence[places[row]] = own(row)[words[row]];
+      belief = null;
+    }
+    last = i + 1 === steps || (sampler !== "ancestral" && !x.includes(vocabulary));
+    yield { step: i, t: s, ids, confidence, last };
   }
 }
 

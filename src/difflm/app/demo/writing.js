@@ -28,11 +28,10 @@ export function* write(model, tokenizer, { template, length, seed, steps }) {
     banned = asked.banned(place.begins, sizes);
   }
   let before = null;
-  for (const { step, t, ids, confidence } of denoise(model, { seed, steps, known: place.known, banned })) {
+  for (const { step, t, ids, confidence, last } of denoise(model, { seed, steps, known: place.known, banned })) {
     const tokens = Array.from(ids, (id, k) => place.unknown.get(k) ?? tokenizer.show(id));
     const changed = Array.from(ids, (id, k) => before !== null && before[k] !== id);
     before = ids;
-    const last = step + 1 === steps;
     yield {
       frame: { step, t, tokens, spaces: tokenizer.spaces(tokens), confidence: [...confidence], changed },
       ...(last && { text: tokenizer.join(tokens.filter(Boolean), ids), unknown: [...place.unknown.values()] }),
