@@ -1,5 +1,5 @@
-"""Compile the arithmetic of the page that runs a model in the browser: kernels.c to kernels.wasm, a part of the package,
-so that nobody else needs a compiler. A section of the file says which source it was made of.
+"""Compile the arithmetic of the page that runs a model in the browser: kernels.c to kernels.wasm, which the package
+holds, so that nobody else needs a compiler. A section of the file says which source it was made of.
 
 pip install ziglang && python -m benchmarks.browser_kernels
 """
