@@ -261,8 +261,8 @@ def test_words_and_pieces_are_those_of_python(browser, pages):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["vectors", "ddim", "masks", "confidence", "pieces"])
 def test_the_same_seed_writes_the_same_text_as_in_python(browser, pages, kind):
-    """At every step the same words, and as sure of each but for rounding: the evidence of vectors reaches 2,000 nats, of
-    which float32 keeps three decimals, and errors add up over steps."""
+    """At every step the same words, and as sure of each but for rounding: the evidence of vectors reaches 2,000 nats,
+    of which float32 keeps three decimals, and errors add up over steps."""
     lm, folder = pages[kind]
     template = "The old pub ___ the river serves ___ food." if kind == "pieces" else "The old ___:2 near ___ food."
     asked: list[tuple[dict[str, Any], list[Control]]] = [({}, []), ({"template": template}, [Infill(template)])]
