@@ -38,7 +38,7 @@ function introduce(facts) {
   byId("about").textContent = `${facts.name} · ${facts.method} · ${(facts.parameters / 1e6).toFixed(1)}M parameters`;
   const from = facts.learned ? ` from ${facts.learned}` : "";
   byId("intro").textContent = "A diffusion language model writes all words at once, out of noise: this one knows "
-    + `${facts.pieces.toLocaleString("en")} ${unit}${from} and runs in this page alone.`;
+    + `${facts.pieces.toLocaleString("en")} ${unit}${from} and runs in your browser.`;
   byId("unit").textContent = unit;
   byId("length").max = facts.longest;
   byId("steps").value = facts.steps;
