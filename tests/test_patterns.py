@@ -18,7 +18,7 @@ from tiny import tiny_run
 
 from difflm import Avoid, Contains, Edit, Infill, Length, Pattern, TextDiffusion, WordCount
 from difflm.controls.base import Canvas
-from difflm.controls.patterns import chain_of, join_transitions, kernel_chain, list_rows, plain_chain
+from difflm.controls.patterns import chain_of, join_transitions, kernel_chain, list_columns, plain_chain
 from difflm.data.regular import compile_characters, count_paths, follow_paths, parse_pattern
 from difflm.data.token_automata import (
     ANY,
@@ -617,12 +617,12 @@ def test_transitions_are_listed_by_where_they_lead():
 
 
 def test_lists_are_sorted_and_know_their_segments():
-    found, rows = list_rows(np.arange(8), np.array([2, 0, 2, *[2] * 5]))  # one item of the key 0, seven of 2
-    assert found.tolist() == [[1, -1, -1, -1, -1, -1, -1, -1], [0, 2, 3, 4, 5, 6, 7, -1]]
-    assert rows.tolist() == [[0, 2], [1, 1], [1, 1]]
-    found, rows = list_rows(np.zeros(12, int), np.arange(12) // 9, np.arange(12))  # nine, and three
-    assert found.shape == (4, 4) and (found[3] >> 16).tolist() == [9, 10, 11, -1]
-    assert rows.tolist() == [[0, 0, 0, 1], [1, 0, 0, 1], [0, 0, 1, 1]]
+    found, columns = list_columns(np.arange(8), np.array([2, 0, 2, *[2] * 5]))  # one item of the key 0, seven of 2
+    assert found.T.tolist() == [[1, -1, -1, -1, -1, -1, -1, -1], [0, 2, 3, 4, 5, 6, 7, -1]]
+    assert columns.tolist() == [[0, 2], [1, 1], [1, 1]]
+    found, columns = list_columns(np.zeros(12, int), np.arange(12) // 9, np.arange(12))  # nine, and three
+    assert (found >> 16).tolist() == [[0, 1, 2, 9], [3, 4, 5, 10], [6, 7, 8, 11], [-1] * 4]
+    assert columns.tolist() == [[0, 0, 0, 1], [1, 0, 0, 1], [0, 0, 1, 1]]
 
 
 def test_joined_transitions_are_all_of_them_and_have_different_ends():

@@ -249,12 +249,12 @@ def kernel_chain(automaton: TokenAutomaton, plain: "TokenChain", device: "torch.
     tokens = np.column_stack([np.arange(len(automaton.classes)), automaton.classes])
     begin, union, end = edges.T
     lists = (
-        *(list_rows(tokens[:, 0], tokens[:, 1]), list_rows(members[:, 0], members[:, 1])),
-        *(list_rows(union, begin, end), list_rows(begin, end, union), list_rows(begin, union, end)),
-        list_rows(members[:, 1], members[:, 0]),
+        *(list_columns(tokens[:, 0], tokens[:, 1]), list_columns(members[:, 0], members[:, 1])),
+        *(list_columns(union, begin, end), list_columns(begin, end, union), list_columns(begin, union, end)),
+        list_columns(members[:, 1], members[:, 0]),
     )
     put = partial(torch.tensor, dtype=torch.int32, device=device)
-    return KernelChain(plain, int(union.max()) + 1, *((put(items), put(rows)) for items, rows in lists))
+    return KernelChain(plain, int(union.max()) + 1, *((put(items), put(columns)) for items, columns in lists))
 
 
 def join_transitions(edges: Array) -> tuple[Array, Array]:
@@ -268,22 +268,22 @@ def join_transitions(edges: Array) -> tuple[Array, Array]:
     return np.insert(pairs, 1, [numbers[own] for own in sets], 1), np.array(members)
 
 
-def list_rows(items: Array, keys: Array, more: Array | int = 0) -> tuple[Array, Array]:
+def list_columns(items: Array, keys: Array, more: Array | int = 0) -> tuple[Array, Array]:
     """Items [n], at least one, as the kernels of `automaton_scan.py` want them, `more` in the higher halves, sorted by
-    keys: a list [R, N] of as few places as can be, and where its rows [3, R] go."""
+    keys: a list [N, R] of as few places as can be, and where its columns [3, R] go."""
     items = (items + (more << 16))[np.argsort(keys, kind="stable")]
     keys, counts = np.unique(keys, return_counts=True)
-    sizes = {wide: 1 << int(np.ceil(counts / wide).sum() - 1).bit_length() for wide in (32, 16, 8, 4)}
-    wide = min(sizes, key=lambda one: sizes[one] * one)
-    lengths = -(-counts // wide)  # in rows
-    begins, found = lengths.cumsum() - lengths, np.full((sizes[wide], wide), -1)
-    within = np.arange(len(items)) - np.repeat(counts.cumsum() - counts, counts)
-    found[np.repeat(begins, counts) + within // wide, within % wide] = items
-    rows = np.zeros((3, sizes[wide]), np.int64)
-    rows[0, : lengths.sum()] = np.repeat(keys, lengths)
-    rows[1], rows[1, : lengths.sum()] = 1, 0
-    rows[1, begins] = rows[2, begins + lengths - 1] = 1
-    return found, rows
+    sizes = {high: 1 << int(np.ceil(counts / high).sum() - 1).bit_length() for high in (32, 16, 8, 4)}
+    high = min(sizes, key=lambda one: sizes[one] * one)
+    lengths = -(-counts // high)  # in columns
+    begins, found = lengths.cumsum() - lengths, np.full((high, sizes[high]), -1)
+    within, wide = np.arange(len(items)) - np.repeat(counts.cumsum() - counts, counts), np.repeat(lengths, counts)
+    found[within // wide, np.repeat(begins, counts) + within % wide] = items  # neighbours stand beside each other
+    columns = np.zeros((3, sizes[high]), np.int64)
+    columns[0, : lengths.sum()] = np.repeat(keys, lengths)
+    columns[1], columns[1, : lengths.sum()] = 1, 0
+    columns[1, begins] = columns[2, begins + lengths - 1] = 1
+    return found, columns
 
 
 def plain_chain(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain":

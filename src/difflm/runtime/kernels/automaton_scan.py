@@ -1,10 +1,10 @@
 """Kernels of forward–backward over an automaton: one program for a text goes from position to position without the
 host, and one for a position sums over tokens or transitions. By torch's operations each position is a dozen kernels.
 
-What is added up lies in a list [R, N], sorted by where it goes, in rows that are filled up with −1: two numbers below
-2¹⁵ in one, the second in the higher half. Rows that belong together are one segment: `rows` [3, R] are where it goes,
-and which rows are its first and its last. Rows are summed by themselves, and joined by a scan that begins anew with
-each segment. R and N are powers of two.
+What is added up lies in a list [N, R], sorted by where it goes, in columns that are filled up with −1: two numbers
+below 2¹⁵ in one, the second in the higher half. Columns that belong together are one segment: `marks` [3, R] are where
+it goes, and which columns are its first and its last. A thread sums columns by itself; a scan that begins anew with
+each segment joins them. R and N are powers of two.
 
 Classes that lead from one state to another are one union, whose chance is known before the text is gone through: of
 `[^.]*` a transition remains where each class had one. Outside a text a state stays as it is."""
@@ -19,11 +19,12 @@ from torch import Tensor, library
 IMPOSSIBLE = tl.constexpr(-1e30)
 UNLIKELY = tl.constexpr(1e5)
 LOWEST = tl.constexpr(-3e38)
+FEW = 256  # texts that leave most of a GPU idle while they are gone through: more threads for each
 
 
 def options(items: Tensor, lanes: int) -> dict[str, Any]:
     """A tile of a list, some `lanes` of its numbers a thread."""
-    rows, wide = items.shape
+    wide, rows = items.shape
     return {"R": rows, "N": wide, "num_warps": min(16, max(1, rows * wide // (32 * lanes)))}
 
 
@@ -32,9 +33,9 @@ def group_tokens(
     logits: Tensor,
     inside: Tensor,
     tokens: Tensor,
-    rows: Tensor,
+    marks: Tensor,
     members: Tensor,
-    member_rows: Tensor,
+    member_marks: Tensor,
     classes: int,
     unions: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -47,22 +48,12 @@ def group_tokens(
     joined = torch.empty(2, batch, length, unions, device=logits.device)
     best = torch.zeros(batch, length, classes + 1, dtype=torch.int64, device=logits.device)
     top, norm = (torch.empty(batch, length, device=logits.device) for _ in range(2))
-    given = (
-        logits.contiguous(),
-        inside.contiguous(),
-        tokens,
-        rows,
-        members,
-        member_rows,
-        log_q,
-        joined,
-        best,
-        top,
-        norm,
-    )
-    sizes = options(tokens, 16) | {"M": members.shape[0], "K": members.shape[1]}
+    given = (tokens, marks, members, member_marks, log_q, joined, best, top, norm)
+    sizes = options(tokens, 32) | {"M": members.shape[1], "K": members.shape[0]}
     with torch.cuda.device_of(logits):
-        _group[(batch * length,)](*given, batch * length, size, classes, unions, **sizes)
+        _group[(batch * length,)](
+            logits.contiguous(), inside.contiguous(), *given, batch * length, size, classes, unions, **sizes
+        )
     return log_q, joined, best, top, norm
 
 
@@ -71,9 +62,9 @@ def _(
     logits: Tensor,
     inside: Tensor,
     tokens: Tensor,
-    rows: Tensor,
+    marks: Tensor,
     members: Tensor,
-    member_rows: Tensor,
+    member_marks: Tensor,
     classes: int,
     unions: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -84,41 +75,41 @@ def _(
 
 
 @library.custom_op("difflm::scan_backward", mutates_args=())
-def scan_backward(joined: Tensor, inside: Tensor, last: Tensor, departures: Tensor, rows: Tensor) -> Tensor:
+def scan_backward(joined: Tensor, inside: Tensor, last: Tensor, departures: Tensor, marks: Tensor) -> Tensor:
     """Messages [2, B, L + 1, S] from the last ones, [S]: of sums in the first half, of maxima in the second. `joined`
     are chances of unions, [2, B, L, unions]; transitions (union, end) are sorted by where they begin."""
     _, batch, length, unions = joined.shape
     out = joined.new_full((2, batch, length + 1, len(last)), -1e30)
     out[:, :, -1] = last
-    given = (joined.contiguous(), inside.contiguous(), departures, rows, out)
-    sizes = options(departures, 16) | {"W": triton.next_power_of_2(len(last))}
+    given = (joined.contiguous(), inside.contiguous(), departures, marks, out)
+    sizes = options(departures, 16 if batch > FEW else 4) | {"W": triton.next_power_of_2(len(last))}
     with torch.cuda.device_of(joined):
         _backward[(batch, 2)](*given, batch, length, len(last), unions, **sizes)
     return out
 
 
 @scan_backward.register_fake
-def _(joined: Tensor, inside: Tensor, last: Tensor, departures: Tensor, rows: Tensor) -> Tensor:
+def _(joined: Tensor, inside: Tensor, last: Tensor, departures: Tensor, marks: Tensor) -> Tensor:
     return joined.new_empty(2, joined.shape[1], joined.shape[2] + 1, len(last))
 
 
 @library.custom_op("difflm::scan_forward", mutates_args=())
-def scan_forward(joined: Tensor, inside: Tensor, later: Tensor, arrivals: Tensor, rows: Tensor) -> Tensor:
+def scan_forward(joined: Tensor, inside: Tensor, later: Tensor, arrivals: Tensor, marks: Tensor) -> Tensor:
     """P(state | accepted) before each position, [B, L, S], from state 0 on. `joined` [B, L, unions] and the messages
     `later` [B, L + 1, S] are those of sums; transitions (begin, union) are sorted by where they end."""
     batch, length, unions = joined.shape
     states = later.shape[-1]
     out = joined.new_zeros(batch, length, states)
     out[:, 0, 0] = 1.0
-    given = (joined.contiguous(), inside.contiguous(), later.contiguous(), arrivals, rows, out)
-    sizes = options(arrivals, 16) | {"W": triton.next_power_of_2(states)}
+    given = (joined.contiguous(), inside.contiguous(), later.contiguous(), arrivals, marks, out)
+    sizes = options(arrivals, 16 if batch > FEW else 4) | {"W": triton.next_power_of_2(states)}
     with torch.cuda.device_of(joined):
         _forward[(batch,)](*given, length, states, unions, **sizes)
     return out
 
 
 @scan_forward.register_fake
-def _(joined: Tensor, inside: Tensor, later: Tensor, arrivals: Tensor, rows: Tensor) -> Tensor:
+def _(joined: Tensor, inside: Tensor, later: Tensor, arrivals: Tensor, marks: Tensor) -> Tensor:
     return joined.new_empty(*joined.shape[:2], later.shape[-1])
 
 
@@ -127,9 +118,9 @@ def weigh_classes(
     reached: Tensor,
     later: Tensor,
     by_union: Tensor,
-    rows: Tensor,
+    marks: Tensor,
     by_class: Tensor,
-    class_rows: Tensor,
+    class_marks: Tensor,
     classes: int,
     unions: int,
 ) -> Tensor:
@@ -139,8 +130,8 @@ def weigh_classes(
     batch, length, states = reached.shape
     weights = reached.new_empty(batch, length, unions)
     out = reached.new_full((batch, length, classes), float("-inf"))
-    given = (reached.contiguous(), later.contiguous(), by_union, rows, by_class, class_rows, weights, out)
-    sizes = options(by_union, 16) | {"M": by_class.shape[0], "K": by_class.shape[1]}
+    given = (reached.contiguous(), later.contiguous(), by_union, marks, by_class, class_marks, weights, out)
+    sizes = options(by_union, 16) | {"M": by_class.shape[1], "K": by_class.shape[0]}
     with torch.cuda.device_of(reached):
         _weigh[(batch * length,)](*given, length, states, classes, unions, **sizes)
     return out
@@ -151,9 +142,9 @@ def _(
     reached: Tensor,
     later: Tensor,
     by_union: Tensor,
-    rows: Tensor,
+    marks: Tensor,
     by_class: Tensor,
-    class_rows: Tensor,
+    class_marks: Tensor,
     classes: int,
     unions: int,
 ) -> Tensor:
@@ -221,7 +212,7 @@ def _(logits: Tensor, top: Tensor, classes: Tensor, kinds: Tensor, u: Tensor) ->
 
 @triton.jit
 def _join(f, m, s, k, first, best, total, key):  # type: ignore[no-untyped-def]
-    """Sums of exp, relative to their maxima, and keys of these, of rows and of those that follow them, which begin a
+    """Sums of exp, relative to their maxima, and keys of these, of columns and of those that follow them, which begin a
     segment or not."""
     higher = tl.maximum(m, best)
     both = s * tl.exp(m - higher) + total * tl.exp(best - higher)
@@ -248,19 +239,19 @@ def _add(f, s, first, total):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _read(items, marks, R: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A list: both numbers of each item, which are real, and of each row where it goes, and whether it is the first and
-    the last of its segment."""
+    """A list: both numbers of each item, which are real, and of each column where it goes, and whether it is the first
+    and the last of its segment."""
     line = tl.arange(0, R)
-    item = tl.load(items + line[:, None] * N + tl.arange(0, N)[None, :])
+    item = tl.load(items + tl.arange(0, N)[:, None] * R + line[None, :])
     first, last = tl.load(marks + R + line), tl.load(marks + 2 * R + line) > 0
     return item & 65535, item >> 16, item >= 0, tl.load(marks + line), first, last
 
 
 @triton.jit
-def _sum_rows(nats, first):  # type: ignore[no-untyped-def]
-    """The maximum and the sum of exp, relative to it, of all rows of a segment up to each one."""
-    most = tl.max(nats, 1)
-    _, most, total = tl.associative_scan((first, most, tl.sum(tl.exp(nats - most[:, None]), 1)), 0, _join_sums)
+def _sum_columns(nats, first):  # type: ignore[no-untyped-def]
+    """The maximum and the sum of exp, relative to it, of all columns of a segment up to each one."""
+    most = tl.max(nats, 0)
+    _, most, total = tl.associative_scan((first, most, tl.sum(tl.exp(nats - most[None, :]), 0)), 0, _join_sums)
     return most, total
 
 
@@ -272,11 +263,11 @@ def _group(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     token, _, real, kind, first, last = _read(tokens, marks, R, N)
     x = tl.load(logits + row * size + token, real, float("-inf")).to(tl.float32)
-    top = tl.maximum(tl.max(tl.max(x, 1), 0), IMPOSSIBLE)
+    top = tl.maximum(tl.max(tl.max(x, 0), 0), IMPOSSIBLE)
     x = tl.where(real, tl.maximum(x - top, -UNLIKELY), LOWEST)
-    most = tl.max(x, 1)
-    total = tl.sum(tl.exp(x - most[:, None]), 1)
-    key = tl.min(tl.where(x == most[:, None], token, 2147483647), 1)
+    most = tl.max(x, 0)
+    total = tl.sum(tl.exp(x - most[None, :]), 0)
+    key = tl.min(tl.where(x == most[None, :], token, 2147483647), 0)
     high = tl.max(most, 0)
     whole = high + tl.log(tl.sum(total * tl.exp(most - high), 0))
     likeliest = tl.min(tl.where(most == high, key, 2147483647), 0)
@@ -297,9 +288,9 @@ def _group(  # type: ignore[no-untyped-def]
     tl.store(norms + row, tl.where(here, shift - whole, 0.0))
     tl.debug_barrier()  # what follows reads what other threads wrote
     kind, _, real, union, first, last = _read(members, member_marks, M, K)
-    most, total = _sum_rows(tl.load(log_q + kind, real, LOWEST), first)
+    most, total = _sum_columns(tl.load(log_q + kind, real, LOWEST), first)
     tl.store(joined + row * unions + union, most + tl.log(total), last)
-    most, _ = _sum_rows(tl.load(log_q + half + kind, real, LOWEST), first)
+    most, _ = _sum_columns(tl.load(log_q + half + kind, real, LOWEST), first)
     tl.store(joined + (rows + row) * unions + union, most, last)
 
 
@@ -320,7 +311,7 @@ def _backward(  # type: ignore[no-untyped-def]
         i = length - 1 - k
         if tl.load(inside + i) != 0:
             nats = tl.load(out + (i + 1) * states + end, real, LOWEST) + chance
-            most, total = _sum_rows(nats, first)
+            most, total = _sum_columns(nats, first)
             tl.store(out + i * states + begin, tl.where(half == 0, most + tl.log(total), most), last)
         else:
             kept = tl.load(out + (i + 1) * states + state, state < states)
@@ -333,7 +324,7 @@ def _backward(  # type: ignore[no-untyped-def]
 def _step_nats(joined, later, i, begin, union, end, real, states, unions):  # type: ignore[no-untyped-def]
     """log P(transition | its first state, accepted) at a position."""
     nats = tl.load(joined + i * unions + union, real, 0.0) - tl.load(later + i * states + begin, real, 0.0)
-    return tl.minimum(nats + tl.load(later + (i + 1) * states + end)[:, None], 0.0)
+    return tl.minimum(nats + tl.load(later + (i + 1) * states + end)[None, :], 0.0)
 
 
 @triton.jit
@@ -351,7 +342,7 @@ def _forward(  # type: ignore[no-untyped-def]
     nats = _step_nats(joined, later, 0, begin, union, end, real, states, unions)
     for i in range(length - 1):
         if tl.load(inside + i) != 0:
-            flow = tl.sum(tl.load(out + i * states + begin, real, 0.0) * tl.exp(nats), 1)
+            flow = tl.sum(tl.load(out + i * states + begin, real, 0.0) * tl.exp(nats), 0)
             _, flow = tl.associative_scan((first, flow), 0, _add)
             tl.store(out + (i + 1) * states + end, flow, last)
         else:
@@ -374,11 +365,11 @@ def _weigh(  # type: ignore[no-untyped-def]
     p = tl.load(reached + begin, real, 0.0)
     nats = tl.where(p > 0, tl.log(p), IMPOSSIBLE) - tl.load(later + begin, real, 0.0)
     nats = tl.where(real, nats + tl.load(later + states + end, real, 0.0), LOWEST)
-    most, total = _sum_rows(nats, first)
+    most, total = _sum_columns(nats, first)
     tl.store(weights + union, most + tl.log(total), last)
     tl.debug_barrier()  # what follows reads what other threads wrote
     union, _, real, kind, first, last = _read(by_class, class_marks, M, K)
-    most, total = _sum_rows(tl.load(weights + union, real, LOWEST), first)
+    most, total = _sum_columns(tl.load(weights + union, real, LOWEST), first)
     nats = most + tl.log(total)
     nats -= tl.max(tl.where(last, nats, LOWEST), 0)
     tl.store(out + row * classes + kind, tl.where(nats < IMPOSSIBLE / 2, float("-inf"), nats), last)
