@@ -689,7 +689,8 @@ def test_the_benchmark_prints_its_tables(monkeypatch, capsys):
     assert benchmark.main([part for key, value in few.items() for part in (f"--{key}", str(value))]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if " | " in line]
     assert [row[0] for row in rows] == [
-        *("model", "e2e", "mdlm", "rule alone", "words", "words", "300 pieces", "300 pieces", "pattern"),
-        *["beginning"] * 3,
+        *("model", "e2e", "mdlm", "rule alone", "words", "words", "300 pieces", "300 pieces"),
+        *("obeyed, nats/token, self-BLEU", "beginning", "mean", "seconds"),
     ]
-    assert rows[9][1:3] == ["forward–backward", "100.0 %"]
+    assert rows[8][1:] == ["forward–backward", "drawn and rejected", "∇ log Z × 1"]
+    assert rows[9][1].startswith("100.0 %, ") and rows[9][1:] == rows[10][1:]

@@ -19,6 +19,8 @@ from torch import Tensor, library
 IMPOSSIBLE = tl.constexpr(-1e30)
 UNLIKELY = tl.constexpr(1e5)
 LOWEST = tl.constexpr(-3e38)
+# Of automata and batches, each of which would else be compiled for itself.
+SIZES = ["batch", "rows", "length", "states", "classes", "unions", "ways"]
 FEW = 256  # texts that leave most of a GPU idle while they are gone through: more threads for each
 
 
@@ -255,7 +257,7 @@ def _sum_columns(nats, first):  # type: ignore[no-untyped-def]
     return most, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _group(  # type: ignore[no-untyped-def]
     logits, inside, tokens, marks, members, member_marks, log_q, joined, best, tops, norms, rows, size, classes, unions,
     R: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
@@ -294,7 +296,7 @@ def _group(  # type: ignore[no-untyped-def]
     tl.store(joined + (rows + row) * unions + union, most, last)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _backward(  # type: ignore[no-untyped-def]
     joined, inside, edges, marks, out, batch, length, states, unions,
     R: tl.constexpr, N: tl.constexpr, W: tl.constexpr,
@@ -327,7 +329,7 @@ def _step_nats(joined, later, i, begin, union, end, real, states, unions):  # ty
     return tl.minimum(nats + tl.load(later + (i + 1) * states + end)[None, :], 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _forward(  # type: ignore[no-untyped-def]
     joined, inside, later, edges, marks, out, length, states, unions,
     R: tl.constexpr, N: tl.constexpr, W: tl.constexpr,
@@ -352,7 +354,7 @@ def _forward(  # type: ignore[no-untyped-def]
         tl.debug_barrier()  # the next position reads what other threads wrote
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _weigh(  # type: ignore[no-untyped-def]
     reached, later, edges, marks, by_class, class_marks, weights, out, length, states, classes, unions,
     R: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
@@ -386,7 +388,7 @@ def _tilt(logits, inside, tops, factor, kinds, out, size, classes, W: tl.constex
     tl.store(out + row * size + token, tl.where(tl.load(inside + row) != 0, tilted, x), valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _trace(  # type: ignore[no-untyped-def]
     log_q, later, next_states, next_classes, u, kinds, rest, length, states, classes, ways,
     K: tl.constexpr, DRAW: tl.constexpr,
