@@ -40,7 +40,7 @@ from difflm.generation.jobs import (
     plain_edit,
     run_jobs,
 )
-from difflm.generation.ranking import Rank, make_ranking
+from difflm.generation.ranking import GapFit, Rank, make_ranking
 from difflm.generation.reading import Reader, list_texts
 from difflm.generation.settings import Asked, Written, WrittenFrom, check_names, list_arguments
 from difflm.generation.sharing import Pretrained
@@ -152,8 +152,8 @@ class TextDiffusion(Pretrained, Reader):
         starts from a text, `source` is what texts are written from; of several sources each has `n` texts. To a model
         that chats, `source` is what the user says; `messages` are a whole conversation.
 
-        Of `candidates` the one is kept that the guiding classifiers find likeliest to comply, or that `rank` finds
-        likeliest: "bound" is this model's own likelihood, else another's. Of `mbr` candidates the one most like the
+        Of `candidates` the one is kept that the guiding classifiers find likeliest to comply, or, where gaps alone are
+        filled, the one that fits best, or that `rank` finds likeliest: "bound" is this model's own likelihood, else another's. Of `mbr` candidates the one most like the
         others is kept. `guidance` is how strongly classifiers steer; `method` is the decoder by which a left-to-right
         model takes controls.
 
@@ -234,7 +234,13 @@ class TextDiffusion(Pretrained, Reader):
         if source is not None or self.model.source_longest:
             sources = [row for row in self.encode_sources(source) for _ in range(n)]
             n = len(sources)
-        check_request(n, seed, mbr, candidates, None if rank else controls)
+        gap = None
+        match controls:
+            case [Infill() as one] if not (method or sources):
+                gap = one
+        check_request(n, seed, mbr, candidates, None if rank or gap else controls)
+        if gap is not None and gap.parts[-1]:  # a model may fill gaps between words otherwise than it writes texts
+            settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
         sampling = self.sampling(**settings) if settings else self.model.sampling
         begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.families else []
         plan = self.plan_controls(
@@ -253,6 +259,10 @@ class TextDiffusion(Pretrained, Reader):
             job.choose = make_ranking(self, rank, candidates, source, n, seed)
         elif mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
             job.choose = lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
+        elif candidates > 1 and gap is not None and plan is not None:
+            self.check_reads_tokens()
+            left, *_, right = gap.known(plan.info)
+            job.choose = GapFit(self, len(left), len(right))
         elif candidates > 1 and plan is not None:
             job.choose = choose_by_classifiers(plan)
             job.together = candidates if isinstance(plan, ControlPlan) and plan.guidance.resample else 1

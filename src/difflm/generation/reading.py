@@ -154,24 +154,34 @@ class Reader:
         found = [self.read_tokens(row, sources[n] if sources else (), k) for n, row in enumerate(rows)]
         return found[0] if isinstance(texts, str) else found
 
-    @torch.no_grad()
-    def read_tokens(self, ids: Sequence[int], source: Sequence[int] = (), k: int = 5) -> list[TokenBelief]:
-        """What the model believes of each token of one text, given its ids."""
+    def check_reads_tokens(self) -> DiffusionModel:
+        """The model, if it sees all other tokens of a text at once."""
         model = self.model
         if not isinstance(model, DiffusionModel) or isinstance(model, BlockDiffusion) or model.whole_text:
             raise UsageError(
                 f"{self.name} ({self.config['method']}) does not see all other words of a text at once. "
                 "Ask a diffusion model of whole texts, or use lm.score for how likely a whole text is."
             )
+        return model
+
+    @torch.no_grad()
+    def token_logits(
+        self, ids: Sequence[int], source: Sequence[int] = (), begin: int = 0, end: int = 0
+    ) -> torch.Tensor:
+        """Logits of each token from `begin` to `end` (0: the last) of one text, given all its other tokens, [L, V]."""
+        model, end = self.check_reads_tokens(), end or len(ids)
         denoiser, condition = model.denoiser, source_condition([source]) if source else UNCONDITIONAL
         condition = denoiser.conditioning.prepare(denoiser, condition.to(self.device))
         canvas, mask = model.lengths.canvas(*(part.to(self.device) for part in pad_token_rows([list(ids)])))
+        places = slice(model.lengths.first + begin, model.lengths.first + end)
         if denoiser.process.mask_id >= 0:
-            logits = masked_logits(denoiser, canvas, mask, condition)
-        else:
-            t = model.times.time_of(torch.full((1,), NEARLY_WRITTEN, device=self.device))
-            logits = leave_one_out_log_probs(denoiser, t, canvas, mask, condition)[0]
-        shares = logits[model.lengths.first :][: len(ids)].float().softmax(-1).cpu()
+            return masked_logits(denoiser, canvas, mask, condition, places).float()
+        t = model.times.time_of(torch.full((1,), NEARLY_WRITTEN, device=self.device))
+        return leave_one_out_log_probs(denoiser, t, canvas, mask, condition)[0, places].float()
+
+    def read_tokens(self, ids: Sequence[int], source: Sequence[int] = (), k: int = 5) -> list[TokenBelief]:
+        """What the model believes of each token of one text, given its ids."""
+        shares = self.token_logits(ids, source).softmax(-1).cpu()
         best = shares.topk(min(k + len(SPECIALS), shares.shape[-1]), dim=-1)
         found = []
         for token, own, likely, chances in zip(ids, shares, best.indices.tolist(), best.values.tolist(), strict=True):

@@ -75,7 +75,10 @@ class Request(BaseModel):
     start: str | None = setting("start")
     revisions: int | None = setting("revisions")
     mbr: int = key("Generate N candidates and keep the one most like the others.", 1)
-    candidates: int = key("Generate N candidates and keep the one the classifiers score highest.", 1)
+    candidates: int = key(
+        "Generate N candidates and keep the one the classifiers score highest; of filled gaps, the one that fits best.",
+        1,
+    )
     length: int | None = key("Exact length in words, punctuation included (in characters for character models).")
     contains: list[str] = key("A word or phrase that must appear.", [])
     avoid: list[str] = key("A word that must not appear.", [])

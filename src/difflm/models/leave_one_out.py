@@ -40,11 +40,13 @@ def leave_one_out_nats(denoiser: Denoiser, t: Tensor, ids: Tensor, mask: Tensor)
     return -found.gather(-1, ids.unsqueeze(-1)).squeeze(-1) * mask
 
 
-def masked_logits(denoiser: Denoiser, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-    """Logits of p(word | the others) under a model of masks, [L, V], of one text [1, L]: place after place is masked,
-    at the time at which one word in so many is."""
-    found, places = [], torch.arange(ids.shape[1], device=ids.device)
-    for some in places.split(AT_ONCE):
+def masked_logits(
+    denoiser: Denoiser, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL, places: slice = slice(None)
+) -> Tensor:
+    """Logits of p(word | the others) under a model of masks, [places, V], of one text [1, L]: place after place is
+    masked, at the time at which one word in so many is."""
+    found, where = [], torch.arange(ids.shape[1], device=ids.device)[places]
+    for some in where.split(AT_ONCE):
         rows, size = torch.arange(len(some), device=ids.device), len(some)
         x = ids.repeat(size, 1)
         x[rows, some] = denoiser.process.mask_id
