@@ -178,7 +178,7 @@ def refusal(folder: Path) -> str:
     ("changes", "said"),
     [
         ({"mask_token_id": 5}, "the mask is 5 for its config.json and 124 for its token <|mdm_mask|>"),
-        ({"model_type": "bert"}, "no diffusion model of the kind bert is known here"),
+        ({"model_type": "bert"}, "diffusion models of the kind bert are not supported"),
         ({"alibi": True}, "alibi=True is not read here"),
         ({"d_model": 16}, "another shape than its config.json says"),
         ({"n_layers": 3}, "it lacks model.transformer.blocks.2."),

@@ -246,7 +246,7 @@ def test_an_own_text_run_is_resumed_to_the_bit(tmp_path, monkeypatch, capsys):
     assert all((whole[name] == cut[name]).all() for name in whole)
     capsys.readouterr()
     assert main([*argv, "batch_size=8", "--out", str(tmp_path / "cut"), "--resume"]) == 2
-    assert "was begun with batch_size=4, not 8" in capsys.readouterr().err
+    assert "was started with batch_size=4, not 8" in capsys.readouterr().err
 
 
 @pytest.mark.long

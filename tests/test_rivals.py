@@ -399,7 +399,7 @@ def test_the_command_decodes_by_a_name(guided, capsys):
     [
         ("--length 5", "give --method fudge"),
         ("--length 5 --method fugde", "Did you mean fudge?"),
-        ("--method fudge", "ask for something"),
+        ("--method fudge", "is a way to meet constraints"),
         ("--span 0,1,NP --method left-only", "left-only cannot take span"),
         ("--field food=Chinese --method left-only", "left-only cannot take field"),
         ("--field food=Martian --method fudge", "unknown value 'Martian'"),

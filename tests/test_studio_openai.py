@@ -114,7 +114,7 @@ def test_without_a_seed_texts_differ_and_the_seed_is_told(client: Any) -> None:
         ({"prompt": "x", "top_p": 0.5}, "top_p has no effect"),
         ({"prompt": "x", "logprobs": 3}, "logprobs"),
         ({"prompt": ["x", "y"], "logprobs": 1}, "one prompt"),
-        ({"prompt": "x", "n": 17}, "n is at most 16"),
+        ({"prompt": "x", "n": 17}, "n must be at most 16"),
         ({"prompt": ["x"] * 9, "n": 4}, "32 texts"),
         ({"prompt": [1, 2]}, "prompt"),
         ({"prompt": "x", "extra_body": {"infill": "The ___"}}, "two ways"),
@@ -168,7 +168,7 @@ for _ in range(600):
     ("form", "said"),
     [
         ({"type": "json_object"}, "response_format"),
-        ({"type": "regex"}, "has the key 'regex'"),
+        ({"type": "regex"}, "needs the key 'regex'"),
         ({"type": "text", "regex": "x"}, "and no other"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "does not say a type"),
         ({"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, "no text of this model"),

@@ -34,7 +34,7 @@ class Length(Control):
 
     def prepare(self, info: ModelInfo) -> None:
         if not info.whole_words:
-            raise UsageError("length: this model does not say how its pieces are spelt: its words cannot be counted.")
+            raise UsageError("length: this model does not say how its tokens are spelt, so words cannot be counted.")
         if not 1 <= self.words <= info.max_words:
             raise UsageError(f"length must be between 1 and {info.max_words} words for this model, not {self.words}.")
 
@@ -139,18 +139,18 @@ class Infill(Control):
         if 0 in self.gaps:
             raise UsageError("infill: a gap has at least one word; leave out ___:0.")
         if any(part == "" or part.isspace() for part in self.parts[1:-1]):
-            raise UsageError("infill: two gaps touch; put a word between them or make them one.")
+            raise UsageError("infill: two gaps are adjacent; put a word between them or merge them.")
         if isinstance(info.tokenizer, Characters):
             unknown = [one for part in self.parts for one in part if info.tokenizer.encode(one) == [UNK]]
             if unknown:
                 raise UsageError(f"infill: this model has no character {unknown[0]!r}.")
         if not info.whole_words and any(self.sizes):
             raise UsageError(
-                "infill: this model does not say how its pieces are spelt; ask for gaps of any length (___)."
+                "infill: this model does not know how its tokens are spelt; use gaps without a size (___)."
             )
         if self.min_length(info) > info.max_words:
             raise UsageError(
-                f"infill: the text has at least {self.min_length(info)} tokens; this model holds {info.max_words}."
+                f"infill: it has at least {self.min_length(info)} tokens; this model takes {info.max_words} at most."
             )
         if self.min_length(info) > self.max_words(info):
             raise UsageError(f"infill: the gaps have more than {self.most} words.")

@@ -108,7 +108,7 @@ class Tags(Control):
         if not info.whole_words:
             raise UsageError("pos: this model writes pieces of words; tags need whole words.")
         if len(self.tags) > info.max_words:
-            raise UsageError(f"pos: {len(self.tags)} tags are more words than this model holds ({info.max_words}).")
+            raise UsageError(f"pos: {len(self.tags)} tags are more words than this model can write ({info.max_words}).")
         known = check_label_known(POS, self.kind, info)
         if unseen := [tag for tag in self.tags if tag not in known]:
             raise UsageError(f"pos: this model's classifier never saw {unseen[0]}. Known: {', '.join(known)}.")

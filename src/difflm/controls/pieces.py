@@ -153,7 +153,7 @@ def find_kept(phrase: str, text: str, tokenizer: Tokenizer) -> list[range]:
     words, asked = split_words(text), split_words(phrase.strip())
     starts = [i for i in range(len(words) - len(asked) + 1) if words[i : i + len(asked)] == asked]
     if not asked or not starts:
-        raise UsageError(f"keep: {phrase!r} does not stand in the text that is edited.")
+        raise UsageError(f"keep: {phrase!r} is not in the text to edit.")
     if isinstance(tokenizer, Words):
         return [range(start, start + len(asked)) for start in starts]
     places, end = list[tuple[int, int]](), 0

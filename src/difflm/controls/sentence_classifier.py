@@ -131,7 +131,7 @@ def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClas
     if config.num_labels < 2 or config.problem_type not in (None, "single_label_classification"):
         raise UsageError(f"{folder} is not a classifier with one label of several values.")
     if None in ends or pieces("")["input_ids"] != ends:
-        raise UsageError(f"{folder}: a text must stand between a mark of beginning and one of end there, as in BERT.")
+        raise UsageError(f"{folder}: its tokenizer must put a start and an end token around each text, as BERT's does.")
     places = getattr(config, "max_position_embeddings", None) or pieces.model_max_length
     room = min(pieces.model_max_length, places - OFFSET) - len(ends)
     labels = [config.id2label[k] for k in range(config.num_labels)]

@@ -104,7 +104,7 @@ class Span(Control):
 
     def prepare(self, info: ModelInfo) -> None:
         if not 0 <= self.first <= self.last:
-            raise UsageError(f"span {self.target}: places count from 0, and the first does not come after the last.")
+            raise UsageError(f"span {self.target}: positions count from 0, and the first must not come after the last.")
         check_room(self.last + 1, info, self.name)
         known = check_label_known(PHRASES, self.kind, info)
         if not self.alternatives(info):
@@ -142,7 +142,7 @@ def check_room(words: int, info: ModelInfo, name: str) -> None:
     if not info.whole_words:
         raise UsageError(f"{name}: this model writes pieces of words; phrases need whole words.")
     if words > info.max_words:
-        raise UsageError(f"{name}: it needs {words} words; this model holds {info.max_words}.")
+        raise UsageError(f"{name}: it needs {words} words; this model takes at most {info.max_words}.")
 
 
 def parse_bracketed(words: Sequence[str]) -> tuple[trees.Tree | None, str]:

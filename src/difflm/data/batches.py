@@ -80,7 +80,7 @@ def split(kept: Ints, n: int, seed: int, texts: Ints | None = None) -> tuple[Int
     held = held_out(n if texts is None else int(texts[-1]) + 1, seed)
     few = np.intersect1d(kept, held if texts is None else np.flatnonzero(np.isin(texts, held)))
     if len(few) == len(kept):
-        raise UsageError(f"{len(kept)} text that fits is too few: it is held out. Give more texts or raise longest.")
+        raise UsageError(f"{len(kept)} text fits, and it is held out. Give more texts or raise longest.")
     return np.setdiff1d(kept, few), few
 
 

@@ -128,7 +128,7 @@ def read_font(path: str, characters: str, height: int, width: int) -> dict[str, 
     try:
         fonts = [ImageFont.truetype(path, size) for size in range(2 * height, 0, -1)]
     except (OSError, ValueError):
-        raise UsageError(f"{path} is no font file that Pillow can read.") from None
+        raise UsageError(f"{path} is not a font file that Pillow can read.") from None
     missing = bytes(fonts[0].getmask("\U0010ffff"))
     if lacking := [one for one in characters if bytes(fonts[0].getmask(one)) == missing]:
         raise UsageError(f"{path} lacks {lacking[0]!r}" + f" and {len(lacking) - 1} more" * (len(lacking) > 1) + ".")

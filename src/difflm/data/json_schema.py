@@ -259,7 +259,7 @@ def spell_inside(node: Node) -> Node:
             raise UsageError("the pattern asks for a quotation mark, a backslash or a control character.")
         return found
     if others and (node.negated or node.ranges or len(node.named) > 1):
-        raise UsageError("the pattern has \\D, \\W or \\S inside of [ ]: list what is meant.")
+        raise UsageError("the pattern has \\D, \\W or \\S inside [ ]: list the characters instead.")
     return Chars((*ranges, *UNSPELT, *NOT_SAME), "s" if spaces else "", True)
 
 

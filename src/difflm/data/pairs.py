@@ -25,12 +25,12 @@ def read_pairs(path: Path, text_column: str) -> tuple[Ints, Ints]:
     for number, row in read_jsonl(path):
         seed = row.get("seed")
         if type(seed) is not int or not 0 <= seed < 2**31:
-            raise UsageError(f"line {number} of {path} does not say of which seed it is. {HOW}")
+            raise UsageError(f"line {number} of {path} does not state its seed. {HOW}")
         if row.get("controls"):
-            raise UsageError(f"line {number} of {path} was made under control, not of its noise alone. {HOW}")
+            raise UsageError(f"line {number} of {path} was generated under a control, not from its noise alone. {HOW}")
         # Of several candidates one is kept, whose sample number differs from the line's.
         if row.get("denoiser_calls") != row.get("steps"):
-            raise UsageError(f"line {number} of {path} did not take one call a step: write texts without candidates.")
+            raise UsageError(f"line {number} of {path} did not take one call per step: generate without candidates.")
         if str(row[text_column]).strip():
             seeds.append(seed)
             samples.append(following[seed])

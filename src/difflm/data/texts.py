@@ -181,7 +181,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in decode_lines(file, str(path)):
                 yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise DifflmError(f"{path} is not a whole gzip file (damaged after line {number}). Fetch it again.") from None
+        raise DifflmError(
+            f"{path} is not a complete gzip file (damaged after line {number}). Fetch it again."
+        ) from None
     except OSError as error:
         raise DifflmError(f"cannot read {path}: {error.strerror or error}.") from None
 

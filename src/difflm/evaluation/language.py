@@ -231,7 +231,7 @@ def add_nats(row: Row, figure: str, nats: Nats, ids: Sequence[Sequence[int]], gr
 def check_judge(lm: TextDiffusion) -> None:
     if lm.model.likelihood != "exact":
         method = lm.config["method"]
-        raise UsageError(f"a judge needs an exact likelihood, which {method} has not. Use an autoregressive run.")
+        raise UsageError(f"a judge needs an exact likelihood, which {method} does not have. Use an autoregressive run.")
 
 
 def model_name(lm: TextDiffusion) -> str:
@@ -257,7 +257,7 @@ class Judge:
         check_judge(lm)
         rows = lm.tokenizer.encode_batch([*compress(reference, fits(lm, reference))])
         if not rows:
-            raise UsageError("the judge holds none of the texts: they are too long for it. Use another.")
+            raise UsageError("all texts are too long for the judge. Use another judge.")
         nats = score(lm, rows, 0, 1, partial(on_progress, "judge: reading real text"))
         return cls(lm, model_name(lm), float(np.quantile(nats / tokens_of(rows), 0.99)))
 
@@ -273,7 +273,7 @@ class Judge:
             written = self.lm.tokenizer.encode_batch([*compress(texts, fits(self.lm, texts))])
             high = empty = len(made.texts) - len(texts)
             if len(written) < len(texts):
-                said = f"{row.name}: {len(texts) - len(written)} texts are longer than the judge holds, and not judged"
+                said = f"{row.name}: {len(texts) - len(written)} texts are too long for the judge and were left out"
                 row.notes["above_p99"] = said
         if empty:
             row.notes[JUDGED] = f"{row.name}: {empty} empty texts, not judged but counted above the 99th percentile"

@@ -248,7 +248,7 @@ class TextDiffusion(Pretrained, Reader):
         if (plan is not None and plan.unknown_words) or UNK in begin:
             job.warnings = self.warnings(plan, edit.text if edit else "")
         if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
-            raise UsageError("a contrast is with known words: give some with --infill, or with --edit and --keep.")
+            raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
         if rank is not None:
             job.choose = make_ranking(self, rank, candidates, source, n, seed)
         elif mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
@@ -333,7 +333,7 @@ class TextDiffusion(Pretrained, Reader):
     def guidance_settings(self, asked: GuidanceSettings | None) -> GuidanceSettings:
         """Those that were asked for, or the usual ones of this kind of model."""
         if self.usual_guidance is TOKENS and asked is not None and asked.climb == "sign":
-            raise UsageError("the original's guidance climbs in vectors; this model diffuses tokens. Give a number.")
+            raise UsageError("guidance `original` needs word vectors; this model diffuses tokens. Give a number.")
         return asked or self.usual_guidance
 
     def warnings(self, plan: ControlPlan | ControlDecoder | None, edited: str = "") -> list[str]:

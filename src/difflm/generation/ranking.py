@@ -76,6 +76,6 @@ def make_ranking(
     if writer.model.source_longest and not scorer.model.source_longest:
         raise UsageError(f"{scorer.name} reads no source: it cannot rank texts that are written from one.")
     if scorer.tokenizer.fingerprint() != writer.tokenizer.fingerprint():
-        raise UsageError(f"{scorer.name} has other words than {writer.name}, and cannot rank its texts.")
+        raise UsageError(f"{scorer.name} has another vocabulary than {writer.name} and cannot rank its texts.")
     sources = scorer.encode_sources(source) if source is not None or scorer.model.source_longest else []
     return Ranking(scorer, [row for row in sources for _ in range(texts // len(sources))], seed)

@@ -53,7 +53,7 @@ class Reader:
     def source_room(self) -> int:
         """Tokens of the longest source that the model reads; a model that reads none is refused."""
         if not self.model.source_longest:
-            raise UsageError(f"{self.name} has learned texts without sources, and cannot write from one.")
+            raise UsageError(f"{self.name} was trained on texts without sources and cannot write from one.")
         return self.model.source_longest
 
     def encode_sources(
@@ -68,7 +68,7 @@ class Reader:
             if not row:
                 raise UsageError(f"{name(number)} is empty.")
             if len(row) > room:
-                raise UsageError(f"{name(number)} has {len(row)} tokens; this model reads {room}. Shorten it.")
+                raise UsageError(f"{name(number)} has {len(row)} tokens; this model reads at most {room}. Shorten it.")
         return rows
 
     def encode(self, texts: str | Sequence[str]) -> list[list[int]]:
@@ -79,7 +79,9 @@ class Reader:
             if not row:
                 raise UsageError(f"text {number} is empty.")
             if len(row) > room:
-                raise UsageError(f"text {number} has {len(row)} tokens; this model holds {room}. Shorten or split it.")
+                raise UsageError(
+                    f"text {number} has {len(row)} tokens; this model takes {room} at most. Shorten or split it."
+                )
         return rows
 
     @torch.no_grad()

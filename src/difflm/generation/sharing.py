@@ -65,7 +65,7 @@ class Pretrained:
         if is_hub_name(name_or_path):
             name_or_path = fetch_from_hub(str(name_or_path), revision)
         elif revision is not None:
-            raise UsageError(f"a revision is one of the Hub; {name_or_path} is on this machine.")
+            raise UsageError(f"a revision is for models on the Hub; {name_or_path} is on this machine.")
         if (folder := find_open_model(name_or_path)) is not None:
             found = load_open_model(folder, chosen, dtype or fastest_dtype(chosen) or torch.float32)
             made = cls(found.model, found.tokenizer, found.config, Inference(found.model, None, compile))
@@ -90,10 +90,10 @@ class Pretrained:
         if missing := [key for key in KEYS if key not in self.config]:
             raise UsageError(
                 f"{self.name} cannot be saved as a run: its config lacks {missing[0]!r}. "
-                "A model of somebody else is copied with its directory."
+                "To keep somebody else's model, copy its directory."
             )
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise UsageError(f"{target} is there already. Choose another directory.")
+            raise UsageError(f"{target} already exists. Choose another directory.")
         with explain_write_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:

@@ -30,7 +30,7 @@ def leave_one_out_log_probs(
     x = process.corrupt(clean, t, torch.zeros_like(clean)) if clean.is_floating_point() else clean
     belief = denoiser(x, process.at(t), mask, condition)
     if belief.evidence is None:
-        raise UsageError("this model does not tell a word's own state from its context: it cannot doubt single words.")
+        raise UsageError("this model does not separate a word from its context: it cannot question single words.")
     return belief.context.float().log_softmax(-1)
 
 

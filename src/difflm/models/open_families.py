@@ -86,7 +86,7 @@ def refuse_unread(config: Config, **usual: Any) -> None:
     """Refuse a config whose settings ask for what the network does not have."""
     for key, value in usual.items():
         if config.get(key, value) not in (value, None):
-            raise UsageError(f"{key}={config[key]!r} is not read here, only {value!r}")
+            raise UsageError(f"{key}={config[key]!r} is not supported, only {value!r}")
 
 
 def llama_key(name: str) -> Stored:

@@ -166,7 +166,7 @@ def check_regular(path: Path) -> None:
     name, and is fine."""
     real = Path(os.path.realpath(path))
     if real.exists() and not real.is_file() and not real.is_dir():
-        raise DifflmError(f"{path} is no regular file but a pipe or a device.")
+        raise DifflmError(f"{path} is not a regular file but a pipe or a device.")
 
 
 def write_json(path: Path, value: Any) -> None:

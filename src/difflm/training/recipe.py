@@ -162,7 +162,9 @@ def load_recipe(
         method = str(given.get("method", values.get("method")))
         if method in METHODS and "pretrained" not in METHODS[method].model_fields:
             able = ", ".join(name for name, one in METHODS.items() if "decoder" in one.model_fields)
-            raise UsageError(f"init={theirs}: {method} cannot begin as a model of others; give method= one of {able}.")
+            raise UsageError(
+                f"init={theirs}: {method} cannot start from somebody else's model; give method=, one of {able}."
+            )
         given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
     dropped = _drop_foreign(values, given)
     sizes = values["model"]
@@ -238,7 +240,7 @@ def check_tokenizer(recipe: Recipe) -> None:
     if is_pretrained(Path(recipe.tokenizer)):
         if recipe.tells_labels or recipe.source_words == "own":
             asked = "task=prompts asks for words" if recipe.tells_labels else "source_words=own asks for two"
-            raise UsageError(f"tokenizer={recipe.tokenizer} is one of pieces; {asked}. Give tokenizer=words.")
+            raise UsageError(f"tokenizer={recipe.tokenizer} splits words into pieces; {asked}. Give tokenizer=words.")
         PretrainedTokenizer.read(Path(recipe.tokenizer))
         return
     folder = Path(recipe.tokenizer)
@@ -334,7 +336,7 @@ def _check_sources(recipe: Recipe) -> None:
     if recipe.has_sources and recipe.chunk and not recipe.cuts_spans:
         raise UsageError(f"recipe: chunk: pieces of a file have no source, and {recipe.method} needs one.")
     if recipe.has_sources and recipe.split:
-        raise UsageError("recipe: split: a text that is written from a source is not cut. Leave it out.")
+        raise UsageError("recipe: split: texts written from a source are not split. Leave it out.")
     if recipe.has_sources and recipe.longest + recipe.source_longest > MOST_TOKENS:
         raise UsageError(f"recipe: longest and source_longest: at most {MOST_TOKENS} together.")
     own = recipe.source_words == "own"
@@ -362,7 +364,7 @@ def _check_rows(recipe: Recipe) -> None:
         raise UsageError("recipe: rows: packed rows have no sources. Leave rows=packed out.")
     if recipe.distinct or recipe.widths:
         change = "distinct=false" if recipe.distinct else "widths=[]"
-        raise UsageError(f"recipe: rows: packed rows have all texts and one width, that of longest. Give {change}.")
+        raise UsageError(f"recipe: rows: packed rows hold all texts and have one width, longest. Give {change}.")
 
 
 def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:

@@ -69,7 +69,9 @@ def generate(
     if requests:
         beside = [key for key in asked if key not in BESIDE_INPUT] + ["show"] * show + ["html"] * (html is not None)
         if beside:
-            raise UsageError(f"--{option_name(beside[0])} cannot be combined with --input: write it into its lines.")
+            raise UsageError(
+                f"--{option_name(beside[0])} cannot be combined with --input: put it in that file's lines."
+            )
         many = [one.model_copy(update=line.model_dump(exclude_unset=True)) for line in read_requests(requests)]
     if show and as_json:
         raise UsageError("--show is for people and --json for programs: choose one.")

@@ -167,7 +167,7 @@ class Engine:
         return next((k for k, other in enumerate(self._waiting) if other is job), 0)
 
     def _full(self) -> Unavailable:
-        """Say when the queue will have room, to each who asks a little later than to the one before."""
+        """Return the error for a full queue; each client is told to wait a little longer than the one before."""
         now = time.monotonic()
         self._promised = min(max(self._promised, now) + self._pace, now + LONGEST_WAIT)
         wait = max(1, ceil(self._promised - now))

@@ -33,7 +33,7 @@ class FineTuning(ControlDecoder):
 
     name, paper = "fine-tuning", "Li et al. 2022"
     takes = (Label, Tags, Tree, Span, Length, Avoid, Infill)
-    reason = "no prompt tells it."
+    reason = "no prompt states it."
     searches = True
     appends = True
 
@@ -45,7 +45,7 @@ class FineTuning(ControlDecoder):
         told = [control for control in self.controls if not isinstance(control, Avoid | Infill)]
         if self.infill:
             if others := [one for one in told if not isinstance(one, Length)]:
-                raise UsageError(f"fine-tuning cannot take {others[0].name} beside a gap: no prompt tells both.")
+                raise UsageError(f"fine-tuning cannot take {others[0].name} with a gap: no prompt states both.")
             self.prompts = [surround_gap(self.left, self.right)]
         else:
             texts = [tell_control(control) for control in told]
@@ -59,7 +59,7 @@ class FineTuning(ControlDecoder):
     def prepare(self, control: Control) -> None:
         if control.head and control.head not in self.info.labels:
             known = ", ".join(self.info.labels)
-            raise UsageError(f"no prompt of this model tells {control.head!r} (known: {known}).")
+            raise UsageError(f"this model has no prompt for {control.head!r} (known: {known}).")
         super().prepare(control)
 
     @property
