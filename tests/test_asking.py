@@ -200,7 +200,7 @@ def test_watching_prints_the_text(capsys, tiny_runs):
         (["--infill", "The pub."], "mark at least one gap"),
         (["--infill", "The ___ ___ pub."], "two gaps are adjacent"),
         (["--infill", "The ___:0 pub."], "at least one word"),
-        (["--infill", "The ___ pub.", "--edit", TEXT], "exclude each other"),
+        (["--infill", "The ___ pub.", "--edit", TEXT], "cannot be combined"),
         (["--edit", TEXT, "--keep", "zebra"], "is not in the text"),
         (["--edit", TEXT, "--strength", "0"], "greater than 0 and at most 1"),
         (["--edit", TEXT, "--strength", "2"], "greater than 0 and at most 1"),

@@ -281,8 +281,8 @@ def test_gaps_and_lengths_that_contradict_are_refused(models):
     lm = models["difflm"]
     refused(lm, Infill("The ___:2 Mill"), Length(5), match="infill asks for 4 words, length for 5")
     refused(lm, Infill("The ___ Mill ___"), Length(3), match="at least 4 words; a length of 3 is too short")
-    refused(lm, Infill("a ___"), Infill("___ b"), match="asked once")
-    refused(lm, Infill("a ___"), edit=Edit("a pub"), match="exclude each other")
+    refused(lm, Infill("a ___"), Infill("___ b"), match="given only once")
+    refused(lm, Infill("a ___"), edit=Edit("a pub"), match="cannot be combined")
 
 
 @given(rest=st.integers(0, 30), shares=st.lists(st.floats(0, 1, exclude_max=True), min_size=3, max_size=3))

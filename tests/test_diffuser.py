@@ -465,7 +465,7 @@ def test_requests_with_and_without_a_text_to_edit_have_batches_of_their_own(lm):
 
 def test_a_server_bounds_revisions():
     limits = Limits()
-    with pytest.raises(UsageError, match=f"revisions is at most {limits.candidates} on this server"):
+    with pytest.raises(UsageError, match=f"revisions must be at most {limits.candidates} on this server"):
         Asked(beams=2, revisions=limits.candidates + 1).check(limits)
 
 

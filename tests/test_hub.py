@@ -171,7 +171,7 @@ def test_what_is_saved_is_loaded_again(lm, tmp_path):
     assert texts(again) == texts(lm) and again.name == "mine"
     assert [path.name for path in tmp_path.joinpath("deep").iterdir()] == ["mine"], "nothing else is left"
     assert "# mine" in (folder / "README.md").read_text(encoding="utf-8")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         lm.save_pretrained(folder)
 
 

@@ -149,7 +149,7 @@ def test_named_schemas_are_followed():
         ({"type": "array"}, "items is missing"),
         ({"type": "array", "items": {"type": "null"}, "minItems": 3, "maxItems": 2}, "minItems is above maxItems"),
         ({"type": "string", "maxLength": 10**6}, "0 to 1000"),
-        ({"type": "string", "pattern": "a", "maxLength": 3}, "exclude each other"),
+        ({"type": "string", "pattern": "a", "maxLength": 3}, "cannot be combined"),
         ({"type": "string", "pattern": "^a|b$"}, "into a group"),
         ({"type": "string", "pattern": '"'}, "quotation mark"),
         ({"type": "string", "pattern": "(a"}, "closing bracket"),

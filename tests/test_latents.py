@@ -427,7 +427,7 @@ def test_other_directories_are_refused_in_one_line(tmp_path, complaint):
 
     assert "encoder-decoder" in refuse(f"model.pretrained={tmp_path}")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert "no encoder-decoder" in refuse(f"model.pretrained={tmp_path}")
+    assert "not an encoder-decoder" in refuse(f"model.pretrained={tmp_path}")
     folder = make_seq2seq(tmp_path / "bart", "bart")
     with pytest.raises(UsageError, match="no sources"):
         METHODS["gpvae"](**sizes_of("gpvae"), pretrained=str(folder)).build(TextSpec(9, 8, 8))

@@ -404,7 +404,7 @@ def test_the_command_decodes_by_a_name(guided, capsys):
         ("--field food=Chinese --method left-only", "left-only cannot take field"),
         ("--field food=Martian --method fudge", "unknown value 'Martian'"),
         ("--field area=riverside --method fudge", "none of this model's classifiers knows the label 'area'"),
-        ("--infill The___pub --method fudge", "words behind a gap"),
+        ("--infill The___pub --method fudge", "words after a gap"),
         ("--infill The___pub___inn --method left-only", "one gap"),
         ("--length 5 --method fudge --beams 3", "leave --beams out"),
         ("--length 99 --method fudge", "between 1 and 24"),

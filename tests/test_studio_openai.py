@@ -118,7 +118,7 @@ def test_without_a_seed_texts_differ_and_the_seed_is_told(client: Any) -> None:
         ({"prompt": ["x"] * 9, "n": 4}, "32 texts"),
         ({"prompt": [1, 2]}, "prompt"),
         ({"prompt": "x", "extra_body": {"infill": "The ___"}}, "two ways"),
-        ({"prompt": "x", "extra_body": {"controls": {"seed": 3}}}, "beside controls"),
+        ({"prompt": "x", "extra_body": {"controls": {"seed": 3}}}, "a key of the request itself"),
         ({"prompt": "x", "extra_body": {"controls": {"length": 99}}}, "between 1 and 24"),
         ({"prompt": "word " * 30}, "at least 31 tokens"),
     ],
@@ -169,7 +169,7 @@ for _ in range(600):
     [
         ({"type": "json_object"}, "response_format"),
         ({"type": "regex"}, "needs the key 'regex'"),
-        ({"type": "text", "regex": "x"}, "and no other"),
+        ({"type": "text", "regex": "x"}, "takes no other"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "does not say a type"),
         ({"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, "no text of this model"),
         ({"type": "json_schema", "json_schema": {"schema": DEEP}}, "."),

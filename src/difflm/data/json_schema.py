@@ -126,7 +126,7 @@ class Compiler:
         inner: Node = Repeated(INSIDE, least, most)
         if "pattern" in schema:
             if least or most is not None:
-                self.refuse(at, "pattern and a length exclude each other: write the length into the pattern")
+                self.refuse(at, "pattern and a length cannot be combined: write the length into the pattern")
             if not isinstance(schema["pattern"], str):
                 self.refuse(at, "pattern is a text")
             try:
