@@ -136,7 +136,7 @@ def test_english_texts_begin_with_the_bundled_model(tmp_path, bundled, monkeypat
     (tmp_path / "my.txt").write_text((ENGLISH * 4 + "\n") * 12 + "It is of the house.\n" * 20)
     assert main(["train", "my.txt", "steps=2", "batch_size=4", "sample_every=0", "lr=1e-30"]) == 0
     err = capsys.readouterr().err
-    assert "init=english method=mdlm: the texts are English, as those of this bundled model were; init=none" in err
+    assert "init=english method=mdlm: the texts are English, like those of this bundled model; init=none" in err
     assert "embedding_dim" not in err and "lr=" not in err
     config = read_config(tmp_path / "my-mdlm")
     assert (config["longest"], config["left_out"], config["recipe"]["init"]) == (40, 0, "english")

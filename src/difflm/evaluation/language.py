@@ -109,7 +109,7 @@ def evaluate_language(
 def make_legend(rows: Sequence[Row], judge: "Judge | None", draws: int) -> list[str]:
     lines = [f"judge: {judge.name}"] if judge else []
     if any(row.notes.get("likelihood") == "bound" for row in rows):
-        lines.append(f"≤: a variational bound, {draws} draws a text")
+        lines.append(f"≤: a variational bound, {draws} draws per text")
     if len({row.about["tokenizer"] for row in rows}) > 1:
         lines.append("nats/token: not comparable between models with different tokenizers")
     return lines + sorted({note for row in rows for key, note in row.notes.items() if key in LANGUAGE})

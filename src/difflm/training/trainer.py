@@ -85,7 +85,7 @@ UNITS: dict[Figure, str] = {
     "noisy_nats": "nats a word at the middle time, no likelihood",
     "round_nats": "nats a word of texts written in one round, no likelihood",
     "pair_nats": "nats a word on its own path, no likelihood",
-    "label_nats": "nats of labels a text",
+    "label_nats": "nats of labels per text",
 }
 
 
