@@ -1,4 +1,4 @@
-"""Faults of runs: kills, full disks, flipped bits, and two trainings in one directory. See `benchmarks/reliability.py`."""
+"""Faults of runs: kills, full disks, flipped bits, two trainings in one directory. See `benchmarks/reliability.py`."""
 
 import contextlib
 import io

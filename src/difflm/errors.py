@@ -60,7 +60,7 @@ def say_in_request(error: Exception) -> str:
 
 
 class DifflmError(Exception):
-    """The work failed; the command leaves with code 1."""
+    """The work failed; the command exits with code 1."""
 
     exit_code = 1
 
@@ -70,7 +70,7 @@ class DifflmError(Exception):
 
 
 class UsageError(DifflmError):
-    """The request itself is wrong; the command leaves with code 2."""
+    """The request itself is wrong; the command exits with code 2."""
 
     exit_code = 2
 

@@ -1,4 +1,4 @@
-"""Controls that are exact: what they ask is imposed, not hoped for."""
+"""Exact controls: lengths, words and gaps that are enforced in every text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ BLANK = re.compile(r"(?<!_)___(?!_)(?::(\d+))?")
 
 @dataclass(frozen=True)
 class Length(Control):
-    """An exact number of words, counting punctuation marks; of characters or tokens, for models that write these."""
+    """An exact number of words, counting punctuation marks; for models of characters or tokens, a number of these."""
 
     words: int
     name = "length"
@@ -108,10 +108,10 @@ class Avoid(Control):
 
 @dataclass(frozen=True)
 class Infill(Control):
-    """A text with gaps: `___` of any length, `___:4` of four words. The rest stays as it is."""
+    """A text with gaps: `___` of any length, `___:4` of four words. The rest is kept."""
 
     template: str
-    most: int | None = None  # words of all gaps together
+    most: int | None = None  # the largest number of words in all gaps together
     name = "infill"
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ VERBATIM = ("name", "near", "food")  # fields whose values people write as they 
 
 @dataclass(frozen=True)
 class Label(Control):
-    """A label of the whole text that a classifier of your own knows. Nothing else can check it."""
+    """A label of the whole text that your own classifier knows. There is no independent check for it."""
 
     label: str
     value: str
@@ -54,7 +54,7 @@ class Label(Control):
 
 @dataclass(frozen=True)
 class Field(Label):
-    """A fact of a restaurant, such as food=Japanese; checked by rules over the words."""
+    """A fact about a restaurant, such as food=Japanese; checked by rules over the words."""
 
     name = "field"
 
@@ -84,7 +84,7 @@ class Field(Label):
 class Tags(Control):
     """A Universal part of speech for every word."""
 
-    tags: Sequence[str]  # or one text of them, with spaces between; kept as a tuple
+    tags: Sequence[str]  # a sequence, or a string with spaces; stored as a tuple
     name = "pos"
     head = POS
     kind: ClassVar[Kind] = "tags"

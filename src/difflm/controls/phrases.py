@@ -25,7 +25,7 @@ MOST = 8  # all their orders are weighed at every step, which doubles with each
 
 @dataclass(frozen=True)
 class Contains(Control):
-    """A word or phrase that must appear; it stands where the model finds it likeliest."""
+    """A word or phrase that must appear; it is placed where the model finds it likeliest."""
 
     phrase: str
     name = "contains"

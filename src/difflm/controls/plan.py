@@ -51,11 +51,11 @@ NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 
 @dataclass(frozen=True)
 class Edit:
-    """A text to rewrite lightly, from a share of the noise; `keep` names words of it that stay."""
+    """A text to rewrite lightly. `strength` is how much noise is added first; `keep` names words of it to keep."""
 
     text: str
     strength: float = 0.5
-    keep: Sequence[str] = ()  # or one phrase; kept as a tuple
+    keep: Sequence[str] = ()  # phrases, or a single one; stored as a tuple
 
     def __post_init__(self) -> None:
         kept = (self.keep,) if isinstance(self.keep, str) else tuple(self.keep)

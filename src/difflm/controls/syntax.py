@@ -21,7 +21,7 @@ PHRASES, SHAPE = "tree", "shape"  # the heads that tell phrases, and how each wo
 
 @dataclass(frozen=True)
 class Tree(Control):
-    """A whole tree: every phrase it has, and no other. `brackets` writes it, such as "(S (NP * *) (VP * (ADJP *)))"."""
+    """A whole tree, with exactly these phrases. `brackets` is its notation, such as "(S (NP * *) (VP * (ADJP *)))"."""
 
     brackets: str
     name = "tree"
@@ -77,7 +77,8 @@ class Tree(Control):
 
 @dataclass(frozen=True)
 class Span(Control):
-    """Words `first` to `last`, counted from 0, both ends included, are a phrase: a VP, or S::VP, an S over a VP."""
+    """Words `first` to `last`, counted from 0 and including both ends, form a phrase: a VP, or S::VP for an S over a
+    VP."""
 
     first: int
     last: int
