@@ -113,7 +113,7 @@ def test_texts_without_noise_are_refused(tmp_path, tiny_runs, capsys, line, said
 
 
 def test_a_file_of_plain_texts_holds_no_noise(tmp_path):
-    with pytest.raises(UsageError, match="holds no noise"):
+    with pytest.raises(UsageError, match="has no noise"):
         read_pairs(tmp_path / "my.txt", "text")
 
 

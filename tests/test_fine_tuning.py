@@ -386,7 +386,7 @@ def test_a_masked_model_fills_a_gap_by_gibbs_steps(tiny_runs, method):
     [
         ("autoregressive", "--length 5", "masked-lm-gibbs decodes masked language models, such as bert-mouth"),
         ("difflm", "--length 5", "such as bert-mouth; this one has no masks"),
-        ("bert-mouth", "--contains old", "masked-lm-gibbs cannot take contains: it fills a gap by what stands around"),
+        ("bert-mouth", "--contains old", "masked-lm-gibbs cannot take contains: it fills a gap from the text around"),
         ("bert-mouth", "--infill The___pub___inn", "fills one gap"),
     ],
 )

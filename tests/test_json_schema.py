@@ -140,9 +140,9 @@ def test_named_schemas_are_followed():
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ({}, "does not say a type"),
+        ({}, "the type is missing"),
         ({"type": "strnig"}, "'strnig' is not known"),
-        ({"type": "string", "format": "date"}, "'format' is not understood"),
+        ({"type": "string", "format": "date"}, "'format' is not supported"),
         ({"type": "object", "properties": {"a": {"not": {}}}}, r"JSON schema, a: 'not'"),
         ({"type": "object", "required": ["a"]}, "required and not among"),
         ({"type": "object", "additionalProperties": {"type": "string"}}, "none are written"),
@@ -155,11 +155,11 @@ def test_named_schemas_are_followed():
         ({"type": "string", "pattern": "(a"}, "closing bracket"),
         ({"type": "integer", "minimum": 0.5}, "whole number"),
         ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4}, "no number"),
-        ({"enum": []}, "something in it"),
+        ({"enum": []}, "not empty"),
         ({"enum": ["a"], "type": "null"}, "no value"),
-        ({"$ref": "#/definitions/x"}, "no #/\\$defs/NAME"),
-        ({"$defs": {"x": {"$ref": "#/$defs/x"}}, "$ref": "#/$defs/x"}, "in itself"),
-        ({"oneOf": [{"type": "null"}]}, "'oneOf' is not understood"),
+        ({"$ref": "#/definitions/x"}, "not a #/\\$defs/NAME"),
+        ({"$defs": {"x": {"$ref": "#/$defs/x"}}, "$ref": "#/$defs/x"}, "contains itself"),
+        ({"oneOf": [{"type": "null"}]}, "'oneOf' is not supported"),
         (
             {
                 "type": "array",

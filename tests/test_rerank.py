@@ -374,7 +374,7 @@ def test_pairs_are_scored_from_columns_parallel_files_and_with_one_source(run, t
         assert [row["source"] for row in rows] == ASKED
     rows = scored(tmp_path / "t.txt", "--source", ASKED[1])
     assert [row["nats"] for row in rows] == pytest.approx(lm.score(texts, draws=3, source=ASKED[1]), abs=1e-3)
-    assert "has no sources beside its texts" in complaint(2, "score", run, tmp_path / "t.txt")
+    assert "has no sources for its texts" in complaint(2, "score", run, tmp_path / "t.txt")
     assert "source 1 is empty" in complaint(2, "score", run, tmp_path / "t.txt", "--source", " ")
 
 

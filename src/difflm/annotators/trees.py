@@ -80,7 +80,7 @@ def parse_tree(text: str) -> Tree:
     """Parse the one tree that `text` writes in brackets, such as "(S (NP * *) (VP * (PP * *)))"; it may have tags."""
     found = list(read_brackets(text))
     if len(found) != 1:
-        raise UsageError(f"one tree was asked for, not {len(found)}: write it as (S (NP * *) (VP *)).")
+        raise UsageError(f"give one tree, not {len(found)}: write it as (S (NP * *) (VP *)).")
     if found[0].label in _TOPS and len(found[0].children) > 1:
         raise UsageError(f"a phrase has no label in {text.strip()!r}: write (S …) after every opening bracket.")
     cleaned = clean(found[0])

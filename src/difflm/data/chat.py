@@ -59,7 +59,9 @@ class Chat:
                 raise UsageError(f"a message contains {marks[0]}, which the chat template uses itself.")
         ids = self.tokenizer.encode_marked(text)
         if len(ids) > self.room:
-            raise UsageError(f"the messages have {len(ids)} tokens; this model reads {self.room} before an answer.")
+            raise UsageError(
+                f"the messages have {len(ids)} tokens; this model reads at most {self.room} before an answer."
+            )
         return ids
 
     def render(self, messages: Sequence[Message]) -> str:

@@ -74,7 +74,9 @@ def read_labels(path: Path, text_column: str) -> list[Labels]:
         numbers.append(number)
     found = [encode_labels(name, values, path, numbers) for name, values in sorted(columns.items())]
     if not found:
-        raise UsageError(f'{path} has no labels beside {text_column!r}. Add one to each line, such as "topic": "food".')
+        raise UsageError(
+            f'{path} has no labels besides {text_column!r}. Add one to each line, such as "topic": "food".'
+        )
     return found
 
 

@@ -9,7 +9,7 @@ from difflm.data.texts import read_jsonl
 from difflm.data.tokenfile import Ints
 from difflm.errors import UsageError
 
-HOW = "Write texts that do: difflm generate MODEL -n 100000 --sampler ddim --json > pairs.jsonl."
+HOW = "Generate such a file: difflm generate MODEL -n 100000 --sampler ddim --json > pairs.jsonl."
 
 
 def read_pairs(path: Path, text_column: str) -> tuple[Ints, Ints]:
@@ -19,7 +19,7 @@ def read_pairs(path: Path, text_column: str) -> tuple[Ints, Ints]:
     deterministic sampler such as ddim wrote them.
     """
     if ".jsonl" not in path.suffixes:
-        raise UsageError(f"{path} holds no noise beside its texts. {HOW}")
+        raise UsageError(f"{path} has no noise for its texts. {HOW}")
     seeds, samples = [], []
     following: Counter[int] = Counter()
     for number, row in read_jsonl(path):

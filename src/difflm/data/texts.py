@@ -78,7 +78,7 @@ def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[
     (path,), kind = paths, file_kind(paths[0])
     if kind not in ROWS:
         raise UsageError(
-            f"{path} has no sources beside its texts. Give a .csv or .jsonl file with the columns src and trg, "
+            f"{path} has no sources for its texts. Give a .csv or .jsonl file with the columns src and trg, "
             "or two parallel files, SOURCES,TARGETS."
         )
     names = tuple(name.strip() for name in column.split(",")) if column else known_columns(path, kind, 2)

@@ -288,7 +288,7 @@ def choose_scored(reference: Sequence[str], lms: Sequence[TextDiffusion], count:
     chosen = np.flatnonzero(np.all([fits(lm, reference) for lm in lms], axis=0))[:count].tolist()
     read = chosen[-1] + 1 if len(chosen) == count else len(reference)
     skipped = read - len(chosen)
-    note = f"{skipped} of {read} held-out texts are longer than a model holds and not scored" if skipped else ""
+    note = f"{skipped} of {read} held-out texts are too long for a model and were not scored" if skipped else ""
     return [reference[i] for i in chosen], note
 
 

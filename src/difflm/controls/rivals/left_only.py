@@ -19,7 +19,7 @@ class LeftOnly(ControlDecoder):
 
     name, paper = "left-only", "a floor"
     takes: ClassVar[tuple[type[Control], ...]] = (Infill, Length, Avoid)
-    reason = "it fills a gap by what stands before it."
+    reason = "it fills a gap from the text before it."
     appends = True
 
     @cached_property

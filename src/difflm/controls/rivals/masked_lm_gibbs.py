@@ -21,7 +21,7 @@ class MaskedLmGibbs(ControlDecoder):
 
     name, paper = "masked-lm-gibbs", "Wang & Cho 2019"
     takes: ClassVar[tuple[type[Control], ...]] = (Infill, Length)
-    reason = "it fills a gap by what stands around it."
+    reason = "it fills a gap from the text around it."
     decodes = DiffusionModel
     family = "masked language models, such as bert-mouth"
     appends = True
