@@ -39,7 +39,7 @@ def transformers() -> ModuleType:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """The library's errors are of every kind and may fill a page: a person is told what failed, and their beginning."""
+    """Turn the library's errors, which may fill a page, into one line: what failed, and the start of the error."""
     try:
         yield
     except DifflmError:
