@@ -1,4 +1,4 @@
-"""Methods that are trained side by side on somebody's texts, to be compared: as many minutes each."""
+"""Train several methods on the user's texts for the same number of minutes, and compare them."""
 
 from collections.abc import Sequence
 from pathlib import Path

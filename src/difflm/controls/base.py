@@ -131,7 +131,7 @@ class Control(ABC):
         return None
 
     def automaton(self, info: ModelInfo) -> "TokenAutomaton | None":
-        """The texts that obey, where a pattern is asked for beside it; the pattern's rule then imposes it."""
+        """The texts that comply, as an automaton, for use together with a pattern, whose rule then enforces both."""
         return None
 
     def wanted(self, info: ModelInfo) -> Any:

@@ -47,7 +47,7 @@ class Length(Control):
 
 
 class Letters(Length):
-    """So many characters: what a length is to a model that writes these."""
+    """A number of characters: the length control of a character model."""
 
     reads_text = True
 
@@ -62,7 +62,7 @@ class Letters(Length):
 
 @dataclass(frozen=True)
 class Pieces(Length):
-    """So many tokens: what a length is to somebody else's model."""
+    """A number of tokens: the length control of somebody else's model."""
 
     tokenizer: Tokenizer
     reads_text = True
@@ -72,7 +72,7 @@ class Pieces(Length):
             raise UsageError(f"length must be between 1 and {info.max_words} tokens for this model.")
 
     def check(self, words: Sequence[str]) -> Check:
-        """Of the text itself, cut into tokens anew."""
+        """Check the text itself, tokenized again."""
         assert isinstance(words, str)
         return replace(super().check(self.tokenizer.tokens(self.tokenizer.encode(words))), checker="its tokens")
 
@@ -130,7 +130,7 @@ class Infill(Control):
 
     @cached_property
     def parts(self) -> list[str]:
-        """What stands before, between and after the gaps."""
+        """The texts before, between and after the gaps."""
         return BLANK.split(self.template.strip())[::2]
 
     def prepare(self, info: ModelInfo) -> None:

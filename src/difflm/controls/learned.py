@@ -68,7 +68,7 @@ class Field(Label):
         super().__post_init__()
 
     def verbatim(self, info: ModelInfo) -> str | None:
-        """Where people write the value itself, it must appear; the classifier sees to what is said around it."""
+        """If people write the value verbatim, it must appear; the classifier guides the text around it."""
         known = UNK not in info.tokenizer.encode(self.value)
         return self.value if self.label in VERBATIM and known else None
 

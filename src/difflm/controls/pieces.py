@@ -1,4 +1,4 @@
-"""Exact controls of models that write pieces of words: what is asked holds of the printed text, sign by sign."""
+"""Exact controls for subword models: they apply to the printed text, character by character."""
 
 import re
 from collections.abc import Sequence

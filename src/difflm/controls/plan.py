@@ -283,7 +283,7 @@ class ControlPlan:
 
     @torch.no_grad()
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
-        """−log p(what is asked | finished text) under the guiding classifiers, for word ids."""
+        """−log p(requested labels | finished text) under the guiding classifiers, for word ids."""
         device = self.model.denoiser.codec.bias.device
         ids, lengths = pad_token_rows(rows, self.info.max_words)
         canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
@@ -300,8 +300,8 @@ class ControlPlan:
 
 
 def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """What the checkers say of a finished text, a control each, as every reader outside Python gets it. Where a
-    template holds words that the model does not know, infilling is not judged: that they stand there says nothing."""
+    """Return the checkers' results for a finished text, one per control, as JSON values. If a template contains words
+    that the model does not know, infilling is not judged, because their presence says nothing."""
     words, found = split_words(text), []
     for control in controls:
         check = control.check(text if control.reads_text else words)

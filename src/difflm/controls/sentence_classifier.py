@@ -1,7 +1,7 @@
-"""Control by a sentence classifier of the Hugging Face library that knows nothing of noise, nor of the model it guides.
+"""Control by a sentence classifier of the Hugging Face library that knows neither noise nor the model it guides.
 
-It reads what the words are believed to be (Han et al., 2023, section 3.4): in place of each word's pieces stand their
-mean vectors under the belief, and logits ← logits + λ ∇ log f(label | softmax(logits)).
+It reads the predicted words (Han et al., 2023, section 3.4): each word's tokens are replaced by their mean vectors
+under the belief, and logits ← logits + λ ∇ log f(label | softmax(logits)).
 """
 
 from collections.abc import Sequence

@@ -56,7 +56,7 @@ class Tree(Control):
         return len(self.tree.words())
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        """Words that like to stand where the tree has their place are likelier there."""
+        """Make words likelier at positions of the tree where they usually occur."""
         from difflm.controls.rules import WordPrior
 
         counts, values = info.word_labels.get(SHAPE), list(info.labels.get(SHAPE, ()))

@@ -65,7 +65,7 @@ class Chat:
         return ids
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The text that an answer follows. Models that can think aloud are told not to."""
+        """Return the prompt for an answer. Thinking modes are switched off."""
         for message in messages:
             if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
                 raise UsageError(f"a message has a role ({', '.join(ROLES)}) and a content, which is text.")

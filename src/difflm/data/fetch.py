@@ -151,7 +151,7 @@ def fetch_file(
 
 
 def is_safe_address(url: str) -> bool:
-    """Whether nobody can change what comes from there: https, or a server of this machine."""
+    """Whether a download from there cannot be tampered with: https, or a server of this machine."""
     parts = urlsplit(url)
     if parts.scheme == "http":
         with suppress(ValueError):  # a name, which may be anybody's

@@ -1,6 +1,7 @@
-"""Characters as small pictures: a font of our own, any font file through Pillow, and how tokens are spelled in signs.
+"""Characters as small pictures: our own font, any font file through Pillow, and how tokens are spelt in glyphs.
 
-A sign is what one cell of a picture shows: a character; a byte, where a character cannot be drawn; or the unknown word.
+A glyph (`sign` in the code) is what one cell of a picture shows: a character; a byte, if a character cannot be drawn;
+or the unknown word.
 """
 
 import base64

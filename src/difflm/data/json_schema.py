@@ -1,8 +1,8 @@
 """JSON schemas as regular expressions: a subset whose texts, in one fixed spelling, an automaton reads; and a check of
 finished texts that knows nothing of automata.
 
-Texts are spelt as Python's `json.dumps` does, with a space behind each comma and colon. Properties stand in the order
-of the schema, strings hold no escapes, numbers at most fifteen digits and six behind the point."""
+Texts are formatted as by Python's `json.dumps`, with a space after each comma and colon. Properties are in the order of
+the schema, strings contain no escapes, and numbers have at most fifteen digits and six decimals."""
 
 import json
 import re

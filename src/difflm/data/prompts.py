@@ -1,7 +1,7 @@
-"""Prompts: what a left-to-right model is told before it writes, a control each.
+"""Prompts: what a left-to-right model reads before it writes, one per control.
 
-A labelled text is learned behind each of its labels, behind its length, behind what stands around a gap of it (prefix,
-suffix, middle; Donahue et al., 2020), and behind nothing. A prompt ends with START; so does that of nothing.
+A labelled text is trained on after each of its labels, after its length, after the text around a gap in it (prefix,
+suffix, middle; Donahue et al., 2020), and without a prompt. A prompt ends with START; so does the empty one.
 """
 
 import random

@@ -242,8 +242,8 @@ def join_frames(frames: Sequence[Frame]) -> Frame:
 
 
 class DenoiserCopy:
-    """A denoiser that does not learn: its word vectors are as they diffuse, its linear layers of the width that it
-    computes in. Both would else be computed anew at every call."""
+    """A denoiser for inference: its word vectors are already normalised and its linear layers are in the dtype of the
+    computation. Otherwise both would be recomputed at every call."""
 
     def __init__(self, source: Denoiser, dtype: torch.dtype | None, compiled: bool) -> None:
         self.key = source.network, dtype, compiled, source.codec.bias.device  # what it was made of

@@ -1,4 +1,4 @@
-"""The model that somebody else's weights make: masks or random words over a text, behind a prompt."""
+"""A model with somebody else's weights: masks or random words over a text, after a prompt."""
 
 from dataclasses import replace
 from typing import Any

@@ -111,7 +111,8 @@ def is_own_text(name: str) -> bool:
 def own_recipe(
     data: str, changes: Sequence[str], root: Path | None, device: str, note: Callable[[str], None]
 ) -> Recipe:
-    """A recipe for these texts and a kind of device ("cuda", "cpu"): what the changes leave open is chosen and told."""
+    """Return a recipe for these texts and a kind of device ("cuda", "cpu"): settings that are not given are chosen and
+    reported."""
     given = dict(map(split_change, changes))
     if "data" in given:
         raise UsageError(f"the texts are given twice: {data} and data={given['data']}.")
@@ -136,7 +137,7 @@ def own_recipe(
 
 
 def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
-    """The bundled model that English texts begin with, if there is one and nobody asks for another."""
+    """Choose the bundled model that training on English texts starts from, if there is one and none is given."""
     if not survey.english or any(key in OTHER_MODEL or key.startswith("model.") for key in given):
         return []
     if (name := find_start("en")) is None:

@@ -1,4 +1,4 @@
-"""What a resumed run must have in common with the one that was begun, and what it may change."""
+"""What a resumed run must have in common with the original run, and what it may change."""
 
 import json
 from collections.abc import Callable

@@ -311,7 +311,7 @@ class Trainer:
         return self.best_weights if self.best_weights is not None else self.ema.model.state_dict()
 
     def resume(self, note: Callable[[str, int], None]) -> None:
-        """Continue from the newest whole checkpoint; start anew where there is none at all."""
+        """Continue from the newest complete checkpoint, or start from the beginning if there is none."""
         if self.processes.first:
             remove_leftovers(self.run)
         damage: DifflmError | None = None

@@ -19,7 +19,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatAsked(BaseModel):
-    """What a client of the OpenAI API sends, `controls` beside."""
+    """A chat request of the OpenAI API, extended by `controls`."""
 
     model_config = shown({"messages": [{"role": "user", "content": "Tell me of a dog."}], "seed": 1})
 

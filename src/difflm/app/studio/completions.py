@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/models` as clients of the OpenAI API know them, with gaps and controls beside."""
+"""`/v1/completions` and `/v1/models` for clients of the OpenAI API, with gaps and controls as extensions."""
 
 import secrets
 import time
@@ -38,8 +38,8 @@ class StreamOptions(BaseModel):
 
 
 class CompletionAsked(BaseModel):
-    """What a client of the OpenAI API sends, `infill` and `controls` beside. A key that would have no effect is
-    refused, unless its value asks for nothing."""
+    """A request of the OpenAI API, extended by `infill` and `controls`. A key that would have no effect is rejected,
+    unless its value is the neutral one."""
 
     model_config = shown({"model": "e2e", "prompt": "The Eagle is a", "suffix": "near the riverside.", "seed": 1})
 

@@ -123,7 +123,7 @@ class Engine:
         return now - min(since, default=now)
 
     def check_health(self) -> None:
-        """Raise where there is work and nothing of it has moved for too long, or nobody is left to do it."""
+        """Raise an error if work has made no progress for too long, or if no thread is left to do it."""
         if not all(thread.is_alive() for thread in self._threads) and not self._stopped:
             raise Unavailable("dead", "a thread of the model has ended. Restart the server.")
         if (still := self.still_seconds) > self.limits.stuck_seconds:

@@ -43,7 +43,7 @@ def choose_decoder(
     edit: Edit | None,
     guidance: GuidanceSettings | None,
 ) -> type[ControlDecoder]:
-    """The decoder of a name, where it suits the model, which was trained by a `method`, and what is asked of it."""
+    """Return the decoder of this name, if it suits the request and the model, which was trained by a `method`."""
     found = find_decoder(name)
     if not isinstance(model, found.decodes):
         raise UsageError(f"{name} decodes {found.family}; this one is {method}.")

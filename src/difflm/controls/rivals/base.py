@@ -235,7 +235,7 @@ class ControlDecoder(ABC):
 
 @dataclass(frozen=True)
 class ImposePossible:
-    """A rule: words after which what is asked is impossible are not drawn."""
+    """A rule: words after which the request becomes impossible are not drawn."""
 
     parts: Sequence[Part]
 

@@ -28,8 +28,8 @@ NOTHING_TOLD = end_prompt([])  # the prompt of a text of which nothing is asked
 
 
 class FineTuning(ControlDecoder):
-    """`Experts`, one for each control; the strength is the weight of each. A gap is filled behind what stands around
-    it; its length, that of a text and words to avoid are imposed."""
+    """`Experts`, one for each control; the guidance is the weight of each. A gap is filled after a prompt with the text
+    around it; its length, that of a text and words to avoid are imposed."""
 
     name, paper = "fine-tuning", "Li et al. 2022"
     takes = (Label, Tags, Tree, Span, Length, Avoid, Infill)

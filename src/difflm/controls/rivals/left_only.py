@@ -1,4 +1,4 @@
-"""The floor for infilling: a left-to-right model continues what stands before the gap, and the rest is appended."""
+"""A lower baseline for infilling: a left-to-right model continues the text before the gap, and the rest is appended."""
 
 from functools import cached_property
 from typing import ClassVar
