@@ -1,8 +1,8 @@
 """Classifier guidance: a small network reads a noisy state and predicts labels of the text; its gradient steers.
 
-For vectors, the state is moved after every step to where the classifiers find the requested labels likelier: log p(x_s
-| x_t, c) = log p(x_s | x_t) + log p(c | x_s) + const; the moves climb this sum. For tokens, the belief is reweighted
-before the step, by Bayes' rule at every open position: p(w | x_t, c) ∝ p(w | x_t) p(c | x_t, w).
+For vectors, the state is moved after every step to where the classifiers find the requested labels likelier:
+log p(x_s | x_t, c) = log p(x_s | x_t) + log p(c | x_s) + const; the moves climb this sum. For tokens, the belief is
+reweighted before the step, by Bayes' rule at every open position: p(w | x_t, c) ∝ p(w | x_t) p(c | x_t, w).
 """
 
 from collections.abc import Sequence

@@ -42,7 +42,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it into place only when the block succeeds."""
+    """Yield a temporary path in the same directory as `path`; rename it only when the block succeeds."""
     path = Path(os.path.realpath(path)) if path.is_symlink() else path  # the link stays, its target is written
     if path.is_dir():
         raise DifflmError(f"cannot write {path}: it is a directory. Choose another place with --out.")

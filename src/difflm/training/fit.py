@@ -81,7 +81,7 @@ class Setup:
     resume: bool
 
     def report(self, message: str, level: int = INFO) -> None:
-        """Tell something about the texts, once: a resumed run has told it before."""
+        """Report something about the texts once; a resumed run has reported it before."""
         if not self.resume:
             self.note(message, level)
 
@@ -284,8 +284,9 @@ def load_initial(recipe: Recipe) -> Initial | None:
 
 
 def copy_matching_weights(model: LanguageModel, initial: LanguageModel, lengths: torch.Tensor) -> None:
-    """Copy weights and sampling defaults of another model. Only the lengths are counted anew: the heads' biases are
-    trained already. A student keeps the words of its teacher, whose classifiers know them, and samples as it learns."""
+    """Copy weights and sampling defaults of another model. Only the lengths are counted again: the heads' biases are
+    already trained. A student keeps the word vectors of its teacher, whose classifiers know them, and samples as it is
+    trained."""
     model.load_state_dict({**model.state_dict(), **initial.state_dict()})
     if isinstance(model, DiffusionModel):
         model.lengths.observe(lengths)
@@ -299,7 +300,7 @@ def copy_matching_weights(model: LanguageModel, initial: LanguageModel, lengths:
 @torch.no_grad()
 def begin_with_twin(model: LanguageModel, twin: LanguageModel) -> None:
     """Copy the network of a left-to-right model into one that denoises tokens: words, layers, the source's encoder. The
-    mask begins as the mean word, and places, which the twin was never told, with nothing."""
+    mask is initialised with the mean word vector; learned positions, which the twin does not have, with zeros."""
     assert isinstance(model, DiffusionModel) and isinstance(twin, Autoregressive)
     network, table = model.denoiser.network, model.denoiser.codec.get_parameter("raw")
     own = network.state_dict()
