@@ -80,7 +80,8 @@ export class Hand {
     this.#cursor = cursor;
     if (anchored) this.#anchor = cursor;
     card.words.setAttribute("role", "group");
-    card.words.setAttribute("aria-label", `Words of ${card.title}: arrows move, with shift they extend, Enter types`);
+    const keys = "arrow keys move, Shift extends the selection, Enter edits";
+    card.words.setAttribute("aria-label", `Words of ${card.title}: ${keys}`);
     this.#spans.forEach((span, i) => {
       span.classList.toggle("picked", this.#places.includes(i));
       span.setAttribute("role", "button");

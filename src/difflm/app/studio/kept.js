@@ -54,14 +54,14 @@ export class Kept {
       button.addEventListener("click", () => act(button));
       foot.append(button);
     };
-    if (compared && i !== this.base) press("Compare to this", () => this.#compareWith(i));
+    if (compared && i !== this.base) press("Compare with this", () => this.#compareWith(i));
     press("Open", () => this.onOpen(item.request));
     press("Copy", (button) => copyText(item.text, button));
     press("Delete", () => this.#set(this.items.filter((other) => other !== item)));
     card.append(text, marks, foot);
     if (compared && i === this.base) {
       card.classList.add("base");
-      card.prepend(make("p", "hint", "The others are compared to this one."));
+      card.prepend(make("p", "hint", "The others are compared with this one."));
     }
     return card;
   }
