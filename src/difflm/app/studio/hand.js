@@ -1,4 +1,4 @@
-// Words in hand: words of a finished text that somebody has taken to change them, or to let the model do so.
+// Selected words of a finished text, to edit them or have the model rewrite them.
 export class Hand {
   #places = null; // of the words, in order; null: the hand is empty
   #anchor = 0; // where an extended selection began
@@ -67,7 +67,7 @@ export class Hand {
     event.stopPropagation();
   }
 
-  // Words are outlined, and the line below says what can be done with them. False where there are none to take.
+  // Outline words and show what can be done with them. Returns false if there are none.
   take(places, cursor = places.at(-1), anchored = true) {
     const { card } = this;
     card.does.end();

@@ -1,4 +1,4 @@
-// Texts that were kept: they stay in this browser, and can be laid side by side.
+// Kept texts: they are stored in this browser and can be compared.
 import { checkedItem } from "./card.js";
 import { lacking } from "./differ.js";
 import { byId, copyText, make } from "./parts.js";
@@ -81,7 +81,7 @@ function stored() {
   }
 }
 
-// The words of `text`, those marked that `base` does not have there.
+// The words of `text`, with those marked that `base` does not have there.
 function differing(base, text) {
   const words = text.split(" ");
   const fresh = lacking(base.split(" "), words);
