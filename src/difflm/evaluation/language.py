@@ -218,7 +218,8 @@ def ratio(nats: Nats, tokens: Nats) -> tuple[float, float | None]:
 
 
 def add_nats(row: Row, figure: str, nats: Nats, ids: Sequence[Sequence[int]], groups: Sequence[int] = ()) -> Nats:
-    """Add nats/token to a row, with the error over texts, or over groups of so many; return nats/token of each text."""
+    """Add nats/token to a row, with the error over texts, or over groups of this size; return nats/token of each
+    text."""
     tokens = tokens_of(ids)
     starts = np.cumsum([0, *groups])[:-1] if groups else np.arange(len(ids))
     row.figures[figure], error = ratio(np.add.reduceat(nats, starts), np.add.reduceat(tokens, starts))

@@ -51,7 +51,7 @@ FOREIGN = {  # why a model that is not of a family refuses its settings
 
 
 def check_device(device: str) -> torch.device:
-    """A device that is there; "auto" is a GPU where there is one."""
+    """Return an available device; "auto" is a GPU if there is one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -117,7 +117,7 @@ def check_request(
 
 
 def parse_guidance(size: Any, usual: GuidanceSettings) -> GuidanceSettings:
-    """The usual guidance of a model with another strength."""
+    """The default guidance of a model with another size."""
     if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size <= 1000:
         raise UsageError(f"guidance must be a number from 0 to 1,000, or GuidanceSettings, not {size!r}.")
     return replace(usual, size=float(size))
@@ -278,7 +278,7 @@ def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """A step of a batch that somebody reads."""
+    """A watched step of a batch."""
 
     batch: SampleBatch
     frame: Frame
@@ -355,7 +355,7 @@ def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool
 def run_batch(
     inference: Inference, batch: SampleBatch, jobs: Sequence[GenerationJob], stopped: IsStopped
 ) -> Iterator[BatchProgress]:
-    """The steps of a batch that somebody reads; texts with fewer steps are finished before the others."""
+    """Yield the watched steps of a batch; texts with fewer steps are finished before the others."""
     begun = time.perf_counter()
     on_cpu = batch.lengths.device.type == "cpu"
     own = {owner: jobs[owner] for owner, _ in batch.owners}

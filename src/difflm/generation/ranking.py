@@ -64,8 +64,8 @@ class Ranking:
 def make_ranking(
     writer: "TextDiffusion", rank: Rank, candidates: int, source: str | Sequence[str] | None, texts: int, seed: int
 ) -> Ranking:
-    """How the candidates of so many texts are ranked, equally many of each source. A model that cannot tell how likely
-    it finds the writer's texts is refused."""
+    """Set up the ranking of candidates for this many texts, equally many per source. Rejects a model that cannot score
+    the writer's texts."""
     if candidates < 2:
         raise UsageError("--rank chooses among candidates: give --candidates 2 or more.")
     if isinstance(rank, str) and rank != "bound":

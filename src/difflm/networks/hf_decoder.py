@@ -59,7 +59,7 @@ class PretrainedDecoder(nn.Module):
     def run(
         self, x: Tensor, t: None, mask: Tensor | None, caches: Sequence[Cache | None] | None, start: int, **_: Any
     ) -> tuple[Tensor, list[Cache | None]]:
-        """Hidden states of words that follow those of the caches; None: nobody wants to know them later."""
+        """Hidden states of words that follow those of the caches; with None, nothing is cached."""
         if caches is None:
             return self.body(inputs_embeds=x, use_cache=False).last_hidden_state, []
         kept = transformers().DynamicCache()

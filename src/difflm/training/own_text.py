@@ -52,7 +52,7 @@ Choice = tuple[str, Any, str]  # a key of the recipe, its value, and why
 
 @dataclass(frozen=True)
 class Survey:
-    """What texts are like; lengths are in characters."""
+    """Statistics of the texts; lengths are in characters."""
 
     texts: int
     characters: int
@@ -187,7 +187,7 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
 
 
 def begun_recipe(out: Path, data: str, changes: Sequence[str]) -> Recipe:
-    """The recipe of a run that was begun, with what was chosen for it, and these changes."""
+    """The recipe of an existing run, with the settings chosen for it and these changes."""
     if not (out / "recipe.json").exists():
         raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
     values = {**read_json(out / "recipe.json"), "data": data}
