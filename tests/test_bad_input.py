@@ -125,7 +125,7 @@ TWO = [{"text": "A pub.", "k": "x"}, {"text": "An inn.", "k": "y"}]
         ("my.csv", b"text,k\nA pub.,x\n", 2, "is no .jsonl file"),
         ("my.jsonl", None, 2, "does not exist"),
         ("my.jsonl", b"A pub.\n", 1, "line 1"),
-        ("my.jsonl", labelled({"text": "A pub."}, {"text": "An inn."}), 2, "no labels beside 'text'"),
+        ("my.jsonl", labelled({"text": "A pub."}, {"text": "An inn."}), 2, "no labels besides 'text'"),
         ("my.jsonl", labelled({"k": "x"}), 2, "no column 'text'"),
         ("my.jsonl", labelled(*TWO[:1] * 9), 2, "has only one value"),
         ("my.jsonl", labelled(*({**row, "odd": None} for row in TWO)), 2, "'odd'"),

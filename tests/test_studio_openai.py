@@ -170,7 +170,7 @@ for _ in range(600):
         ({"type": "json_object"}, "response_format"),
         ({"type": "regex"}, "needs the key 'regex'"),
         ({"type": "text", "regex": "x"}, "takes no other"),
-        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "does not say a type"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "the type is missing"),
         ({"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, "no text of this model"),
         ({"type": "json_schema", "json_schema": {"schema": DEEP}}, "."),
     ],
