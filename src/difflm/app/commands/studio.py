@@ -33,7 +33,7 @@ def studio(
     ] = None,
     static: Annotated[
         Path | None,
-        option("Serve nothing; write a page into this new folder that runs the model in the browser.", "DIR"),
+        option("No server: write a page that runs the model in the browser into this new directory.", "DIR"),
     ] = None,
     device: Device = "auto",
 ) -> None:
