@@ -327,9 +327,9 @@ def test_it_decodes_in_bfloat16(tuned):
     ("argv", "said"),
     [
         ("--field food=Martian", "unknown value 'Martian'"),
-        ("--field area=riverside", "no prompt of this model tells 'area' (known: food, pos, tree)"),
-        ("--contains pub", "fine-tuning cannot take contains: no prompt tells it"),
-        ("--infill The___pub --field food=French", "fine-tuning cannot take field beside a gap"),
+        ("--field area=riverside", "this model has no prompt for 'area' (known: food, pos, tree)"),
+        ("--contains pub", "fine-tuning cannot take contains: no prompt states it"),
+        ("--infill The___pub --field food=French", "fine-tuning cannot take field with a gap"),
         ("--infill The___pub___inn", "fills one gap"),
         ("--length 99", "between 1 and 24"),
     ],
@@ -386,7 +386,7 @@ def test_a_masked_model_fills_a_gap_by_gibbs_steps(tiny_runs, method):
     [
         ("autoregressive", "--length 5", "masked-lm-gibbs decodes masked language models, such as bert-mouth"),
         ("difflm", "--length 5", "such as bert-mouth; this one has no masks"),
-        ("bert-mouth", "--contains old", "masked-lm-gibbs cannot take contains: it fills a gap by what stands around"),
+        ("bert-mouth", "--contains old", "masked-lm-gibbs cannot take contains: it fills a gap from the text around"),
         ("bert-mouth", "--infill The___pub___inn", "fills one gap"),
     ],
 )

@@ -1,7 +1,7 @@
-"""Prompts: what a left-to-right model is told before it writes, a control each.
+"""Prompts: what a left-to-right model reads before it writes, one per control.
 
-A labelled text is learned behind each of its labels, behind its length, behind what stands around a gap of it (prefix,
-suffix, middle; Donahue et al., 2020), and behind nothing. A prompt ends with START; so does that of nothing.
+A labelled text is trained on after each of its labels, after its length, after the text around a gap in it (prefix,
+suffix, middle; Donahue et al., 2020), and without a prompt. A prompt ends with START; so does the empty one.
 """
 
 import random
@@ -97,9 +97,9 @@ def check_places(labelling: Labelling, row: Any, words: int, where: str) -> None
     """Refuse tags that are not one a word, and spans beyond the text."""
     said = f"{where} has {words} words; under {labelling.name!r}"
     if labelling.kind == "tags" and row and len(row) != words:
-        raise UsageError(f"{said} there are {len(row)} labels. Give one a word.")
+        raise UsageError(f"{said} there are {len(row)} labels. Give one per word.")
     if labelling.kind == "spans" and any(last >= words for _, last, _ in row):
-        raise UsageError(f"{said} a span ends behind them. Places count from 0, ends included.")
+        raise UsageError(f"{said} a span ends after them. Positions count from 0, ends included.")
 
 
 def prompt_words(path: Path, column: str | None) -> Iterator[str]:

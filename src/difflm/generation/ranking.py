@@ -96,8 +96,8 @@ class GapFit:
 def make_ranking(
     writer: "TextDiffusion", rank: Rank, candidates: int, source: str | Sequence[str] | None, texts: int, seed: int
 ) -> Ranking:
-    """How the candidates of so many texts are ranked, equally many of each source. A model that cannot tell how likely
-    it finds the writer's texts is refused."""
+    """Set up the ranking of candidates for this many texts, equally many per source. Rejects a model that cannot score
+    the writer's texts."""
     if candidates < 2:
         raise UsageError("--rank chooses among candidates: give --candidates 2 or more.")
     if isinstance(rank, str) and rank != "bound":
@@ -108,6 +108,6 @@ def make_ranking(
     if writer.model.source_longest and not scorer.model.source_longest:
         raise UsageError(f"{scorer.name} reads no source: it cannot rank texts that are written from one.")
     if scorer.tokenizer.fingerprint() != writer.tokenizer.fingerprint():
-        raise UsageError(f"{scorer.name} has other words than {writer.name}, and cannot rank its texts.")
+        raise UsageError(f"{scorer.name} has another vocabulary than {writer.name} and cannot rank its texts.")
     sources = scorer.encode_sources(source) if source is not None or scorer.model.source_longest else []
     return Ranking(scorer, [row for row in sources for _ in range(texts // len(sources))], seed)

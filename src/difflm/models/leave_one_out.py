@@ -24,13 +24,14 @@ def knows_evidence(denoiser: Denoiser) -> bool:
 def leave_one_out_log_probs(
     denoiser: Denoiser, t: Tensor, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL
 ) -> Tensor:
-    """log p(any word | the others), [B, L, V], of texts at times t [B]. No noise is added: it is the same each time."""
+    """log p(any word | the others), [B, L, V], of texts at times t [B]. No noise is added, so the result is
+    deterministic."""
     codec, process = denoiser.codec, denoiser.process
     clean = codec.encode(ids)
     x = process.corrupt(clean, t, torch.zeros_like(clean)) if clean.is_floating_point() else clean
     belief = denoiser(x, process.at(t), mask, condition)
     if belief.evidence is None:
-        raise UsageError("this model does not tell a word's own state from its context: it cannot doubt single words.")
+        raise UsageError("this model does not separate a word from its context: it cannot question single words.")
     return belief.context.float().log_softmax(-1)
 
 

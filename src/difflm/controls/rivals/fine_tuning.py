@@ -28,12 +28,12 @@ NOTHING_TOLD = end_prompt([])  # the prompt of a text of which nothing is asked
 
 
 class FineTuning(ControlDecoder):
-    """`Experts`, one for each control; the strength is the weight of each. A gap is filled behind what stands around
-    it; its length, that of a text and words to avoid are imposed."""
+    """`Experts`, one for each control; the guidance is the weight of each. A gap is filled after a prompt with the text
+    around it; its length, that of a text and words to avoid are imposed."""
 
     name, paper = "fine-tuning", "Li et al. 2022"
     takes = (Label, Tags, Tree, Span, Length, Avoid, Infill)
-    reason = "no prompt tells it."
+    reason = "no prompt states it."
     searches = True
     appends = True
 
@@ -45,7 +45,7 @@ class FineTuning(ControlDecoder):
         told = [control for control in self.controls if not isinstance(control, Avoid | Infill)]
         if self.infill:
             if others := [one for one in told if not isinstance(one, Length)]:
-                raise UsageError(f"fine-tuning cannot take {others[0].name} beside a gap: no prompt tells both.")
+                raise UsageError(f"fine-tuning cannot take {others[0].name} with a gap: no prompt states both.")
             self.prompts = [surround_gap(self.left, self.right)]
         else:
             texts = [tell_control(control) for control in told]
@@ -59,7 +59,7 @@ class FineTuning(ControlDecoder):
     def prepare(self, control: Control) -> None:
         if control.head and control.head not in self.info.labels:
             known = ", ".join(self.info.labels)
-            raise UsageError(f"no prompt of this model tells {control.head!r} (known: {known}).")
+            raise UsageError(f"this model has no prompt for {control.head!r} (known: {known}).")
         super().prepare(control)
 
     @property
