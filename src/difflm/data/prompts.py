@@ -1,7 +1,8 @@
-"""Prompts: what a left-to-right model is told before it writes, a control each.
+"""Prompts: what a left-to-right model is told before it writes.
 
-A labelled text is learned behind each of its labels, behind its length, behind what stands around a gap of it (prefix,
-suffix, middle; Donahue et al., 2020), and behind nothing. A prompt ends with START; so does that of nothing.
+A labelled text is learned behind each of its labels and behind its length, with any number of its other labels beside
+them; behind what stands around a gap of it (prefix, suffix, middle; Donahue et al., 2020); and behind nothing. A prompt
+ends with START; so does that of nothing.
 """
 
 import random
@@ -16,6 +17,7 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 
 SPANS = 2  # prompts of single spans that a text is learned behind
+BESIDE = " ; "  # stands between what one prompt tells
 LINK = "::"  # joins the labels of phrases over the same words, outermost first
 
 Span = tuple[int, int, str]
@@ -65,7 +67,10 @@ def cut_gap(ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
 
 
 def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
-    """Yield every text of a labelled file behind nothing first, then behind each of its prompts: as many for all."""
+    """Yield every text of a labelled file behind nothing first, then behind each of its prompts: as many for all.
+
+    Each thing to tell leads one prompt, in which any number of others stand beside it, in any order. A field alone
+    decides a word or two of a text: a model knew its texts by heart before it had learned to read it (docs/log.md)."""
     if file_kind(path) != ".jsonl":
         raise UsageError(f"prompts are made from labels, but {path} is not a .jsonl file of texts with labels.")
     labels = read_labels(path, column or "text")
@@ -73,11 +78,20 @@ def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
         words, draw = len(split_words(text)), random.Random(number)
         yield Example(text, "", prompted=True)
         yield Example(text, "", cut=number, prompted=True)
-        yield Example(text, tell_length(words), prompted=True)
+        short, long = [tell_length(words)], list[str]()
         for one in labels:
             check_places(one.labelling, one.rows[number], words, f"text {number + 1} of {path}")
             told = tell_all(one.labelling, one.rows[number], words, draw)
-            yield from (Example(text, prompt, prompted=True) for prompt in told)
+            (short if one.labelling.kind == "text" else long).extend(told)
+        for lead in (*short, *long):
+            others = [one for one in short if one != lead]
+            yield Example(text, tell_beside(lead, others, draw), prompted=True)
+
+
+def tell_beside(lead: str, others: Sequence[str], draw: random.Random) -> str:
+    """What leads a prompt, among any number of others."""
+    told = [lead, *draw.sample(others, draw.randint(0, len(others)))]
+    return BESIDE.join(draw.sample(told, len(told)))
 
 
 def tell_all(labelling: Labelling, row: Any, words: int, draw: random.Random) -> list[str]:
