@@ -70,7 +70,7 @@ def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
     """Yield every text of a labelled file behind nothing first, then behind each of its prompts: as many for all.
 
     Each thing to tell leads one prompt, in which any number of others stand beside it, in any order. A field alone
-    decides a word or two of a text: a model knew its texts by heart before it had learned to read it (docs/log.md)."""
+    decides a word or two of a text: validation was at its best before some fields were read (docs/log.md)."""
     if file_kind(path) != ".jsonl":
         raise UsageError(f"prompts are made from labels, but {path} is not a .jsonl file of texts with labels.")
     labels = read_labels(path, column or "text")
