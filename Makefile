@@ -8,10 +8,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-ci test-slow lint bench clean
 
-# Everyday English where that model is bundled, else restaurants.
-ENGLISH := $(wildcard src/difflm/pretrained/english/config.json)
 demo: .venv/.ready
-	$(BIN)/difflm generate $(if $(ENGLISH),english --infill "My dog ___ in the garden.",e2e) -n 4 --seed 0
+	$(BIN)/difflm generate english --infill "We ___ because it was raining." -n 4 --seed 0
 
 # Two workers with one thread each: more threads than cores make torch slower, not faster.
 test: .venv/.ready

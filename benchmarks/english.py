@@ -247,9 +247,13 @@ def page(
         "difflm generate english --label register=dialogue",
         "```",
         "",
-        f"{len(rows)} sentences, written before the model was trained, with their gaps filled by it: all of them, good",
-        f"and bad. A judge that had no part in training, {judge}, reads each sentence from its first gap on. It counts",
-        f"where its nats per token are at most {limit:.2f}, the 90th percentile of the original ones; ✗ marks others.",
+        "Filling the gaps of ordinary sentences is what the bundled model `english` is for. It also writes texts from nothing;",
+        "those ramble, and a register (`--label`) only leans them, unless `--guidance` is so strong that words suffer.",
+        "",
+        f"These are {len(rows)} sentences, written before the model was trained, with their gaps filled by it (`--candidates 8`):",
+        f"all of them, good and bad. A judge that had no part in training, {judge}, reads each sentence from its first gap",
+        f"on. A sentence is accepted if its nats per token are at most {limit:.2f}, the 90th percentile of the original",
+        "sentences; ✗ marks the others. The judge likes common phrases: what it accepts need not make sense.",
         "",
         f"| words in the gaps | all | {' | '.join(domains)} | nats/token |",
         f"|---|---|{'---|' * len(domains)}---|",
@@ -259,7 +263,7 @@ def page(
         shares = " | ".join(share(name, domain) for domain in domains)
         lines.append(f"| {said} | {share(name)} | {shares} | {mean:.2f} |")
     if measured:
-        lines += ["", "Nats per token of held-out passages, ends included (a bound where ≤ stands), and copies:", ""]
+        lines += ["", "Nats per token of held-out passages, ends included (≤: a bound), and copies. `small` is the bundled form:", ""]
         lines += table_of_figures(measured)
     for domain in domains:
         lines += ["", f"## {domain.capitalize()}", ""]
@@ -283,8 +287,8 @@ def table_of_figures(measured: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(f"| {name}: {SOURCES[name].about} | {' | '.join(shown)} |")
     copies = [rows[run, "copies"] for run in runs]
     whole = [f"{100 * c['texts']:.1f} %" for c in copies]
-    lines.append(f"| texts that stand in training | {' | '.join(whole)} |")
-    windows = [f"{100 * c['windows']:.1f} % (held-out texts {100 * c['held_out_windows']:.1f} %)" for c in copies]
+    lines.append(f"| texts copied from training | {' | '.join(whole)} |")
+    windows = [f"{100 * c['windows']:.1f} % (held-out texts: {100 * c['held_out_windows']:.1f} %)" for c in copies]
     return [*lines, f"| {WINDOW} tokens in a row that do | {' | '.join(windows)} |"]
 
 
