@@ -41,7 +41,7 @@ def imported(*folders: str) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.add(node.module.split(".")[0])
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("need", "import_module"):
-                found |= {str(value.value) for value in node.args if isinstance(value, ast.Constant)}
+                found |= {str(value.value).split(".")[0] for value in node.args if isinstance(value, ast.Constant)}
     own = {"difflm", "benchmarks", *(path.stem for path in (ROOT / "tests").glob("*.py"))}
     return found - set(sys.stdlib_module_names) - own
 
