@@ -69,6 +69,7 @@ FILES = {
     "train.en": "".join(f"a cheap pub {k}\na family restaurant {k}\n" for k in range(6)),
     "train.de": "".join(f"eine billige Kneipe {k}\nein Familienrestaurant {k}\n" for k in range(6)),
     "answers.de": "".join(f"eine Kneipe {k}\nein Restaurant {k}\n" for k in range(6)),
+    "menu.json": '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}}',
     "target_attribute.json": '["food", ":", "Japanese"]\n["area", ":", "riverside"]\n',
 }
 RUNS = {  # every run that a page asks something of, and what trained it
@@ -297,7 +298,7 @@ def make_runs(home: Path, names: list[str]) -> None:
 def there(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """A copy of the home with the runs that a command or a block names."""
     shown = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    texts = [one.text for one in shown.values() if isinstance(one, Shown)]
+    texts = [re.sub(r"\bRUN\b", "run", one.text) for one in shown.values() if isinstance(one, Shown)]
     make_runs(home, runs_named("\n".join(texts)))
     folder = tmp_path / "there"
     shutil.copytree(home, folder)
