@@ -89,6 +89,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/roc": "roc",
     "runs/roc-twin": "roc-twin",
     "runs/roc-infill-twin": "roc-infill-twin",
+    "runs/roc-judge": "roc-twin",
     "runs/en-de": "multi30k data=train.en,train.de tokenizer=words",
     "runs/second": "multi30k data=train.en,train.de tokenizer=words",
     "runs/en-de-twin": "multi30k-encoder-decoder data=train.en,train.de tokenizer=words",
@@ -111,14 +112,18 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/dlm-guide": "classifier data=words.jsonl model.guides=runs/diffusion-lm",
     "runs/dlm-guide-trees": "classifier data=words.jsonl model.guides=runs/diffusion-lm",
 }
-TINY = "steps=2 batch_size=8 warmup=0 widths=[] sample_every=0 model.hidden=16 model.layers=1 model.heads=2"
+BRIEF = "steps=2 batch_size=8 warmup=0 widths=[] sample_every=0"
+TINY = "model.hidden=16 model.layers=1 model.heads=2"
 FEW = "--samples 4 --score-texts 4 --draws 1"
 MOST_STEPS, MOST_TEXTS = 2, 4
 
 
-def tiny(recipe: str) -> list[str]:
-    """Changes to a recipe; a classifier has the words of the model that it guides."""
-    return TINY.split() + ["more_than=0"] * (recipe not in ("classifier", "e2e-guide"))
+def tiny(argv: list[str]) -> list[str]:
+    """Changes to a recipe. A classifier has the words of the model that it guides, and what begins with a bundled model
+    its sizes too."""
+    if argv[0] in ("e2e-few", "e2e-flow-map") and not any(word.startswith("init=") for word in argv):
+        return BRIEF.split()
+    return [*BRIEF.split(), *TINY.split(), *["more_than=0"] * (argv[0] not in ("classifier", "e2e-guide"))]
 
 
 # -- reading the pages ------------------------------------------------------------------------------------------------
@@ -290,7 +295,7 @@ def make_runs(home: Path, names: list[str]) -> None:
                 shutil.copytree(alike[0], name)
             elif not alike:
                 recipe = RUNS[name].split()
-                argv = ["train", *recipe, *tiny(recipe[0]), "--data", "DIR", "--out", name]
+                argv = ["train", *recipe, *tiny(recipe), "--data", "DIR", "--out", name]
                 assert main([*argv, "--device", "cpu"]) == 0
 
 
@@ -353,9 +358,9 @@ def smaller(argv: list[str]) -> list[str]:
     verb = argv[0]
     argv = ["cpu" if word.startswith("cuda") else word for word in argv]
     if verb == "train" and "--dry-run" not in argv:
-        return [*argv, *tiny(argv[1])]
+        return [*argv, *tiny(argv[1:])]
     if "--methods" in argv:
-        return [*argv, *tiny(""), *FEW.split()]
+        return [*argv, *tiny(argv), *FEW.split()]
     if verb in ("evaluate", "compare") and "control" in argv:
         return [*argv, "--samples", "1", "--each", "1"]
     if verb in ("evaluate", "compare") and "infill" in argv:
