@@ -5,28 +5,12 @@ python -m benchmarks.narrow runs/guide/model.safetensors src/difflm/pretrained/e
 """
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from difflm.runtime.files import read_json, write_json
-from difflm.runtime.tensors import SCALE, load_tensors, save_tensors
+from difflm.runtime.tensors import load_tensors, quantise_rows, save_tensors
 
 EXACT = "word_counts"
-
-
-def quantise_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Quantise matrices to int8, with one scale a row."""
-    quantised: dict[str, Tensor] = {}
-    for name, weight in weights.items():
-        if weight.dim() == 2:
-            scale = (weight.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
-            quantised[name + SCALE], quantised[name] = scale, (weight.float() / scale).round().to(torch.int8)
-        else:
-            quantised[name] = weight.clone()
-    return quantised
 
 
 def main() -> None:

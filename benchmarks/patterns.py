@@ -1,17 +1,18 @@
 """Texts under patterns: what a step costs with and without one, and how the texts read.
 
-  python -m benchmarks.patterns --device cuda                # both tables, about a minute on one H200
+  python -m benchmarks.patterns --device cuda                # both tables
   python -m benchmarks.patterns --part cost --texts 50 1024
   python -m benchmarks.patterns --part texts --each 100 --plain 2000
 
 Cost: seconds of one sampling step, captured where the device has graphs, without and with a pattern; `e2e` is the
 bundled model, `mdlm` an untrained one of a recipe's size, which costs what a trained one does. Below, the rule alone
 for automata of several sizes, one over 50,000 pieces. Texts: ten kinds of pattern, by forward–backward, by drawing
-plain texts of which those that match are kept, and by the gradient of log Z (Kim et al., 2026) at two strengths;
-obeyed by `re.fullmatch`, nats/token by the bundled judge, and self-BLEU.
+plain texts of which those that match are kept, and by the gradient of log Z (Kim et al., 2026) at two strengths: how
+many obey by `re.fullmatch`, and of these nats/token by the bundled judge, and self-BLEU.
 """
 
 import argparse
+import math
 import random
 import re
 import string
@@ -46,6 +47,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import TextSpec
 from difflm.models.batching import Layout, pad_batch
 from difflm.models.batching import Row as Sample
+from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
 from difflm.runtime.cuda_graphs import CapturedFunction
 from difflm.training.recipe import load_recipe
@@ -223,7 +225,9 @@ def write_by_gradient(lm: TextDiffusion, pattern: str, n: int, size: float, **se
         batch, settings = given[0], replace(STANDARD, size=size)
         mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
         chain = getattr(own.chain, "plain", own.chain)  # which has gradients
-        guide = EvidenceGuidance((), lm.inference.denoiser, mask, settings, chain, own.inside)
+        model = lm.model
+        assert isinstance(model, DiffusionModel)  # itself: the copy that writes may have layers without gradients
+        guide = EvidenceGuidance((), model.denoiser, mask, settings, chain, own.inside)
         return replace(steering, rules=rules, guide=guide)
 
     recorded, lm.inference.record = lm.inference.record, False
@@ -235,29 +239,41 @@ def write_by_gradient(lm: TextDiffusion, pattern: str, n: int, size: float, **se
 
 
 def text_rows(asked: argparse.Namespace) -> Iterator[Sequence[str]]:
+    """A row of each kind, and one of their means; of each way what share obeys, nats/token and self-BLEU."""
     lm, judge = (TextDiffusion.from_pretrained(name, asked.device) for name in (asked.model, asked.judge))
     settings = {"steps": asked.steps} if asked.steps else {}
     plain = [str(text) for text in lm.generate(asked.plain, seed=1, **settings)]
-    yield "pattern", "way", "obeyed", "nats/token", "self-BLEU", "seconds"
+    ways: dict[str, Callable[[str], Sequence[Any]]] = {
+        "forward–backward": lambda pattern: lm.generate(asked.each, controls=[Pattern(pattern)], **settings),
+        "drawn and rejected": lambda pattern: plain,
+    }
+    for size in asked.sizes:
+        ways[f"∇ log Z × {size:g}"] = partial(write_by_gradient, lm, n=asked.each, size=size, **settings)
+    yield "obeyed, nats/token, self-BLEU", *ways
+    found, seconds = {way: list[list[float]]() for way in ways}, dict.fromkeys(ways, 0.0)
     for kind, pattern in KINDS.items():
-        own = partial(lm.generate, asked.each, controls=[Pattern(pattern)], **settings)
-        ways: dict[str, Callable[[], Sequence[Any]]] = {"forward–backward": own, "drawn and rejected": lambda: plain}
-        for size in asked.sizes:
-            ways[f"∇ log Z × {size:g}"] = partial(write_by_gradient, lm, pattern, asked.each, size, **settings)
         for way, write in ways.items():
             begun = time.perf_counter()
-            texts = [str(text) for text in write()]
-            seconds = "" if way == "drawn and rejected" else f"{time.perf_counter() - begun:.1f}"
+            texts = [str(text) for text in write(pattern)]
+            seconds[way] += time.perf_counter() - begun
             matching = [text for text in texts if re.fullmatch(pattern, text)]
-            told = judged(judge, matching[: asked.each]) if len(matching) > 1 else ("–", "–")
-            yield kind, way, f"{100 * len(matching) / len(texts):.1f} %", *told, seconds
+            told = judge_texts(judge, matching[: asked.each]) if len(matching) > 1 else (math.nan, math.nan)
+            found[way].append([100 * len(matching) / len(texts), *told])
+        yield kind, *(show_cell(rows[-1]) for rows in found.values())
+    yield "mean", *(show_cell(torch.tensor(rows).nanmean(0).tolist()) for rows in found.values())
+    yield "seconds", *(f"{spent:.1f}" for spent in seconds.values())
 
 
-def judged(judge: TextDiffusion, texts: Sequence[str]) -> tuple[str, str]:
+def show_cell(told: Sequence[float]) -> str:
+    obeyed, nats, bleu = told
+    return f"{obeyed:.1f} %, " + ("–" if math.isnan(nats) else f"{nats:.3f}, {bleu:.2f}")
+
+
+def judge_texts(judge: TextDiffusion, texts: Sequence[str]) -> tuple[float, float]:
     """Nats/token under the judge, of texts that it can read, and self-BLEU."""
     ids = [row for row in judge.encode(texts) if row and len(row) <= judge.model.max_words]
-    nats = judge.score_ids(ids, 0, 1).sum().item() / sum(map(len, ids)) if ids else float("nan")
-    return f"{nats:.3f}", f"{self_bleu([split_words(text) for text in texts]):.2f}"
+    nats = judge.score_ids(ids, 0, 1).sum().item() / sum(map(len, ids)) if ids else math.nan
+    return nats, self_bleu([split_words(text) for text in texts])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

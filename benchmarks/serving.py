@@ -8,12 +8,16 @@ With `--crowds 1 50 200 1000 --seconds 20`, instead: so many clients ask for one
 texts per second, and how long a text takes. With `--engine` they ask the engine itself, without HTTP: nothing of the
 extra `[studio]` is needed then.
 
+With `--json 100 --model english`, instead: so many requests by the `openai` package for JSON of several schemas, and
+hostile regular expressions; how many answers are valid by `jsonschema_rs`, how long one takes, and what is refused.
+
 The server runs in this process, where its tasks can be counted; the clients run in another. All stays on loopback.
 """
 
 import argparse
 import asyncio
 import gc
+import importlib
 import itertools
 import json
 import random
@@ -31,6 +35,47 @@ from difflm.app.studio.limits import Limits
 from difflm.generation.pipeline import TextDiffusion
 
 SETTLE = 3.0  # seconds in which what is over may end
+SCHEMAS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 12},
+            "price": {"type": "integer", "minimum": 1, "maximum": 500},
+            "open": {"type": "boolean"},
+        },
+        "required": ["name", "price", "open"],
+        "additionalProperties": False,
+    },
+    {"type": "array", "items": {"type": "integer", "minimum": -99, "maximum": 99}, "minItems": 1, "maxItems": 5},
+    {
+        "type": "object",
+        "properties": {
+            "tags": {"type": "array", "items": {"enum": ["new", "cheap", "quiet"]}, "maxItems": 3},
+            "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
+        },
+        "required": ["code"],
+    },
+    {"anyOf": [{"type": "null"}, {"enum": ["yes", "no"]}, {"type": "number", "minimum": 0, "maximum": 10}]},
+    {
+        "type": "object",
+        "properties": {
+            "at": {"type": "object", "properties": {"x": {"$ref": "#/$defs/n"}, "y": {"$ref": "#/$defs/n"}}},
+            "note": {"type": ["string", "null"], "maxLength": 16},
+        },
+        "required": ["at", "note"],
+        "$defs": {"n": {"type": "integer", "minimum": 0, "maximum": 20}},
+    },
+]
+PROMPTS = ("", "The answer is")
+HOSTILE = (
+    "(a+)+$",
+    "((a?){1000}){1000}",
+    "(a|b)*a(a|b){12}",
+    "(" * 500,
+    r"[^\s\S]",
+    r"(\w+\s?)*\1",
+    r"(\S+ ){50,400}\S+",
+)
 CROWD = Limits(queue=10_000, connections=10_000, seconds=3600.0)  # nobody is refused, so that all can be timed
 
 
@@ -270,18 +315,75 @@ def report(model: str, steps: int, at_once: int, many: int, device: str) -> dict
     }
 
 
+def report_json(model: str, steps: int | None, count: int, device: str) -> dict[str, Any]:
+    """Requests for JSON one after the other, then what nobody can answer."""
+    openai, validator = (importlib.import_module(name) for name in ("openai", "jsonschema_rs"))
+    watched = Watched(model, 0, TextDiffusion.from_pretrained(model, device), Limits())
+    client = openai.OpenAI(base_url=f"{watched.url}/v1", api_key="-", max_retries=0)
+    (served,) = client.models.list()
+    settings = {"controls": {"steps": steps}} if steps else {}
+
+    def ask(form: dict[str, Any], prompt: str, seed: int) -> tuple[float, str]:
+        begun = time.perf_counter()
+        body = {**settings, "response_format": form}
+        answer = client.completions.create(model=served.id, prompt=prompt, seed=seed, extra_body=body)
+        return time.perf_counter() - begun, answer.choices[0].text
+
+    took, valid, wrong = list[float](), 0, list[str]()
+    for seed in range(count):
+        schema, prompt = SCHEMAS[seed % len(SCHEMAS)], PROMPTS[seed // len(SCHEMAS) % len(PROMPTS)]
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        text = ""
+        try:
+            seconds, text = ask(form, prompt, seed)
+            took.append(seconds)
+            validator.validate(schema, json.loads(text))
+            valid += 1
+        except (openai.APIError, ValueError) as error:  # as a refusal, and as JSON that is none or another
+            wrong.append(f"{error}: {text}"[:200])
+    refused, longest = 0, 0.0
+    for regex in HOSTILE:
+        begun = time.perf_counter()
+        try:
+            ask({"type": "regex", "regex": regex}, "", 0)
+        except openai.BadRequestError:
+            refused += 1
+        longest = max(longest, time.perf_counter() - begun)
+    watched.close()
+    first, took = took[: len(SCHEMAS)], sorted(took)
+    return {
+        "model": model,
+        "valid": f"{valid} of {count}",
+        "p50_seconds": round(statistics.median(took), 3) if took else None,
+        "p95_seconds": round(took[int(0.95 * (len(took) - 1))], 3) if took else None,
+        "first_of_each_schema_seconds": [round(one, 2) for one in first],
+        "wrong": wrong[:3],
+        "hostile_refused": f"{refused} of {len(HOSTILE)}",
+        "hostile_longest_seconds": round(longest, 3),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="e2e")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, help="[10; of --json the model's own]")
     parser.add_argument("--at-once", type=int, default=200, help="clients")
     parser.add_argument("--many", type=int, default=2000, help="requests")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--crowds", type=int, nargs="+", metavar="N", help="numbers of clients")
     parser.add_argument("--seconds", type=float, default=20.0, help="of every crowd")
     parser.add_argument("--engine", action="store_true", help="crowds without HTTP")
+    parser.add_argument("--json", type=int, metavar="N", help="requests for JSON by the openai package")
     parser.add_argument("--clients", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.json:
+        try:
+            print(json.dumps(report_json(asked.model, asked.steps, asked.json, asked.device), indent=1))
+        except ImportError as error:
+            need = "--json needs openai, jsonschema_rs, fastapi and uvicorn."
+            raise SystemExit(f"benchmarks.serving: {error}; {need}") from None
+        return
+    asked.steps = asked.steps or 10
     if asked.clients:
         url, what, count = asked.clients
         if what == "crowd":

@@ -1,8 +1,12 @@
 """The studio's page in a browser: opening it, and what a test asks of it."""
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+import pytest
 
 TWO = "#n=2&steps=3&length=12&field.food=Japanese"
 REFUSED = "Failed to load resource"  # the browser's own line for an answer that is an error
@@ -71,3 +75,16 @@ def asked(tab: Any) -> dict[str, list[str]]:
 def sentence(tab: Any) -> str:
     tab.wait_for_selector("#notice:visible")
     return tab.inner_text("#notice p")
+
+
+def load_axe(tab: Any) -> None:
+    """Put axe-core into a page; skip the test where nobody has installed it."""
+    places = [Path(__file__).parent.parent / "node_modules", Path(os.environ.get("NODE_PATH", "node_modules"))]
+    axe = next((path for place in places if (path := place / "axe-core/axe.min.js").exists()), None)
+    if axe is None:
+        pytest.skip("needs axe-core: npm install --no-save axe-core")
+    tab.evaluate(axe.read_text(encoding="utf-8") + "; 0")
+
+
+def axe_faults(tab: Any) -> list[str]:
+    return tab.evaluate("axe.run().then(found => found.violations.map(one => `${one.impact} ${one.id}: ${one.help}`))")

@@ -18,7 +18,7 @@ from tiny import tiny_run
 
 from difflm import Avoid, Contains, Edit, Infill, Length, Pattern, TextDiffusion, WordCount
 from difflm.controls.base import Canvas
-from difflm.controls.patterns import chain_of, kernel_chain, list_rows, plain_chain
+from difflm.controls.patterns import chain_of, join_transitions, kernel_chain, list_columns, plain_chain
 from difflm.data.regular import compile_characters, count_paths, follow_paths, parse_pattern
 from difflm.data.token_automata import (
     ANY,
@@ -617,14 +617,23 @@ def test_transitions_are_listed_by_where_they_lead():
 
 
 def test_lists_are_sorted_and_know_their_segments():
-    items = np.array([[0, 2, 1], [1, 0, 1], [2, 2, 0], *([k, 2, 9] for k in range(3, 8))])
-    found, rows = list_rows(items, 1)  # one item of the class 0, seven of 2
-    assert found[0].tolist() == [[1, 0, 0, 0, 0, 0, 0, 0], [0, 2, 3, 4, 5, 6, 7, 0]]
-    assert found[3].tolist() == [[1, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 0]]
-    assert rows.tolist() == [[0, 2], [1, 1], [1, 1]]
-    found, rows = list_rows(np.array([[0, k // 9, 0] for k in range(12)]), 1)  # nine, and three
-    assert found.shape == (4, 4, 4)
-    assert rows.tolist() == [[0, 0, 0, 1], [1, 0, 0, 1], [0, 0, 1, 1]]
+    found, columns = list_columns(np.arange(8), np.array([2, 0, 2, *[2] * 5]))  # one item of the key 0, seven of 2
+    assert found.T.tolist() == [[1, -1, -1, -1, -1, -1, -1, -1], [0, 2, 3, 4, 5, 6, 7, -1]]
+    assert columns.tolist() == [[0, 2], [1, 1], [1, 1]]
+    found, columns = list_columns(np.zeros(12, int), np.arange(12) // 9, np.arange(12))  # nine, and three
+    assert (found >> 16).tolist() == [[0, 1, 2, 9], [3, 4, 5, 10], [6, 7, 8, 11], [-1] * 4]
+    assert columns.tolist() == [[0, 0, 0, 1], [1, 0, 0, 1], [0, 0, 1, 1]]
+
+
+def test_joined_transitions_are_all_of_them_and_have_different_ends():
+    for pattern in (r"The [A-Z].* near .*\.", r"(\S+ ){3,9}\S+", ".*"):
+        edges = compile_pattern(pattern, E2E).edges
+        joined, members = join_transitions(edges)
+        assert len({(begin, end) for begin, _, end in joined.tolist()}) == len(joined) < len(edges)
+        classes = {union: members[members[:, 1] == union, 0].tolist() for union in set(members[:, 1].tolist())}
+        apart = sorted([begin, kind, end] for begin, union, end in joined.tolist() for kind in classes[union])
+        assert apart == sorted(edges.tolist())
+        assert len({*map(tuple, classes.values())}) == len(classes)
 
 
 def check_kernels(automaton, logits, inside):
@@ -657,12 +666,16 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") 
 
 @pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
 @pytest.mark.parametrize("seed", range(3))
-def test_kernels_pass_the_same_messages_of_random_automata(seed):
+@pytest.mark.parametrize("tokens", [5, 10])
+def test_kernels_pass_the_same_messages_of_random_automata(seed, tokens):
     """Without a GPU too: TRITON_INTERPRET=1 pytest tests/test_patterns.py -k kernels"""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    automaton, logits, *_ = random_case(seed)
-    inside = torch.tensor([True] * 4 + [False]).expand(2, -1)
-    check_kernels(automaton, torch.cat([logits, logits[:, :1]], 1).to(device), inside.to(device))
+    automaton, logits, *_ = random_case(seed, tokens=tokens)
+    assert tokens == 5 or len(join_transitions(automaton.edges)[0]) < len(automaton.edges)
+    logits, here, away = logits.to(device), [True] * 4, [False]
+    for inside in (here + away, away + here, [*here[:2], *away, *here[2:]]):
+        place = torch.tensor(inside).cumsum(0).sub(1).clamp(min=0)
+        check_kernels(automaton, logits[:, place], torch.tensor(inside, device=device).expand(2, -1))
 
 
 @pytest.mark.long
@@ -676,7 +689,8 @@ def test_the_benchmark_prints_its_tables(monkeypatch, capsys):
     assert benchmark.main([part for key, value in few.items() for part in (f"--{key}", str(value))]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if " | " in line]
     assert [row[0] for row in rows] == [
-        *("model", "e2e", "mdlm", "rule alone", "words", "words", "300 pieces", "300 pieces", "pattern"),
-        *["beginning"] * 3,
+        *("model", "e2e", "mdlm", "rule alone", "words", "words", "300 pieces", "300 pieces"),
+        *("obeyed, nats/token, self-BLEU", "beginning", "mean", "seconds"),
     ]
-    assert rows[9][1:3] == ["forward–backward", "100.0 %"]
+    assert rows[8][1:] == ["forward–backward", "drawn and rejected", "∇ log Z × 1"]
+    assert rows[9][1].startswith("100.0 %, ") and rows[9][1:] == rows[10][1:]

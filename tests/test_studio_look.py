@@ -1,11 +1,9 @@
 """How the studio's page explains itself and looks, in a real browser."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
-from browsing import Opener, asked, finished, hush, texts
+from browsing import Opener, asked, axe_faults, finished, hush, load_axe, texts
 from serving import running
 from test_studio_page import opened, studio
 
@@ -13,8 +11,6 @@ from difflm.generation.pipeline import TextDiffusion
 
 pytestmark = pytest.mark.long  # a browser, and the bundled model behind it
 assert studio and opened  # fixtures
-
-ROOT = Path(__file__).parent.parent
 
 
 def test_it_says_what_it_is_and_what_the_model_knows(opened):
@@ -139,28 +135,18 @@ def test_targets_have_forty_pixels_on_narrow_screens(opened):
 
 @pytest.mark.parametrize("width", [360, 1600])
 def test_axe_finds_no_fault(opened, width):
-    places = [ROOT / "node_modules", Path(os.environ.get("NODE_PATH", "node_modules"))]
-    axe = next((path for place in places if (path := place / "axe-core/axe.min.js").exists()), None)
-    if axe is None:
-        pytest.skip("needs axe-core: npm install --no-save axe-core")
     tab = opened("#n=2&steps=3&length=12&field.food=Japanese", width=width)
     finished(tab)
-    tab.evaluate(axe.read_text(encoding="utf-8") + "; 0")
-
-    def faults() -> list[str]:
-        return tab.evaluate(
-            "axe.run().then(found => found.violations.map(one => `${one.impact} ${one.id}: ${one.help}`))"
-        )
-
-    assert faults() == []
+    load_axe(tab)
+    assert axe_faults(tab) == []
     tab.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
     for i in range(2):
         tab.locator(".keep-it").nth(i).click()
     tab.check("#compare")
     tab.locator(".word").nth(2).click()
-    assert faults() == []
+    assert axe_faults(tab) == []
     tab.get_by_label("Step", exact=True).fill("1")
     tab.click("#theme")
-    assert texts(tab) and faults() == []
+    assert texts(tab) and axe_faults(tab) == []
     tab.get_by_role("button", name="Export").click()
-    assert faults() == []
+    assert axe_faults(tab) == []

@@ -227,6 +227,17 @@ def test_a_client_gets_json_of_its_schema_a_hundred_times(tmp_path: Path) -> Non
             jsonschema_rs.validate(schema, json.loads(choice.text))
 
 
+@pytest.mark.long
+def test_the_benchmark_counts_answers_of_pieces_that_are_valid(tmp_path: Path) -> None:
+    benchmark = pytest.importorskip("benchmarks.serving", reason="run from the repository's root")
+    (tmp_path / "signs.txt").write_text("".join(f'{chr(k)}{{}}[]": {chr(159 - k)}\n' for k in range(33, 127)) * 4)
+    changes = {"steps": 1, "validate_every": 1, "save_every": 1, "tokenizer": "bpe", "vocabulary": 300, "longest": 80}
+    run = tiny_run(tmp_path, "mdlm", data=str(tmp_path / "signs.txt"), **changes)
+    found = benchmark.report_json(str(run), 2, 10, "cpu")
+    assert found["valid"] == "10 of 10" and not found["wrong"]
+    assert found["hostile_refused"] == f"{len(benchmark.HOSTILE)} of {len(benchmark.HOSTILE)}"
+
+
 def test_another_model_and_another_token_are_refused(client: Any, server: Running) -> None:
     with pytest.raises(openai.NotFoundError, match="not served here"):
         client.completions.create(model="/etc/passwd", prompt="x")

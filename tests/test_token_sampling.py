@@ -247,3 +247,21 @@ def test_the_auxiliary_term_is_that_of_the_papers_chain():
     """λ = 0.01 beside the mean over T steps is λT beside their sum: 10 for D3PM's thousand, 5.12 for 512."""
     weights = {name: tiny(name).objective.weights["ce"] for name in ("d3pm-absorbing", "diffusionbert")}
     assert weights == pytest.approx({"d3pm-absorbing": 10.0, "diffusionbert": 5.12})
+
+
+def test_masks_become_words_that_are_drawn_together():
+    """And words apart where there are none; where there are everywhere, nobody asks how likely single words are."""
+    process, chance = Absorbing(5), torch.Generator().manual_seed(0)
+    z, fresh = torch.full((40, 6), process.mask_id), torch.rand(40, 6, 3, generator=chance)
+    belief = Belief(torch.randn(40, 6, 5, generator=chance))
+    t, s = torch.full((40,), 0.9), torch.full((40,), 0.4)
+    alone = process.draw_step(z, belief, t, s, fresh)
+    words = torch.randint(0, 5, (40, 6), generator=chance)
+    some = words.masked_fill(torch.arange(6) >= 4, -1)
+    found = process.draw_step(z, replace(belief, draw=lambda u: some), t, s, fresh)
+    shown = alone != process.mask_id
+    assert torch.equal(found[:, :4], torch.where(shown, words, process.mask_id)[:, :4])
+    assert torch.equal(found[:, 4:], alone[:, 4:])
+    together = replace(belief, draw=lambda u: words, draws_all=True)
+    found = process.draw_step(z, together, t, s, fresh)
+    assert torch.equal(found, torch.where(shown, words, process.mask_id)) and "shares" not in vars(together)

@@ -92,7 +92,11 @@ class TerminalView:
         for draft in self._batch:
             text, candidate = divmod(draft.sample, self.candidates)
             name = f"text {text + 1}  " * (self.n > 1) + f"candidate {candidate + 1}  " * (self.candidates > 1)
-            print(f"{name}{self._time(draft)}  {self._line(draft).plain}", file=self.console.file, flush=True)
+            print(
+                f"{name}{self._time(draft)}  {draw_words(draft, self._styles).plain}",
+                file=self.console.file,
+                flush=True,
+            )
 
     def _draw(self) -> None:
         assert self._live is not None
@@ -105,13 +109,13 @@ class TerminalView:
         """A line for each text, waiting ones included, as many as the window holds."""
         unfinished = range(self._finished * self.candidates, self.n * self.candidates)
         if self.n * self.candidates == 1:
-            return [self._line(self._drafts[0])] if 0 in self._drafts else []
+            return [draw_words(self._drafts[0], self._styles)] if 0 in self._drafts else []
         room = max(1, self.console.height - 3)
         shown = list(unfinished)
         if len(shown) > room:
             now = {draft.sample for draft in self._batch}
             shown = sorted(sorted(shown, key=lambda sample: sample not in now)[: max(1, room - 1)])
-        rows = [self._line(self._drafts[k]) if k in self._drafts else Text("·", FAINT) for k in shown]
+        rows = [draw_words(self._drafts[k], self._styles) if k in self._drafts else Text("·", FAINT) for k in shown]
         for row in rows:
             row.truncate(self.console.width, overflow="ellipsis")
         more = len(unfinished) - len(shown)
@@ -135,16 +139,18 @@ class TerminalView:
         total = f"/{self.steps}" if self.steps > draft.step else ""
         return f"step {draft.step + 1:>{len(str(self.steps))}}{total}  t {draft.t:.3f}"
 
-    def _line(self, draft: "Draft") -> Text:
-        tokens = [printable(token) for token in draft.tokens]
-        apart = spaces(tokens, made_of_pieces(tokens))
-        line = Text()
-        for position, (token, space, sure) in enumerate(zip(tokens, apart, draft.confidence, strict=True)):
-            style = self._styles[max(0, min(len(self._styles) - 1, int(sure * len(self._styles))))]
-            line.append(" " * space)
-            edit = draft.edits[position] if draft.edits and token else "keep"
-            line.append(mark_word(hide_letters(token, sure, position), edit), style)
-        return line
+
+def draw_words(draft: "Draft", styles: Sequence[Style | str]) -> Text:
+    """The words of a draft, each in the style of its confidence; `styles` run from low to high."""
+    tokens = [printable(token) for token in draft.tokens]
+    apart = spaces(tokens, made_of_pieces(tokens))
+    line = Text()
+    for position, (token, space, sure) in enumerate(zip(tokens, apart, draft.confidence, strict=True)):
+        style = styles[max(0, min(len(styles) - 1, int(sure * len(styles))))]
+        line.append(" " * space)
+        edit = draft.edits[position] if draft.edits and token else "keep"
+        line.append(mark_word(hide_letters(token, sure, position), edit), style)
+    return line
 
 
 def word_styles(console: Console) -> list[Style]:

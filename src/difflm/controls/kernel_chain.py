@@ -9,28 +9,37 @@ from difflm.diffusion.condition import FREE
 from difflm.diffusion.forward_backward import IMPOSSIBLE, TokenChain
 from difflm.runtime.kernels import automaton_scan as kernels
 
-MOST_TOKENS, MOST_TRANSITIONS = 16_384, 16_384  # that one program holds
+MOST = 16_384  # tokens, or places of a list of transitions, that one program holds
 
 Listed = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class KernelChain:
-    """What `plain` says of beliefs, without gradients. Lists of tokens and of transitions are those of
-    `runtime/kernels/automaton_scan.py`."""
+    """What `plain` says of beliefs, without gradients. Lists of tokens, of transitions and of which classes belong to
+    which of the `unions` are those of `runtime/kernels/automaton_scan.py`."""
 
     plain: TokenChain
+    unions: int
     tokens: Listed
+    members: Listed
     departures: Listed
     arrivals: Listed
+    by_union: Listed
     by_class: Listed
 
     def pass_messages(self, logits: Tensor, inside: Tensor) -> "KernelMessages":
         """For beliefs [B, L, V] about texts at the positions `inside` [B, L]."""
-        log_q, best, top, norm = kernels.group_tokens(logits, inside, *self.tokens, len(self.plain.class_begins))
+        log_q, joined, best, top, norm = kernels.group_tokens(
+            logits, inside, *self.tokens, *self.members, self.classes, self.unions
+        )
         last = torch.where(self.plain.accepting, 0.0, IMPOSSIBLE)
-        later = kernels.scan_backward(log_q, last, *self.departures)
-        return KernelMessages(self, logits, inside, log_q, best, top, later, norm.sum(-1))
+        later = kernels.scan_backward(joined, inside, last, *self.departures)
+        return KernelMessages(self, logits, inside, log_q, joined[0], best, top, later, norm.sum(-1))
+
+    @property
+    def classes(self) -> int:
+        return len(self.plain.class_begins)
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,8 @@ class KernelMessages:
     logits: Tensor  # [B, L, V]
     inside: Tensor  # [B, L]
     log_q: Tensor  # [2, B, L, C + 2]
-    best: Tensor  # [B, L, C + 2] the likeliest token of each class
+    joined: Tensor  # [B, L, unions] log probabilities of unions of classes
+    best: Tensor  # [B, L, C + 1] the likeliest token of each class, and of all
     top: Tensor  # [B, L] the largest logits
     later: Tensor  # [2, B, L + 1, S]
     norm: Tensor  # [B]
@@ -51,13 +61,13 @@ class KernelMessages:
 
     def posterior_logits(self, logits: Tensor) -> Tensor:
         chain, later = self.chain, self.later[0]
-        reached = kernels.scan_forward(self.log_q[0], later, *chain.arrivals)
-        factor = kernels.weigh_classes(reached, later, *chain.by_class, len(chain.plain.class_begins))
+        reached = kernels.scan_forward(self.joined, self.inside, later, *chain.arrivals)
+        factor = kernels.weigh_classes(reached, later, *chain.by_union, *chain.by_class, chain.classes, chain.unions)
         return kernels.tilt_tokens(logits, self.inside, self.top, factor, chain.plain.classes)
 
     def likeliest(self) -> Tensor:
-        kinds, _ = self.trace(1, None)
-        return torch.where(self.inside, self.best.gather(-1, kinds.unsqueeze(-1)).squeeze(-1), FREE)
+        kinds, _ = self.trace(1, None)  # outside the text the class of all tokens, by which a state stays as it is
+        return self.best.gather(-1, kinds.unsqueeze(-1)).squeeze(-1)
 
     def draw(self, u: Tensor) -> Tensor:
         kinds, rest = self.trace(0, u.float())

@@ -230,10 +230,13 @@ def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain |
     plain = plain_chain(automaton, device)
     if device.type != "cuda" or find_spec("triton") is None:
         return plain
-    from difflm.controls.kernel_chain import MOST_TOKENS, MOST_TRANSITIONS
+    from difflm.controls.kernel_chain import MOST
 
-    fits = len(automaton.classes) <= MOST_TOKENS and len(automaton.edges) + len(automaton.table) <= MOST_TRANSITIONS
-    return kernel_chain(automaton, plain, device) if fits else plain
+    if max(len(automaton.classes), len(automaton.table)) > MOST:
+        return plain
+    chain = kernel_chain(automaton, plain, device)
+    lists = chain.members, chain.departures, chain.arrivals, chain.by_union, chain.by_class
+    return chain if all(items.numel() <= MOST for items, _ in lists) else plain
 
 
 def kernel_chain(automaton: TokenAutomaton, plain: "TokenChain", device: "torch.device") -> "KernelChain":
@@ -242,33 +245,45 @@ def kernel_chain(automaton: TokenAutomaton, plain: "TokenChain", device: "torch.
 
     from difflm.controls.kernel_chain import KernelChain
 
-    states, classes = automaton.table.shape
-    every = np.arange(states)
-    stay = np.column_stack([every, 0 * every + classes, every])  # outside the text
-    edges = np.concatenate([automaton.edges, stay])
-    tokens = np.column_stack([np.arange(len(automaton.classes)), automaton.classes, 0 * automaton.classes])
-    lists = (list_rows(tokens, 1), list_rows(edges, 0), list_rows(edges, 2), list_rows(automaton.edges, 1))
+    edges, members = join_transitions(automaton.edges)
+    tokens = np.column_stack([np.arange(len(automaton.classes)), automaton.classes])
+    begin, union, end = edges.T
+    lists = (
+        *(list_columns(tokens[:, 0], tokens[:, 1]), list_columns(members[:, 0], members[:, 1])),
+        *(list_columns(union, begin, end), list_columns(begin, end, union), list_columns(begin, union, end)),
+        list_columns(members[:, 1], members[:, 0]),
+    )
     put = partial(torch.tensor, dtype=torch.int32, device=device)
-    return KernelChain(plain, *((put(items), put(rows)) for items, rows in lists))
+    return KernelChain(plain, int(union.max()) + 1, *((put(items), put(columns)) for items, columns in lists))
 
 
-def list_rows(items: Array, key: int) -> tuple[Array, Array]:
-    """Items [n, 3], at least one, as the kernels of `automaton_scan.py` want them, sorted by one of their numbers: a
-    list [4, R, N] of as few places as can be, and where its rows [3, R] go."""
-    items = items[np.argsort(items[:, key], kind="stable")]
-    keys, counts = np.unique(items[:, key], return_counts=True)
-    sizes = {wide: 1 << int(np.ceil(counts / wide).sum() - 1).bit_length() for wide in (32, 16, 8, 4)}
-    wide = min(sizes, key=lambda one: sizes[one] * one)
-    lengths = -(-counts // wide)  # in rows
-    begins, found = lengths.cumsum() - lengths, np.zeros((4, sizes[wide], wide), np.int64)
-    within = np.arange(len(items)) - np.repeat(counts.cumsum() - counts, counts)
-    row, column = np.repeat(begins, counts) + within // wide, within % wide
-    found[:, row, column] = np.vstack([items.T, np.ones(len(items), np.int64)])
-    rows = np.zeros((3, sizes[wide]), np.int64)
-    rows[0, : lengths.sum()] = np.repeat(keys, lengths)
-    rows[1], rows[1, : lengths.sum()] = 1, 0
-    rows[1, begins] = rows[2, begins + lengths - 1] = 1
-    return found, rows
+def join_transitions(edges: Array) -> tuple[Array, Array]:
+    """Transitions (begin, union, end), of which no two have the same ends: a union is a set of classes, and its members
+    are (class, union)."""
+    edges = edges[np.lexsort((edges[:, 1], edges[:, 2], edges[:, 0]))]
+    pairs, firsts = np.unique(edges[:, [0, 2]], axis=0, return_index=True)
+    sets = [tuple(part) for part in np.split(edges[:, 1], firsts[1:])]
+    numbers = {own: k for k, own in enumerate(dict.fromkeys(sets))}
+    members = [(kind, union) for own, union in numbers.items() for kind in own]
+    return np.insert(pairs, 1, [numbers[own] for own in sets], 1), np.array(members)
+
+
+def list_columns(items: Array, keys: Array, more: Array | int = 0) -> tuple[Array, Array]:
+    """Items [n], at least one, as the kernels of `automaton_scan.py` want them, `more` in the higher halves, sorted by
+    keys: a list [N, R] of as few places as can be, and where its columns [3, R] go."""
+    items = (items + (more << 16))[np.argsort(keys, kind="stable")]
+    keys, counts = np.unique(keys, return_counts=True)
+    sizes = {high: 1 << int(np.ceil(counts / high).sum() - 1).bit_length() for high in (32, 16, 8, 4)}
+    high = min(sizes, key=lambda one: sizes[one] * one)
+    lengths = -(-counts // high)  # in columns
+    begins, found = lengths.cumsum() - lengths, np.full((high, sizes[high]), -1)
+    within, wide = np.arange(len(items)) - np.repeat(counts.cumsum() - counts, counts), np.repeat(lengths, counts)
+    found[within // wide, np.repeat(begins, counts) + within % wide] = items  # neighbours stand beside each other
+    columns = np.zeros((3, sizes[high]), np.int64)
+    columns[0, : lengths.sum()] = np.repeat(keys, lengths)
+    columns[1], columns[1, : lengths.sum()] = 1, 0
+    columns[1, begins] = columns[2, begins + lengths - 1] = 1
+    return found, columns
 
 
 def plain_chain(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain":

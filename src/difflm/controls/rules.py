@@ -363,9 +363,15 @@ class ImposePattern:
             belief = impose_tokens(belief, self.codec, self.known >= 0, self.known.clamp(min=0))
         found = self.chain.pass_messages(belief.logits, self.inside)
         logits = found.posterior_logits(belief.logits).to(belief.logits.dtype)
-        words = torch.where(self.inside, found.likeliest(), belief.tokens)
+        words = found.likeliest()
+        if belief.words is not None:
+            words = torch.where(self.inside, words, belief.words)
+
+        def draw(u: Tensor) -> Tensor:  # outside the text nothing is written: those words are given
+            return torch.where(self.inside, found.draw(u), words)
+
         state = belief.state
         if state is not None:
             nearest = self.codec.nearest(belief.clean) if belief.words is None else belief.words
             state = torch.where((words != nearest).unsqueeze(-1), self.codec.clean_of(words), state)
-        return replace(belief, logits=logits, state=state, words=words, draw=found.draw)
+        return replace(belief, logits=logits, state=state, words=words, draw=draw, draws_all=True)

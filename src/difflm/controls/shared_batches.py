@@ -65,6 +65,7 @@ class PerRowTransforms:
             state=None if all(own.state is None for own in ruled) else torch.cat([own.clean for own in ruled]),
             words=None if all(own.words is None for own in ruled) else torch.cat([own.tokens for own in ruled]),
             draw=None if all(own.draw is None for own in ruled) else partial(draw_by_rows, self.parts, ruled),
+            draws_all=all(own.draws_all for own in ruled),
         )
 
 

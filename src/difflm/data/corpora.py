@@ -1,8 +1,9 @@
 """Texts, and pairs of source and target, by the name of a corpus or by the path of a file."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from difflm.data.e2e import Split, e2e_path, read_e2e
 from difflm.data.pair_corpora import PAIRS
@@ -59,6 +60,14 @@ def describe_texts(name_or_path: str) -> str:
     """What the texts of a corpus are; of files their names, since a path would say more about somebody's machine."""
     known = KNOWN.get(name_or_path) or PAIRS.get(name_or_path)
     return known.about if known else file_names(name_or_path)
+
+
+def describe_training(config: Mapping[str, Any]) -> str | None:
+    """What a model was trained on, as far as the config of its run says."""
+    data, texts = config.get("recipe", {}).get("data"), config.get("texts")
+    if not data or not texts:
+        return None
+    return f"{texts:,} {describe_texts(data) if data in NAMES else f'texts of {file_names(data)}'}"
 
 
 def file_names(name_or_path: str) -> str:

@@ -54,7 +54,8 @@ class Belief:
     elsewhere: the leave-one-out posterior, which uniform and hybrid noise put in the place of x_0.
     `state` is a clean state other than the codec's mean under the logits: one that the network predicted itself, or
     that was clamped to a word. `words` are ids that were chosen by other means than the likeliest logit. `draw` draws
-    tokens that depend on each other together, [B, L], by uniform numbers [B, L]; −1 where they do not.
+    tokens that depend on each other together, [B, L], by uniform numbers [B, L]; −1 where they do not, which is nowhere
+    if it `draws_all`.
     """
 
     logits: Tensor  # [B, L, V]
@@ -63,6 +64,7 @@ class Belief:
     state: Tensor | None = None
     words: Tensor | None = None  # [B, L]
     draw: Callable[[Tensor], Tensor] | None = None
+    draws_all: bool = False
 
     @cached_property
     def clean(self) -> Tensor:

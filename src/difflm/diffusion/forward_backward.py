@@ -162,7 +162,7 @@ class Messages:
         return torch.where(self.inside, tokens, FREE)
 
     def likeliest(self) -> Tensor:
-        """The likeliest text that is accepted, [B, L]; FREE outside."""
+        """The likeliest text that is accepted, [B, L]; the likeliest tokens outside."""
         kinds = self.chain.find_likeliest(self)
-        tokens = self.log_p.masked_fill(self.chain.classes != kinds, IMPOSSIBLE).argmax(-1)
-        return torch.where(self.inside, tokens, FREE)
+        other = (self.chain.classes != kinds) & self.inside.unsqueeze(-1)
+        return self.log_p.masked_fill(other, IMPOSSIBLE).argmax(-1)

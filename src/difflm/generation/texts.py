@@ -96,4 +96,4 @@ def show_texts(texts: Sequence[Generation]) -> str:
     player: Any = import_module("difflm.app.studio.player")  # by name: the library works without its app
     page: bytes = player.page([player.PlayedText(text, text.drafts) for text in texts], {})
     framed = html.escape(page.decode("utf-8"))
-    return f'<iframe srcdoc="{framed}" style="width: 100%; height: 30em; border: 0"></iframe>'
+    return f'<iframe srcdoc="{framed}" style="width: 100%; height: 38em; border: 0"></iframe>'

@@ -27,14 +27,14 @@ LOCKED_BYTE = 1 << 30  # Windows locks bytes, and nobody can read them: one behi
 
 
 @contextmanager
-def explain_write_errors(path: Path) -> Iterator[None]:
-    """Raise an operating-system error of the block as a line that says what to do."""
+def explain_write_errors(path: Path, option: str = "--out") -> Iterator[None]:
+    """Raise an operating-system error of the block as a line that says what to do; `option` named the path."""
     try:
         yield
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}."
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            message = f"no permission to write {path}. Choose another place with --out."
+            message = f"no permission to write {path}. Choose another place with {option}."
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             message = f"the disk is full: {path} was not written. Free some space and try again."
         raise DifflmError(message) from None

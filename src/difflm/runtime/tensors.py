@@ -52,8 +52,20 @@ def check_sha256(path: Path, config: Mapping[str, Any], advice: str = "Copy or t
 SCALE = ".scale"
 
 
+def quantise_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Quantise matrices to int8, with one scale a row."""
+    quantised: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.dim() == 2:
+            scale = (weight.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
+            quantised[name + SCALE], quantised[name] = scale, (weight.float() / scale).round().to(torch.int8)
+        else:
+            quantised[name] = weight.clone()
+    return quantised
+
+
 def dequantise_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Restore matrices of int8, which have one scale a row (`benchmarks/narrow.py`); other tensors stay as they are."""
+    """Restore matrices of int8, which have one scale a row (`quantise_rows`); other tensors stay as they are."""
     quantised = {name for name, weight in weights.items() if weight.dtype is torch.int8}
     scales = {name + SCALE for name in quantised}
     for name in quantised:

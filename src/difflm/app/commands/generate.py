@@ -58,6 +58,7 @@ def generate(
     ] = None,
     show: Annotated[bool, option("Watch the words form.", None, "--show", panel=FILES)] = False,
     html: Annotated[Path | None, option("Write a web page that replays every step.", "FILE", panel=FILES)] = None,
+    svg: Annotated[Path | None, option("Write an animated picture of the words forming.", "FILE", panel=FILES)] = None,
     out: Out = None,
     device: Device = "auto",
     dtype: Dtype = None,
@@ -66,15 +67,21 @@ def generate(
     """Generate texts, with any constraints you like."""
     one = make_request(asked)
     many = [one]
+    files = {name: path for name, path in (("html", html), ("svg", svg)) if path}
     if requests:
-        beside = [key for key in asked if key not in BESIDE_INPUT] + ["show"] * show + ["html"] * (html is not None)
+        beside = [key for key in asked if key not in BESIDE_INPUT] + ["show"] * show + [*files]
         if beside:
-            raise UsageError(f"--{option_name(beside[0])} cannot be combined with --input: write it into its lines.")
+            hint = ": write it into its lines" if beside[0] in asked else ""
+            raise UsageError(f"--{option_name(beside[0])} cannot be combined with --input{hint}.")
         many = [one.model_copy(update=line.model_dump(exclude_unset=True)) for line in read_requests(requests)]
     if show and as_json:
         raise UsageError("--show is for people and --json for programs: choose one.")
-    if out and (show or html):
-        raise UsageError(f"--{'show' if show else 'html'} and --out cannot be combined: choose one.")
+    if out and (show or files):
+        raise UsageError(f"--{'show' if show else next(iter(files))} and --out cannot be combined: choose one.")
+    if svg:
+        from difflm.app.studio.animation import check_animation, write_animation
+
+        check_animation(svg, one.n)
     check_names(device, model, guides=guide)
     for number, request in enumerate(many):
         check_values(request, f"request {number}: " if requests else "")
@@ -92,19 +99,22 @@ def generate(
             writer.write(many, first=rows.start + kept.count, last=rows.stop, put=kept.put)
             kept.finish()
         return
-    if not show and not html:
+    if not show and not files:
         writer.write(many)
         return
     from difflm.app.live_view import TerminalView
     from difflm.app.studio import Recording, write_player
 
     size = one.n, lm.frames(one.controls(), **one.settings()), one.each
-    recording = Recording(*size) if html else None
+    recording = Recording(*size) if files else None
     texts = writer.write(many, TerminalView(*size) if show else None, recording)
+    command = shlex.join(["difflm", *without_files()])
     if html and recording:
-        about = {"model": model, "command": shlex.join(["difflm", *without_html()])}
-        write_player(html, recording.texts(texts), about)
+        write_player(html, recording.texts(texts), {"model": model, "command": command})
         note(f"{html}: open it in a browser.")
+    if svg and recording:
+        write_animation(svg, recording.texts(texts), command)
+        note(f"{svg}: open it in a browser, or show it as a picture.")
 
 
 def make_request(asked: dict[str, Any]) -> Request:
@@ -236,10 +246,11 @@ def count_steps(lm: "TextDiffusion", request: Request) -> int:
     return lm.frames(request.controls(), **request.settings()) * request.each
 
 
-def without_html() -> list[str]:
-    """The arguments of this command but for the player's own file."""
+def without_files() -> list[str]:
+    """The arguments of this command but for the files that show its texts."""
+    named = ("--html", "--svg")
     given = pairwise(["", *sys.argv[1:]])
-    return [one for before, one in given if "--html" not in (before, one) and not one.startswith("--html=")]
+    return [one for before, one in given if before not in named and one.partition("=")[0] not in named]
 
 
 def in_order(batches: Iterator[dict[int, Any]], on_done: Callable[[int], None], first: int = 0) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,9 +31,16 @@ def studio(
         list[str] | None,
         option("Allow pages of this origin to send requests, such as https://example.org; repeatable.", "ORIGIN"),
     ] = None,
+    static: Annotated[
+        Path | None,
+        option("Serve nothing; write a page into this new folder that runs the model in the browser.", "DIR"),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Serve the page and the HTTP API on this machine, until Ctrl-C."""
+    if static is not None:
+        write_static(models or ["e2e"], static)
+        return
     if not 0 <= port < 65536:
         raise UsageError(f"--port must be between 0 and 65535, not {port}.")
     if token is not None and (not token.strip() or not token.isascii() or token != token.strip()):
@@ -52,3 +60,13 @@ def studio(
 
     served = [Served(load_model(name, device), name) for name in models or ["e2e"]]
     serve(served, host, port, token, ready, not no_browser, log_requests, cors or ())
+
+
+def write_static(models: list[str], folder: Path) -> None:
+    if len(models) > 1:
+        raise UsageError(f"--static writes the page of one model, not of {len(models)}.")
+    check_names("cpu", *models)
+    from difflm.app.demo.export import write_page
+
+    size = write_page(load_model(models[0], "cpu"), models[0], folder)
+    note(f"{folder}: {size / 2**20:.1f} MiB, for any static web server. To see it: python -m http.server -d {folder}")

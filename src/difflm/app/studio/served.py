@@ -14,7 +14,7 @@ from difflm.controls.learned import POS
 from difflm.controls.patterns import Pattern, join_patterns
 from difflm.controls.phrases import MOST
 from difflm.controls.syntax import PHRASES
-from difflm.data.corpora import NAMES, describe_texts, file_names
+from difflm.data.corpora import describe_training
 from difflm.data.labels import NONE, Kind
 from difflm.data.token_automata import spells_tokens
 from difflm.data.tokenizers import UNK, Words
@@ -66,18 +66,10 @@ class Served:
             "temperature": lm.model.sampling.temperature,
             "whole_words": self.whole_words,
             "device": str(lm.device),
-            "learned": self.learned,
+            "learned": describe_training(lm.config),
             "vocabulary": len(lm.tokenizer.pieces),
             "left_to_right": isinstance(lm.model, Autoregressive),
         }
-
-    @property
-    def learned(self) -> str | None:
-        """What it was trained on, as far as its files say."""
-        data, texts = self.lm.config.get("recipe", {}).get("data"), self.lm.config.get("texts")
-        if not data or not texts:
-            return None
-        return f"{texts:,} {describe_texts(data) if data in NAMES else f'texts of {file_names(data)}'}"
 
     @property
     def whole_words(self) -> bool:

@@ -86,7 +86,7 @@ class DiscreteProcess(Process):
 
     def draw_step(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor, fresh: Tensor) -> Tensor:
         """x_s ~ p(x_s | x_t), [B, L]."""
-        return draw_transition(self.reverse(z, belief, t, s), z, fresh)
+        return draw_transition(self.reverse(z, drawn_belief(belief, fresh), t, s), z, fresh)
 
     # -- the bound ----------------------------------------------------------------------------------------------
 
@@ -169,6 +169,25 @@ def draw_states(p: Tensor, fresh: Tensor) -> Tensor:
     found = find_share(inside, value - (shares - sums).gather(-1, part))
     last = (inside < inside[..., -1:]).sum(-1, keepdim=True)  # with a share: sums of another order may end before
     return place.gather(-1, torch.minimum(found, last)).squeeze(-1)
+
+
+def draw_words(belief: Belief, fresh: Tensor, logits: Tensor | None = None) -> Tensor:
+    """A word each from the belief, or from other logits, [B, L]; those that are drawn together instead, where they
+    are. Their random number is the third, since the first two move x_t."""
+    together = None if belief.draw is None else belief.draw(fresh[..., 2])
+    if together is not None and belief.draws_all:
+        return together
+    words = draw_states(belief.shares if logits is None else logits.softmax(-1), fresh)
+    return words if together is None else torch.where(together >= 0, together, words)
+
+
+def drawn_belief(belief: Belief, fresh: Tensor) -> Belief:
+    """The belief, sure of words that are drawn together: x_s then follows q(x_s | x_t, x_0)."""
+    if belief.draw is None:
+        return belief
+    together = belief.draw(fresh[..., 2])
+    sure = certain_logits(together.clamp(min=0), belief.logits.shape[-1], belief.logits.dtype)
+    return belief.with_logits(torch.where((together >= 0).unsqueeze(-1), sure, belief.logits))
 
 
 def find_share(shares: Tensor, value: Tensor) -> Tensor:

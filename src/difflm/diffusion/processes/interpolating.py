@@ -18,7 +18,7 @@ from difflm.diffusion.processes.discrete import (
     CERTAIN,
     DiscreteProcess,
     certain_logits,
-    draw_states,
+    draw_words,
     expand_to,
     gather_tokens,
     keep_visible,
@@ -199,7 +199,7 @@ class Absorbing(Interpolating):
     def draw_step(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor, fresh: Tensor) -> Tensor:
         """A draw from `back` without its sums over all states."""
         waits = (z == self.mask_id) & ~self.moves(z, t, s, fresh)
-        return torch.where(waits, z, draw_states(belief.shares, fresh))
+        return torch.where(waits, z, draw_words(belief, fresh))
 
     def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         share = -self.keep.slope(t.double()) / (1 - self.keep.alpha(t.double()))

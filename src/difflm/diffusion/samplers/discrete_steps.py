@@ -11,8 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Belief
-from difflm.diffusion.processes.discrete import certain_logits, draw_states, expand_to
+from difflm.diffusion.processes.discrete import draw_states, draw_words, expand_to
 from difflm.diffusion.samplers.steps import Order, Step, StepState
 
 REMASK = 0.02  # share of the words that is masked again in a step, at most
@@ -26,7 +25,7 @@ SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and 
 def ancestral(now: StepState) -> Tensor:
     """Draw x_s ~ p(x_s | x_t), over as many levels of the chain as lie between (Austin et al., 2021)."""
     fresh = now.noise()
-    x_s: Tensor = now.process.draw_step(now.x, drawn_belief(now, fresh), now.t, now.s, fresh)
+    x_s: Tensor = now.process.draw_step(now.x, now.belief, now.t, now.s, fresh)
     return x_s
 
 
@@ -45,39 +44,39 @@ def remask(now: StepState, most: float = REMASK) -> Tensor:
     there, shown = masked(now), (early - (1 - sigma) * late) / (1 - late)
     moves = fresh[..., 0] < torch.where(there, expand_to(shown, x, fresh), expand_to(sigma, x, fresh))
     stays = torch.where(there, x, now.belief.tokens)
-    return torch.where(moves, torch.where(there, words_of(now, fresh), process.mask_id), stays)
+    return torch.where(moves, torch.where(there, draw_words(now.belief, fresh), process.mask_id), stays)
 
 
 def first_hitting(now: StepState) -> Tensor:
     """One mask at a time, anywhere: the chain of infinitely many steps without those in which nothing happens (Zheng et
     al., 2024). Exact for a network that is not told the time, with at least as many steps as words."""
     fresh = now.noise()
-    return written(now, words_of(now, fresh), fresh[..., 0], fewest_left(now))
+    return written(now, draw_words(now.belief, fresh), fresh[..., 0], fewest_left(now))
 
 
 def confidence(now: StepState) -> Tensor:
     """The words that the belief is surest of come first (Chang et al., 2022; Nie et al., 2025)."""
-    words = words_of(now, now.noise())
+    words = draw_words(now.belief, now.noise())
     return written(now, words, now.belief.confidence_in(words), fewest_left(now))
 
 
 def entropy(now: StepState) -> Tensor:
     """The words of the places come first at which the belief has the least entropy (Ye et al., 2025)."""
-    words = words_of(now, now.noise())
+    words = draw_words(now.belief, now.noise())
     nats = torch.special.entr(now.belief.logits.softmax(-1)).sum(-1)
     return written(now, words, (-nats).exp(), fewest_left(now))
 
 
 def margin(now: StepState) -> Tensor:
     """The words of the places come first at which the two likeliest differ most (Kim et al., 2025)."""
-    words = words_of(now, now.noise())
+    words = draw_words(now.belief, now.noise())
     best = now.belief.logits.softmax(-1).topk(2, dim=-1).values
     return written(now, words, best[..., 0] - best[..., 1], fewest_left(now))
 
 
 def threshold(now: StepState, sure: float = SURE) -> Tensor:
     """Every word that the belief is sure of is written at once, and one at least (Wu et al., 2025)."""
-    words = words_of(now, now.noise())
+    words = draw_words(now.belief, now.noise())
     share, sure = now.belief.confidence_in(words), sure if now.order is None else now.order.sure
     open_ = masked(now) & moving(now)
     fewest = (masked(now) & ~moving(now)).sum(-1)
@@ -90,7 +89,7 @@ def entropy_bound(now: StepState, sure: float = SURE) -> Tensor:
     """As many places of the least entropy at once as tell little of each other (Ben-Hamu et al., 2025): the mutual
     information of their words is at most the sum of all entropies but the largest, which stays below −log `sure`, 0.105
     nats. One at least."""
-    words, most = words_of(now, now.noise()), -math.log(sure if now.order is None else now.order.sure)
+    words, most = draw_words(now.belief, now.noise()), -math.log(sure if now.order is None else now.order.sure)
     nats = torch.special.entr(now.belief.shares).sum(-1)
     open_ = masked(now) & moving(now)
     ordered = nats.masked_fill(~open_, float("inf")).sort(-1).values
@@ -106,7 +105,7 @@ def gibbs(now: StepState) -> Tensor:
     left = torch.where(ends(now), 0, (masked(now).sum(-1) - 1).clamp(min=0))
     late = expand_to(now.t <= BURNT_IN, now.belief.logits, now.belief.logits > 0)
     logits = torch.where(late, keep_likeliest(now.belief.logits, LIKELY), now.belief.logits)
-    x = written(now, words_of(now, fresh, logits), fresh[..., 0], left)
+    x = written(now, draw_words(now.belief, fresh, logits), fresh[..., 0], left)
     again = (x != now.process.mask_id).all(-1, keepdim=True) & ~ends(now).unsqueeze(-1)
     rank = fresh[..., 0] if now.free is None else fresh[..., 0].masked_fill(~now.free, -1.0)
     place = rank.argmax(-1, keepdim=True)
@@ -118,7 +117,7 @@ def self_correct(now: StepState) -> Tensor:
     """Ancestral steps while time passes. Where it stands still, at SETTLED, a word each is drawn from the context at a
     low temperature, and the likeliest that differs from what stands takes its place (von Rütte et al., 2025)."""
     process, x, fresh = now.process, now.x, now.noise()
-    moved = process.draw_step(x, drawn_belief(now, fresh), now.t, now.s, fresh)
+    moved = process.draw_step(x, now.belief, now.t, now.s, fresh)
     share = (now.belief.context / COLD).softmax(-1)
     words = draw_states(share, fresh)
     gain = share.gather(-1, words.unsqueeze(-1)).squeeze(-1) * (words != x)
@@ -133,7 +132,7 @@ def leave_one_out(now: StepState) -> Tensor:
     given all others: from α context + (1 − α)/K, the conditional of q(x_t) (Gibbs sampling). One place at a time leaves
     q(x_t) exactly as it is; several at once know nothing of each other."""
     process, x, fresh = now.process, now.x, now.noise()
-    moved = process.draw_step(x, drawn_belief(now, fresh), now.t, now.s, fresh)
+    moved = process.draw_step(x, now.belief, now.t, now.s, fresh)
     words = draw_states(process.spread(process.mix(now.t.double()), now.belief.context.softmax(-1).double()), fresh)
     free = torch.ones_like(x, dtype=torch.bool) if now.free is None else now.free
     rank = fresh[..., 0].masked_fill(~free, 2.0).argsort(-1).argsort(-1)
@@ -157,27 +156,6 @@ def keep_likeliest(logits: Tensor, count: int) -> Tensor:
     """Logits of the `count` likeliest words, −∞ elsewhere."""
     best = logits.topk(min(count, logits.shape[-1]), dim=-1)
     return torch.full_like(logits, float("-inf")).scatter(-1, best.indices, best.values)
-
-
-def words_of(now: StepState, fresh: Tensor, logits: Tensor | None = None) -> Tensor:
-    """A word each from the belief, or from other logits, [B, L]; those that are drawn together instead, where they
-    are."""
-    words = draw_states(now.belief.shares if logits is None else logits.softmax(-1), fresh)
-    if now.belief.draw is None:
-        return words
-    together = now.belief.draw(fresh[..., 2])
-    return torch.where(together >= 0, together, words)
-
-
-def drawn_belief(now: StepState, fresh: Tensor) -> Belief:
-    """The belief, sure of words that are drawn together: x_s then follows q(x_s | x_t, x_0). Their random number is
-    the third, since the first two move x_t."""
-    belief = now.belief
-    if belief.draw is None:
-        return belief
-    together = belief.draw(fresh[..., 2])
-    sure = certain_logits(together.clamp(min=0), belief.logits.shape[-1], belief.logits.dtype)
-    return belief.with_logits(torch.where((together >= 0).unsqueeze(-1), sure, belief.logits))
 
 
 def masked(now: StepState) -> Tensor:

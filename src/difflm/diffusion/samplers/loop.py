@@ -254,7 +254,7 @@ class TakeLikeliest:
             together = belief.tokens if belief.draw is None else belief.draw(u)
             return torch.where(together >= 0, together, belief.tokens)
 
-        return replace(belief, draw=take)
+        return replace(belief, draw=take, draws_all=True)
 
 
 @dataclass(frozen=True)

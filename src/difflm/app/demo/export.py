@@ -1,0 +1,158 @@
+"""Write the folder: the page, its scripts, the kernels, and a model whose matrices have eight bits a weight.
+
+WebAssembly of our own instead of a runtime for exported graphs: eight kilobytes of kernels do what these networks need,
+and the loop, the noise and the words have to be written for the browser in any case.
+"""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from difflm.app.studio.player import HERE as STUDIO
+from difflm.data.corpora import describe_training
+from difflm.data.tokenizers import Bpe, Characters, Words
+from difflm.diffusion.codecs import Tokens
+from difflm.diffusion.codecs.embedding import Embedding, LearnedEmbedding, Logits
+from difflm.diffusion.denoiser import Conditioning
+from difflm.diffusion.processes import Absorbing
+from difflm.diffusion.processes.alpha_schedules import LinearAlpha
+from difflm.diffusion.processes.gaussian import Cosine, Gaussian, LogSnrShift
+from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
+from difflm.errors import UsageError
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.batching import DrawnLength
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.sampling import SETTINGS, Sampling
+from difflm.networks import Transformer
+from difflm.runtime.files import explain_write_errors
+from difflm.runtime.tensors import quantise_rows, save_tensors
+
+HERE = Path(__file__).parent
+OWN = (".html", ".css", ".js", ".wasm")  # files of this folder
+SHARED = ("look.css", "player.js", "parts.js", "time.js", "icon.svg")  # with the studio
+SAMPLERS = {"vectors": ("ancestral", "ddim"), "masks": ("ancestral", "first-hitting", "confidence")}
+# Of bundled models, by name.
+EXAMPLES = {"e2e": "The Eagle is a ___ near the riverside.", "english": "My dog ___ in the garden."}
+WIDEST = 16384  # inputs of a layer (kernels.c)
+
+
+def write_page(lm: TextDiffusion, name: str, folder: Path) -> int:
+    """Write the page of a model into a folder that is not there yet, whole or not at all; return its size in bytes."""
+    config, tensors = describe_model(lm, name), pack_weights(lm)
+    with explain_write_errors(folder, "--static"):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} is there already and not empty: remove it, or name another folder.")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            save_tensors(made / "model.safetensors", tensors)
+            size = (made / "model.safetensors").stat().st_size
+            told = json.dumps({**config, "bytes": size}, ensure_ascii=False, separators=(",", ":"))
+            (made / "model.json").write_text(told, encoding="utf-8")
+            own = [path for path in HERE.iterdir() if path.suffix in OWN]
+            for path in [*own, *(STUDIO / one for one in SHARED)]:
+                shutil.copyfile(path, made / path.name)
+            made.chmod(0o755)
+            if folder.exists():
+                folder.rmdir()
+            made.replace(folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
+    """What the page's scripts are told; a model that they cannot run is refused."""
+    model, tokenizer = lm.model, lm.tokenizer
+    state = find_state(model)
+    if not state or not isinstance(model, DiffusionModel):
+        kinds = "masks (mdlm) or of word vectors (difflm), without sources"
+        raise UsageError(f"a page runs models of {kinds}; {name} is another ({lm.config['method']}).")
+    if not isinstance(tokenizer, Words | Bpe | Characters):
+        raise UsageError(f"a page reads no tokenizer of others, which {name} has.")
+    sampling, network, codec = model.sampling, model.denoiser.network, model.denoiser.codec
+    assert isinstance(network, Transformer) and isinstance(model.lengths, DrawnLength)
+    if sampling.sampler not in SAMPLERS[state]:
+        known = " or ".join(SAMPLERS[state])
+        raise UsageError(f"a page samples such models by {known}, and not by {sampling.sampler}, as {name} does.")
+    plain = Sampling(sampling.sampler, sampling.steps, sampling.temperature or 1.0)
+    if other := [key for key in SETTINGS if getattr(plain, key) != getattr(sampling, key)]:
+        raise UsageError(f"a page cannot sample with the setting {other[0]} that {name} has.")
+    if wrong := [one for one in network.modules() if isinstance(one, nn.Linear) and not fits(one)]:
+        raise UsageError(f"a page multiplies by layers of 4, 8, 12 … inputs; one of {name} has {wrong[0].in_features}.")
+    return {
+        "name": Path(name).name,
+        "method": lm.config["method"],
+        "parameters": lm.config["parameters"],
+        "learned": describe_training(lm.config),
+        "example": EXAMPLES.get(name, ""),
+        "tokenizer": tokenizer.to_json(),
+        "state": state,
+        "vocabulary": codec.vocabulary,
+        "longest": model.max_words,
+        "lengths": model.lengths.counts.tolist(),
+        "hidden": network.input.out_features,
+        "layers": len(network.blocks),
+        "heads": network.input.out_features // network.head_dim,
+        "timed": network.time == "adaptive",
+        "dim": codec.dim if isinstance(codec, Embedding) else 0,
+        "forbidden": list(model.lengths.forbidden),
+        "learned_gaps": state == "masks" and model.clean_context > 0 and not isinstance(tokenizer, Words),
+        "sampler": sampling.sampler,
+        "steps": sampling.steps,
+        "temperature": sampling.temperature,
+        **describe_noise(model),
+    }
+
+
+def fits(layer: nn.Linear) -> bool:
+    return layer.in_features % 4 == 0 and layer.in_features <= WIDEST
+
+
+def find_state(model: Any) -> str:
+    """What diffuses: "vectors" or "masks"; "" where the page does not know the model's parts."""
+    if type(model) is not DiffusionModel or type(model.lengths) is not DrawnLength:
+        return ""
+    denoiser, process, times = model.denoiser, model.process, model.times
+    network, codec, conditioned = denoiser.network, denoiser.codec, type(denoiser.conditioning) is not Conditioning
+    if type(network) is not Transformer or network.causal or conditioned:
+        return ""
+    if type(codec) is Tokens and type(process) is Absorbing and type(process.keep) is LinearAlpha:
+        plain = network.time == "none" and denoiser.self_conditioning is None and type(times) is LowDiscrepancy
+        return "masks" if plain else ""
+    if type(codec) is not LearnedEmbedding or type(process) is not Gaussian or process.exploding:
+        return ""
+    schedule = process.schedule
+    known = isinstance(schedule, LogSnrShift) and isinstance(schedule.base, Cosine)
+    words = isinstance(codec.prediction, Logits) and not codec.x0_std and denoiser.self_conditioning is not None
+    timed = network.time == "adaptive" and type(times) in (LearnedWarp, LowDiscrepancy)
+    return "vectors" if known and words and timed else ""
+
+
+def describe_noise(model: DiffusionModel) -> dict[str, Any]:
+    """Of vectors, the noise curve and the times of a grid."""
+    process, times, codec = model.process, model.times, model.denoiser.codec
+    if not isinstance(process, Gaussian) or not isinstance(codec, Embedding):
+        return {}
+    schedule, warp = process.schedule, ([0.0, 1.0], [0.0, 1.0])
+    assert isinstance(schedule, LogSnrShift) and isinstance(schedule.base, Cosine)
+    if isinstance(times, LearnedWarp):
+        along_time, along_loss = (edges.detach() for edges in times.edges())
+        warp = (along_loss / along_loss[-1]).tolist(), (along_time / along_time[-1]).tolist()
+    shown = isinstance(codec.prediction, Logits) and codec.prediction.evidence
+    return {"evidence": shown, "schedule": {"s": schedule.base.s, "shift": schedule.shift}, "warp": warp}
+
+
+def pack_weights(lm: TextDiffusion) -> dict[str, Tensor]:
+    """The denoiser's tensors under their own names: matrices of eight bits with a scale a row, word vectors as they
+    diffuse."""
+    assert isinstance(lm.model, DiffusionModel)
+    codec = lm.model.denoiser.codec
+    own = {name: tensor.detach().float().cpu() for name, tensor in lm.model.state_dict().items()}
+    own = {name: tensor for name, tensor in own.items() if name.startswith(("denoiser.network.", "denoiser.codec."))}
+    vectors = {"denoiser.codec.raw": codec.table().detach().float().cpu()} if isinstance(codec, Embedding) else {}
+    return {**quantise_rows({name: one for name, one in own.items() if name not in vectors}), **vectors}
