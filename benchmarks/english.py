@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 GAPS = Path(__file__).parents[1] / "tests" / "english_gaps.jsonl"
 PACKAGE = Path(__file__).parents[1] / "src" / "difflm" / "pretrained" / "english"
 LICENCE = "CC BY-SA 4.0"  # of the weights: the strictest of their sources' licences that is compatible with the others
+GAP_SAMPLING = {"sampler": "confidence", "temperature": 0.5}  # chosen on held-out sentences: docs/log.md
 WINDOW = 12  # tokens in a row that count as copied
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def prepare_run(tokens: Path, setup: "fit.Setup") -> "fit.Prepared":
     torch.manual_seed(recipe.seed)
     model = recipe.build_method().build(TextSpec(tokenizer.size, recipe.longest))
     if "first-hitting" in model.samplers and model.whole_canvas:  # a gap of three pieces then takes three steps
-        model.sampling = replace(model.sampling, sampler="first-hitting", steps=64)
+        model.sampling = replace(model.sampling, sampler="first-hitting", steps=64, temperature=0.7)
     fit.start_weights(setup, model, tokenizer, *histograms(training, chosen, recipe.longest, tokenizer.size), None)
     splits = (training, chosen), (held_out, np.concatenate([*held.values()]))
     batches, validation = fit.make_batches(setup, recipe.longest, *splits)
@@ -166,7 +167,7 @@ def fill(run: Path, n: int, settings: dict[str, Any], device: str) -> Iterable[d
     from difflm.generation.pipeline import TextDiffusion
 
     model, rows = TextDiffusion.from_pretrained(run, device), read_results(GAPS)
-    ranked = {"candidates": n, "rank": "bound"} if n > 1 else {}
+    ranked = {"candidates": n} if n > 1 else {}
     given = [{"seed": number, "controls": [Infill(row["text"])]} for number, row in enumerate(rows)]
     jobs = [model.make_job(1, **one, **ranked, **settings) for one in given]  # together: they share batches
     made = {index: texts[0].text for index, texts in model.run_jobs(jobs)}
@@ -296,7 +297,8 @@ def install(run: Path, tokens: Path, measured: Sequence[dict[str, Any]], target:
     from difflm.training.model_card import write_card
 
     shutil.copytree(run, target, dirs_exist_ok=True)
-    write_json(target / "config.json", {**read_json(target / "config.json"), "language": "en"})  # texts begin with it
+    own = {"language": "en", "gaps": GAP_SAMPLING}  # English texts begin with its weights
+    write_json(target / "config.json", {**read_json(target / "config.json"), **own})
     for path in target.glob("guide*/config.json"):
         config = read_json(path)
         write_json(path, {**config, "model": {**config["model"], "guides": target.name}})  # not where it was trained

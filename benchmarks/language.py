@@ -204,7 +204,7 @@ COLUMNS = {
     "distinct_4": "distinct-4",
     "self_bleu": "self-BLEU",
     "copied": "copied",
-    "reconstructed": "words that come back",
+    "reconstructed": "reconstructed words",
     "denoiser_calls": "calls",
 }
 SHARES, BOUNDED = ("above_p99", "copied", "reconstructed"), ("nats_per_token", "bits_per_character")

@@ -18,17 +18,18 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "python.m
 WIDTH = 100
 HEAD = """# Python reference
 
-What `from difflm import …` offers. `python -m benchmarks.reference` writes this page from signatures and docstrings.
+Everything that `from difflm import …` offers. `python -m benchmarks.reference` generates this page from signatures and
+docstrings.
 
 ```python
 from difflm import Field, Length, TextDiffusion
 
 lm = TextDiffusion.from_pretrained("e2e")
 (text,) = lm.generate(controls=[Field("food", "Japanese"), Length(14)], steps=20)
-print(text, text.alternatives[0])  # how likely the model finds the first word, and what else it could be
+print(text, text.alternatives[0])  # the probability of the first word, and likely alternatives
 texts = lm.infill(["The ___ is a pub.", "A ___ near ___:2."], n=2, steps=20)  # two of each, in this order
 lm.edit(str(text), strength=0.3, keep="Japanese", steps=20, progress=True)
-lm.generate(2, frames=True, steps=20)  # the last line of a notebook's cell: plays how the texts form
+lm.generate(2, frames=True, steps=20)  # as the last line of a notebook cell: plays how the texts form
 ```
 
 Wrong arguments raise `UsageError`, whose message says what to do. [Control](../control.md) describes the controls with
@@ -146,7 +147,7 @@ def entry(name: str) -> Iterator[str]:
 def settings() -> str:
     """How texts are made: the settings that methods of a model share, with the models that understand them."""
     rows = [f"| `{name}` | {one.description} | {FAMILIES[name]} |" for name, one in SETTINGS.items()]
-    about = "`generate`, `infill`, `edit`, `translate` and `stream` take these; None leaves one as the model has it."
+    about = "`generate`, `infill`, `edit`, `translate` and `stream` take these; None means the model's own value."
     return "\n".join([about, "", "| setting | | models |", "|---|---|---|", *rows])
 
 

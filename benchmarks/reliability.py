@@ -34,13 +34,13 @@ Part = Callable[[Path, int], dict[str, object]]
 PARTS: dict[str, tuple[str, Part, int]] = {  # the fault, what tries it, and how often (0: as often as it can happen)
     "kills": ("training is killed at a random moment", kill_at_random, 200),
     "calls": ("training is killed at every file-system call", kill_at_every_call, 0),
-    "full": ("the disk is full, from every call that takes space on", fill_the_disk, 0),
-    "twice": ("two trainings in one folder", train_twice_at_once, 10),
+    "full": ("the disk is full, starting at every call that needs space", fill_the_disk, 0),
+    "twice": ("two trainings in one directory", train_twice_at_once, 10),
     "flips": ("one bit of the weights is flipped", flip_bits, 250),
     "configs": ("a JSON file of a run is damaged", damage_configs, 700),
     "data": ("a file of texts is damaged", damage_data, 100),
     "requests": ("damaged requests to the server", send_requests, 2000),
-    "leaving": ("clients leave their streams", leave_streams, 300),
+    "leaving": ("clients disconnect from their streams", leave_streams, 300),
 }
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
 
@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to try")
     parser.add_argument("--again", action="store_true", help="try parts again that are done")
     parser.add_argument("--share", type=float, default=1.0, help="of the tries of each part")
-    parser.add_argument("--docs", type=Path, help="the page whose table is written anew")
+    parser.add_argument("--docs", type=Path, help="the page whose table is rewritten")
     options = parser.parse_args()
     if not hasattr(os, "fork"):
         sys.exit("this machine has no fork, by which processes are started here.")

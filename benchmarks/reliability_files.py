@@ -88,7 +88,7 @@ def deadline(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def try_command(argv: list[object], tally: Tally, where: str, allowed: str = "understood all the same") -> None:
+def try_command(argv: list[object], tally: Tally, where: str, allowed: str = "had no effect") -> None:
     """Run a command in this process: it works, or says in one or two lines what is wrong."""
     out, err = io.StringIO(), io.StringIO()
     try:
@@ -105,7 +105,7 @@ def try_command(argv: list[object], tally: Tally, where: str, allowed: str = "un
     elif code and not 1 <= len(said) <= 2:
         tally.faults.append(f"{where}: exit code {code} and {len(said)} lines: {err.getvalue()[-300:]!r}")
     else:
-        tally.add("refused in one or two lines" if code else allowed)
+        tally.add("rejected in one or two lines" if code else allowed)
 
 
 def run_in_child(folder: Path, work: Callable[[Tally], str]) -> dict[str, object]:
@@ -215,6 +215,6 @@ def damage_data(folder: Path, count: int) -> dict[str, object]:
             if len(tally.faults) == before[0] and out.exists() != trained:
                 tally.faults.append(f"texts {path.name}: {out.name} is {'there' if out.exists() else 'not there'}")
             path.unlink()
-        return "nothing; a refused file leaves no folder"
+        return "nothing; a rejected file leaves no directory"
 
     return run_in_child(folder, work)

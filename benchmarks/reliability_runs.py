@@ -1,4 +1,4 @@
-"""Faults of runs: kills, full disks, flipped bits, and two trainings in one folder. See `benchmarks/reliability.py`."""
+"""Faults of runs: kills, full disks, flipped bits, two trainings in one directory. See `benchmarks/reliability.py`."""
 
 import contextlib
 import io
@@ -118,7 +118,7 @@ def kill_at_random(folder: Path, count: int) -> dict[str, object]:
             if ended.code >= 0:  # it was over before: the machine may have less to do now
                 seconds *= 0.95
                 break
-            tally.add("killed, and resumed bit by bit")
+            tally.add("killed and resumed, bit-identical")
             repeated = max(repeated, training.repeated(out))
         training.finish(out, tally, f"after kill {tally.tries}")
     return tally.result(f"nothing; at most {repeated} steps repeated")
@@ -141,7 +141,7 @@ def kill_at_every_call(folder: Path, count: int) -> dict[str, object]:
         if ended.code >= 0:
             tally.faults.append(f"call {at}: there was none: {ended.said[-200:]}")
         elif training.finish(out, tally, f"after a kill at call {at}"):
-            tally.add("killed, and resumed bit by bit")
+            tally.add("killed and resumed, bit-identical")
     return tally.result("nothing")
 
 
@@ -153,9 +153,9 @@ def fill_the_disk(folder: Path, count: int) -> dict[str, object]:
         ended = training.go_on(out, FileCalls(out, "full", at))
         where = f"disk full from call {at}"
         if ended.code == 0 and (out / "README.md").exists():  # at the end nothing but a directory is synchronised
-            done = "finished all the same"
+            done = "finished normally"
         elif tally.check(ended, where) and "disk is full" in ended.said:
-            done = "said in a line, and resumed bit by bit"
+            done = "reported in one line and resumed, bit-identical"
         else:
             tally.faults.append(f"{where}: {ended.code}, said {ended.said[-200:]!r}")
             continue
@@ -165,7 +165,7 @@ def fill_the_disk(folder: Path, count: int) -> dict[str, object]:
 
 
 def train_twice_at_once(folder: Path, count: int) -> dict[str, object]:
-    """Start two trainings in one folder: one of them ends, the other is refused."""
+    """Start two trainings in one directory: one of them ends, the other is refused."""
     training, tally, out = Training(folder), Tally(), folder / "shared"
     logs = [folder / f"said-{k}.txt" for k in range(2)]
     argv = ["train", str(training.recipe), "--out", str(out), "--device", "cpu"]
@@ -176,7 +176,7 @@ def train_twice_at_once(folder: Path, count: int) -> dict[str, object]:
         whole = all(tally.check(ended, f"pair {k}") for ended in both)
         same = (out / "model.safetensors").read_bytes() == training.weights
         if whole and sorted(bool(ended.code) for ended in both) == [False, True] and same:
-            tally.add("times one was refused in a line, and the other trained as if alone")
+            tally.add("times one was rejected with one line, and the other trained as if alone")
         elif whole:
             tally.faults.append(f"pair {k}: {[ended.code for ended in both]}, same weights: {same}")
     return tally.result("nothing")
@@ -205,12 +205,12 @@ def flip_bits(folder: Path, count: int) -> dict[str, object]:
                 load_run(out) if path.parent == out else load_checkpoint(path.parent)
                 tally.faults.append(f"bit {bit} of {path.name}: loaded silently")
             except DifflmError as error:
-                tally.add("refused in a line")
+                tally.add("rejected in one line")
                 if "\n" in str(error):
                     tally.faults.append(f"bit {bit} of {path.name}: more than a line")
             path.write_bytes(whole)
         load_run(out)  # whole again
-        found.write_text(json.dumps(tally.result("nothing: resuming writes the weights anew")))
+        found.write_text(json.dumps(tally.result("nothing: resuming writes the weights again")))
         return 0
 
     ended = wait_for_child(start_child(work, training.log), training.log, 10 * SECONDS)

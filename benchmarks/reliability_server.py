@@ -138,9 +138,9 @@ def send_requests(folder: Path, count: int) -> dict[str, object]:
                 status = int(answer.split()[1]) if answer.startswith(b"HTTP/1.1 ") else 0
                 if status >= 500 or b"its log says why" in answer:
                     tally.faults.append(f"request {k}: {status}: {request[-300:]!r}")
-                tally.add("answered" if 200 <= status < 300 else "refused")
+                tally.add("answered" if 200 <= status < 300 else "rejected")
             check_studio(studio, before, tally)
-        return "nothing; no answer above 499"
+        return "nothing; no status above 499"
 
     return run_in_child(folder, work)
 
@@ -161,7 +161,7 @@ def leave_streams(folder: Path, count: int) -> dict[str, object]:
                 if draw.random() < 0.5:  # a reset instead of a goodbye
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.close()
-                tally.add("left; their work was cancelled")
+                tally.add("disconnected; their work was cancelled")
             check_studio(studio, before, tally)
         return "nothing; no task, no connection and no request is left"
 

@@ -88,7 +88,9 @@ def systems(task: str, plan: Plan) -> dict[str, System]:
         strengths = [replace(STANDARD, size=decoder.usual_strength * factor) for factor in factors]
         found.append(System(name, run, name, strengths or [None], [{}] if strengths else bold))
         if name == "fine-tuning" and task == "control":
-            found.append(System("fine-tuning-search", run, name, settings=[{"beams": 4}], each=1))
+            # Scores are divided by lengths: the likeliest text of all may be a single word.
+            search = {"beams": 4, "length_penalty": 1.0}
+            found.append(System("fine-tuning-search", run, name, settings=[search], each=1))
     return {system.name: system for system in found}
 
 

@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"weights": plan.weights, **row}))
         return 0
     print(f"{plan.weights:,} weights, {tokens:.3g} tokens; checkpoint {CHECKPOINT * plan.weights / 2**30:.1f} GiB\n")
-    print("| GPUs | | tokens a step | GiB a GPU | ms a step | communication | tokens/s | hours | cost |")
+    print("| GPUs | | tokens per step | GiB a GPU | ms a step | communication | tokens/s | hours | cost |")
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows(plan, cluster, tokens):
         kind = "`--shard`" if row["shard"] else ""

@@ -105,7 +105,7 @@ def test_an_unknown_column_is_told_with_the_known_ones(complaint, tiny_runs, tmp
 def test_a_text_longer_than_the_model(complaint, tiny_runs, tmp_path, method, room):
     (tmp_path / "long.txt").write_text("A pub.\n" + "pub " * 30 + "\n")
     said = complaint(2, "score", tiny_runs[method], tmp_path / "long.txt")
-    assert f"text 2 has 30 tokens; this model holds {room}" in said
+    assert f"text 2 has 30 tokens; this model takes {room} at most" in said
 
 
 # -- labelled texts ---------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ TWO = [{"text": "A pub.", "k": "x"}, {"text": "An inn.", "k": "y"}]
         ("my.csv", b"text,k\nA pub.,x\n", 2, "is no .jsonl file"),
         ("my.jsonl", None, 2, "does not exist"),
         ("my.jsonl", b"A pub.\n", 1, "line 1"),
-        ("my.jsonl", labelled({"text": "A pub."}, {"text": "An inn."}), 2, "no labels beside 'text'"),
+        ("my.jsonl", labelled({"text": "A pub."}, {"text": "An inn."}), 2, "no labels besides 'text'"),
         ("my.jsonl", labelled({"k": "x"}), 2, "no column 'text'"),
         ("my.jsonl", labelled(*TWO[:1] * 9), 2, "has only one value"),
         ("my.jsonl", labelled(*({**row, "odd": None} for row in TWO)), 2, "'odd'"),
@@ -133,7 +133,7 @@ TWO = [{"text": "A pub.", "k": "x"}, {"text": "An inn.", "k": "y"}]
         ("my.jsonl", labelled(*({**TWO[0], "id": str(i)} for i in range(20))), 2, "'id'"),
         ("my.jsonl", labelled(TWO[0], {"text": "An inn.", "k": ["x"]}), 2, "line 2"),
         ("my.jsonl", labelled({"text": "A pub.", "k": ["x", "y"]}, {"text": "A", "k": ["x"]}), 2, "3 tokens and 2 lab"),
-        ("my.jsonl", labelled(*[{"text": "A pub.", "k": [[0, 3, "S"]]}] * 2), 2, "ends behind"),
+        ("my.jsonl", labelled(*[{"text": "A pub.", "k": [[0, 3, "S"]]}] * 2), 2, "ends after"),
         ("my.jsonl", labelled(*[{"text": "A pub.", "k": [[0, 1, "S"], [0, 1, "T"]]}] * 2), 2, "two labels"),
         (
             "my.jsonl",
@@ -414,7 +414,7 @@ def test_resuming_nothing_or_something_else(complaint, tmp_path, grammar):
     assert not (tmp_path / "run").exists()
     assert main([*argv, "--out", str(tmp_path / "run")]) == 0
     said = complaint(2, *argv, "seed=1", "--out", tmp_path / "run", "--resume")
-    assert "was begun with seed=0, not 1. Only steps, lr and log may change" in said
+    assert "was started with seed=0, not 1. Only steps, lr and log may change" in said
     with grammar.open("a") as file:
         file.write("One more text.\n")
     assert "changed since" in complaint(1, *argv, "--out", tmp_path / "run", "--resume")

@@ -415,7 +415,7 @@ def test_texts_that_repeat_others_are_learned_once_where_the_recipe_says_so(say,
     repeated = 2 * len(texts) - len(set(texts))
     argv = ["train", "own-text-autoregressive", f"data={grammar}", *SMALL, "steps=2", "sample_every=0"]
     out = say(*argv, "distinct=true", "--out", tmp_path / "run")
-    assert f"{repeated} of {2 * len(texts)} texts were there before and are left out" in out.splitlines()
+    assert f"{repeated} of {2 * len(texts)} texts are repeated and are left out" in out.splitlines()
     config = read_config(tmp_path / "run")
     assert (config["texts"] + config["held_out"], config["repeated"]) == (len(set(texts)), repeated)
     said = f"{repeated} that repeat others were left out"

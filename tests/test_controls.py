@@ -159,13 +159,13 @@ def test_contradictions_are_refused(models):
     lm = models["difflm"]
     refused(lm, Contains("Cheap food"), Avoid("cheap"), match="avoid 'Cheap' contradicts")
     refused(lm, Infill("The Mill ___"), Avoid("mill"), match="avoid 'Mill' contradicts")
-    refused(lm, Infill("The ___:1 near"), Contains("coffee shop"), match="cannot stand in the gaps")
+    refused(lm, Infill("The ___:1 near"), Contains("coffee shop"), match="does not fit into the gaps")
     refused(lm, Infill("The ___ near"), Length(3), Contains("coffee shop"), match="has 4 words; there is room for 3")
     refused(lm, Contains("food " * 21), match="longer than a text")
     refused(lm, *(Contains(word) for word in VOCABULARY[8:17]), match="at most 8")
     edit = Edit("The Mill is a pub", keep=("is",))
     refused(lm, Avoid("is"), edit=edit, match="avoid 'is' contradicts")
-    refused(lm, Contains("near the river"), edit=edit, match="cannot stand between the words")
+    refused(lm, Contains("near the river"), edit=edit, match="does not fit between the kept words")
     refused(lm, Length(4), edit=edit, match="length asks for 4 words, edit for 5")
 
 
@@ -265,12 +265,12 @@ def test_a_continued_text_begins_as_it_was_given(models):
         ("The Mill.", "mark at least one gap"),
         ("The ____ Mill", "mark at least one gap"),
         ("", "mark at least one gap"),
-        ("The ___ ___ Mill", "two gaps touch"),
-        ("The ___:2___ Mill", "two gaps touch"),
+        ("The ___ ___ Mill", "two gaps are adjacent"),
+        ("The ___:2___ Mill", "two gaps are adjacent"),
         ("The ___:0 Mill", "at least one word"),
-        ("The ___:19 Mill", "at least 21 tokens; this model holds 20"),
-        ("The ___:" + "9" * 5000, "this model holds 20"),
-        ("old " * 20 + "___", "at least 21 tokens; this model holds 20"),
+        ("The ___:19 Mill", "at least 21 tokens; this model takes 20 at most"),
+        ("The ___:" + "9" * 5000, "this model takes 20 at most"),
+        ("old " * 20 + "___", "at least 21 tokens; this model takes 20 at most"),
     ],
 )
 def test_a_template_that_cannot_be_filled_is_refused(models, template, said):
@@ -281,8 +281,8 @@ def test_gaps_and_lengths_that_contradict_are_refused(models):
     lm = models["difflm"]
     refused(lm, Infill("The ___:2 Mill"), Length(5), match="infill asks for 4 words, length for 5")
     refused(lm, Infill("The ___ Mill ___"), Length(3), match="at least 4 words; a length of 3 is too short")
-    refused(lm, Infill("a ___"), Infill("___ b"), match="asked once")
-    refused(lm, Infill("a ___"), edit=Edit("a pub"), match="exclude each other")
+    refused(lm, Infill("a ___"), Infill("___ b"), match="given only once")
+    refused(lm, Infill("a ___"), edit=Edit("a pub"), match="cannot be combined")
 
 
 @given(rest=st.integers(0, 30), shares=st.lists(st.floats(0, 1, exclude_max=True), min_size=3, max_size=3))
@@ -394,10 +394,10 @@ def test_a_light_edit_changes_less_than_a_strong_one():
         (Edit(TEXT, 2), "greater than 0 and at most 1"),
         (Edit(TEXT, float("nan")), "greater than 0 and at most 1"),
         (Edit(" "), "empty"),
-        (Edit(TEXT, keep=("zebra",)), "'zebra' does not stand in the text"),
-        (Edit(TEXT, keep=("pub the",)), "'pub the' does not stand in the text"),
-        (Edit(TEXT, keep=("",)), "does not stand in the text"),
-        (Edit("food " * 21), "21 words are asked for; this model holds 20"),
+        (Edit(TEXT, keep=("zebra",)), "'zebra' is not in the text"),
+        (Edit(TEXT, keep=("pub the",)), "'pub the' is not in the text"),
+        (Edit(TEXT, keep=("",)), "is not in the text"),
+        (Edit("food " * 21), "21 words are requested; this model takes at most 20"),
     ],
 )
 def test_an_edit_that_cannot_be_made_is_refused(models, edit, said):

@@ -159,7 +159,7 @@ def test_one_text_cannot_be_split() -> None:
     with pytest.raises(UsageError, match="at least two"):
         split(np.arange(1), 1, 0)
     only = set(held_out(8, 0).tolist())
-    with pytest.raises(UsageError, match="1 text that fits is too few"):
+    with pytest.raises(UsageError, match="1 text fits, and it is held out"):
         split(np.array(sorted(only)), 8, 0)
 
 

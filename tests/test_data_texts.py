@@ -86,10 +86,10 @@ def test_what_is_wrong_is_named(
 def test_a_cut_gzip_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"a text\n" * 10_000)[:-20])
-    with pytest.raises(DifflmError, match="not a whole gzip file"):
+    with pytest.raises(DifflmError, match="not a complete gzip file"):
         list(read_texts(path))
     path.write_bytes(b"plain")
-    with pytest.raises(DifflmError, match="not a whole gzip file"):
+    with pytest.raises(DifflmError, match="not a complete gzip file"):
         list(read_texts(path))
 
 

@@ -146,7 +146,7 @@ def test_long_sources_are_left_out_and_counted(tmp_path, capsys):
         ({"a.en": "x\ny\n", "a.de": "x\n \n"}, ["data=a.en,a.de"], 1, "line 2 of a.de: the target is empty"),
         ({"a.en": "x\n", "a.de": "x\n"}, ["data=a.en,a.de", "column=x,y"], 2, "leave column=x,y out"),
         ({"a.en": "x\n"}, ["data=a.en,a.fr"], 2, "a.fr does not exist"),
-        ({"a.txt": "x\n"}, ["data=a.txt"], 2, "a.txt has no sources beside its texts"),
+        ({"a.txt": "x\n"}, ["data=a.txt"], 2, "a.txt has no sources for its texts"),
         ({"a.jsonl": '{"src": "x", "text": "y"}\n'}, ["data=a.jsonl"], 2, "no column 'trg' in line 1 of a.jsonl"),
         ({"a.csv": "q,a\nx,y\n"}, ["data=a.csv"], 2, "no column 'src' in line 1 of a.csv. It has: q, a."),
         ({"a.csv": "q,a\nx,y\n"}, ["data=a.csv", "column=q,b"], 2, "no column 'b' in line 1 of a.csv"),

@@ -465,7 +465,7 @@ def test_requests_with_and_without_a_text_to_edit_have_batches_of_their_own(lm):
 
 def test_a_server_bounds_revisions():
     limits = Limits()
-    with pytest.raises(UsageError, match=f"revisions is at most {limits.candidates} on this server"):
+    with pytest.raises(UsageError, match=f"revisions must be at most {limits.candidates} on this server"):
         Asked(beams=2, revisions=limits.candidates + 1).check(limits)
 
 
@@ -495,8 +495,10 @@ def test_the_studio_edits_a_text(lm, browser):
         opener = Opener(browser, server.url)
         tab = opener("#steps=2")
         tab.fill("#start", "the old pub")
-        assert tab.inner_text("#meaning") == "The model edits this text directly."
-        assert tab.locator("#rewriting").is_hidden()
+        assert (
+            tab.inner_text("#meaning") == "The model edits this text directly."
+            and tab.locator("#rewriting").is_hidden()
+        )
         made = write(tab)
         assert made == [text.text for text in lm.generate(len(made), edit=Edit("the old pub"), steps=2)]
         assert tab.evaluate("document.querySelectorAll('.word[data-edit]').length") > 0 and not opener.wrong
@@ -513,14 +515,14 @@ def test_marks_stand_at_the_words_that_are_edited():
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"edit": Edit("the pub", keep=("pub",))}, "edits the text as it is: leave keep and strength out"),
-        ({"edit": Edit("the pub", 0.9)}, "edits the text as it is"),
+        ({"edit": Edit("the pub", keep=("pub",))}, "edits the text directly: leave keep and strength out"),
+        ({"edit": Edit("the pub", 0.9)}, "edits the text directly"),
         ({"edit": Edit(" ")}, "text 1 is empty"),
-        ({"edit": Edit("the " * 30)}, "text 1 has 30 tokens; this model holds 24"),
+        ({"edit": Edit("the " * 30)}, "text 1 has 30 tokens; this model takes 24 at most"),
         ({"start": "source"}, "start source is not for this model. Known: noise, nothing"),
         ({"start": "words"}, "start must be one of noise, nothing, source, not words"),
-        ({"revisions": 2}, "revisions are kept of a search: give beams, too"),
-        ({"source": "the pub"}, "has learned texts without sources"),
+        ({"revisions": 2}, "revisions needs a beam search: give beams as well"),
+        ({"source": "the pub"}, "was trained on texts without sources"),
         ({"clamp": True}, "clamp is for models that diffuse word vectors"),
         ({"length_beam": 2}, "a length beam needs a model"),
     ],

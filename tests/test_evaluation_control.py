@@ -312,7 +312,7 @@ def test_targets_of_a_file_are_made_fit(lm):
     kept, notes = fit_for(given, lm, Installed())
     assert kept == [Target("pos", Request(pos=tags), sentence), given[2]]
     assert len(notes) == 2 and "spacy 1" in notes[1]
-    with pytest.raises(UsageError, match="words of no target"):
+    with pytest.raises(UsageError, match="sentence of every target has words"):
         fit_for(given[1:2], lm, checking_tagger())
 
 
@@ -320,9 +320,9 @@ def test_targets_of_a_file_are_made_fit(lm):
     ("line", "told"),
     [
         ("{", "line 1 is not JSON"),
-        ("3", "is no target such as"),
+        ("3", "is not a target such as"),
         ('{"spans": [[3, 5, "PP"]], "words_": []}', "has no words"),
-        ('{"words_": ["a", "pub"]}', "is no target such as"),
+        ('{"words_": ["a", "pub"]}', "is not a target such as"),
         ('{"control": "rhyme", "asked": {}}', "unknown control 'rhyme'. Known: length"),
         ('{"control": "length", "asked": {"pos": "NOUN"}}', "a target of length and asks for pos"),
         ('{"control": "length", "asked": {}}', "asks for nothing"),
@@ -445,7 +445,7 @@ def test_the_command_draws_targets_keeps_them_and_asks_for_the_same_again(home, 
         (["--steps", "0"], "--steps must be"),
         (["--draws", "3"], "--draws is for --task language"),
         (["--targets", "HOME"], "is a directory"),
-        (["--targets", "HOME/labels.jsonl"], "is no target such as"),
+        (["--targets", "HOME/labels.jsonl"], "is not a target such as"),
         (["--data", "HOME/nowhere"], "no E2E in"),
         (["--judge", "MODEL"], "exact likelihood"),
         (["--guide", "HOME/nowhere"], "does not exist"),

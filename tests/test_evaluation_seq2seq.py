@@ -164,7 +164,7 @@ def test_bad_input_is_one_line(run, tmp_path, monkeypatch, complaint, files, arg
 
 
 def test_a_run_without_sources_is_refused(tiny_runs, complaint, pairs):
-    assert "has learned texts without sources" in complaint(2, *EVALUATE, tiny_runs["difflm"], "--pairs", pairs)
+    assert "was trained on texts without sources" in complaint(2, *EVALUATE, tiny_runs["difflm"], "--pairs", pairs)
     assert "--pairs is for --task seq2seq" in complaint(2, "evaluate", tiny_runs["difflm"], "--pairs", pairs)
 
 

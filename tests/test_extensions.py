@@ -117,7 +117,7 @@ def test_the_check_of_a_registered_control_can_fail() -> None:
         ("acrostic", "is not of the form NAME=VALUE"),
         ("acrostc=tea", "unknown control 'acrostc'. Did you mean acrostic? Installed: acrostic."),
         ("acrostic=7", "acrostic: give letters, such as acrostic=fin."),
-        ("length=14", "length cannot be asked for as NAME=VALUE: use its own option, or Python."),
+        ("length=14", "length cannot be given as NAME=VALUE: use its own option, or Python."),
         ("picky=many", "control picky: invalid literal for int() with base 10: 'many'."),
     ],
 )

@@ -403,9 +403,9 @@ def test_an_archive_is_unpacked_and_removed(web, tmp_path):
         (packed(two=b"2"), {}, "holds no one. It holds: folder/two"),
         (packed(one=b"1"), {"size": 2}, "is not 2 bytes long"),
         (packed(one=b"1"), {"sha256": sha256(b"2")}, "wrong checksum"),
-        (b"no archive", {}, "not a whole zip archive"),
+        (b"no archive", {}, "not a complete zip archive"),
         (packed(one=DATA).replace(DATA[:50], DATA[50:100]), {"sha256": sha256(DATA[1:])}, "refused"),
-        (packed(one=DATA)[:-30], {}, "not a whole zip archive"),
+        (packed(one=DATA)[:-30], {}, "not a complete zip archive"),
     ],
     ids=["no member", "size", "checksum", "no zip", "other bytes", "cut"],
 )

@@ -98,9 +98,9 @@ def test_texts_keep_their_noise_whatever_is_left_out(tmp_path, tiny_runs):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ({"text": "The inn"}, "does not say of which seed"),
-        ({"text": "The inn", "seed": "7"}, "does not say of which seed"),
-        ({"text": "The inn", "seed": -1}, "does not say of which seed"),
+        ({"text": "The inn"}, "does not state its seed"),
+        ({"text": "The inn", "seed": "7"}, "does not state its seed"),
+        ({"text": "The inn", "seed": -1}, "does not state its seed"),
         ({"text": "The inn", "seed": 1, "steps": 5, "denoiser_calls": 20}, "without candidates"),
     ],
 )
@@ -113,7 +113,7 @@ def test_texts_without_noise_are_refused(tmp_path, tiny_runs, capsys, line, said
 
 
 def test_a_file_of_plain_texts_holds_no_noise(tmp_path):
-    with pytest.raises(UsageError, match="holds no noise"):
+    with pytest.raises(UsageError, match="has no noise"):
         read_pairs(tmp_path / "my.txt", "text")
 
 
@@ -162,7 +162,7 @@ def test_two_commands_make_a_student(tiny_runs, pairs, tmp_path, capsys):
     assert main(["train", "e2e-few", f"init={teacher}", f"data={pairs}", *SHORT, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "nats a word on its own path, no likelihood" in said and "nats/token" not in said
-    assert "not as long as" not in said  # every text is as long as its noise says: it is its own
+    assert "do not have the length" not in said  # every text is as long as its noise says: it is its own
     config = read_config(out)
     assert config["model"] == {**read_config(teacher)["model"], "coupled": True, "behind": 0.2, "dropout": 0.0}
     lm = TextDiffusion.from_pretrained(out)
@@ -177,7 +177,7 @@ def test_two_commands_make_a_student(tiny_runs, pairs, tmp_path, capsys):
 def test_a_student_needs_a_teacher(pairs, tmp_path, capsys):
     argv = ["train", "own-text", f"data={pairs}", "model.coupled=true", *SHORT, "--out", str(tmp_path / "out")]
     assert main(argv) == 2
-    assert "begins with its teacher: give init=MODEL" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "starts from its teacher: give init=MODEL" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_noise_that_is_not_a_texts_own_is_noticed(tiny_runs, pairs, tmp_path, capsys):
@@ -185,7 +185,9 @@ def test_noise_that_is_not_a_texts_own_is_noticed(tiny_runs, pairs, tmp_path, ca
     (tmp_path / "pairs.jsonl").write_text("".join(pairs.read_text().splitlines(keepends=True)[1:]))
     argv = ["train", "e2e-few", f"init={tiny_runs['difflm']}", f"data={tmp_path}/pairs.jsonl", *SHORT]
     assert main([*argv, "--out", str(tmp_path / "out")]) == 0
-    found = re.search(r"(\d+) of 59 texts are not as long as difflm makes them of their noise", capsys.readouterr().out)
+    found = re.search(
+        r"(\d+) of 59 texts do not have the length that difflm gives to their noise", capsys.readouterr().out
+    )
     assert found and int(found[1]) > 10
 
 

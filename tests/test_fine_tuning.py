@@ -14,10 +14,10 @@ from torch import Tensor
 
 from difflm.app.cli import main
 from difflm.controls import Field, Infill, Label, Length, Span, Tags, Tree
-from difflm.controls.rivals.fine_tuning import NOTHING_TOLD, Experts, tell_control
+from difflm.controls.rivals.fine_tuning import NOTHING_TOLD, Experts, tell_control, tell_controls
 from difflm.data.batches import Batch, split
 from difflm.data.labels import Labelling
-from difflm.data.prompts import check_places, cut_gap, read_prompted, tell_all, tell_tree
+from difflm.data.prompts import BESIDE, check_places, cut_gap, read_prompted, tell_all, tell_tree
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import END, PAD, START
 from difflm.data.tokenizers import Words as WordTokens
@@ -66,6 +66,35 @@ def test_a_control_is_told_as_the_labels_of_a_text_that_obeys():
     assert len(tell_all(phrases, [], 2, random.Random(0))) == 3  # as many prompts as of any text
     with pytest.raises(UsageError, match="text 1 has 3 words; under 'pos' there are 2 labels"):
         check_places(tags, [1, 2], 3, "text 1")
+
+
+def test_a_prompt_tells_things_of_its_text_in_any_number(tmp_path):
+    """What leads a prompt is there, and beside it none, some or all of what is short, each once and all true."""
+    write_labels(tmp_path / "labels.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    examples, sizes = list(read_prompted(tmp_path / "labels.jsonl", None)), set()
+    for number, row in enumerate(rows):
+        of_length, of_food, *long = (set(one.source.split(BESIDE)) for one in examples[8 * number + 2 : 8 * number + 8])
+        short = {f"length {len(row['pos'])}", f"food = {row['food']}"}
+        spans = [(0, len(row["pos"]) - 1, "S"), (0, 2, "NP")]
+        known = {" ".join(["pos", *row["pos"]]), tell_tree("tree", spans, len(row["pos"]))}
+        known |= {f"tree {first} {last} {label}" for first, last, label in spans}
+        assert f"length {len(row['pos'])}" in of_length and f"food = {row['food']}" in of_food
+        assert of_length <= short and of_food <= short
+        assert all(len(told - short) == 1 and told - short <= known for told in long)
+        sizes |= {len(told) for told in long}
+    assert sizes == {1, 2, 3}
+
+
+def test_controls_are_told_together_as_they_were_learned():
+    """One prompt for all, unless two of a kind are asked, of which no text was told."""
+    controls = [Field("food", "French"), Length(3), Tags(("DET", "NOUN", "PUNCT"))]
+    assert tell_controls(controls) == ["food = French ; length 3 ; pos DET NOUN PUNCT"]
+    assert split_words(tell_controls(controls)[0]) == tell_controls(controls)[0].split()
+    assert tell_controls([Span(0, 1, "NP"), controls[0], Span(2, 3, "VP")]) == [
+        "tree 0 1 NP ; food = French",
+        "tree 2 3 VP",
+    ]
 
 
 def test_every_word_of_a_tree_is_one_token():
@@ -264,13 +293,13 @@ def test_a_recipe_trains_it_and_the_run_knows_its_labels(tuned):
 @pytest.mark.parametrize(
     ("asked", "calls"),
     [
-        ("--field food=French --length 7", 3 * 8),
-        ("--field food=French --length 7 --avoid the", 3 * 8),
+        ("--field food=French --length 7", 8),
+        ("--field food=French --length 7 --avoid the", 8),
         ("--length 7", 8),
         ("--length 7 --guidance 2", 2 * 8),
         ("--pos NOUN#NOUN#PUNCT", 4),
         ("--tree (S#(NP#*#*)#*)", 4),
-        ("--span 0,2,NP --length 7", 3 * 8),
+        ("--span 0,2,NP --span 3,4,S --length 7", 3 * 8),
         ("--infill The#old#___:2#serves#French#zebra.", 3),
         ("--infill ___#serves#food. --length 6", 4),
     ],
@@ -307,13 +336,13 @@ def test_candidates_are_chosen_by_how_much_a_prompt_tells_of_them(tuned):
     rows = lm.tokenizer.encode_batch(["The old pub", "French food."])
     for row, found in zip(rows, plan.classifier_nats(rows), strict=True):
         costs = []
-        for prompt in ("food = French", "length 3", ""):
+        for prompt in ("food = French ; length 3", ""):
             told = [*lm.tokenizer.encode(prompt), START]
             steps = (-behind(lm.model, told, tuple(row[:k]))[word] for k, word in enumerate((*row, END)))
             costs.append(float(sum(steps)))
-        assert found == pytest.approx(costs[0] + costs[1] - 2 * costs[2], abs=1e-4)
+        assert found == pytest.approx(costs[0] - costs[1], abs=1e-4)
     (text,) = lm.generate(1, controls=controls, method="fine-tuning", candidates=2)
-    assert text.denoiser_calls == 2 * 3 * 4
+    assert text.denoiser_calls == 2 * 4
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a slower product, of a processor without bfloat16
@@ -327,9 +356,9 @@ def test_it_decodes_in_bfloat16(tuned):
     ("argv", "said"),
     [
         ("--field food=Martian", "unknown value 'Martian'"),
-        ("--field area=riverside", "no prompt of this model tells 'area' (known: food, pos, tree)"),
-        ("--contains pub", "fine-tuning cannot take contains: no prompt tells it"),
-        ("--infill The___pub --field food=French", "fine-tuning cannot take field beside a gap"),
+        ("--field area=riverside", "this model has no prompt for 'area' (known: food, pos, tree)"),
+        ("--contains pub", "fine-tuning cannot take contains: no prompt states it"),
+        ("--infill The___pub --field food=French", "fine-tuning cannot take field with a gap"),
         ("--infill The___pub___inn", "fills one gap"),
         ("--length 99", "between 1 and 24"),
     ],
@@ -386,7 +415,7 @@ def test_a_masked_model_fills_a_gap_by_gibbs_steps(tiny_runs, method):
     [
         ("autoregressive", "--length 5", "masked-lm-gibbs decodes masked language models, such as bert-mouth"),
         ("difflm", "--length 5", "such as bert-mouth; this one has no masks"),
-        ("bert-mouth", "--contains old", "masked-lm-gibbs cannot take contains: it fills a gap by what stands around"),
+        ("bert-mouth", "--contains old", "masked-lm-gibbs cannot take contains: it fills a gap from the text around"),
         ("bert-mouth", "--infill The___pub___inn", "fills one gap"),
     ],
 )

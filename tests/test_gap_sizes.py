@@ -101,3 +101,36 @@ def test_a_model_of_vectors_scores_drafts_of_every_size(monkeypatch: pytest.Monk
     assert layout.positions == 9 + 3 + 5 and unknown == {14: "Frobnicate"}
     usual = lm.plan_controls(asked)
     assert isinstance(usual, ControlPlan) and usual.gap_shares is None
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> TextDiffusion:
+    sizes = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.0, "context": 0.5}
+    return TextDiffusion.from_pretrained(tiny_run(tmp_path_factory.mktemp("gaps"), "mdlm", steps=3, model=sizes))
+
+
+def test_of_candidates_the_one_is_kept_whose_gap_fits_best(masked: TextDiffusion) -> None:
+    """The same candidates are read word by word: the nats of the gap and of one word on either side of it."""
+    template = "The old pub ___ the river."
+    made = masked.infill(template, n=1, seed=5, candidates=6)
+    tried = masked.infill(template, n=6, seed=5)
+
+    def doubt(text: str) -> float:
+        words = masked.alternatives(text)[2:-2]  # pub … the
+        return -sum(math.log(word.probability) for word in words) / len(words)
+
+    assert len({one.text for one in tried}) > 1
+    assert made[0].text == min(tried, key=lambda one: doubt(one.text)).text
+    assert made[0].denoiser_calls > sum(one.denoiser_calls for one in tried)
+
+
+def test_a_model_says_how_its_gaps_are_filled(masked: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(masked.config, "gaps", {"sampler": "confidence", "temperature": 0.5})
+    between, ending = [Infill("The ___ is near.")], [Infill("The pub ___")]
+    asked = [
+        masked.make_job(1, controls=between).sampling,
+        masked.make_job(1, controls=between, temperature=1.0, sampler=None).sampling,
+        masked.make_job(1, controls=ending).sampling,
+    ]
+    usual = masked.model.sampling.sampler
+    assert [(one.sampler, one.temperature) for one in asked] == [("confidence", 0.5), ("confidence", 1.0), (usual, 1.0)]

@@ -198,7 +198,7 @@ def test_fonts_that_cannot_draw_the_texts_are_refused_in_one_line(tmp_path, comp
         context.setitem(__import__("sys").modules, "PIL", None)
         assert "difflm[font]" in refuse(text)
     font = font_file()
-    assert "is no font file" in refuse(text) and "is no font file" in refuse(tmp_path / "none.ttf")
+    assert "is not a font file" in refuse(text) and "is not a font file" in refuse(tmp_path / "none.ttf")
     assert "lacks '中' and 1 more" in refuse(font, "model.height=20", "model.width=14", words="中文\n")
     assert "alike in 9 by 5 pixels" in refuse(font, "model.height=9", "model.width=5", words="ΑA\n")  # a Greek one
 

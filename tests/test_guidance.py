@@ -477,7 +477,7 @@ def test_a_classifier_is_not_resumed_for_a_model_that_changed(tiny_runs, guide, 
     config["signature"][0] += 1  # as if another model had stood there when it was begun
     (again / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert main([*same_recipe_as(again), "--resume"]) == 1
-    assert "changed since it was begun" in capsys.readouterr().err
+    assert "guides has changed" in capsys.readouterr().err
 
 
 def same_recipe_as(folder: Path) -> list[str]:

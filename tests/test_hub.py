@@ -171,7 +171,7 @@ def test_what_is_saved_is_loaded_again(lm, tmp_path):
     assert texts(again) == texts(lm) and again.name == "mine"
     assert [path.name for path in tmp_path.joinpath("deep").iterdir()] == ["mine"], "nothing else is left"
     assert "# mine" in (folder / "README.md").read_text(encoding="utf-8")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         lm.save_pretrained(folder)
 
 
@@ -228,7 +228,7 @@ def test_what_the_hub_refuses_is_a_line_and_changes_no_file(lm, hub):
     with pytest.raises(DifflmError, match="me/tiny was not pushed: ") as told:
         lm.push_to_hub("me/tiny", token=TOKEN)
     assert "\n" not in str(told.value) and hub.repos == {"me/tiny": {"main": {}}}
-    with pytest.raises(UsageError, match="is called OWNER/NAME, not 'tiny'"):
+    with pytest.raises(UsageError, match="is named OWNER/NAME, not 'tiny'"):
         lm.push_to_hub("tiny", token=TOKEN)
 
 
@@ -238,7 +238,7 @@ def test_what_the_hub_does_not_have_is_a_line(lm, hub):
         with pytest.raises(UsageError, match=f"the Hub does not give it: there is no such {said} there") as told:
             TextDiffusion.from_pretrained(name, revision=revision)
         assert "\n" not in str(told.value)
-    with pytest.raises(UsageError, match="a revision is one of the Hub; e2e is on this machine"):
+    with pytest.raises(UsageError, match="a revision is for models on the Hub; e2e is on this machine"):
         TextDiffusion.from_pretrained("e2e", revision="main")
 
 

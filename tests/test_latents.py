@@ -237,7 +237,7 @@ def test_the_report_has_the_share_of_words_that_come_back(runs):
     rows = {name: report.row(name) for name in BOTH}
     assert all(0 <= row.figures["reconstructed"] <= 1 and row.texts["reconstructed"] == 4 for row in rows.values())
     assert rows["gpvae"].notes["likelihood"] == "bound" and rows["ld4lg"].figures["nats_per_token"] is None
-    assert "words that come back" in str(report._lines_by_figure())
+    assert "reconstructed words" in str(report._lines_by_figure())
     assert [row.name for row in report.rows[1:]] == ["ld4lg", "ld4lg, random latents", "gpvae"]
     assert all(row.figures.get("reconstructed") is None for row in (report.rows[0], report.rows[2]))
 
@@ -427,7 +427,7 @@ def test_other_directories_are_refused_in_one_line(tmp_path, complaint):
 
     assert "encoder-decoder" in refuse(f"model.pretrained={tmp_path}")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert "no encoder-decoder" in refuse(f"model.pretrained={tmp_path}")
+    assert "not an encoder-decoder" in refuse(f"model.pretrained={tmp_path}")
     folder = make_seq2seq(tmp_path / "bart", "bart")
     with pytest.raises(UsageError, match="no sources"):
         METHODS["gpvae"](**sizes_of("gpvae"), pretrained=str(folder)).build(TextSpec(9, 8, 8))

@@ -61,5 +61,5 @@ def test_it_answers_messages(client: Any, lm: TextDiffusion) -> None:
     assert other.choices[0].message.content != made.choices[0].message.content
     pieces = [piece for piece in chat(client, stream=True) if piece.choices]
     assert [piece.choices[0].delta.content for piece in pieces] == [chat(client).choices[0].message.content]
-    with pytest.raises(openai.UnprocessableEntityError, match="by which the chat itself is marked"):
+    with pytest.raises(openai.UnprocessableEntityError, match="which the chat template uses itself"):
         chat(client, messages=[{"role": "user", "content": "a <|eot_id|>"}])

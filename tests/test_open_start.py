@@ -223,6 +223,6 @@ def test_texts_of_ones_own_choose_no_sizes_for_it(llama, tmp_path, capsys):
 
 
 def test_a_method_that_cannot_begin_so_says_which_can(llama, tmp_path):
-    said = "sedd cannot begin as a model of others; give method= one of .*mdlm, .*block-diffusion"
+    said = "sedd cannot start from somebody else's model; give method=, one of .*mdlm, .*block-diffusion"
     with pytest.raises(UsageError, match=said):
         load_recipe("own-text", ["method=sedd", f"data={tmp_path}/my.txt", f"init={llama}"])

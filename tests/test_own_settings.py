@@ -136,7 +136,7 @@ def test_english_texts_begin_with_the_bundled_model(tmp_path, bundled, monkeypat
     (tmp_path / "my.txt").write_text((ENGLISH * 4 + "\n") * 12 + "It is of the house.\n" * 20)
     assert main(["train", "my.txt", "steps=2", "batch_size=4", "sample_every=0", "lr=1e-30"]) == 0
     err = capsys.readouterr().err
-    assert "init=english method=mdlm: the texts are English, as those of this bundled model were; init=none" in err
+    assert "init=english method=mdlm: the texts are English, like those of this bundled model; init=none" in err
     assert "embedding_dim" not in err and "lr=" not in err
     config = read_config(tmp_path / "my-mdlm")
     assert (config["longest"], config["left_out"], config["recipe"]["init"]) == (40, 0, "english")
@@ -246,7 +246,7 @@ def test_an_own_text_run_is_resumed_to_the_bit(tmp_path, monkeypatch, capsys):
     assert all((whole[name] == cut[name]).all() for name in whole)
     capsys.readouterr()
     assert main([*argv, "batch_size=8", "--out", str(tmp_path / "cut"), "--resume"]) == 2
-    assert "was begun with batch_size=4, not 8" in capsys.readouterr().err
+    assert "was started with batch_size=4, not 8" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -81,7 +81,7 @@ def test_captured_steps_resample_the_same_particles():
 
 def test_particles_are_as_many_as_batches_hold():
     job = GenerationJob(1, 0, Sampling(), plan=cast(Any, object()), each=3, together=3)
-    with pytest.raises(UsageError, match="2, 4, 8 and so on, not 3"):
+    with pytest.raises(UsageError, match="power of two, such as 4, not 3"):
         job.make_rows(cast(Any, None))
 
 

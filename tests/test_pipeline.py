@@ -52,7 +52,7 @@ def test_room_is_what_encode_accepts(models):
     }
     for lm in models.values():
         assert len(lm.encode(["pub " * lm.model.max_words])[0]) == lm.model.max_words
-        with pytest.raises(UsageError, match=f"holds {lm.model.max_words}"):
+        with pytest.raises(UsageError, match=f"takes {lm.model.max_words} at most"):
             lm.encode(["pub " * (lm.model.max_words + 1)])
 
 

@@ -28,7 +28,7 @@ from difflm import (
     WordCount,
 )
 from difflm.diffusion.processes import Absorbing
-from difflm.errors import say_in_python, speak_command
+from difflm.errors import rename_options, say_in_request, speak_command
 from difflm.generation.settings import Settings
 from difflm.models.leave_one_out import masked_logits
 from difflm.models.sampling import SETTINGS
@@ -89,7 +89,7 @@ MISTAKES = {
     "an open bracket": (lambda lm: lm.generate(controls=Pattern("(a")), "pattern"),
     "a span from its end": (
         lambda lm: lm.generate(controls=Span(5, 2, "VP")),
-        "the first does not come after the last",
+        "the first must not come after the last",
     ),
     "a template without a gap": (lambda lm: lm.infill("The pub."), "mark at least one gap with ___"),
     "no template": (lambda lm: lm.infill([]), "give a text or a list of texts"),
@@ -97,7 +97,7 @@ MISTAKES = {
     "an edit too strong": (lambda lm: lm.edit("The pub.", strength=2), "strength must (lie above 0|be greater than 0)"),
     "a strength in words": (lambda lm: lm.edit("The pub.", strength="low"), "strength must be a number above 0"),
     "an empty edit": (lambda lm: lm.edit(" "), "the text is empty"),
-    "a source for a model without": (lambda lm: lm.translate("Guten Tag"), "has learned texts without sources"),
+    "a source for a model without": (lambda lm: lm.translate("Guten Tag"), "was trained on texts without sources"),
     "messages for a model without": (
         lambda lm: lm.generate(messages=[{"role": "user", "content": "Hi"}]),
         "no chat template",
@@ -133,7 +133,8 @@ def test_a_command_hears_its_options_and_python_its_arguments():
     assert str(error) == "noise_temperature must lie above 0: give lm.infill, or with lm.edit and keep=, n 3."
     with speak_command():
         assert str(error).startswith("--noise-temperature")
-    assert say_in_python("a well-known pub -- cheap - 5") == "a well-known pub -- cheap - 5"
+        assert say_in_request(error).startswith("noise_temperature")
+    assert rename_options("a well-known pub -- cheap - 5", {}) == "a well-known pub -- cheap - 5"
 
 
 # -- what people type --------------------------------------------------------------------------------------------------

@@ -169,9 +169,9 @@ def test_sources_that_are_missing_or_too_many_are_refused(tiny_runs):
         lm.score_ids([[5]])
     with pytest.raises(UsageError, match="1 texts have 3 sources: give each its own"):
         lm.score(["a b"], source=ASKED)
-    with pytest.raises(UsageError, match="source 1 has 9 tokens; this model reads 8"):
+    with pytest.raises(UsageError, match="source 1 has 9 tokens; this model reads at most 8"):
         lm.score(["a b"], source="a " * 9)
-    with pytest.raises(UsageError, match="has learned texts without sources"):
+    with pytest.raises(UsageError, match="was trained on texts without sources"):
         TextDiffusion.from_pretrained(tiny_runs["difflm"]).score(["A pub."], source="a b")
 
 
@@ -265,7 +265,7 @@ def test_what_cannot_rank_is_refused(tiny_runs):
     refuse("rank must be 'bound' or a model, not 'twin'", rank="twin")
     refuse("seqdiffuseq has no likelihood and no bound", writer=build("seqdiffuseq"), rank="bound")
     refuse("difflm reads no source", rank=TextDiffusion.from_pretrained(tiny_runs["difflm"]))
-    refuse("has other words than", rank=build("mdlm", Words([*SPECIALS, *"abc"])))
+    refuse("has another vocabulary than", rank=build("mdlm", Words([*SPECIALS, *"abc"])))
     refuse("--candidates needs a classifier to choose by")
 
 
@@ -306,7 +306,7 @@ def test_another_rank_does_not_continue_a_file(run, twin, sources, tmp_path, com
     with monkeypatch.context() as patch:
         patch.setattr(command.ResumableLines, "finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main([str(arg) for arg in (*argv, "bound")]) == 1
-    assert "was begun with another rank" in complaint(2, *argv, twin)
+    assert "was started with another rank" in complaint(2, *argv, twin)
 
 
 @pytest.mark.parametrize(
@@ -346,8 +346,8 @@ def test_evaluate_has_a_row_for_each_rank_and_counts_its_calls(run, twin, tmp_pa
         bleu = sum(sentence_bleu_nltk4(text, [source[::-1]]) for text, source in zip(texts, ASKED, strict=True)) / 3
         assert bleu > 0 and row["bleu_sentence_nltk4"] == pytest.approx(bleu)
     assert "give --mbr 2 or more" in complaint(2, *argv, "--mbr", 1)
-    assert "--rank names two runs" in complaint(2, *argv, "--rank", "a", "--rank", "b")
-    assert "has learned texts without sources" in complaint(2, *argv, "--rank", "e2e")
+    assert "--rank takes one run at most" in complaint(2, *argv, "--rank", "a", "--rank", "b")
+    assert "was trained on texts without sources" in complaint(2, *argv, "--rank", "e2e")
     assert "--rank is for --task seq2seq" in complaint(2, "evaluate", run, "--rank", "bound")
 
 
@@ -374,14 +374,14 @@ def test_pairs_are_scored_from_columns_parallel_files_and_with_one_source(run, t
         assert [row["source"] for row in rows] == ASKED
     rows = scored(tmp_path / "t.txt", "--source", ASKED[1])
     assert [row["nats"] for row in rows] == pytest.approx(lm.score(texts, draws=3, source=ASKED[1]), abs=1e-3)
-    assert "has no sources beside its texts" in complaint(2, "score", run, tmp_path / "t.txt")
+    assert "has no sources for its texts" in complaint(2, "score", run, tmp_path / "t.txt")
     assert "source 1 is empty" in complaint(2, "score", run, tmp_path / "t.txt", "--source", " ")
 
 
 def test_a_model_without_sources_scores_none(tiny_runs, tmp_path, complaint):
     (tmp_path / "t.txt").write_text("A pub.\n")
     said = complaint(2, "score", tiny_runs["difflm"], tmp_path / "t.txt", "--source", "a")
-    assert "has learned texts without sources" in said
+    assert "was trained on texts without sources" in said
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])

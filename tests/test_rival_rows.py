@@ -75,7 +75,7 @@ def test_the_table_has_a_column_for_each_and_dashes_with_a_reason(home, capsys):
         ("--method fugde", "Did you mean fudge?"),
         ("--method all=2", "give the guidance of one decoder"),
         ("--method fudge=much", "must be a number"),
-        ("--method fudge --controls infill", "cannot take words behind a gap"),
+        ("--method fudge --controls infill", "cannot take words after a gap"),
         ("--method left-only --controls field", "left-only cannot take field"),
         ("--rival e2e --method left-only --texts t.jsonl --controls length", "--texts keeps the texts of one run"),
         ("--guide GUIDE --method fudge", "made for another model"),

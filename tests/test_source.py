@@ -109,13 +109,13 @@ def test_a_text_is_the_same_whatever_is_written_beside_it(begun):
 
 def test_what_cannot_be_written_from_is_refused(begun, tiny_runs):
     lm = TextDiffusion.from_pretrained(begun)
-    with pytest.raises(UsageError, match=r"source 2 has 9 tokens; this model reads 8"):
+    with pytest.raises(UsageError, match=r"source 2 has 9 tokens; this model reads at most 8"):
         lm.generate(source=["a b", "a " * 9])
     with pytest.raises(UsageError, match="source 1 is empty"):
         lm.generate(source=" ")
     with pytest.raises(UsageError, match="writes each text from a source"):
         lm.generate()
-    with pytest.raises(UsageError, match="has learned texts without sources"):
+    with pytest.raises(UsageError, match="was trained on texts without sources"):
         TextDiffusion.from_pretrained(tiny_runs["difflm"]).generate(source="a b")
 
 

@@ -204,7 +204,7 @@ def test_a_stopped_run_is_resumed_and_keeps_its_words(tmp_path, monkeypatch, cap
     assert_resumed_to_the_bit([*argv, "source_words=own"], 4, tmp_path, monkeypatch)
     capsys.readouterr()
     assert main([*argv, "--out", str(tmp_path / "cut"), "--resume"]) == 2
-    assert "was begun with source_words=own, not shared" in capsys.readouterr().err
+    assert "was started with source_words=own, not shared" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -202,21 +202,21 @@ def fault(answer: httpx.Response) -> str:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"n": 17}, "n is at most 16"),
+        ({"n": 17}, "n must be at most 16"),
         ({"n": 0}, "n: "),
         ({"n": 8, "mbr": 8}, "32 texts"),
-        ({"steps": 201}, "steps is at most 200"),
-        ({"candidates": 9}, "candidates is at most 8"),
+        ({"steps": 201}, "steps must be at most 200"),
+        ({"candidates": 9}, "candidates must be at most 8"),
         ({"length": 25}, "between 1 and 24"),
         ({"length": -1}, "between 1 and 24"),
         ({"stepz": 4}, "unknown key 'stepz'"),
         ({"infill": "no gap"}, "mark at least one gap"),
-        ({"infill": "x" * 5000}, "5,000 signs"),
+        ({"infill": "x" * 5000}, "5,000 characters"),
         ({"avoid": ["x"] * 33}, "33 entries"),
         ({"field": {"food": "Martian"}}, "Martian"),
         ({"temperature": 0}, "temperature"),
         ({"sampler": "/etc/passwd"}, "unknown sampler"),
-        ({"keep": ["x"]}, "give edit TEXT as well"),
+        ({"keep": ["x"]}, "give edit as well"),
         ({"seed": 2**31}, "seed: "),
         ({"top_k": -1}, "top_k must be at least 1"),
         ([], "valid dictionary"),
@@ -252,7 +252,7 @@ def test_bodies_that_are_no_json(client: httpx.Client) -> None:
         ("/v1/completions", r'{"prompt": "a", "controls": {"contains": ["\ud800"]}}'),
     ],
 )
-def test_half_a_sign_is_refused(client: httpx.Client, path: str, body: str) -> None:
+def test_half_a_character_is_refused(client: httpx.Client, path: str, body: str) -> None:
     answer = client.post(path, content=body.encode(), headers={"content-type": "application/json"})
     assert answer.status_code in (404, 422) and fault(answer)
 
@@ -355,7 +355,7 @@ def test_words_of_a_text_are_weighed_given_all_others(client: httpx.Client, lm: 
         shares = [one["p"] for one in word["likely"]]
         assert shares == sorted(shares, reverse=True) and len(shares) == 5 and sum(shares) <= 1.001
         assert all(one["p"] == word["p"] for one in word["likely"] if one["word"] == word["word"])
-    for body, said in (({"text": " "}, "empty"), ({"text": "pub " * 99}, "holds 24"), ({}, "text")):
+    for body, said in (({"text": " "}, "empty"), ({"text": "pub " * 99}, "24 at most"), ({}, "text")):
         refused = client.post("/api/alternatives", json=body)
         assert refused.status_code == 422 and said in refused.json()["error"]["message"]
 

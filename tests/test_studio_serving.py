@@ -144,7 +144,7 @@ def test_pages_of_an_origin_that_is_named_may_ask(client: Any) -> None:
 def test_what_is_no_origin_is_refused(origin: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["studio", "--cors", origin]) == 2
     said = capsys.readouterr().err
-    assert "is no origin" in said and len(said.strip().splitlines()) == 1
+    assert "is not an origin" in said and len(said.strip().splitlines()) == 1
 
 
 # -- the container ----------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_a_span_asks_for_any_chain_that_holds_it_and_for_room():
         (Tree("(S (NP the *) (VP *))"), "Contains asks for words"),
         (Tree("(S (NX * *))"), "never saw S::NX"),
         (Tree(f"(S {'* ' * 11})"), "needs 11 words"),
-        (Span(3, 1, "NP"), "does not come after"),
+        (Span(3, 1, "NP"), "must not come after"),
         (Span(3, 10, "NP"), "needs 11 words"),
         (Span(1, 2, "WHNP"), "never saw WHNP"),
     ],

@@ -141,7 +141,7 @@ def test_a_killed_process_is_continued(run, sources, tmp_path):
     done = partial.read_bytes().count(b"\n") - 1
     assert 2 <= done < 10 and not out.exists()
     finished = subprocess.run(argv, capture_output=True, text=True)
-    assert finished.returncode == 0 and f"{done} of 10 texts are there already" in finished.stderr
+    assert finished.returncode == 0 and f"{done} of 10 texts are already written" in finished.stderr
     whole = TextDiffusion.from_pretrained(run).generate(source=SOURCES, steps=400)
     assert out.read_text().splitlines() == [text.text for text in whole]
 
@@ -152,17 +152,17 @@ def test_other_arguments_do_not_continue_a_file(run, sources, tmp_path, complain
     with monkeypatch.context() as patch:
         patch.setattr(command.ResumableLines, "finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main([str(arg) for arg in (*argv, 3)]) == 1
-    assert "was begun with another steps (3 then, 4 now)" in complaint(2, *argv, 4)
-    assert "was begun with another mbr" in complaint(2, *argv, 3, "--mbr", 2)
+    assert "was started with another steps (3 then, 4 now)" in complaint(2, *argv, 4)
+    assert "was started with another mbr" in complaint(2, *argv, 3, "--mbr", 2)
     sources.write_text("a b\n")
-    assert "was begun with another sources. Give" in complaint(2, *argv, 3)
+    assert "was started with another sources. Give" in complaint(2, *argv, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.txt.partial", "sources.txt"]
     out.write_text("mine\n")
     assert "is there already" in complaint(2, *argv, 3)
     assert out.read_text() == "mine\n"
     out.unlink()
     out.with_name("out.txt.partial").write_text("my own lines\n")
-    assert "was not begun by this command" in complaint(2, *argv, 3)
+    assert "was not started by this command" in complaint(2, *argv, 3)
 
 
 def test_two_processes_do_not_write_one_file(run, sources, tmp_path, complaint):
@@ -178,7 +178,7 @@ def test_two_processes_do_not_write_one_file(run, sources, tmp_path, complaint):
     ("name", "content", "more", "code", "said"),
     [
         ("a.txt", "a b\n\nc d\n", (), 2, "line 2 of {} is empty"),
-        ("a.txt", "a b\n" + "a " * 9 + "\n", (), 2, "line 2 of {} has 9 tokens; this model reads 8"),
+        ("a.txt", "a b\n" + "a " * 9 + "\n", (), 2, "line 2 of {} has 9 tokens; this model reads at most 8"),
         ("a.txt", "", (), 1, "there is no source in {}"),
         ("a.txt", None, (), 2, "{} does not exist"),
         ("a.txt", "a\n", ("--column", "src"), 2, "has one source per line and no columns"),
@@ -205,8 +205,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(run, tmp_path, complaint, name
 def test_a_run_without_sources_is_not_asked_to_translate_nor_one_with_them_to_do_without(
     run, tiny_runs, sources, complaint
 ):
-    assert "has learned texts without sources" in complaint(2, "translate", tiny_runs["difflm"], sources)
-    assert "has learned texts without sources" in complaint(2, "generate", tiny_runs["difflm"], "--source", "a b")
+    assert "was trained on texts without sources" in complaint(2, "translate", tiny_runs["difflm"], sources)
+    assert "was trained on texts without sources" in complaint(2, "generate", tiny_runs["difflm"], "--source", "a b")
     assert "writes each text from a source: give one" in complaint(2, "generate", run)
 
 

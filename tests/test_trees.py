@@ -69,7 +69,7 @@ def test_spans_count_both_ends_from_nought():
     [
         ("(S (NP *)", "closing bracket is missing"),
         ("(S (NP *", "2 closing brackets are missing"),
-        ("(S (NP *)))", "closing bracket too many"),
+        ("(S (NP *)))", "unexpected closing bracket"),
         ("S (NP *)", "outside"),
         ("", "not 0"),
         ("(S *) (S *)", "not 2"),
@@ -90,8 +90,8 @@ def test_bad_brackets_are_refused_with_the_reason(text, said):
         ([Span(0, 1, "NP")], "no phrase covers"),
         ([], "no phrase covers"),
         ([Span(0, 2, "S"), Span(0, 1, "NP"), Span(1, 2, "VP")], "cross"),
-        ([Span(0, 2, "S"), Span(2, 3, "NP")], "no phrase of 3 words"),
-        ([Span(0, 2, "S"), Span(2, 1, "NP")], "no phrase of 3 words"),
+        ([Span(0, 2, "S"), Span(2, 3, "NP")], "not a phrase within 3 words"),
+        ([Span(0, 2, "S"), Span(2, 1, "NP")], "not a phrase within 3 words"),
     ],
 )
 def test_spans_that_are_no_tree_are_refused(spans, said):

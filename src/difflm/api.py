@@ -23,7 +23,7 @@ TASKS = ("language", "control", "infill", "seq2seq")
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was trained: its directory, and how training ended."""
+    """A trained run: its directory, and how training ended."""
 
     folder: Path
     step: int
@@ -63,11 +63,11 @@ def train(
 ) -> Run:
     """Train a model and return its run.
 
-    `recipe` is a file of texts, or a recipe: its name or a YAML file. `changes` are its keys, such as steps=2000 or
-    model={"hidden": 256}. The run is saved in `out`; for a file of texts it has a name of its own. `data_dir` is the
+    `recipe` is a file of texts, or a recipe: its name or a YAML file. `changes` override its keys, such as steps=2000
+    or model={"hidden": 256}. The run is saved in `out`, which may be left out for a file of texts. `data_dir` is the
     directory of the corpora (the command's --data; `data` is a key of a recipe). Ctrl-C saves a checkpoint, and
-    `resume` continues from it. `progress` prints lines, or is a function that is called with the steps that are done,
-    and of how many."""
+    `resume=True` continues from it. `progress=True` prints lines; a function is called with the number of finished
+    steps and the total."""
     from difflm.generation.jobs import check_device
     from difflm.training.classifier import train_guide
     from difflm.training.fit import train_run
@@ -112,8 +112,9 @@ def evaluate(runs: str | Path | Sequence[str | Path], task: str = "language", **
     """Measure a run, or several on the same data, and return the report: `report.rows` have the figures, and
     `report.objects()` yields them as JSON.
 
-    `task` is language, control, infill or seq2seq. `options` have the names of the command's (`difflm evaluate
-    --help`); None leaves one as it is. With `out` the figures are appended to a file; the runs stay as they are."""
+    `task` is language, control, infill or seq2seq. `options` have the names of the command's options (`difflm evaluate
+    --help`); None means the default. With `out` the figures are appended to a file; runs are never
+    changed."""
     if task not in TASKS:
         raise UsageError(f"unknown task {task!r}. {suggest(task, TASKS)}Known: {', '.join(TASKS)}.")
     given = {name: value for name, value in options.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What a person is told when something cannot be done: one or two lines, and what to do about it."""
+"""Errors: messages of one or two lines that say what went wrong and what to do about it."""
 
 import difflib
 import re
@@ -22,7 +22,16 @@ IN_PYTHON = {
     "with --resume": "with resume=True",
     "at --resume": "with resume=True",
 }
-_said = re.compile("|".join(map(re.escape, IN_PYTHON)))
+# A request to the server has keys of the same name; its reader has no command line.
+IN_REQUEST = {
+    " Give one with --guide DIR.": "",
+    " (--source, difflm translate)": "",
+    "--edit TEXT": "edit",
+    "such as --field food=Japanese": "such as a field",
+    "such as --avoid": "such as",
+    "such as --contains": "such as",
+    "such as --pos": "such as",
+}
 _option = re.compile(r"(?<![\w-])--?([a-z][a-z-]*[a-z]|n\b)")
 _commands = 0  # that are running
 
@@ -38,24 +47,30 @@ def speak_command() -> Iterator[None]:
         _commands -= 1
 
 
-def say_in_python(message: str) -> str:
-    """Replace the options that a message names by what they are called in Python."""
-    said = _said.sub(lambda found: IN_PYTHON[found[0]], message)
-    return _option.sub(lambda found: found[1].replace("-", "_"), said)
+def rename_options(message: str, names: Mapping[str, str]) -> str:
+    """Replace the options that a message names: by `names`, or else by a name without dashes."""
+    for option, name in names.items():
+        message = message.replace(option, name)
+    return _option.sub(lambda found: found[1].replace("-", "_"), message)
+
+
+def say_in_request(error: Exception) -> str:
+    """Return an error's message with keys of a request in place of the command's options."""
+    return rename_options(Exception.__str__(error), IN_REQUEST)
 
 
 class DifflmError(Exception):
-    """The work failed; the command leaves with code 1."""
+    """The work failed; the command exits with code 1."""
 
     exit_code = 1
 
     def __str__(self) -> str:
         message = super().__str__()
-        return message if _commands else say_in_python(message)
+        return message if _commands else rename_options(message, IN_PYTHON)
 
 
 class UsageError(DifflmError):
-    """The request itself is wrong; the command leaves with code 2."""
+    """The request itself is wrong; the command exits with code 2."""
 
     exit_code = 2
 

@@ -80,7 +80,7 @@ def parse_tree(text: str) -> Tree:
     """Parse the one tree that `text` writes in brackets, such as "(S (NP * *) (VP * (PP * *)))"; it may have tags."""
     found = list(read_brackets(text))
     if len(found) != 1:
-        raise UsageError(f"one tree was asked for, not {len(found)}: write it as (S (NP * *) (VP *)).")
+        raise UsageError(f"give one tree, not {len(found)}: write it as (S (NP * *) (VP *)).")
     if found[0].label in _TOPS and len(found[0].children) > 1:
         raise UsageError(f"a phrase has no label in {text.strip()!r}: write (S …) after every opening bracket.")
     cleaned = clean(found[0])
@@ -104,7 +104,7 @@ def read_brackets(text: str) -> Iterator[Tree]:
             labelled = False
         elif piece == ")":
             if not open_nodes:
-                raise UsageError(f"a closing bracket too many at character {match.end()} of the tree.")
+                raise UsageError(f"unexpected closing bracket at character {match.end()} of the tree.")
             label, children = open_nodes.pop()
             node, labelled = Tree(label, tuple(children)), True
             if open_nodes:
@@ -137,7 +137,7 @@ def tree_of(words: Sequence[str], spans: Iterable[Span]) -> Tree:
     """Build the tree whose phrases are `spans`, one of which covers all words. `S::VP` means S over VP."""
     n, found = len(words), list(spans)
     if wrong := [s for s in found if not 0 <= s.first <= s.last < n]:
-        raise UsageError(f"{wrong[0].first},{wrong[0].last},{wrong[0].label} is no phrase of {n} words.")
+        raise UsageError(f"{wrong[0].first},{wrong[0].last},{wrong[0].label} is not a phrase within {n} words.")
     # Outermost first; spans over the same words keep their order.
     waiting = deque(sorted(found, key=lambda s: (s.first, -s.last)))
     if not waiting or waiting[0][:2] != (0, n - 1):

@@ -122,7 +122,7 @@ def measure_control(
         about = {"corpus": "e2e", "split": options.split}
         if path and current().first:
             write_targets(path, targets)
-            note(f"{path}: {len(targets):,} targets. Give the same file again to ask for the same.")
+            note(f"{path}: {len(targets):,} targets. Give this file again to use the same targets.")
     judge, first = load_judge(options.judge, models.values(), options.device), systems[0]
     keep = control.texts, control.second_parser, systems[1:]
     with Bar("measuring") as bar:
@@ -192,7 +192,7 @@ def measure_infill(
     if count < 2:
         raise UsageError(f"the number of samples, which are gaps here, must be at least 2, not {count}.")
     if unknown := {*names} - {*GAPS}:
-        raise UsageError(f"no gaps {min(unknown)!r}. {suggest(min(unknown), GAPS)}Known: {', '.join(GAPS)}.")
+        raise UsageError(f"unknown gaps {min(unknown)!r}. {suggest(min(unknown), GAPS)}Known: {', '.join(GAPS)}.")
     similarity = BertScore(reference.encoder, check_device(options.device)) if reference.encoder else None
     stories = list(whole(corpus("roc", options.data, "train")))
     if reference.skip < 0:
@@ -222,7 +222,7 @@ def measure_seq2seq(
     if ranks and reference.mbr < 2:
         raise UsageError("--rank chooses among candidates: give --mbr 2 or more.")
     if len({*ranks} - {"bound"}) > 1:
-        raise UsageError("--rank names two runs: give one, and `bound` beside it if you like.")
+        raise UsageError("--rank takes one run at most; `bound` may be given as well.")
     if seq2seq.pairs is None and seq2seq.column is not None:
         raise UsageError("--column names the columns of --pairs FILE.")
     if options.samples is not None and options.samples < 1:
@@ -256,7 +256,7 @@ def load_gaps(name: str, stories: Sequence[Sequence[str]], count: int, options: 
         found = list(story_gaps(corpus("roc", options.data, options.split), options.seed))
     chosen = random.Random(options.seed).sample(found, len(found))[skip : skip + count]
     if len(chosen) < 2:
-        raise UsageError(f"{name} has {len(found):,} gaps: --skip {skip} leaves {len(chosen)}, and 2 are the fewest.")
+        raise UsageError(f"{name} has {len(found):,} gaps: --skip {skip} leaves {len(chosen)}; at least 2 are needed.")
     return Set(name, chosen, Lengths.of(stories, ends_only), "dev" if ends_only else options.split)
 
 
@@ -284,7 +284,7 @@ def check_same_data(models: dict[str, TextDiffusion], root: Path | None) -> None
     sources = {name: source_of(lm, root) for name, lm in models.items()}
     if len(set(sources.values())) > 1:
         texts = ", ".join(f"{name}: {' '.join(source)}" for name, source in sources.items())
-        raise UsageError(f"these runs were trained on different data ({texts}). Compare runs of the same.")
+        raise UsageError(f"these runs were trained on different data ({texts}). Compare runs trained on the same data.")
     check_seeds(models, root)
 
 
@@ -298,7 +298,7 @@ def check_seeds(models: dict[str, TextDiffusion], root: Path | None) -> None:
         other = lm.config["recipe"]["seed"]
         if source_of(lm, root) == source and other != seed:
             seeds = f"{next(iter(models))}: seed {seed}, {name}: seed {other}"
-            raise UsageError(f"these runs held out different texts of their file ({seeds}). Compare runs of one seed.")
+            raise UsageError(f"these runs held out different texts ({seeds}). Compare runs with the same seed.")
 
 
 def run_names(runs: list[str]) -> list[str]:
@@ -326,7 +326,7 @@ def load_judge(name: str | None, models: Iterable[TextDiffusion], device: str) -
     tokenizer = read_config(find_run("judge"))["tokenizer"]
     if any(lm.tokenizer.fingerprint() == tokenizer for lm in models):
         return load_model("judge", device)
-    note("The bundled judge reads other words: its figures are left out. Give a judge with --judge RUN.")
+    note("The bundled judge has a different vocabulary, so its figures are left out. Give a judge with --judge RUN.")
     return None
 
 
@@ -351,7 +351,7 @@ def publish(runs: list[str], report: Report, options: MeasureOptions) -> None:
     for run, name in zip(runs, names, strict=True):
         if run in bundled_runs() or find_open_model(run) is not None:
             whose = "bundled" if run in bundled_runs() else "somebody else's"
-            note(f"{run} is {whose}: nothing was appended to it. Keep the figures with --out FILE.")
+            note(f"{run} is {whose}: nothing was appended to it. Save the figures with --out FILE.")
             continue
         folder = find_run(run)
         append_records(folder / "metrics.jsonl", report, [row for row in rows if row not in {*names} - {name}])

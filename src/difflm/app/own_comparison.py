@@ -1,4 +1,4 @@
-"""Methods that are trained side by side on somebody's texts, to be compared: as many minutes each."""
+"""Train several methods on the user's texts for the same number of minutes, and compare them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ def train_methods(
     None: it was interrupted again."""
     given = dict(one.split("=", 1) for one in changes if "=" in one)
     if wrong := [one for one in changes if "=" not in one]:
-        raise UsageError(f"{wrong[0]!r} is not of the form key=value: --methods trains what is compared.")
+        raise UsageError(f"{wrong[0]!r} is not of the form key=value: with --methods, give settings for training.")
     if "data" not in given or "method" in given:
         raise UsageError("--methods: give data=FILE, and no method=, such as data=my.txt.")
     for name in names:

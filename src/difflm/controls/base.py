@@ -100,7 +100,7 @@ class Control(ABC):
     @classmethod
     def parse(cls, value: str) -> "Control":
         """Read the VALUE of `--control NAME=VALUE`, by which a registered control is asked for outside Python."""
-        raise UsageError(f"{cls.name} cannot be asked for as NAME=VALUE: use its own option, or Python.")
+        raise UsageError(f"{cls.name} cannot be given as NAME=VALUE: use its own option, or Python.")
 
     @abstractmethod
     def check(self, words: Sequence[str]) -> Check:
@@ -131,7 +131,7 @@ class Control(ABC):
         return None
 
     def automaton(self, info: ModelInfo) -> "TokenAutomaton | None":
-        """The texts that obey, where a pattern is asked for beside it; the pattern's rule then imposes it."""
+        """The texts that comply, as an automaton, for use together with a pattern, whose rule then enforces both."""
         return None
 
     def wanted(self, info: ModelInfo) -> Any:

@@ -1,4 +1,4 @@
-"""Controls that are exact: what they ask is imposed, not hoped for."""
+"""Exact controls: lengths, words and gaps that are enforced in every text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ BLANK = re.compile(r"(?<!_)___(?!_)(?::(\d+))?")
 
 @dataclass(frozen=True)
 class Length(Control):
-    """An exact number of words, counting punctuation marks; of characters or tokens, for models that write these."""
+    """An exact number of words, counting punctuation marks; for models of characters or tokens, a number of these."""
 
     words: int
     name = "length"
@@ -34,7 +34,7 @@ class Length(Control):
 
     def prepare(self, info: ModelInfo) -> None:
         if not info.whole_words:
-            raise UsageError("length: this model does not say how its pieces are spelt: its words cannot be counted.")
+            raise UsageError("length: this model does not say how its tokens are spelt, so words cannot be counted.")
         if not 1 <= self.words <= info.max_words:
             raise UsageError(f"length must be between 1 and {info.max_words} words for this model, not {self.words}.")
 
@@ -47,7 +47,7 @@ class Length(Control):
 
 
 class Letters(Length):
-    """So many characters: what a length is to a model that writes these."""
+    """A number of characters: the length control of a character model."""
 
     reads_text = True
 
@@ -62,7 +62,7 @@ class Letters(Length):
 
 @dataclass(frozen=True)
 class Pieces(Length):
-    """So many tokens: what a length is to somebody else's model."""
+    """A number of tokens: the length control of somebody else's model."""
 
     tokenizer: Tokenizer
     reads_text = True
@@ -72,7 +72,7 @@ class Pieces(Length):
             raise UsageError(f"length must be between 1 and {info.max_words} tokens for this model.")
 
     def check(self, words: Sequence[str]) -> Check:
-        """Of the text itself, cut into tokens anew."""
+        """Check the text itself, tokenized again."""
         assert isinstance(words, str)
         return replace(super().check(self.tokenizer.tokens(self.tokenizer.encode(words))), checker="its tokens")
 
@@ -108,10 +108,10 @@ class Avoid(Control):
 
 @dataclass(frozen=True)
 class Infill(Control):
-    """A text with gaps: `___` of any length, `___:4` of four words. The rest stays as it is."""
+    """A text with gaps: `___` of any length, `___:4` of four words. The rest is kept."""
 
     template: str
-    most: int | None = None  # words of all gaps together
+    most: int | None = None  # the largest number of words in all gaps together
     name = "infill"
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class Infill(Control):
 
     @cached_property
     def parts(self) -> list[str]:
-        """What stands before, between and after the gaps."""
+        """The texts before, between and after the gaps."""
         return BLANK.split(self.template.strip())[::2]
 
     def prepare(self, info: ModelInfo) -> None:
@@ -139,18 +139,18 @@ class Infill(Control):
         if 0 in self.gaps:
             raise UsageError("infill: a gap has at least one word; leave out ___:0.")
         if any(part == "" or part.isspace() for part in self.parts[1:-1]):
-            raise UsageError("infill: two gaps touch; put a word between them or make them one.")
+            raise UsageError("infill: two gaps are adjacent; put a word between them or merge them.")
         if isinstance(info.tokenizer, Characters):
             unknown = [one for part in self.parts for one in part if info.tokenizer.encode(one) == [UNK]]
             if unknown:
                 raise UsageError(f"infill: this model has no character {unknown[0]!r}.")
         if not info.whole_words and any(self.sizes):
             raise UsageError(
-                "infill: this model does not say how its pieces are spelt; ask for gaps of any length (___)."
+                "infill: this model does not know how its tokens are spelt; use gaps without a size (___)."
             )
         if self.min_length(info) > info.max_words:
             raise UsageError(
-                f"infill: the text has at least {self.min_length(info)} tokens; this model holds {info.max_words}."
+                f"infill: it has at least {self.min_length(info)} tokens; this model takes {info.max_words} at most."
             )
         if self.min_length(info) > self.max_words(info):
             raise UsageError(f"infill: the gaps have more than {self.most} words.")

@@ -1,8 +1,8 @@
-"""Classifier guidance: a small network reads a noisy state and says what the text will be; its gradient steers.
+"""Classifier guidance: a small network reads a noisy state and predicts labels of the text; its gradient steers.
 
-Of vectors, the state is moved after every step to where the classifiers find what is asked likelier:
-log p(x_s | x_t, c) = log p(x_s | x_t) + log p(c | x_s) + const; the moves climb this sum. Of tokens, the belief is
-tilted before the step, by Bayes' rule at every open place: p(w | x_t, c) ∝ p(w | x_t) p(c | x_t, w).
+For vectors, the state is moved after every step to where the classifiers find the requested labels likelier:
+log p(x_s | x_t, c) = log p(x_s | x_t) + log p(c | x_s) + const; the moves climb this sum. For tokens, the belief is
+reweighted before the step, by Bayes' rule at every open position: p(w | x_t, c) ∝ p(w | x_t) p(c | x_t, w).
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ MOSTLY_NONE = 5.0  # nearly all pairs of places are no span: known from the star
 
 
 class Classifier(nn.Module):
-    """One trunk and a head for each labelling; it sees what the denoiser sees of x_t, but for earlier answers. It is
-    trained at all times of the process, so that it does not know how many steps anybody takes."""
+    """One trunk and a head for each labelling. It sees what the denoiser sees of x_t, except earlier estimates. It is
+    trained at all times of the process, so it works with any number of steps."""
 
     causal: ClassVar[bool] = False  # whether it reads clean prefixes, from left to right
 
@@ -84,7 +84,7 @@ class Classifier(nn.Module):
 
 @dataclass(frozen=True)
 class ClassifierOutput:
-    """What the classifier thinks of some noisy texts; each head is asked when somebody needs it."""
+    """The classifier's outputs for some noisy texts; each head is computed when it is needed."""
 
     classifier: Classifier
     features: Tensor
@@ -213,13 +213,12 @@ class GuidanceSettings:
     """`climb`: "sign" moves every component by the same amount, as the code of Li et al. (2022) does (a fresh Adagrad
     at every update is a sign step); "gradient" moves by the step's own variance times the gradient (Dhariwal & Nichol,
     2021). `size` is that amount in units of σ_s, or absolute with `absolute` (the original's), or the gradient's scale.
-    With `fluency`, log p(x_s | x_t) is climbed as well, and classifiers count by the mean over what they are asked
-    about instead of the sum. `inner` moves are made after every step but those that end below the time `tail`. With
-    `impose`, what words show by themselves (a field's value, tags that a word may bear) is imposed on the belief as
-    well. Tokens know "gradient", a first-order term, and "enumerate", which asks about each of the `words` likeliest
-    words of every place; for them `size` is the power of p(c | x_t). `resample`: candidates of a text are resampled by
-    this power of p(c | x_s) (`particles.py`); 0: they are made apart. `gaps`: a model of vectors says itself how long
-    free gaps are (`gap_sizes.py`)."""
+    With `fluency`, log p(x_s | x_t) is climbed as well, and classifier losses are means instead of sums. `inner` moves
+    are made after every step, except steps that end below the time `tail`. With `impose`, what single words show (a
+    field's value, tags that a word can have) is also imposed on the belief. Token models take "gradient", a first-order
+    term, and "enumerate", which evaluates the `words` likeliest words at every position; for them `size` is the power
+    of p(c | x_t). `resample`: candidates of a text are resampled with this power of p(c | x_s) (`particles.py`); 0:
+    they are independent. `gaps`: a model of vectors chooses the lengths of free gaps itself (`gap_sizes.py`)."""
 
     climb: Literal["sign", "gradient", "enumerate"] = "gradient"
     size: float = 10.0

@@ -24,7 +24,7 @@ VERBATIM = ("name", "near", "food")  # fields whose values people write as they 
 
 @dataclass(frozen=True)
 class Label(Control):
-    """A label of the whole text that a classifier of your own knows. Nothing else can check it."""
+    """A label of the whole text that your own classifier knows. There is no independent check for it."""
 
     label: str
     value: str
@@ -54,7 +54,7 @@ class Label(Control):
 
 @dataclass(frozen=True)
 class Field(Label):
-    """A fact of a restaurant, such as food=Japanese; checked by rules over the words."""
+    """A fact about a restaurant, such as food=Japanese; checked by rules over the words."""
 
     name = "field"
 
@@ -68,7 +68,7 @@ class Field(Label):
         super().__post_init__()
 
     def verbatim(self, info: ModelInfo) -> str | None:
-        """Where people write the value itself, it must appear; the classifier sees to what is said around it."""
+        """If people write the value verbatim, it must appear; the classifier guides the text around it."""
         known = UNK not in info.tokenizer.encode(self.value)
         return self.value if self.label in VERBATIM and known else None
 
@@ -84,7 +84,7 @@ class Field(Label):
 class Tags(Control):
     """A Universal part of speech for every word."""
 
-    tags: Sequence[str]  # or one text of them, with spaces between; kept as a tuple
+    tags: Sequence[str]  # a sequence, or a string with spaces; stored as a tuple
     name = "pos"
     head = POS
     kind: ClassVar[Kind] = "tags"
@@ -108,7 +108,7 @@ class Tags(Control):
         if not info.whole_words:
             raise UsageError("pos: this model writes pieces of words; tags need whole words.")
         if len(self.tags) > info.max_words:
-            raise UsageError(f"pos: {len(self.tags)} tags are more words than this model holds ({info.max_words}).")
+            raise UsageError(f"pos: {len(self.tags)} tags are more words than this model can write ({info.max_words}).")
         known = check_label_known(POS, self.kind, info)
         if unseen := [tag for tag in self.tags if tag not in known]:
             raise UsageError(f"pos: this model's classifier never saw {unseen[0]}. Known: {', '.join(known)}.")

@@ -16,7 +16,8 @@ from difflm.diffusion.samplers.steps import StepState
 
 @dataclass(frozen=True)
 class ResampleParticles:
-    """Rows of a batch, so many of each text one after the other, go on with the states of those that comply better."""
+    """Resample rows of a batch: of the rows of each text, which are consecutive, those that comply better are
+    continued."""
 
     guidance: Guidance
     particles: int

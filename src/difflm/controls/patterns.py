@@ -34,7 +34,7 @@ CHUNK = 32  # tokens of one class that are summed up together
 
 @dataclass(frozen=True)
 class Pattern(Control):
-    """A regular expression that the whole text matches: a subset of Python's syntax."""
+    """A regular expression that the whole text must match, in a subset of Python's syntax."""
 
     regex: str
     name = "pattern"
@@ -60,7 +60,8 @@ class Pattern(Control):
 
 @dataclass(frozen=True)
 class WordCount(Pattern):
-    """So many words, or from `low` to `high`: what stands between spaces, whatever a model's tokens are."""
+    """An exact number of words, or from `low` to `high`. Words are separated by spaces, whatever a model's tokens
+    are."""
 
     regex: str = field(init=False)
     low: int
@@ -102,7 +103,7 @@ class WordCount(Pattern):
 
 @dataclass(frozen=True)
 class Json(Pattern):
-    """A JSON schema, of a subset that is regular; the whole text is JSON that it allows."""
+    """A JSON schema, in a regular subset; the whole text is JSON that follows it."""
 
     regex: str = field(init=False, default="")
     schema: str | Mapping[str, Any]  # kept as JSON

@@ -25,7 +25,7 @@ MOST = 8  # all their orders are weighed at every step, which doubles with each
 
 @dataclass(frozen=True)
 class Contains(Control):
-    """A word or phrase that must appear; it stands where the model finds it likeliest."""
+    """A word or phrase that must appear; it is placed where the model finds it likeliest."""
 
     phrase: str
     name = "contains"
@@ -89,7 +89,7 @@ class Phrases:
         """`kept` places of an edited text are not theirs; with pieces, nor is the one before and behind these."""
         runs = [len(list(run)) for taken, run in groupby(kept) if not taken]
         if not fits_between(self.sizes, [run - 2 * self.info.tokenizer.spells for run in runs]):
-            raise UsageError(f"contains: {self.named} cannot stand between the words that are kept.")
+            raise UsageError(f"contains: {self.named} does not fit between the kept words.")
 
     def more(self, infill: Infill, words: int | None) -> int:
         """How many words longer than one the widest free gap must be to hold what fits into no other."""
@@ -101,7 +101,7 @@ class Phrases:
                 gaps[fitting[0]] -= size
                 left.remove(size)
         if None not in infill.sizes and not fits_between(self.sizes, [gap for gap in infill.sizes if gap is not None]):
-            raise UsageError(f"contains: {self.named} cannot stand in the gaps of {infill.template!r}.")
+            raise UsageError(f"contains: {self.named} does not fit into the gaps of {infill.template!r}.")
         more = max(0, sum(left) - 1) if None in infill.sizes else 0
         more += 2 * (self.info.tokenizer.spells and bool(left))  # pieces that keep their words apart
         least, room = infill.min_length(self.info) + more, self.info.max_words if words is None else words
@@ -157,7 +157,7 @@ def choose_phrases(
     asked = [Contains(text) for c in controls if (text := c.verbatim(info)) is not None]
     found = Phrases([[one] for one in drop_contained(asked, known)], info)
     if len(found.asked) > MOST:
-        raise UsageError(f"contains: at most {MOST} words or phrases can be asked at once, not {len(found.asked)}.")
+        raise UsageError(f"contains: at most {MOST} words or phrases can be required at once, not {len(found.asked)}.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Exact controls of models that write pieces of words: what is asked holds of the printed text, sign by sign."""
+"""Exact controls for subword models: they apply to the printed text, character by character."""
 
 import re
 from collections.abc import Sequence
@@ -153,7 +153,7 @@ def find_kept(phrase: str, text: str, tokenizer: Tokenizer) -> list[range]:
     words, asked = split_words(text), split_words(phrase.strip())
     starts = [i for i in range(len(words) - len(asked) + 1) if words[i : i + len(asked)] == asked]
     if not asked or not starts:
-        raise UsageError(f"keep: {phrase!r} does not stand in the text that is edited.")
+        raise UsageError(f"keep: {phrase!r} is not in the text to edit.")
     if isinstance(tokenizer, Words):
         return [range(start, start + len(asked)) for start in starts]
     places, end = list[tuple[int, int]](), 0

@@ -51,11 +51,11 @@ NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 
 @dataclass(frozen=True)
 class Edit:
-    """A text to rewrite lightly, from a share of the noise; `keep` names words of it that stay."""
+    """A text to rewrite lightly. `strength` is how much noise is added first; `keep` names words of it to keep."""
 
     text: str
     strength: float = 0.5
-    keep: Sequence[str] = ()  # or one phrase; kept as a tuple
+    keep: Sequence[str] = ()  # phrases, or a single one; stored as a tuple
 
     def __post_init__(self) -> None:
         kept = (self.keep,) if isinstance(self.keep, str) else tuple(self.keep)
@@ -93,7 +93,7 @@ class ControlPlan:
             control.prepare(info)
         infills = [c for c in self.controls if isinstance(c, Infill)]
         if len(infills) > 1:
-            raise UsageError("infill can be asked once; put all gaps into one text.")
+            raise UsageError("infill can be given only once; put all gaps in one text.")
         self.infill = infills[0] if infills else None
         # Whether a text is continued, as far as the model likes: a template that ends in its only gap.
         self.continues = model.lengths.continues and any(c.gaps == [None] and not c.parts[-1] for c in infills)
@@ -138,7 +138,7 @@ class ControlPlan:
 
     def check_edit(self, edit: Edit) -> None:
         if self.infill:
-            raise UsageError("edit and infill exclude each other: mark gaps, or give a whole text.")
+            raise UsageError("edit and infill cannot be combined: mark gaps, or give a whole text.")
         if not edit.text.strip():
             raise UsageError("edit: the text is empty.")
         if not 0 < edit.strength <= 1:
@@ -176,7 +176,7 @@ class ControlPlan:
             ids = self.info.tokenizer.encode(self.edit.text.strip())
             given = [[ids[k] for k in place] for place in self.kept_places(self.edit)]
         if not can_pass(automaton, given):
-            raise UsageError(f"avoid {' or '.join(map(repr, avoided))}: the words that stay spell it.")
+            raise UsageError(f"avoid {' or '.join(map(repr, avoided))}: the words that are kept contain it.")
         return let_end(automaton, self.model.lengths.ends) if self.open_ended else automaton
 
     # -- before sampling ----------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class ControlPlan:
 
     @torch.no_grad()
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
-        """−log p(what is asked | finished text) under the guiding classifiers, for word ids."""
+        """−log p(requested labels | finished text) under the guiding classifiers, for word ids."""
         device = self.model.denoiser.codec.bias.device
         ids, lengths = pad_token_rows(rows, self.info.max_words)
         canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
@@ -300,8 +300,8 @@ class ControlPlan:
 
 
 def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """What the checkers say of a finished text, a control each, as every reader outside Python gets it. Where a
-    template holds words that the model does not know, infilling is not judged: that they stand there says nothing."""
+    """Return the checkers' results for a finished text, one per control, as JSON values. If a template contains words
+    that the model does not know, infilling is not judged, because their presence says nothing."""
     words, found = split_words(text), []
     for control in controls:
         check = control.check(text if control.reads_text else words)
@@ -330,7 +330,7 @@ def agree_on_length(controls: Sequence[Control], info: ModelInfo, edit: Edit | N
     if words < shortest:
         raise UsageError(f"the infilled text has at least {shortest} {info.unit}; a length of {words} is too short.")
     if words > info.max_words:
-        raise UsageError(f"{words} {info.unit} are asked for; this model holds {info.max_words}.")
+        raise UsageError(f"{words} {info.unit} are requested; this model takes at most {info.max_words}.")
     for control, n in needed:
         if words < n:
             raise UsageError(f"{control} needs {n} {info.unit}; a length of {words} is too short.")
@@ -345,7 +345,7 @@ def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[
     for where, words in wanted:
         for word in words:
             if word.lower() in avoided:
-                raise UsageError(f"avoid {word!r} contradicts {where}: the word cannot be there and not there.")
+                raise UsageError(f"avoid {word!r} contradicts {where}: a word cannot be both required and excluded.")
 
 
 Part = tuple[ControlPlan | None, slice]  # the controls of some rows of a batch; None: none

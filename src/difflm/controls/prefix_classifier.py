@@ -20,8 +20,8 @@ LENGTH = "length"  # the head that tells how many words a text will have
 
 
 class PrefixClassifier(Classifier):
-    """It reads START w₁ w₂ … END; its answer at a position is about the text that begins so. Beside its labels it
-    tells which words will follow, of which nobody needs to label any."""
+    """It reads START w₁ w₂ … END; its output at a position is about texts that begin this way. In addition to its
+    labels it predicts which words will follow, which needs no labelling."""
 
     causal = True
 

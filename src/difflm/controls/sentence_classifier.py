@@ -1,7 +1,7 @@
-"""Control by a sentence classifier of the Hugging Face library that knows nothing of noise, nor of the model it guides.
+"""Control by a sentence classifier of the Hugging Face library that knows neither noise nor the model it guides.
 
-It reads what the words are believed to be (Han et al., 2023, section 3.4): in place of each word's pieces stand their
-mean vectors under the belief, and logits ← logits + λ ∇ log f(label | softmax(logits)).
+It reads the predicted words (Han et al., 2023, section 3.4): each word's tokens are replaced by their mean vectors
+under the belief, and logits ← logits + λ ∇ log f(label | softmax(logits)).
 """
 
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClas
     if config.num_labels < 2 or config.problem_type not in (None, "single_label_classification"):
         raise UsageError(f"{folder} is not a classifier with one label of several values.")
     if None in ends or pieces("")["input_ids"] != ends:
-        raise UsageError(f"{folder}: a text must stand between a mark of beginning and one of end there, as in BERT.")
+        raise UsageError(f"{folder}: its tokenizer must put a start and an end token around each text, as BERT's does.")
     places = getattr(config, "max_position_embeddings", None) or pieces.model_max_length
     room = min(pieces.model_max_length, places - OFFSET) - len(ends)
     labels = [config.id2label[k] for k in range(config.num_labels)]

@@ -21,7 +21,7 @@ PHRASES, SHAPE = "tree", "shape"  # the heads that tell phrases, and how each wo
 
 @dataclass(frozen=True)
 class Tree(Control):
-    """A whole tree: every phrase it has, and no other. `brackets` writes it, such as "(S (NP * *) (VP * (ADJP *)))"."""
+    """A whole tree, with exactly these phrases. `brackets` is its notation, such as "(S (NP * *) (VP * (ADJP *)))"."""
 
     brackets: str
     name = "tree"
@@ -56,7 +56,7 @@ class Tree(Control):
         return len(self.tree.words())
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        """Words that like to stand where the tree has their place are likelier there."""
+        """Make words likelier at positions of the tree where they usually occur."""
         from difflm.controls.rules import WordPrior
 
         counts, values = info.word_labels.get(SHAPE), list(info.labels.get(SHAPE, ()))
@@ -77,7 +77,8 @@ class Tree(Control):
 
 @dataclass(frozen=True)
 class Span(Control):
-    """Words `first` to `last`, counted from 0, both ends included, are a phrase: a VP, or S::VP, an S over a VP."""
+    """Words `first` to `last`, counted from 0 and including both ends, form a phrase: a VP, or S::VP for an S over a
+    VP."""
 
     first: int
     last: int
@@ -104,7 +105,7 @@ class Span(Control):
 
     def prepare(self, info: ModelInfo) -> None:
         if not 0 <= self.first <= self.last:
-            raise UsageError(f"span {self.target}: places count from 0, and the first does not come after the last.")
+            raise UsageError(f"span {self.target}: positions count from 0, and the first must not come after the last.")
         check_room(self.last + 1, info, self.name)
         known = check_label_known(PHRASES, self.kind, info)
         if not self.alternatives(info):
@@ -142,7 +143,7 @@ def check_room(words: int, info: ModelInfo, name: str) -> None:
     if not info.whole_words:
         raise UsageError(f"{name}: this model writes pieces of words; phrases need whole words.")
     if words > info.max_words:
-        raise UsageError(f"{name}: it needs {words} words; this model holds {info.max_words}.")
+        raise UsageError(f"{name}: it needs {words} words; this model takes at most {info.max_words}.")
 
 
 def parse_bracketed(words: Sequence[str]) -> tuple[trees.Tree | None, str]:

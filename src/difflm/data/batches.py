@@ -80,7 +80,7 @@ def split(kept: Ints, n: int, seed: int, texts: Ints | None = None) -> tuple[Int
     held = held_out(n if texts is None else int(texts[-1]) + 1, seed)
     few = np.intersect1d(kept, held if texts is None else np.flatnonzero(np.isin(texts, held)))
     if len(few) == len(kept):
-        raise UsageError(f"{len(kept)} text that fits is too few: it is held out. Give more texts or raise longest.")
+        raise UsageError(f"{len(kept)} text fits, and it is held out. Give more texts or raise longest.")
     return np.setdiff1d(kept, few), few
 
 
@@ -133,11 +133,11 @@ LabelBatch = Callable[[Ints, int], Ints]  # (numbers of texts in the token file,
 
 
 class Batches:
-    """An endless stream of texts, shuffled anew each epoch and cut into batches of similar lengths.
+    """An endless stream of texts, shuffled in each epoch and cut into batches of similar lengths.
 
-    `batch(step)` depends on nothing but the arguments here and `step`. Texts that are close in the stream are sorted
-    by length and cut into batches, which come in shuffled order, so that little is padding. Each epoch has each text
-    once; an epoch's last batch is filled from the next epoch, or from several where a batch exceeds an epoch.
+    `batch(step)` depends on nothing but the arguments here and `step`. Texts that are close in the stream are sorted by
+    length and cut into batches, which come in shuffled order, so that little is padding. Each epoch has each text once;
+    an epoch's last batch is filled from the next epoch, or from several where a batch exceeds an epoch.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_
 def encode_messages(chat: "Chat | None", messages: Sequence[Message]) -> list[int]:
     """Token ids of messages, up to where the answer begins; a model without a template is refused."""
     if chat is None:
-        raise UsageError("this model has no chat template: it continues texts, and answers no messages.")
+        raise UsageError("this model has no chat template: it continues texts and does not answer messages.")
     return chat.encode(messages)
 
 
@@ -56,14 +56,16 @@ class Chat:
         text = self.render(messages)
         for message in messages:
             if marks := self.tokenizer.find_marks(message["content"]):
-                raise UsageError(f"a message holds {marks[0]}, by which the chat itself is marked.")
+                raise UsageError(f"a message contains {marks[0]}, which the chat template uses itself.")
         ids = self.tokenizer.encode_marked(text)
         if len(ids) > self.room:
-            raise UsageError(f"the messages have {len(ids)} tokens; this model reads {self.room} before an answer.")
+            raise UsageError(
+                f"the messages have {len(ids)} tokens; this model reads at most {self.room} before an answer."
+            )
         return ids
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The text that an answer follows. Models that can think aloud are told not to."""
+        """Return the prompt for an answer. Thinking modes are switched off."""
         for message in messages:
             if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
                 raise UsageError(f"a message has a role ({', '.join(ROLES)}) and a content, which is text.")

@@ -57,7 +57,8 @@ NAMES = (*KNOWN, *PAIRS)
 
 
 def describe_texts(name_or_path: str) -> str:
-    """What the texts of a corpus are; of files their names, since a path would say more about somebody's machine."""
+    """Describe the texts of a corpus; for files only their names, since a path would reveal more about the user's
+    machine."""
     known = KNOWN.get(name_or_path) or PAIRS.get(name_or_path)
     return known.about if known else file_names(name_or_path)
 

@@ -45,7 +45,7 @@ def find_corpus_file(root: Path | None, title: str, stems: tuple[str, ...], name
     for path in (root / f"{stem}{packed}" for stem in stems for packed in (".gz", "")):
         if path.is_file():
             return path
-    raise UsageError(f"no {title} in {root}: none of {names} is there.\nPoint --data or DIFFLM_DATA at its folder.")
+    raise UsageError(f"no {title} in {root}: none of {names} was found.\nPoint --data or DIFFLM_DATA at its folder.")
 
 
 def _read_pairs(path: Path) -> Iterator[E2EPair]:

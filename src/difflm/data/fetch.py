@@ -89,7 +89,7 @@ def unpack_file(archive: Path, one: CorpusFile, target: Path) -> None:
                     shutil.copyfileobj(source, file)
                 check_file(temporary, target.name, one.size, one.sha256)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
-        raise DifflmError(f"{archive.name} is not a whole zip archive ({error}). Fetch it again.") from None
+        raise DifflmError(f"{archive.name} is not a complete zip archive ({error}). Fetch it again.") from None
 
 
 def sha256_of(path: Path) -> str:
@@ -105,7 +105,7 @@ def is_complete(path: Path, one: CorpusFile) -> bool:
 
 def check_file(path: Path, name: str, size: int | None, sha256: str | None) -> None:
     if size not in (None, path.stat().st_size):
-        raise DifflmError(f"{name} came with {path.stat().st_size:,} bytes, not {size:,}: refused.")
+        raise DifflmError(f"{name} has {path.stat().st_size:,} bytes, not {size:,}: refused.")
     if sha256 is not None and (found := sha256_of(path)) != sha256:
         raise DifflmError(f"{name} has the wrong checksum: refused.\nsha256 {found}, expected {sha256}.")
 
@@ -138,7 +138,7 @@ def fetch_file(
                     if most is not None and max(done, total or 0) > most:
                         raise DifflmError(f"{url} is longer than {most:,} bytes: refused.")
                     if total is not None and done > total:  # a body without a length might never end
-                        raise DifflmError(f"{url} is longer than {total:,} bytes: another file is there now. Refused.")
+                        raise DifflmError(f"{url} is longer than {total:,} bytes: the file there has changed. Refused.")
                     file.write(block)
                     progress(target.name, done, total)
         except requests.TooManyRedirects:
@@ -151,7 +151,7 @@ def fetch_file(
 
 
 def is_safe_address(url: str) -> bool:
-    """Whether nobody can change what comes from there: https, or a server of this machine."""
+    """Whether a download from there cannot be tampered with: https, or a server of this machine."""
     parts = urlsplit(url)
     if parts.scheme == "http":
         with suppress(ValueError):  # a name, which may be anybody's
@@ -164,7 +164,7 @@ def check_redirect(answer: requests.Response, *args: Any, **kwargs: Any) -> None
     if answer.is_redirect:
         target = urljoin(answer.url, answer.headers["Location"])
         if not is_safe_address(target) or (answer.url.startswith("https:") and not target.startswith("https:")):
-            raise DifflmError(f"{answer.url} leads on to {target!r}, which is not followed: refused.")
+            raise DifflmError(f"{answer.url} redirects to {target!r}, which is not followed: refused.")
 
 
 def check_answer(url: str, answer: requests.Response, size: int | None, sha256: str | None) -> int | None:
@@ -179,9 +179,9 @@ def check_answer(url: str, answer: requests.Response, size: int | None, sha256: 
     stated = headers.get("Content-Length", "")
     total = int(stated) if stated.isdigit() else size
     if size not in (None, total):
-        raise DifflmError(f"{url} is {total:,} bytes long, not {size:,}: another file is there now. Refused.")
+        raise DifflmError(f"{url} is {total:,} bytes long, not {size:,}: the file there has changed. Refused.")
     if total is None and sha256 is None and headers.get("Transfer-Encoding", "").lower() != "chunked":
-        raise DifflmError(f"{url} does not state its length, so a broken download could pass for the whole. {LATER}")
+        raise DifflmError(f"{url} does not state its length, so an incomplete download could not be detected. {LATER}")
     return total
 
 

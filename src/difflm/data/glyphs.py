@@ -1,6 +1,7 @@
-"""Characters as small pictures: a font of our own, any font file through Pillow, and how tokens are spelled in signs.
+"""Characters as small pictures: our own font, any font file through Pillow, and how tokens are spelt in glyphs.
 
-A sign is what one cell of a picture shows: a character; a byte, where a character cannot be drawn; or the unknown word.
+A glyph (`sign` in the code) is what one cell of a picture shows: a character; a byte, if a character cannot be drawn;
+or the unknown word.
 """
 
 import base64
@@ -128,7 +129,7 @@ def read_font(path: str, characters: str, height: int, width: int) -> dict[str, 
     try:
         fonts = [ImageFont.truetype(path, size) for size in range(2 * height, 0, -1)]
     except (OSError, ValueError):
-        raise UsageError(f"{path} is no font file that Pillow can read.") from None
+        raise UsageError(f"{path} is not a font file that Pillow can read.") from None
     missing = bytes(fonts[0].getmask("\U0010ffff"))
     if lacking := [one for one in characters if bytes(fonts[0].getmask(one)) == missing]:
         raise UsageError(f"{path} lacks {lacking[0]!r}" + f" and {len(lacking) - 1} more" * (len(lacking) > 1) + ".")

@@ -1,8 +1,8 @@
 """JSON schemas as regular expressions: a subset whose texts, in one fixed spelling, an automaton reads; and a check of
 finished texts that knows nothing of automata.
 
-Texts are spelt as Python's `json.dumps` does, with a space behind each comma and colon. Properties stand in the order
-of the schema, strings hold no escapes, numbers at most fifteen digits and six behind the point."""
+Texts are formatted as by Python's `json.dumps`, with a space after each comma and colon. Properties are in the order of
+the schema, strings contain no escapes, and numbers have at most fifteen digits and six decimals."""
 
 import json
 import re
@@ -62,7 +62,7 @@ class Compiler:
 
     def compile(self, schema: Any, at: str, depth: int) -> Node:
         if depth > MAX_DEPTH:
-            self.refuse("", f"more than {MAX_DEPTH} schemas stand inside of each other, or one in itself")
+            self.refuse("", f"more than {MAX_DEPTH} schemas are nested, or one contains itself")
         if not isinstance(schema, Mapping):
             self.refuse(at, 'an object such as {"type": "string"} is expected')
         kinds = kinds_of(schema)
@@ -73,7 +73,7 @@ class Compiler:
         known = {own} if own in ("$ref", "anyOf") else {own, "type"} if own else {"type"}
         known = known.union(ABOUT, *(() if own else (KEYWORDS[kind] for kind in kinds)))
         if foreign := [key for key in schema if key not in known]:
-            self.refuse(at, f"{str(foreign[0])[:50]!r} is not understood here")
+            self.refuse(at, f"{str(foreign[0])[:50]!r} is not supported")
         if own == "$ref":
             return self.compile(self.resolve(schema["$ref"], at), at, depth + 1)
         if own == "anyOf":
@@ -86,25 +86,25 @@ class Compiler:
                 self.refuse(at, "no value is of its type")
             return Either(tuple(literal(json.dumps(value, ensure_ascii=False)) for value in fitting))
         if not kinds:
-            self.refuse(at, "it does not say a type, and any value at all is no regular language")
+            self.refuse(at, "the type is missing")
         return Either(tuple(getattr(self, f"compile_{kind}")(schema, at, depth) for kind in kinds))
 
     def resolve(self, name: Any, at: str) -> Any:
         found = find_reference(name, self.root)
         if found is None:
-            self.refuse(at, f"{str(name)[:50]!r} is no #/$defs/NAME of this schema")
+            self.refuse(at, f"{str(name)[:50]!r} is not a #/$defs/NAME of this schema")
         return found
 
     def listed(self, schema: Schema, key: str, at: str) -> Sequence[Any]:
         if not isinstance(schema[key], list) or not schema[key]:
-            self.refuse(at, f"{key} is a list with something in it")
+            self.refuse(at, f"{key} must be a list that is not empty")
         return schema[key]
 
     def count(self, schema: Schema, key: str, default: int | None, at: str) -> int | None:
         """A number of things, at most so many as a repetition may ask for."""
         value = schema.get(key, default)
         if value is not default and not (is_whole(value) and 0 <= value <= MAX_COUNT):
-            self.refuse(at, f"{key} is a whole number from 0 to {MAX_COUNT}")
+            self.refuse(at, f"{key} must be a whole number from 0 to {MAX_COUNT}")
         return None if value is None else int(value)
 
     def counts(self, schema: Schema, low: str, high: str, at: str) -> tuple[int, int | None]:
@@ -126,9 +126,9 @@ class Compiler:
         inner: Node = Repeated(INSIDE, least, most)
         if "pattern" in schema:
             if least or most is not None:
-                self.refuse(at, "pattern and a length exclude each other: write the length into the pattern")
+                self.refuse(at, "pattern and a length cannot be combined: write the length into the pattern")
             if not isinstance(schema["pattern"], str):
-                self.refuse(at, "pattern is a text")
+                self.refuse(at, "pattern must be a string")
             try:
                 if isinstance(parse_pattern(schema["pattern"].strip("^$")), Either):
                     self.refuse(at, "put the alternatives of the pattern into a group")
@@ -154,7 +154,7 @@ class Compiler:
         and from where to where others lie."""
         for key in BOUNDS & {*schema}:
             if not is_whole(schema[key]) or abs(schema[key]) > LARGEST:
-                self.refuse(at, f"{key} is a whole number of at most fifteen digits")
+                self.refuse(at, f"{key} must be a whole number of at most fifteen digits")
         low = int(max(schema.get("minimum", -LARGEST), schema.get("exclusiveMinimum", -LARGEST)))
         high = int(min(schema.get("maximum", LARGEST), schema.get("exclusiveMaximum", LARGEST)))
         first = low + (schema.get("exclusiveMinimum") == low)
@@ -165,12 +165,12 @@ class Compiler:
         ]
         parts = [Sequenced((literal(sign), one)) for sign, one in zip(("", "-"), signed, strict=True) if one]
         if not parts:
-            self.refuse(at, "no number lies between its bounds")
+            self.refuse(at, "no number is within its bounds")
         return Either(tuple(parts))
 
     def compile_array(self, schema: Schema, at: str, depth: int) -> Node:
         if "items" not in schema:
-            self.refuse(at, "items is missing: it says of what type they are")
+            self.refuse(at, "items is missing: it gives the type of the items")
         least, most = self.counts(schema, "minItems", "maxItems", at)
         if most == 0:
             return literal("[]")
@@ -182,9 +182,9 @@ class Compiler:
     def compile_object(self, schema: Schema, at: str, depth: int) -> Node:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required, list):
-            self.refuse(at, "properties is an object, required a list")
+            self.refuse(at, "properties must be an object and required a list")
         if not isinstance(schema.get("additionalProperties", True), bool):
-            self.refuse(at, "additionalProperties is true or false; none are written")
+            self.refuse(at, "additionalProperties must be true or false; none are written")
         if missing := [key for key in required if not isinstance(key, str) or key not in properties]:
             self.refuse(at, f"{str(missing[0])[:50]!r} is required and not among the properties")
         entries = [
@@ -259,7 +259,7 @@ def spell_inside(node: Node) -> Node:
             raise UsageError("the pattern asks for a quotation mark, a backslash or a control character.")
         return found
     if others and (node.negated or node.ranges or len(node.named) > 1):
-        raise UsageError("the pattern has \\D, \\W or \\S inside of [ ]: list what is meant.")
+        raise UsageError("the pattern has \\D, \\W or \\S inside [ ]: list the characters instead.")
     return Chars((*ranges, *UNSPELT, *NOT_SAME), "s" if spaces else "", True)
 
 

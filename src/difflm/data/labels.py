@@ -74,7 +74,9 @@ def read_labels(path: Path, text_column: str) -> list[Labels]:
         numbers.append(number)
     found = [encode_labels(name, values, path, numbers) for name, values in sorted(columns.items())]
     if not found:
-        raise UsageError(f'{path} has no labels beside {text_column!r}. Add one to each line, such as "topic": "food".')
+        raise UsageError(
+            f'{path} has no labels besides {text_column!r}. Add one to each line, such as "topic": "food".'
+        )
     return found
 
 
@@ -82,7 +84,9 @@ def encode_labels(name: str, values: list[Any], path: Path, numbers: list[int]) 
     kind = common_kind(name, values, path, numbers)
     names = sorted({label for value in values for label in labels_in(value, kind)} - {NONE})
     if kind == "text" and len(names) == len(values) > FEW:
-        raise UsageError(f"{name!r} in {path} is another one in each of {len(values):,} texts: no label. Leave it out.")
+        raise UsageError(
+            f"{name!r} in {path} differs in each of {len(values):,} texts, so it is not a label. Leave it out."
+        )
     known = {label: i for i, label in enumerate([NONE, *names])}
     rows = [ids_of(value, kind, known) for value in values]
     return Labels(Labelling(name, kind, (NONE, *names)), rows)
@@ -97,8 +101,8 @@ def common_kind(name: str, values: list[Any], path: Path, numbers: list[int]) ->
     odd = next((n for n, found in given if found is None or found != kind), None)
     if kind is None or odd is not None:
         raise UsageError(
-            f"{name!r} in {path} is not one kind of label (line {odd}). Give a word, a list of words (a tag a token) "
-            "or a list of [first, last, label] in every line."
+            f"{name!r} in {path} is not one kind of label (line {odd}). Give a word, a list of words "
+            "(one tag per token) or a list of [first, last, label] in every line."
         )
     return kind
 

@@ -1,5 +1,5 @@
-"""The tokenizer of somebody else's model, as its directory holds it: `tokenizer.json`, or `vocab.json` with
-`merges.txt`, and what `tokenizer_config.json` says of special tokens."""
+"""The tokenizer in the directory of somebody else's model: `tokenizer.json`, or `vocab.json` with `merges.txt`, and the
+special tokens of `tokenizer_config.json`."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

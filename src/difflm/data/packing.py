@@ -63,8 +63,8 @@ class PackedRows:
 
 
 class PackedBatches:
-    """An endless stream of packed rows, shuffled anew each epoch. `batch(step)` depends on nothing but the arguments
-    here and `step`."""
+    """An endless stream of packed rows, shuffled in each epoch. `batch(step)` depends on nothing but the arguments here
+    and `step`."""
 
     def __init__(self, rows: PackedRows, batch_size: int, seed: int) -> None:
         self.rows, self.batch_size, self.seed = rows, batch_size, seed

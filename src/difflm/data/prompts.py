@@ -1,7 +1,8 @@
-"""Prompts: what a left-to-right model is told before it writes, a control each.
+"""Prompts: what a left-to-right model reads before it writes.
 
-A labelled text is learned behind each of its labels, behind its length, behind what stands around a gap of it (prefix,
-suffix, middle; Donahue et al., 2020), and behind nothing. A prompt ends with START; so does that of nothing.
+A labelled text is trained on after each of its labels and after its length, with any number of its other labels next to
+them; after the text around a gap in it (prefix, suffix, middle; Donahue et al., 2020); and without a prompt. A prompt
+ends with START; so does the empty one.
 """
 
 import random
@@ -16,6 +17,7 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 
 SPANS = 2  # prompts of single spans that a text is learned behind
+BESIDE = " ; "  # stands between what one prompt tells
 LINK = "::"  # joins the labels of phrases over the same words, outermost first
 
 Span = tuple[int, int, str]
@@ -65,7 +67,10 @@ def cut_gap(ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
 
 
 def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
-    """Yield every text of a labelled file behind nothing first, then behind each of its prompts: as many for all."""
+    """Yield every text of a labelled file behind nothing first, then behind each of its prompts: as many for all.
+
+    Each thing to tell leads one prompt, in which any number of others stand beside it, in any order. A field alone
+    decides a word or two of a text: validation was at its best before some fields were read (docs/log.md)."""
     if file_kind(path) != ".jsonl":
         raise UsageError(f"prompts are made from labels, but {path} is not a .jsonl file of texts with labels.")
     labels = read_labels(path, column or "text")
@@ -73,11 +78,20 @@ def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
         words, draw = len(split_words(text)), random.Random(number)
         yield Example(text, "", prompted=True)
         yield Example(text, "", cut=number, prompted=True)
-        yield Example(text, tell_length(words), prompted=True)
+        short, long = [tell_length(words)], list[str]()
         for one in labels:
             check_places(one.labelling, one.rows[number], words, f"text {number + 1} of {path}")
             told = tell_all(one.labelling, one.rows[number], words, draw)
-            yield from (Example(text, prompt, prompted=True) for prompt in told)
+            (short if one.labelling.kind == "text" else long).extend(told)
+        for lead in (*short, *long):
+            others = [one for one in short if one != lead]
+            yield Example(text, tell_beside(lead, others, draw), prompted=True)
+
+
+def tell_beside(lead: str, others: Sequence[str], draw: random.Random) -> str:
+    """What leads a prompt, among any number of others."""
+    told = [lead, *draw.sample(others, draw.randint(0, len(others)))]
+    return BESIDE.join(draw.sample(told, len(told)))
 
 
 def tell_all(labelling: Labelling, row: Any, words: int, draw: random.Random) -> list[str]:
@@ -97,9 +111,9 @@ def check_places(labelling: Labelling, row: Any, words: int, where: str) -> None
     """Refuse tags that are not one a word, and spans beyond the text."""
     said = f"{where} has {words} words; under {labelling.name!r}"
     if labelling.kind == "tags" and row and len(row) != words:
-        raise UsageError(f"{said} there are {len(row)} labels. Give one a word.")
+        raise UsageError(f"{said} there are {len(row)} labels. Give one per word.")
     if labelling.kind == "spans" and any(last >= words for _, last, _ in row):
-        raise UsageError(f"{said} a span ends behind them. Places count from 0, ends included.")
+        raise UsageError(f"{said} a span ends after them. Positions count from 0, ends included.")
 
 
 def prompt_words(path: Path, column: str | None) -> Iterator[str]:

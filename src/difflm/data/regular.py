@@ -108,7 +108,7 @@ class Parser:
 
     def read_either(self, depth: int) -> Node:
         if depth > MAX_DEPTH:
-            self.refuse(f"more than {MAX_DEPTH} groups stand inside of each other")
+            self.refuse(f"more than {MAX_DEPTH} groups are nested")
         parts = [self.read_sequence(depth)]
         while self.next == "|":
             self.at += 1
@@ -124,14 +124,16 @@ class Parser:
     def read_one(self, depth: int) -> Node:
         char = self.next
         if char in "*+?{":
-            self.refuse(f"{char!r} repeats nothing here; \\{char} is the sign itself")
+            self.refuse(f"{char!r} repeats nothing here; \\{char} is the character itself")
         if char in "^$":
-            self.refuse(f"{char!r} is not needed: a pattern is of the whole text; \\{char} is the sign itself")
+            self.refuse(
+                f"{char!r} is not needed, since a pattern matches the whole text; \\{char} is the character itself"
+            )
         self.at += 1
         if char == "(":
             if self.next == "?":
                 if self.pattern[self.at : self.at + 2] != "?:":
-                    self.refuse("of groups that begin with ?, only (?:…) is known")
+                    self.refuse("of the groups that begin with ?, only (?:…) is supported")
                 self.at += 2
             inner = self.read_either(depth + 1)
             if self.next != ")":
@@ -152,10 +154,10 @@ class Parser:
         elif self.next == "{":
             found = COUNT.match(self.pattern, self.at)
             if found is None or not (found[1] or found[3]):
-                self.refuse("a number such as {3} or {2,5} is expected; \\{ is the sign itself")
+                self.refuse("a number such as {3} or {2,5} is expected; \\{ is the character itself")
             low, comma, high = found.groups()
             if len(low) > 4 or len(high) > 4 or max(int(low or 0), int(high or 0)) > MAX_COUNT:
-                self.refuse(f"at most {MAX_COUNT} repetitions can be asked for")
+                self.refuse(f"at most {MAX_COUNT} repetitions are allowed")
             least, most = int(low or 0), int(high) if high else None if comma else int(low)
             if most is not None and most < least:
                 self.refuse(f"{{{least},{most}}} has its larger number first")
@@ -174,7 +176,9 @@ class Parser:
             return Chars(((CONTROLS[char], CONTROLS[char]),))
         if char.isalnum():
             self.at -= 1
-            self.refuse(f"\\{char} is not known; \\d \\w \\s \\D \\W \\S \\n \\t \\r are, and \\ before a sign")
+            self.refuse(
+                f"\\{char} is not supported; \\d \\w \\s \\D \\W \\S \\n \\t \\r are, and \\ before punctuation"
+            )
         return Chars(((char, char),))
 
     def read_set(self) -> Chars:
@@ -183,7 +187,7 @@ class Parser:
         ranges, named = list[tuple[str, str]](), ""
         while self.next != "]" or not (ranges or named):
             if self.next in ("[", "]") or self.pattern[self.at : self.at + 2] in ("--", "&&", "~~", "||"):
-                self.refuse(f"inside of [ ] write \\{self.next}")
+                self.refuse(f"inside [ ] write \\{self.next}")
             first = self.read_member()
             if self.next == "-" and self.pattern[self.at + 1 : self.at + 2] != "]" and not first.named:
                 self.at += 1

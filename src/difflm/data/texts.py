@@ -78,7 +78,7 @@ def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[
     (path,), kind = paths, file_kind(paths[0])
     if kind not in ROWS:
         raise UsageError(
-            f"{path} has no sources beside its texts. Give a .csv or .jsonl file with the columns src and trg, "
+            f"{path} has no sources for its texts. Give a .csv or .jsonl file with the columns src and trg, "
             "or two parallel files, SOURCES,TARGETS."
         )
     names = tuple(name.strip() for name in column.split(",")) if column else known_columns(path, kind, 2)
@@ -181,7 +181,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in decode_lines(file, str(path)):
                 yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise DifflmError(f"{path} is not a whole gzip file (damaged after line {number}). Fetch it again.") from None
+        raise DifflmError(
+            f"{path} is not a complete gzip file (damaged after line {number}). Fetch it again."
+        ) from None
     except OSError as error:
         raise DifflmError(f"cannot read {path}: {error.strerror or error}.") from None
 

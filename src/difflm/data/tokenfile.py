@@ -340,7 +340,7 @@ def _all_too_long(tokens: TokenFile, limits: Limits) -> DifflmError:
         return DifflmError(f"none of {len(tokens):,} texts fits into a picture. Raise model.token_cells.")
     both = " and ".join(f"{limit} tokens" for _, limit, _, _ in columns)
     return DifflmError(
-        f"none of {len(tokens):,} texts fits beside its source: at most {both}. Raise longest, source_longest."
+        f"none of {len(tokens):,} texts fits together with its source: at most {both}. Raise longest, source_longest."
     )
 
 

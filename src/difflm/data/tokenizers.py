@@ -36,7 +36,7 @@ class Tokenizer(ABC):
         self.pieces = list(pieces)  # pieces[id - 4]: a text may hold the word END, so the specials are no pieces
         self._ids = {piece: i for i, piece in enumerate(self.pieces, len(SPECIALS))}
         if len(self._ids) != len(self.pieces):
-            raise ValueError("a token is there twice")
+            raise ValueError("a token occurs twice")
         self.for_sources: Tokenizer = self  # another where sources have words of their own
 
     @property
@@ -145,7 +145,7 @@ class Words(Tokenizer):
             counts["\n"] += 1
         kept = [word for word, count in counts.items() if count > more_than]
         if not set(kept) - {"\n"}:
-            raise DifflmError(f"no word is there more than {more_than} times: give more texts or a lower limit.")
+            raise DifflmError(f"no word occurs more than {more_than} times: give more texts or a lower limit.")
         return cls([*SPECIALS, *kept])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -177,7 +177,7 @@ class Characters(Tokenizer):
     def __init__(self, pieces: Sequence[str]) -> None:
         super().__init__(pieces)
         if any(len(one) != 1 for one in self.pieces):
-            raise ValueError("one of its characters is not single")
+            raise ValueError("one of its characters is longer than one")
 
     @classmethod
     def build(cls, texts: Iterable[str], more_than: int = 0) -> "Characters":
@@ -215,7 +215,7 @@ class Bpe(Tokenizer):
         if missing := set(ByteLevel.alphabet()) - self._ids.keys():
             raise ValueError(f"{len(missing)} of the 256 bytes are missing")
         if not all({a, b, a + b} <= self._ids.keys() for a, b in self.merges):
-            raise ValueError("a merge makes a piece that is not there")
+            raise ValueError("a merge makes a token that is not in the vocabulary")
 
     @classmethod
     def build(cls, texts: Iterable[str], size: int) -> "Bpe":

@@ -27,12 +27,12 @@ _ENDING = re.compile("['’](?:s|re|ll|d)")
 
 
 def split_words(text: str) -> list[str]:
-    """The words of `text`: runs of letters, marks and digits of any script; every other sign on its own.
+    """The words of `text`: runs of letters, marks and digits of any script; every other character is a word of its own.
 
     Equal to spaCy's blank English tokenizer on the E2E corpus. Kept whole: numbers ("10.50"), abbreviations ("St.",
-    "U.K."), runs of dots, the endings 's 're 'll 'd, and a hyphen that touches a word on one side only ("20-").
-    A hyphen between two words is a word, and so is every other apostrophe ("isn't" is isn ' t, as in E2E).
-    Chinese and Japanese are cut into characters. A newline is a word; other white space only separates."""
+    "U.K."), runs of dots, the endings 's 're 'll 'd, and a hyphen that touches a word on one side only ("20-"). A
+    hyphen between two words is a word, and so is every other apostrophe ("isn't" is isn ' t, as in E2E). Chinese and
+    Japanese are cut into characters. A newline is a word; other white space only separates."""
     return [
         word
         for chunk in _CHUNK.findall(text)

@@ -73,7 +73,7 @@ class PositionLosses(TimeSampler):
 
     @torch.no_grad()
     def forget(self) -> None:
-        """Begin anew, with one observation in each bin that rises evenly with time: what has no token stays."""
+        """Start again, with one observation in each bin that rises evenly with time: bins without tokens keep it."""
         self.sums.copy_(torch.linspace(0, GUESS, len(self.sums), device=self.sums.device).unsqueeze(1))
         self.counts.fill_(1)
 

@@ -68,7 +68,7 @@ class Belief:
 
     @cached_property
     def clean(self) -> Tensor:
-        """The clean state. It is computed when somebody asks, after the last edit of the logits."""
+        """The clean state. It is computed lazily, after the last edit of the logits."""
         if self.state is not None:
             return self.state
         assert self.codec is not None, "a belief without a codec has no clean state"

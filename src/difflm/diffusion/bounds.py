@@ -2,12 +2,12 @@
 
 For a chain of N levels t_N = 1 > … > t_0:
 −log p(w) ≤ KL(q(x_1|w) ‖ prior) + Σ_i ½ (SNR(t_{i−1}) − SNR(t_i)) ‖e_w − ê(x_{t_i})‖² + E[−log p(w | x_{t_0})].
-The bound holds for any levels. Here each step has a like share of the nats, as a guess without the network has it
-(`place_levels`), so that levels drawn evenly are drawn in proportion to what they contribute; where a control variate
-tells the chance of clean levels, in proportion to what is left to chance. Where x_0 is itself noised (Li et al., 2022),
-the chain has one more step below t_0 = 0, and all SNRs are those of the word's vector e_w rather than of x_0. Elsewhere
-it ends at the t_0 where words are nearly certain, and the cross-entropy tells the rest: squared errors there are almost
-always nought and now and then huge, which no few draws can measure.
+The bound holds for any levels. Here each step has an equal share of the nats, according to an estimate without the
+network (`place_levels`), so that evenly drawn levels are drawn in proportion to what they contribute; where a control
+variate explains the noise of clean levels, in proportion to what remains unexplained. Where x_0 is itself noised (Li et
+al., 2022), the chain has one more step below t_0 = 0, and all SNRs are those of the word's vector e_w rather than of
+x_0. Elsewhere it ends at the t_0 where words are nearly certain, and the cross-entropy accounts for the rest: squared
+errors there are almost always zero and occasionally huge, which a few draws cannot measure.
 """
 
 import math
@@ -55,13 +55,13 @@ class Bound(Protocol):
     ) -> Tensor: ...
 
     def calls(self, denoiser: Denoiser, draws: int) -> int:
-        """Network calls that so many draws cost."""
+        """The number of network calls for this many draws."""
         ...
 
 
 @dataclass(frozen=True)
 class GaussianBound:
-    """Before the time `certain_below` the nearest word stands for the estimate, where words are spread."""
+    """Below the time `certain_below` the nearest word replaces the estimate, if words are spread."""
 
     certain_below: float = 0.0
 

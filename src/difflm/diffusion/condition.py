@@ -1,4 +1,4 @@
-"""What is known beside the state: a source and its memory, given words, a label."""
+"""What is given in addition to the state: a source and its memory, known words, a label."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -34,8 +34,8 @@ class Condition:
         return replace(self, **moved)
 
     def null(self, rows: Tensor | None = None) -> "Condition":
-        """The condition that classifier-free guidance compares with: no source, no given word, no label; of some
-        texts, [B], or of all. Which positions were given is still told: their noisy state would give the words away."""
+        """The condition that classifier-free guidance compares with: no source, no given word, no label; of some texts,
+        [B], or of all. Which positions were given stays known: their noisy state would give the words away."""
 
         def drop(value: Tensor | None, empty: float) -> Tensor | None:
             if value is None:

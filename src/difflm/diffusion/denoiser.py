@@ -167,7 +167,7 @@ def clean_state(denoiser: "Denoiser", ids: Tensor) -> Tensor:
 class Denoiser(nn.Module):
     """`belief = denoiser(x_t, t, mask, condition, previous)`; t is [B] or [B, L], or the process's levels there.
 
-    `precision` is the width of the network's own arithmetic; what stands around it stays in float32.
+    `precision` is the dtype of the network's own arithmetic; everything around it stays in float32.
     """
 
     passes = 1  # of the network for one answer, while it writes

@@ -6,8 +6,8 @@ where the flow does if that belief is the mean of them all, weighted by dk:
 
     p_{t,s}(w | x_t) = ∫ p_u(w | x_u) dk(u) / (k_s − k_t)
 
-A mean of shares of words is one too, so that the network keeps its head and is only told a second time. Two jumps make
-one, for any u between: p_{t,s}(x_t) = λ p_{t,u}(x_t) + (1 − λ) p_{u,s}(x_u), λ = (k_u − k_t)/(k_s − k_t).
+A mean of probabilities is again a probability, so the network keeps its head and only gets a second time as input. Two
+jumps make one, for any u between: p_{t,s}(x_t) = λ p_{t,u}(x_t) + (1 − λ) p_{u,s}(x_u), λ = (k_u − k_t)/(k_s − k_t).
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class TwoJumps:
     temperature: float = 1.0
 
     def shares(self, ask: Denoise, x_t: Tensor, previous: Tensor | None) -> Tensor:
-        """p_{t,s}(w | x_t), [B, L, V]. Whoever is told what was `previous`ly believed is told so in the second jump."""
+        """p_{t,s}(w | x_t), [B, L, V]. A network that sees the `previous` belief also sees it in the second jump."""
         first = self.believe(ask, x_t, self.t, self.u, previous)
         with torch.autocast(x_t.device.type, enabled=False):
             x_u = jump(StepState(self.process, x_t, first, self.t, self.u, lambda: x_t))
@@ -81,8 +81,8 @@ class TwoJumps:
 
 @dataclass(frozen=True)
 class JumpDenoiser:
-    """A denoiser for jumps down a grid of `times` [N + 1, B], which is told where the current one ends. Unless it
-    `remembers`, it is not told what was believed before."""
+    """A denoiser for jumps down a grid of `times` [N + 1, B]; its input includes where the current jump ends. Unless it
+    `remembers`, it does not see the previous belief."""
 
     denoise: Denoise
     times: Tensor

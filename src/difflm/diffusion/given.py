@@ -56,8 +56,8 @@ class Spans(GivenPositions):
 
 
 class MaskStack(Conditioning):
-    """The network reads the noisy state, zero at given positions; their clean states, zero elsewhere; and where they
-    are, beside the last estimate (Dieleman et al., 2022; Strudel et al., 2022)."""
+    """The network reads the noisy state, zero at given positions; their clean states, zero elsewhere; where they are;
+    and the last estimate (Dieleman et al., 2022; Strudel et al., 2022)."""
 
     def place(self, denoiser: Denoiser, x: Tensor, level: Levels, mask: Tensor | None, condition: Condition) -> Canvas:
         given = condition.given

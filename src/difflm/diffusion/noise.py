@@ -15,8 +15,8 @@ MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def mix_bits(z: Tensor) -> Tensor:
-    """Splitmix64's finaliser: every input bit moves every output bit. Torch's right shift keeps the sign, so that the
-    bits which it moves in are masked."""
+    """Splitmix64's finaliser: every input bit affects every output bit. Torch's right shift keeps the sign, so the bits
+    that it shifts in are masked."""
     z = z + GOLDEN
     z = (z ^ (z >> 30 & 2**34 - 1)) * MIX_1
     z = (z ^ (z >> 27 & 2**37 - 1)) * MIX_2
@@ -29,7 +29,7 @@ def fold_counter(*parts: int) -> int:
 
 
 def folded(*parts: Tensor | int) -> Tensor:
-    """The same for integers that stand in tensors."""
+    """The same for integers in tensors."""
     key: Tensor | int = 0
     for part in parts:
         key = mix_bits(torch.as_tensor(key ^ part))
@@ -53,7 +53,7 @@ class Noise:
     top_p: float = 1.0
 
     def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
-        """U(0, 1), never 0 or 1, `[B, *shape]`, the same for a position whatever lies beside it."""
+        """U(0, 1), never 0 or 1, `[B, *shape]`; a position's number does not depend on its neighbours."""
         samples = self.samples
         found = folded(self.seed, stream)
         seed = int(found) if isinstance(self.seed, int) else found
@@ -73,7 +73,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class StepNoise:
-    """Uniform numbers of the step that a clock [1] shows, `[B, length]`: for those whom nobody tells the step."""
+    """Uniform numbers `[B, length]` of the step that a clock [1] shows, for code that does not know the step."""
 
     noise: Noise
     step_counter: Tensor

@@ -1,7 +1,6 @@
 """Named loss terms, each [B, L] before one reduction at the end.
 
-A term looks at one corrupted batch. Training weights stand in the method; the bound's weights are its own business
-(`bounds.py`).
+A term reads one corrupted batch. The training weights are in the method; the bound has its own weights (`bounds.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -117,7 +116,7 @@ def masked_ce(batch: Corrupted) -> Tensor:
 
 def chain_kl(batch: Corrupted) -> Tensor:
     """Tokens: KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)) of one step of a chain, times the number of steps, so that its
-    weight beside `ce` does not depend on how fine the chain is."""
+    weight relative to `ce` does not depend on the number of steps."""
     nats = batch.discrete.step_nats(batch.ids, batch.x_t, batch.belief, batch.level.t, batch.earlier)
     return nats * (batch.chain or 1)
 

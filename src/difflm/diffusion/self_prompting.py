@@ -23,8 +23,8 @@ def join_texts(first: Tensor, lengths: Tensor, second: Tensor, second_lengths: T
 
 
 class SelfPrompting(Denoiser):
-    """The encoder reads a guess of the text, then the source, and the decoder answers anew. When it writes, it does so
-    twice. In training every second text has a prompt, the others have none; a guess is no part of the gradient."""
+    """The encoder reads a guess of the text and then the source, and the decoder predicts again; in sampling this is
+    done twice. In training every second text has such a prompt; no gradient flows through the guess."""
 
     passes = 3
 

@@ -270,7 +270,7 @@ def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Ma
             asked = int(one.get("classifier_calls", 0))
             text = Generation(str(one["text"]), split_words(str(one["text"])), *calls, 0.0, 0, classifier_calls=asked)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # pydantic's error is a ValueError
-            raise UsageError(f'{path}, line {number} is no text such as {{"control", "asked", "text"}}.') from None
+            raise UsageError(f'{path}, line {number} is not a text such as {{"control", "asked", "text"}}.') from None
         texts.setdefault((target.control, target.key), []).append(text)
     found = {}
     for target in targets:

@@ -61,7 +61,7 @@ def evaluate_infill(
     for gaps in sets:
         fitting = keep_fitting(gaps, models.values())
         if left_out := len(gaps.gaps) - len(fitting.gaps):
-            notes.append(f"{gaps.name}: {left_out} gaps are left out, their text is longer than a model holds")
+            notes.append(f"{gaps.name}: {left_out} gaps are left out: their text is too long for a model")
         if not fitting.gaps:
             raise UsageError(f"{gaps.name}: no gap fits into all of these models.")
         metrics = GapMetrics(fitting, how.seed, training_sentences, similarity, judge)

@@ -109,7 +109,7 @@ def evaluate_language(
 def make_legend(rows: Sequence[Row], judge: "Judge | None", draws: int) -> list[str]:
     lines = [f"judge: {judge.name}"] if judge else []
     if any(row.notes.get("likelihood") == "bound" for row in rows):
-        lines.append(f"≤: a variational bound, {draws} draws a text")
+        lines.append(f"≤: a variational bound, {draws} draws per text")
     if len({row.about["tokenizer"] for row in rows}) > 1:
         lines.append("nats/token: not comparable between models with different tokenizers")
     return lines + sorted({note for row in rows for key, note in row.notes.items() if key in LANGUAGE})
@@ -218,7 +218,8 @@ def ratio(nats: Nats, tokens: Nats) -> tuple[float, float | None]:
 
 
 def add_nats(row: Row, figure: str, nats: Nats, ids: Sequence[Sequence[int]], groups: Sequence[int] = ()) -> Nats:
-    """Add nats/token to a row, with the error over texts, or over groups of so many; return nats/token of each text."""
+    """Add nats/token to a row, with the error over texts, or over groups of this size; return nats/token of each
+    text."""
     tokens = tokens_of(ids)
     starts = np.cumsum([0, *groups])[:-1] if groups else np.arange(len(ids))
     row.figures[figure], error = ratio(np.add.reduceat(nats, starts), np.add.reduceat(tokens, starts))
@@ -231,7 +232,7 @@ def add_nats(row: Row, figure: str, nats: Nats, ids: Sequence[Sequence[int]], gr
 def check_judge(lm: TextDiffusion) -> None:
     if lm.model.likelihood != "exact":
         method = lm.config["method"]
-        raise UsageError(f"a judge needs an exact likelihood, which {method} has not. Use an autoregressive run.")
+        raise UsageError(f"a judge needs an exact likelihood, which {method} does not have. Use an autoregressive run.")
 
 
 def model_name(lm: TextDiffusion) -> str:
@@ -257,7 +258,7 @@ class Judge:
         check_judge(lm)
         rows = lm.tokenizer.encode_batch([*compress(reference, fits(lm, reference))])
         if not rows:
-            raise UsageError("the judge holds none of the texts: they are too long for it. Use another.")
+            raise UsageError("all texts are too long for the judge. Use another judge.")
         nats = score(lm, rows, 0, 1, partial(on_progress, "judge: reading real text"))
         return cls(lm, model_name(lm), float(np.quantile(nats / tokens_of(rows), 0.99)))
 
@@ -273,7 +274,7 @@ class Judge:
             written = self.lm.tokenizer.encode_batch([*compress(texts, fits(self.lm, texts))])
             high = empty = len(made.texts) - len(texts)
             if len(written) < len(texts):
-                said = f"{row.name}: {len(texts) - len(written)} texts are longer than the judge holds, and not judged"
+                said = f"{row.name}: {len(texts) - len(written)} texts are too long for the judge and were left out"
                 row.notes["above_p99"] = said
         if empty:
             row.notes[JUDGED] = f"{row.name}: {empty} empty texts, not judged but counted above the 99th percentile"
@@ -288,7 +289,7 @@ def choose_scored(reference: Sequence[str], lms: Sequence[TextDiffusion], count:
     chosen = np.flatnonzero(np.all([fits(lm, reference) for lm in lms], axis=0))[:count].tolist()
     read = chosen[-1] + 1 if len(chosen) == count else len(reference)
     skipped = read - len(chosen)
-    note = f"{skipped} of {read} held-out texts are longer than a model holds and not scored" if skipped else ""
+    note = f"{skipped} of {read} held-out texts are too long for a model and were not scored" if skipped else ""
     return [reference[i] for i in chosen], note
 
 

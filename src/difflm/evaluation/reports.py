@@ -68,7 +68,7 @@ class Report:
     rows: list[Row]
     about: dict[str, Any]  # what all rows share
     legend: list[str]  # how to read the table
-    notes: list[str] = field(default_factory=list)  # what a reader must know, also of the JSON objects
+    notes: list[str] = field(default_factory=list)  # what readers of the table and of the JSON objects must know
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)

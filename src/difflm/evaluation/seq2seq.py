@@ -116,7 +116,7 @@ def write_legend(rows: Sequence[Row], signature: str) -> list[str]:
 def check_outputs(name: str, outputs: Outputs, sources: int) -> None:
     if len(outputs.candidates) != sources:
         raise UsageError(
-            f"{name}: {sources:,} sources have {len(outputs.candidates):,} lists of candidates: give one each."
+            f"{name}: {sources:,} sources have {len(outputs.candidates):,} lists of candidates: give one per source."
         )
     count = len(outputs.candidates[0])
     for number, some in enumerate(outputs.candidates, 1):

@@ -178,7 +178,7 @@ def parse_target(line: str, where: str) -> Target:
         raise UsageError(f"{where}: {explain_errors(error)}") from None
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    raise UsageError(f'{where} is no target such as {{"control": "length", "asked": {{"length": 14}}}}.')
+    raise UsageError(f'{where} is not a target such as {{"control": "length", "asked": {{"length": 14}}}}.')
 
 
 def parse_own(value: dict[str, Any]) -> Target:
@@ -216,7 +216,7 @@ def parse_released(value: dict[str, Any]) -> Target:
     if len(words) != len(tags):
         raise UsageError(f"there are {len(tags)} tags for {len(words)} words.")
     if not isinstance(spans, list) or not all(is_span(span) for span in spans):
-        raise UsageError('"spans" are lists of a first place, a last one and a label.')
+        raise UsageError('"spans" are lists of a first position, a last position and a label.')
     kept = [(word, tag) for word, tag in zip(words, tags, strict=True) if word not in RELEASED_MARKS]
     if not kept:
         raise UsageError("it has no words.")
@@ -253,7 +253,7 @@ def fit_for(targets: Sequence[Target], lm: TextDiffusion, tagger: Tagger) -> tup
     left_out = len(targets) - len(kept)
     notes = [f"{left_out} targets left out: their sentences have unknown words or too many"] if left_out else []
     if not kept:
-        raise UsageError("this model knows the words of no target's sentence.")
+        raise UsageError("the sentence of every target has words that this model does not know.")
     tagged = [t for t in kept if t.asked.pos is not None and t.sentence is not None]
     tags = tagger.tags([split_words(str(t.sentence)) for t in tagged])
     new = {id(t): t.with_tags(own) for t, own in zip(tagged, tags, strict=True)}
@@ -264,5 +264,5 @@ def fit_for(targets: Sequence[Target], lm: TextDiffusion, tagger: Tagger) -> tup
             f"{INSTALL_SPACY}, or name --controls without pos."
         )
     if changed:
-        notes.append(f"the tags of {changed} targets were made anew by {tagger.name}, which checks the texts, too")
+        notes.append(f"the tags of {changed} targets were made again with {tagger.name}, which also checks the texts")
     return [new.get(id(t), t) for t in kept], notes

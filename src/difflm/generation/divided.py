@@ -12,8 +12,8 @@ from difflm.runtime.distributed import current
 
 
 class DividedTextDiffusion(TextDiffusion):
-    """Divides jobs among the processes, or the texts of few jobs. A text is the same whoever makes it, so that what is
-    measured of them is what one process would measure."""
+    """Divides jobs among the processes, or the texts of few jobs. A text does not depend on the process that writes it,
+    so measurements are the same as with one process."""
 
     def run_jobs(self, jobs: Sequence[GenerationJob]) -> Iterator[tuple[int, dict[int, Generation]]]:
         begun = time.perf_counter()

@@ -51,7 +51,7 @@ FOREIGN = {  # why a model that is not of a family refuses its settings
 
 
 def check_device(device: str) -> torch.device:
-    """A device that is there; "auto" is a GPU where there is one."""
+    """Return an available device; "auto" is a GPU if there is one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -78,7 +78,7 @@ def check_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.
 
 def check_eight_bits(model: LanguageModel) -> None:
     if eight_bit_engine() is None:
-        raise UsageError("torch has no fast products of eight bits for this processor: leave dtype out.")
+        raise UsageError("torch has no fast 8-bit matrix products for this processor: leave dtype out.")
     if not isinstance(model, DiffusionModel) or not isinstance(model.denoiser.network, Transformer):
         raise UsageError("dtype int8 is for diffusion models of words with difflm's own Transformer: leave it out.")
 
@@ -117,7 +117,7 @@ def check_request(
 
 
 def parse_guidance(size: Any, usual: GuidanceSettings) -> GuidanceSettings:
-    """The usual guidance of a model with another strength."""
+    """The default guidance of a model with another size."""
     if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size <= 1000:
         raise UsageError(f"guidance must be a number from 0 to 1,000, or GuidanceSettings, not {size!r}.")
     return replace(usual, size=float(size))
@@ -145,7 +145,7 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
     if sampling.sure != SURE and sampling.sampler not in ("threshold", "entropy-bound"):
         raise UsageError("--sure is for the samplers threshold and entropy-bound.")
     if sampling.revisions > 1 and not sampling.beams:
-        raise UsageError("--revisions are kept of a search: give --beams, too.")
+        raise UsageError("--revisions needs a beam search: give --beams as well.")
     if sampling.start not in model.starts:
         raise UsageError(f"--start {sampling.start} is not for this model. Known: {', '.join(model.starts)}.")
 
@@ -153,7 +153,7 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
 def plain_edit(edit: Edit) -> str:
     """The text that a model of edits begins with."""
     if edit.keep or edit.strength != Edit.strength:
-        raise UsageError("this model edits the text as it is: leave --keep and --strength out.")
+        raise UsageError("this model edits the text directly: leave --keep and --strength out.")
     return edit.text
 
 
@@ -226,7 +226,7 @@ class GenerationJob:
             return [replace(row, layout=replace(row.layout, begin=self.begin)) for row in rows] if self.begin else rows
         condition = source_condition(sources) if sources else UNCONDITIONAL
         if self.together & (self.together - 1):  # batches hold such numbers of rows without a rest
-            raise UsageError(f"candidates that are resampled are 2, 4, 8 and so on, not {self.together}.")
+            raise UsageError(f"resampled candidates must be a power of two, such as 4, not {self.together}.")
         samples = (first + torch.arange(count)) // self.together
         layouts, unknown = self.plan.layouts(samples, self.seed, condition, ranks)
         self.unknown = dict(enumerate(unknown, first))
@@ -278,7 +278,7 @@ def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """A step of a batch that somebody reads."""
+    """A watched step of a batch."""
 
     batch: SampleBatch
     frame: Frame
@@ -355,7 +355,7 @@ def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool
 def run_batch(
     inference: Inference, batch: SampleBatch, jobs: Sequence[GenerationJob], stopped: IsStopped
 ) -> Iterator[BatchProgress]:
-    """The steps of a batch that somebody reads; texts with fewer steps are finished before the others."""
+    """Yield the watched steps of a batch; texts with fewer steps are finished before the others."""
     begun = time.perf_counter()
     on_cpu = batch.lengths.device.type == "cpu"
     own = {owner: jobs[owner] for owner, _ in batch.owners}

@@ -52,7 +52,7 @@ def can_join(model: object, job: GenerationJob) -> bool:
 
 @lru_cache(maxsize=1024)
 def share_shape(shape: LoopShape) -> LoopShape:
-    """One object for equal shapes, so that nobody need compare them."""
+    """One object for equal shapes, so that they need not be compared."""
     return shape
 
 
@@ -102,7 +102,7 @@ class Finished:
 
 
 class Loop:
-    """One batch that runs. `joining` wait for its next step; who holds a row stands in `seats`."""
+    """One running batch. `joining` are waiting for its next step; `seats` says which job occupies each row."""
 
     def __init__(self, lm: TextDiffusion, shape: LoopShape, only: object = None) -> None:
         self.lm, self.shape, self.on_cpu = lm, shape, lm.device.type == "cpu"
@@ -124,7 +124,7 @@ class Loop:
 
     @property
     def free(self) -> int:
-        """Rows that somebody can still take."""
+        """Rows that are still free."""
         if self.begun and not self.shape.joinable:
             return 0
         return self.shape.most - len(self.holders)
@@ -143,7 +143,8 @@ class Loop:
         self.joining, self.arriving, self.seats = [], [], []
 
     def step(self) -> list[Finished]:
-        """One step of all rows, and who is done with it. A closed batch goes on until somebody reads something."""
+        """Run one step of all rows and return the finished jobs. A closed batch runs until there is something to
+        read."""
         if not self.jobs:
             self.lm.inference.sync_weights()
             self.lm.model.eval()
@@ -172,8 +173,8 @@ class Loop:
         return self.on_cpu or enough or self.steps - self.joined >= JOIN_WAIT
 
     def _let_in(self) -> None:
-        """Go on with another batch: the rows that are held, and those that come. A job keeps its number, by which rows
-        are sorted, so that those of one stand together."""
+        """Continue with another batch: the occupied rows and the new ones. A job keeps its number, by which rows are
+        sorted, so that the rows of a job are adjacent."""
         held = [(k, seat) for k, seat in enumerate(self.seats) if seat is not None]
         jobs, number = [*self.jobs], {id(seat.job): seat.row.owner for _, seat in held}
         taken = {*number.values()}

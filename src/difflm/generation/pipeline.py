@@ -1,4 +1,4 @@
-"""`TextDiffusion`: load a model, ask it for text."""
+"""`TextDiffusion`: load a model and generate texts with it."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ from difflm.generation.jobs import (
     plain_edit,
     run_jobs,
 )
-from difflm.generation.ranking import Rank, make_ranking
+from difflm.generation.ranking import GapFit, Rank, make_ranking
 from difflm.generation.reading import Reader, list_texts
 from difflm.generation.settings import Asked, Written, WrittenFrom, check_names, list_arguments
 from difflm.generation.sharing import Pretrained
@@ -54,10 +54,10 @@ from difflm.training.classifier import heads_of, load_guide
 
 
 class TextDiffusion(Pretrained, Reader):
-    """A model that writes text by denoising all positions at once (an autoregressive one: word by word).
+    """A model that writes text by denoising all positions at once, or word by word if it is autoregressive.
 
-    Load one with `TextDiffusion.from_pretrained`. `generate`, `infill`, `edit` and `translate` return lists of texts;
-    of several templates, texts or sources each has `n` texts, one after the other. `alternatives` and `score` read
+    Load one with `TextDiffusion.from_pretrained`. `generate`, `infill`, `edit` and `translate` return lists of texts.
+    Given several templates, texts or sources, they return `n` texts for each, in order. `alternatives` and `score` read
     texts of any origin."""
 
     def __init__(
@@ -79,7 +79,7 @@ class TextDiffusion(Pretrained, Reader):
         self._heads: dict[Path, set[str] | None] = {}
 
     def guided_by(self, folder: str | Path) -> "TextDiffusion":
-        """Add a classifier that `difflm train` made for this model, or one of sentences; it returns itself to chain."""
+        """Add a classifier trained for this model, or a sentence classifier, and return this model."""
         self._load_classifier(Path(folder))
         self.guides.append(Path(folder))
         return self
@@ -107,12 +107,12 @@ class TextDiffusion(Pretrained, Reader):
 
     @property
     def labellings(self) -> dict[str, Labelling]:
-        """What its classifiers tell apart, by name; of two that know a label, the later one."""
+        """Return the labels that its classifiers know, by name; if two know the same label, the later one counts."""
         return {name: one for folder in self.guides for name, one in self._load_classifier(folder).labellings.items()}
 
     def to(self, device: str) -> "TextDiffusion":
-        """Move the model to "cpu", "cuda", "mps" or the best of them ("auto"); it returns itself to chain. Arithmetic
-        that was left open becomes what is quickest there."""
+        """Move the model to "cpu", "cuda", "mps" or the best of them ("auto"), and return it. Unless a dtype was given,
+        the fastest one on that device is used."""
         chosen = check_device(device)
         check_dtype(self.inference.dtype if self.fixed_dtype else None, chosen)
         self.model.to(chosen)
@@ -127,7 +127,7 @@ class TextDiffusion(Pretrained, Reader):
         return f"TextDiffusion({self.name!r}: {kind}, {size:.1f}M parameters, {self.device})"
 
     def sampling(self, **changes: Any) -> Sampling:
-        """The model's own settings with some changed; `None` leaves one as it is."""
+        """Return the model's sampling settings with some changed; `None` keeps the model's own value."""
         check_names(changes)
         sampling = self.model.sampling.change(changes)
         check_sampling(sampling, self.model)
@@ -146,20 +146,21 @@ class TextDiffusion(Pretrained, Reader):
         frames: bool = False,
         **asked: Unpack[Asked],
     ) -> Texts:
-        """Write `n` texts, in the order of their numbers; text k of a seed is the same whatever n is.
+        """Generate `n` texts. Text k of a seed is the same whatever `n` is.
 
-        `controls` are asked of every text; of several lists of them, or of several edits, each has `n` texts. `edit`
-        starts from a text, `source` is what texts are written from; of several sources each has `n` texts. To a model
-        that chats, `source` is what the user says; `messages` are a whole conversation.
+        `controls` apply to every text. `edit` is a text to start from, and `source` is what texts are written from.
+        Given several lists of controls, several edits or several sources, there are `n` texts for each. For a chat
+        model `source` is the user's message, and `messages` is a whole conversation.
 
-        Of `candidates` the one is kept that the guiding classifiers find likeliest to comply, or that `rank` finds
-        likeliest: "bound" is this model's own likelihood, else another's. Of `mbr` candidates the one most like the
-        others is kept. `guidance` is how strongly classifiers steer; `method` is the decoder by which a left-to-right
-        model takes controls.
+        With `candidates=N`, N candidates are generated for each text, and the one that the classifiers score highest is
+        kept; if gaps are all that is asked for, the one that fits best. With `rank` it is the likeliest one, by this
+        model's own likelihood ("bound") or by another model. With `mbr=N` it is the one most like the others.
+        `guidance` is how strongly classifiers steer; `method` is the decoding method by which a left-to-right model
+        takes controls.
 
-        `progress` draws a bar, or is called after every step with how many steps of all texts are done, and of how
-        many. `watch` is called after every step with the drafts of the texts; with `frames` each text keeps its own as
-        `drafts`, which a notebook plays."""
+        `progress=True` draws a progress bar; a function is called after every step with the number of finished steps
+        and the total. `watch` is called after every step with the drafts of the texts. With `frames=True` each text
+        keeps its drafts as `drafts`, which a notebook plays."""
         lists = isinstance(controls, Sequence) and len(controls) > 0 and isinstance(controls[0], list | tuple)
         wanted: Any = controls if lists else [controls]
         edits: Any = edit if isinstance(edit, list | tuple) else [edit]
@@ -174,7 +175,7 @@ class TextDiffusion(Pretrained, Reader):
 
     @list_arguments
     def infill(self, template: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[WrittenFrom]) -> Texts:
-        """Fill the gaps of a text, or of several: `___` of any length, `___:4` of four words. The rest is kept."""
+        """Fill the gaps of one or several texts: `___` has any length, `___:4` four words. The rest is kept."""
         own = asked.pop("controls", ())
         own = [own] if isinstance(own, Control) else own
         wanted: Any = {**asked, "controls": [[Infill(one), *own] for one in list_texts(template, "template")]}
@@ -191,18 +192,18 @@ class TextDiffusion(Pretrained, Reader):
         keep: str | Sequence[str] = (),
         **asked: Unpack[WrittenFrom],
     ) -> Texts:
-        """Rewrite a text lightly, or several. `strength`, above 0 to 1, is the share of the noise that it starts from;
-        `keep` names words or phrases that stay."""
+        """Rewrite one or several texts lightly. `strength`, above 0 and at most 1, is how much noise is added first;
+        `keep` names words or phrases to keep."""
         edits = [Edit(one, strength, keep) for one in list_texts(text, "text")]
         return self.generate(n, seed, edit=edits, **asked)
 
     @list_arguments
     def translate(self, source: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[Written]) -> Texts:
-        """Write from a source, or from several: a translation, a summary, whatever pairs the model has learned."""
+        """Write texts from one or several sources: translations, summaries, or whatever the model was trained on."""
         return self.generate(n, seed, source=source, **asked)
 
     def batches(self, n: int, seed: int = 0, **asked: Any) -> Iterator[dict[int, Generation]]:
-        """Finished texts by number, a batch at a time; `asked` as in `make_job`."""
+        """Yield finished texts by number, one batch at a time. `asked` are the arguments of `make_job`."""
         yield from (made for _, made in self.run_jobs([self.make_job(n, seed, **asked)]))
 
     def make_job(
@@ -221,7 +222,7 @@ class TextDiffusion(Pretrained, Reader):
         messages: Sequence[Message] | None = None,
         **settings: Any,
     ) -> GenerationJob:
-        """A request, checked and bound to this model; what is wrong with it is raised. Arguments as of `generate`."""
+        """Check a request and bind it to this model; raises an error if it is wrong. Arguments as for `generate`."""
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
         if not isinstance(guidance, GuidanceSettings | None):
             guidance = parse_guidance(guidance, self.usual_guidance)
@@ -234,7 +235,13 @@ class TextDiffusion(Pretrained, Reader):
         if source is not None or self.model.source_longest:
             sources = [row for row in self.encode_sources(source) for _ in range(n)]
             n = len(sources)
-        check_request(n, seed, mbr, candidates, None if rank else controls)
+        gap = None
+        match controls:
+            case [Infill() as one] if not (method or sources):
+                gap = one
+        check_request(n, seed, mbr, candidates, None if rank or gap else controls)
+        if gap is not None and gap.parts[-1]:  # a model may fill gaps between words otherwise than it writes texts
+            settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
         sampling = self.sampling(**settings) if settings else self.model.sampling
         begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.families else []
         plan = self.plan_controls(
@@ -248,18 +255,22 @@ class TextDiffusion(Pretrained, Reader):
         if (plan is not None and plan.unknown_words) or UNK in begin:
             job.warnings = self.warnings(plan, edit.text if edit else "")
         if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
-            raise UsageError("a contrast is with known words: give some with --infill, or with --edit and --keep.")
+            raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
         if rank is not None:
             job.choose = make_ranking(self, rank, candidates, source, n, seed)
         elif mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
             job.choose = lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
+        elif candidates > 1 and gap is not None and plan is not None:
+            self.check_reads_tokens()
+            left, *_, right = gap.known(plan.info)
+            job.choose = GapFit(self, len(left), len(right))
         elif candidates > 1 and plan is not None:
             job.choose = choose_by_classifiers(plan)
             job.together = candidates if isinstance(plan, ControlPlan) and plan.guidance.resample else 1
         return job
 
     def run_jobs(self, jobs: Sequence[GenerationJob]) -> Iterator[tuple[int, dict[int, Generation]]]:
-        """The texts of several jobs as they are finished: the job's index in the list, and its texts by number.
+        """Yield the texts of several jobs as they are finished: the job's index in the list, and its texts by number.
 
         Rows of all jobs share batches, whatever is asked of each. Steps may differ; jobs that differ in other settings,
         or in how strongly they are guided, have batches of their own."""
@@ -275,13 +286,14 @@ class TextDiffusion(Pretrained, Reader):
                 yield from self.finish(progress, jobs)
 
     def run_unchecked(self, jobs: Sequence[GenerationJob]) -> Iterator[list[FinishedRow]]:
-        """The finished texts of several jobs as ids, a batch at a time; nothing is decoded, chosen or checked."""
+        """Yield the finished texts of several jobs as ids, one batch at a time; nothing is decoded, chosen or
+        checked."""
         for progress in run_jobs(self.inference, jobs):
             if progress.last:
                 yield finished_rows(self.model, progress, jobs)
 
     def frames(self, controls: Sequence[Control], **settings: Any) -> int:
-        """How many frames a text has at most. No classifier is loaded for this, so that a server can ask often."""
+        """Return the largest number of frames of a text. No classifier is loaded, so a server can call this often."""
         info = ModelInfo(self.tokenizer, self.model.max_words, first=0)
         settled = [n for control in controls if (n := control.length(info)) is not None]
         words = max([self.model.longest, *(control.min_length(info) for control in controls)])
@@ -295,7 +307,7 @@ class TextDiffusion(Pretrained, Reader):
         method: str | None = None,
         prompt: int = 0,
     ) -> ControlPlan | ControlDecoder | None:
-        """Controls bound to this model, behind a `prompt` of so many tokens; what it cannot do is refused here."""
+        """Bind controls to this model, after a `prompt` of this many tokens; rejects what the model cannot do."""
         if not controls and edit is None and method is None and not self.model.always_planned:
             return None
         kind, decoder = self.config["method"], None
@@ -331,13 +343,13 @@ class TextDiffusion(Pretrained, Reader):
         return ControlPlan(model, self.inference.denoiser, info, controls, edit, classifiers[::-1], settings)
 
     def guidance_settings(self, asked: GuidanceSettings | None) -> GuidanceSettings:
-        """Those that were asked for, or the usual ones of this kind of model."""
+        """Return the given guidance settings, or the default ones for this kind of model."""
         if self.usual_guidance is TOKENS and asked is not None and asked.climb == "sign":
-            raise UsageError("the original's guidance climbs in vectors; this model diffuses tokens. Give a number.")
+            raise UsageError("guidance `original` needs word vectors; this model diffuses tokens. Give a number.")
         return asked or self.usual_guidance
 
     def warnings(self, plan: ControlPlan | ControlDecoder | None, edited: str = "") -> list[str]:
-        """Why texts may not be what was asked for, a sentence each: given words that the model does not know."""
+        """Return one sentence for each reason why texts may not be as requested, such as unknown words."""
         unknown = plan.unknown_words if plan else [w for w in split_words(edited) if UNK in self.tokenizer.encode(w)]
         data = self.config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
         return explain_unknown(unknown, self.name, self.tokenizer, data)
@@ -345,7 +357,7 @@ class TextDiffusion(Pretrained, Reader):
     def finish(
         self, progress: BatchProgress, jobs: Sequence[GenerationJob]
     ) -> Iterator[tuple[int, dict[int, Generation]]]:
-        """The texts of the jobs that are finished, chosen and checked."""
+        """Choose, decode and check the texts of the jobs that are finished."""
         rows = finished_rows(self.model, progress, jobs)
         # The words of a GPU are on the host by now.
         seconds = (time.perf_counter() if progress.ended is None else progress.ended) - progress.begun
@@ -388,7 +400,7 @@ class TextDiffusion(Pretrained, Reader):
         source: str | Sequence[str] | None = None,
         **asked: Unpack[Asked],
     ) -> Iterator[list[Draft]]:
-        """Yield every text at every step: one list of drafts a step, batch after batch."""
+        """Yield every text at every step: one list of drafts per step, batch after batch."""
         asked = {"watch": lambda drafts: None, **asked}
         job = self.make_job(n, seed, controls=controls, edit=edit, source=source, **asked)
         for progress in run_jobs(self.inference, [job], in_order=True):
@@ -396,7 +408,7 @@ class TextDiffusion(Pretrained, Reader):
                 yield self.drafts(progress.batch, progress.frame, job, slice(None))
 
     def drafts(self, batch: SampleBatch, frame: Frame, job: GenerationJob, part: slice) -> list[Draft]:
-        """The texts of a job, which are `part` of a batch, as they are at a step."""
+        """Return the drafts of a job, whose texts are `part` of a batch, at one step."""
         return read_drafts(self.model, batch, frame, part, lambda sample, ids: self._pieces_of(sample, ids, job))
 
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Union
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from difflm.errors import UsageError
 from difflm.generation.jobs import Chosen, Ids
@@ -61,11 +62,42 @@ class Ranking:
         return found
 
 
+@dataclass(frozen=True)
+class GapFit:
+    """The choice of the candidate whose gaps fit best: the fewest nats per token, each given all others (Salazar et
+    al., 2020), from the token before its first gap to the one behind its last."""
+
+    writer: "TextDiffusion"
+    before: int  # tokens before the first gap, and behind the last
+    behind: int
+
+    def __call__(self, _: Sequence[int], ids: list[list[Ids]], __: object = None) -> list[Chosen]:
+        found = []
+        for group in ids:
+            begun = time.perf_counter()
+            best = min(range(len(group)), key=[self.nats_per_token(row) for row in group].__getitem__)
+            found.append(Chosen(best, self.calls(group), time.perf_counter() - begun))
+        return found
+
+    def window(self, row: Ids) -> tuple[int, int]:
+        return max(0, self.before - 1), min(len(row), len(row) - self.behind + 1)
+
+    def nats_per_token(self, row: Ids) -> float:
+        begin, end = self.window(row)
+        logits = self.writer.token_logits(row, begin=begin, end=end)
+        return float(cross_entropy(logits, torch.tensor(row[begin:end], device=logits.device)))
+
+    def calls(self, group: Sequence[Ids]) -> int:
+        """One for each token that is masked; of word vectors one tells them all."""
+        masks = self.writer.check_reads_tokens().process.mask_id >= 0
+        return sum(self.window(row)[1] - self.window(row)[0] if masks else 1 for row in group)
+
+
 def make_ranking(
     writer: "TextDiffusion", rank: Rank, candidates: int, source: str | Sequence[str] | None, texts: int, seed: int
 ) -> Ranking:
-    """How the candidates of so many texts are ranked, equally many of each source. A model that cannot tell how likely
-    it finds the writer's texts is refused."""
+    """Set up the ranking of candidates for this many texts, equally many per source. Rejects a model that cannot score
+    the writer's texts."""
     if candidates < 2:
         raise UsageError("--rank chooses among candidates: give --candidates 2 or more.")
     if isinstance(rank, str) and rank != "bound":
@@ -76,6 +108,6 @@ def make_ranking(
     if writer.model.source_longest and not scorer.model.source_longest:
         raise UsageError(f"{scorer.name} reads no source: it cannot rank texts that are written from one.")
     if scorer.tokenizer.fingerprint() != writer.tokenizer.fingerprint():
-        raise UsageError(f"{scorer.name} has other words than {writer.name}, and cannot rank its texts.")
+        raise UsageError(f"{scorer.name} has another vocabulary than {writer.name} and cannot rank its texts.")
     sources = scorer.encode_sources(source) if source is not None or scorer.model.source_longest else []
     return Ranking(scorer, [row for row in sources for _ in range(texts // len(sources))], seed)

@@ -35,8 +35,8 @@ class Answer:
 def map_requests(
     model: str, requests: str | Path, out: str | Path, actors: int = 1, gpus: float = 0.0, device: str = "auto"
 ) -> None:
-    """Write the texts of all requests to `out`, in their order, by so many actors with so many `gpus` each. The model
-    and the files have the same path on every machine."""
+    """Write the texts of all requests to `out`, in their order, with this many actors, each with this many `gpus`. The
+    model and the files have the same path on every machine."""
     try:
         import ray.data
     except ImportError:

@@ -42,7 +42,7 @@ class Reader:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of its weights."""
         return next(self.model.parameters()).device
 
     @cached_property
@@ -51,15 +51,15 @@ class Reader:
         return [*self.model.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
 
     def source_room(self) -> int:
-        """Tokens of the longest source that the model reads; a model that reads none is refused."""
+        """The largest number of tokens of a source; raises an error for a model without sources."""
         if not self.model.source_longest:
-            raise UsageError(f"{self.name} has learned texts without sources, and cannot write from one.")
+            raise UsageError(f"{self.name} was trained on texts without sources and cannot write from one.")
         return self.model.source_longest
 
     def encode_sources(
         self, source: str | Sequence[str] | None, name: Callable[[int], str] = "source {}".format
     ) -> list[list[int]]:
-        """Token ids of sources; what the model cannot read is refused by its number, or by the `name` of that."""
+        """Return the token ids of sources; rejects a source that the model cannot read, by its number or its `name`."""
         if source is None:
             raise UsageError(f"{self.name} writes each text from a source: give one (--source, difflm translate).")
         room = self.source_room()
@@ -68,18 +68,20 @@ class Reader:
             if not row:
                 raise UsageError(f"{name(number)} is empty.")
             if len(row) > room:
-                raise UsageError(f"{name(number)} has {len(row)} tokens; this model reads {room}. Shorten it.")
+                raise UsageError(f"{name(number)} has {len(row)} tokens; this model reads at most {room}. Shorten it.")
         return rows
 
     def encode(self, texts: str | Sequence[str]) -> list[list[int]]:
-        """Word ids of texts; one that the model cannot hold is refused by its number."""
+        """Return the word ids of texts; rejects a text that is too long for the model, by its number."""
         rows = self.tokenizer.encode_batch(list_texts(texts, "text") if texts else [])
         room = self.model.max_words
         for number, row in enumerate(rows, start=1):
             if not row:
                 raise UsageError(f"text {number} is empty.")
             if len(row) > room:
-                raise UsageError(f"text {number} has {len(row)} tokens; this model holds {room}. Shorten or split it.")
+                raise UsageError(
+                    f"text {number} has {len(row)} tokens; this model takes {room} at most. Shorten or split it."
+                )
         return rows
 
     @torch.no_grad()
@@ -91,15 +93,15 @@ class Reader:
         batch_size: int = 64,
         source: str | Sequence[str] | None = None,
     ) -> list[float]:
-        """−log p of each text, or its bound, in nats. Models that learned pairs need the source of each text, or one of
-        all."""
+        """Return −log p of each text, or its bound, in nats. Models trained on pairs need the source of each text, or
+        one source for all."""
         rows, sources = self.encode(texts), []
         if source is not None or self.model.source_longest:
             sources = self.encode_sources(source) * (len(rows) if isinstance(source, str) else 1)
         return [float(v) for v in self.score_ids(rows, seed, draws, batch_size, sources=sources)]
 
     def score_ids(self, rows: list[list[int]], *settings: Any, **more: Any) -> torch.Tensor:
-        """The same for ids; further arguments as of `score_ids_with_errors`."""
+        """Return the nats of texts given as ids; further arguments as for `score_ids_with_errors`."""
         return self.score_ids_with_errors(rows, *settings, **more)[0]
 
     @torch.no_grad()
@@ -112,7 +114,7 @@ class Reader:
         numbers: Sequence[int] | None = None,
         sources: Sequence[Sequence[int]] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Nats, and the standard errors that a bound's draws leave, in batches of like length; the answer does not
+        """Return nats and their standard errors over a bound's draws, in batches of similar length; the result does not
         depend on the batch size.
 
         `numbers` are those of the texts, 0, 1 … where none are given: texts of one number share their noise, so that
@@ -145,33 +147,43 @@ class Reader:
     def alternatives(
         self, texts: str | Sequence[str], source: str | Sequence[str] | None = None, k: int = 5
     ) -> list[TokenBelief] | list[list[TokenBelief]]:
-        """What the model believes of each token of a text given all its other tokens: how likely that token is, and
-        the `k` likeliest ones in its place. A list of texts has a list for each. Models that learned pairs need the
-        source of each text, or one of all."""
+        """Return, for each token of a text, its probability given all other tokens, and the `k` likeliest tokens in its
+        place. A list of texts gives one list for each. Models trained on pairs need the source of each text, or one
+        source for all."""
         rows, sources = self.encode(texts), []
         if source is not None or self.model.source_longest:
             sources = self.encode_sources(source) * (len(rows) if isinstance(source, str) else 1)
         found = [self.read_tokens(row, sources[n] if sources else (), k) for n, row in enumerate(rows)]
         return found[0] if isinstance(texts, str) else found
 
-    @torch.no_grad()
-    def read_tokens(self, ids: Sequence[int], source: Sequence[int] = (), k: int = 5) -> list[TokenBelief]:
-        """What the model believes of each token of one text, given its ids."""
+    def check_reads_tokens(self) -> DiffusionModel:
+        """Return the model if it sees all other tokens of a text at once, and refuse it otherwise."""
         model = self.model
         if not isinstance(model, DiffusionModel) or isinstance(model, BlockDiffusion) or model.whole_text:
             raise UsageError(
                 f"{self.name} ({self.config['method']}) does not see all other words of a text at once. "
                 "Ask a diffusion model of whole texts, or use lm.score for how likely a whole text is."
             )
+        return model
+
+    @torch.no_grad()
+    def token_logits(
+        self, ids: Sequence[int], source: Sequence[int] = (), begin: int = 0, end: int = 0
+    ) -> torch.Tensor:
+        """Logits of each token from `begin` to `end` (0: the last) of one text, given all its other tokens, [L, V]."""
+        model, end = self.check_reads_tokens(), end or len(ids)
         denoiser, condition = model.denoiser, source_condition([source]) if source else UNCONDITIONAL
         condition = denoiser.conditioning.prepare(denoiser, condition.to(self.device))
         canvas, mask = model.lengths.canvas(*(part.to(self.device) for part in pad_token_rows([list(ids)])))
+        places = slice(model.lengths.first + begin, model.lengths.first + end)
         if denoiser.process.mask_id >= 0:
-            logits = masked_logits(denoiser, canvas, mask, condition)
-        else:
-            t = model.times.time_of(torch.full((1,), NEARLY_WRITTEN, device=self.device))
-            logits = leave_one_out_log_probs(denoiser, t, canvas, mask, condition)[0]
-        shares = logits[model.lengths.first :][: len(ids)].float().softmax(-1).cpu()
+            return masked_logits(denoiser, canvas, mask, condition, places).float()
+        t = model.times.time_of(torch.full((1,), NEARLY_WRITTEN, device=self.device))
+        return leave_one_out_log_probs(denoiser, t, canvas, mask, condition)[0, places].float()
+
+    def read_tokens(self, ids: Sequence[int], source: Sequence[int] = (), k: int = 5) -> list[TokenBelief]:
+        """Return the model's beliefs about each token of one text, given its ids."""
+        shares = self.token_logits(ids, source).softmax(-1).cpu()
         best = shares.topk(min(k + len(SPECIALS), shares.shape[-1]), dim=-1)
         found = []
         for token, own, likely, chances in zip(ids, shares, best.indices.tolist(), best.values.tolist(), strict=True):

@@ -1,9 +1,9 @@
-"""Repair: words of a finished text that are doubted are written anew, between all others, which stay.
+"""Repair: doubtful words of a finished text are rewritten while all others stay.
 
-The guiding classifiers doubt a place by how steeply log p(c | text) rises there; where they are sure that the text
-complies, the model itself may doubt words that it finds unlikely among the others. The places of largest doubt, with
-their neighbours, become gaps, which are filled under the same controls. The new text takes the place of the old one
-where it costs less. Checkers have no say in it.
+For the guiding classifiers, a position is doubtful if the gradient of log p(c | text) is large there; if they are
+certain that the text complies, the model itself may question words that it finds unlikely among the others. The most
+doubtful positions, with their neighbours, become gaps, which are filled under the same controls. The new text replaces
+the old one if it costs less. Checkers are not consulted.
 """
 
 import copy

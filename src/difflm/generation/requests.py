@@ -50,7 +50,7 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    source: str | None = key("The source to write from, for models trained on pairs, or what to say to a chat model.")
+    source: str | None = key("The source to write from, for models trained on pairs, or the message to a chat model.")
     n: int = key("How many texts to generate.", 1)
     seed: int = key("The same seed gives the same texts.", 0)
     steps: int | None = setting("steps")
@@ -75,7 +75,10 @@ class Request(BaseModel):
     start: str | None = setting("start")
     revisions: int | None = setting("revisions")
     mbr: int = key("Generate N candidates and keep the one most like the others.", 1)
-    candidates: int = key("Generate N candidates and keep the one the classifiers score highest.", 1)
+    candidates: int = key(
+        "Generate N candidates and keep the one the classifiers score highest; of filled gaps, the one that fits best.",
+        1,
+    )
     length: int | None = key("Exact length in words, punctuation included (in characters for character models).")
     contains: list[str] = key("A word or phrase that must appear.", [])
     avoid: list[str] = key("A word that must not appear.", [])
@@ -86,7 +89,7 @@ class Request(BaseModel):
     label: dict[str, str] = key("A label that your own classifier (guide) knows.", {})
     pos: str | None = key('A part of speech for every word, such as "PROPN AUX ADJ".')
     tree: str | None = key('The syntax tree of the text, such as "(S (NP * *) (VP * (ADJP *)))".')
-    span: list[str] = key("A phrase and where it stands, such as 7,10,VP: words 7 to 10, counted from 0.", [])
+    span: list[str] = key("A phrase and its position, such as 7,10,VP: words 7 to 10, counted from 0.", [])
     control: list[str] = key("A control from another package.", [])
     infill: str | None = key("A text with gaps to fill: ___ of any length, ___:4 of four words.")
     method: str | None = key(

@@ -45,7 +45,7 @@ class Settings(TypedDict, total=False):
 
 
 class Asked(Settings, total=False):
-    """What may be asked of texts beside their controls; `TextDiffusion.make_job` describes it."""
+    """Arguments of a request other than its controls; `TextDiffusion.make_job` describes them."""
 
     mbr: int
     candidates: int

@@ -52,12 +52,13 @@ class Pretrained:
         compile: bool = False,
         revision: str | None = None,
     ) -> Self:
-        """A bundled model such as "e2e", the directory of a run or of somebody else's model, or its name on the Hugging
-        Face Hub, of which `revision` is a branch, tag or commit; on "cpu", "cuda", or the better of both ("auto").
+        """Load a bundled model such as "e2e", the directory of a run or of somebody else's model, or a model on the
+        Hugging Face Hub, where `revision` is a branch, tag or commit. `device` is "cpu", "cuda", or the better of both
+        ("auto").
 
-        `dtype` is the network's arithmetic; weights and everything around the network stay in float32. None: the
-        quickest for writing, and float32 for scores. `compile` fuses what a network of vectors does while it writes:
-        minutes of compiling, a little at every new size, for a server that writes all day."""
+        `dtype` is the number format of the network; weights and everything outside the network stay in float32. None
+        means the fastest for generating, and float32 for scores. `compile` fuses the sampling steps of models of word
+        vectors: it takes minutes at first and a little at every new size, which pays off for a server."""
         if not isinstance(name_or_path, str | Path):
             raise UsageError(f"name a model, such as 'e2e', or the directory of a run, not {name_or_path!r}.")
         chosen, name = check_device(device), Path(name_or_path).resolve().name
@@ -65,7 +66,7 @@ class Pretrained:
         if is_hub_name(name_or_path):
             name_or_path = fetch_from_hub(str(name_or_path), revision)
         elif revision is not None:
-            raise UsageError(f"a revision is one of the Hub; {name_or_path} is on this machine.")
+            raise UsageError(f"a revision is for models on the Hub; {name_or_path} is on this machine.")
         if (folder := find_open_model(name_or_path)) is not None:
             found = load_open_model(folder, chosen, dtype or fastest_dtype(chosen) or torch.float32)
             made = cls(found.model, found.tokenizer, found.config, Inference(found.model, None, compile))
@@ -84,16 +85,16 @@ class Pretrained:
         return made
 
     def save_pretrained(self, folder: str | Path) -> Path:
-        """Write a run that `from_pretrained` loads, with its classifiers and its card: a new directory, which is there
-        when all of it is written."""
+        """Save the model as a run that `from_pretrained` can load, with its classifiers and its model card. The new
+        directory appears when it is complete."""
         target = Path(folder)
         if missing := [key for key in KEYS if key not in self.config]:
             raise UsageError(
                 f"{self.name} cannot be saved as a run: its config lacks {missing[0]!r}. "
-                "A model of somebody else is copied with its directory."
+                "To keep somebody else's model, copy its directory."
             )
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise UsageError(f"{target} is there already. Choose another directory.")
+            raise UsageError(f"{target} already exists. Choose another directory.")
         with explain_write_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
@@ -107,9 +108,9 @@ class Pretrained:
     def push_to_hub(
         self, repo: str, revision: str | None = None, token: str | None = None, private: bool = False
     ) -> str:
-        """Push it to OWNER/NAME on the Hugging Face Hub as one commit, of a branch if `revision` names one; the address
-        of it. Without a `token`, that of `hf auth login` or $HF_TOKEN is taken. A `private` repository is one that is
-        made here; another one stays as it is."""
+        """Push the model to OWNER/NAME on the Hugging Face Hub as one commit, to a branch if `revision` names one, and
+        return the URL. The default `token` is that of `hf auth login` or $HF_TOKEN. `private` applies if the repository
+        is created; an existing one keeps its visibility."""
         with tempfile.TemporaryDirectory() as beside:
             folder = self.save_pretrained(Path(beside) / repo.rpartition("/")[2])
             return push_to_hub(folder, repo, revision, token, private)

@@ -1,4 +1,4 @@
-"""What a user of Python gets back: texts, how they came about, and what the model believes of each of their words."""
+"""The results of generation in Python: texts, how they were generated, and the model's beliefs about their words."""
 
 import html
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Draft:
-    """One text at one step of its making."""
+    """One text at one denoising step."""
 
     sample: int
     step: int
-    t: float  # the mean, where every position has its own time
-    tokens: list[str]  # one a position; with byte pairs they are pieces of words
+    t: float  # the time; the mean if every position has its own
+    tokens: list[str]  # one per position; with byte pairs, pieces of words
     confidence: list[float]
     changed: list[bool]
-    edits: list[str] = field(default_factory=list)  # what the next step does with each token, of a model that edits
+    edits: list[str] = field(default_factory=list)  # models that edit: what the next step does with each token
 
     def __repr__(self) -> str:
         return f"Draft(step {self.step}: {' '.join(token or '_' for token in self.tokens)})"
@@ -26,14 +26,14 @@ class Draft:
 
 @dataclass(frozen=True, repr=False)
 class DrawnDraft(Draft):
-    """The same of a model that denoises pixels; its tokens are what the pixels spell, a character each."""
+    """A draft of a model that denoises pixels; its tokens are the characters read from the pixels."""
 
     picture: str = ""  # the pixels, as the address of a PNG that holds it
 
 
 @dataclass(frozen=True)
 class TokenBelief:
-    """What a model believes of one token of a finished text, given all other tokens."""
+    """A model's belief about one token of a finished text, given all other tokens."""
 
     token: str
     probability: float
@@ -46,19 +46,19 @@ class TokenBelief:
 
 @dataclass(frozen=True)
 class Generation:
-    """One text and how it came about; it prints as its text."""
+    """One text and how it was generated; it prints as its text."""
 
     text: str
     tokens: list[str]  # its words
     steps: int
     denoiser_calls: int
-    seconds: float  # of the batch that made it; of candidates, the sum over all their batches, and of their ranking
+    seconds: float  # of its batch; with candidates, the sum over all batches and their ranking
     seed: int
     controls: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)  # why the text may not be what was asked for
-    classifier_calls: int = 0  # beside those of the model
-    drafts: list[Draft] = field(default_factory=list, compare=False)  # every step, where `frames=True` asked for them
-    read: Callable[[], list[TokenBelief]] | None = field(default=None, compare=False)  # asks the model that wrote it
+    warnings: list[str] = field(default_factory=list)  # why the text may not be as requested
+    classifier_calls: int = 0  # calls of classifiers, in addition to denoiser_calls
+    drafts: list[Draft] = field(default_factory=list, compare=False)  # every step, with `frames=True`
+    read: Callable[[], list[TokenBelief]] | None = field(default=None, compare=False)  # computes `alternatives`
 
     def __str__(self) -> str:
         return self.text
@@ -73,14 +73,14 @@ class Generation:
 
     @cached_property
     def alternatives(self) -> list[TokenBelief]:
-        """For each token of the text, how likely the model finds it given all others, and what it would rather have
-        written there. It asks the model once."""
+        """For each token of the text, its probability given all others, and likelier tokens in its place. The model is
+        called once."""
         assert self.read is not None, "a text that no model wrote: use lm.alternatives(text)"
         return self.read()
 
 
 class Texts(list[Generation]):
-    """Texts in order: a list that a notebook shows as texts, and plays where they hold their drafts."""
+    """A list of texts. A notebook shows the texts, and plays them if they contain their drafts."""
 
     def __repr__(self) -> str:
         return "\n".join(repr(text) for text in self)

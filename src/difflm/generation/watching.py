@@ -24,7 +24,7 @@ def draw_bar(done: int, total: int) -> None:
 
 
 class Watcher:
-    """Follows jobs: tells `progress` after every step, and keeps the drafts of all texts where `frames` asks for it."""
+    """Follows jobs: calls `progress` after every step and, with `frames`, keeps the drafts of all texts."""
 
     def __init__(
         self, lm: "TextDiffusion", jobs: Sequence[GenerationJob], progress: bool | Progress, frames: bool

@@ -1,10 +1,10 @@
-"""BERT has a Mouth, and It Must Speak (Wang & Cho, 2019): a masked language model that is asked again and again.
+"""BERT has a Mouth, and It Must Speak (Wang & Cho, 2019): sampling from a masked language model by Gibbs steps.
 
-Each step writes one masked word; once all stand, one is masked anew. Its conditionals belong to no joint distribution,
-so there is no likelihood and no bound (the authors withdrew their own claim of one). Words are only ever masked, where
-BERT also shuffles a tenth of them. The first half of the steps draws any word, the second one of the hundred likeliest.
-Training masks 15 % or, every second text, any share: the first words of a text are written before all others, which
-BERT never sees.
+Each step writes one masked word; once all are written, one word is masked again. The conditionals belong to no joint
+distribution, so there is no likelihood and no bound (the authors withdrew their own claim of one). Words are only ever
+masked, while BERT also replaces a tenth of them. The first half of the steps draws any word, the second half one of the
+hundred likeliest. Training masks 15 % of the words or, in every second text, a random share, because the first words of
+a text are written while all others are masked, which BERT never sees.
 """
 
 from pydantic import Field

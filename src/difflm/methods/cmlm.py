@@ -1,8 +1,8 @@
 """Mask-Predict: Parallel Decoding of Conditional Masked Language Models (Ghazvininejad et al., 2019).
 
-Masked diffusion under even weights: any share of the words is masked, and every masked word counts alike, where the
-bound of `mdlm` counts those of a nearly whole text most. The least certain words are written last; a word that stands
-is not masked again, as it is in the paper.
+Masked diffusion with uniform weights: a random share of the words is masked, and every masked word counts equally,
+while the bound of `mdlm` gives the most weight to texts with few masks. The least certain words are written last;
+unlike in the paper, a written word is not masked again.
 """
 
 from pydantic import Field

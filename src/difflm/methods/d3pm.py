@@ -1,8 +1,9 @@
 """Structured Denoising Diffusion Models in Discrete State-Spaces (Austin et al., 2021).
 
-A chain of a thousand steps whose bound is trained one step at a time, beside λ times the cross-entropy of x_0. λ helped
-masks and hurt uniform noise there; here it judges the posterior of x_0 that the answer implies, whose optimum is the
-bound's own (docs/tokens.md). The last step draws, as the bound assumes; the released code takes the likeliest word.
+A chain of a thousand steps whose bound is trained one step at a time, plus λ times the cross-entropy of x_0. In the
+paper λ helped masks and hurt uniform noise; here the cross-entropy is that of the posterior of x_0, whose optimum is
+the bound's own (docs/tokens.md). The last step samples, as the bound assumes; the released code takes the likeliest
+word.
 """
 
 from difflm.methods.base import DiscreteProcess, LanguageModel, TextSpec
@@ -47,7 +48,7 @@ class D3pmUniform(D3pm):
 
 
 class D3pmNearest(D3pm):
-    """Words become words that keep like company in the training texts."""
+    """Words turn into words that occur in similar contexts in the training texts."""
 
     name, family = "d3pm-nearest", "matrix"
     packs = False  # it counts which words stand beside each other

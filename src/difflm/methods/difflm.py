@@ -1,9 +1,9 @@
-"""difflm, our flagship: score interpolation on a sphere of word vectors, told what its noisy input already shows.
+"""difflm, our flagship: score interpolation on a sphere of word vectors, with the evidence of the noisy input.
 
 Parts: word vectors on a sphere and cross-entropy alone (Dieleman et al., 2022), self-conditioning (Chen et al., 2023),
-time warping (Dieleman et al., 2022), the closed-form evidence of the noisy vector in the logits (Gulrajani &
-Hashimoto, 2023) and at the network's input, adaptive norms for time (Peebles & Xie, 2023), and a length drawn
-beforehand. What was tried, with numbers: docs/log.md.
+time warping (Dieleman et al., 2022), the closed-form evidence of the noisy vector in the logits (Gulrajani & Hashimoto,
+2023) and at the network's input, adaptive norms for time (Peebles & Xie, 2023), and a length drawn beforehand. What was
+tried, with numbers: docs/log.md.
 """
 
 from typing import Any

@@ -1,10 +1,11 @@
 """Diffusion-NAT: Self-Prompting Discrete Diffusion for Non-Autoregressive Text Generation (Zhou et al., 2024).
 
-Masked diffusion by an encoder and a decoder, trained by plain cross-entropy, without a bound. At each step the network
-answers three times: of the source, and twice more with its last answer before the source. The released noise makes one
-word in a million another word, and the network must copy words that stand; here noise is masks alone, and what stands
-is copied by construction. The network begins without BART's weights, so that lengths, which BART ends by padding, are
-predicted of the source. The released code draws words by float32 noise that loses rare ones; here no word is lost.
+Masked diffusion with an encoder and a decoder, trained with plain cross-entropy, without a bound. At each step the
+network is called three times: with the source, and twice more with its last answer before the source. The released
+noise replaces one word in a million, and the network must copy unmasked words; here the noise is masks only, and
+unmasked words are copied by construction. The network starts without BART's weights, so lengths, which BART decides by
+padding, are predicted from the source. The released code draws words with float32 noise that loses rare ones; here no
+word is lost.
 """
 
 from dataclasses import replace

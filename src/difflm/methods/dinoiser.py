@@ -1,7 +1,8 @@
 """DINOISER: Diffused Conditional Sequence Learning by Manipulating Noises (Ye et al., 2024).
 
-δ² is measured of some words a step, not of all. The head of lengths learns beside the model, without teaching it, and
-not afterwards. Candidates of all lengths are compared at once. Blocks are those of our Transformer, pre-norm.
+δ² is measured on some words per step, not on all. The length head is trained together with the model, without gradients
+into it, not afterwards. Candidates of all lengths are compared at once. The blocks are those of our pre-norm
+Transformer.
 """
 
 from difflm.methods.base import LanguageModel, Method, TextSpec, build_network

@@ -2,8 +2,8 @@
 
 Continuous paragraph denoising, its pre-training, is a task of any method that reads sources: `task: span-denoising`.
 The released code skips steps but draws each from the level next to it, attends to the padding of sources, and reports
-the best of several samples as judged by the reference; here steps have two free times, padding is masked, and nobody
-chooses by the reference. The encoder begins without BERT's weights.
+the best of several samples as judged by the reference; here steps have two free times, padding is masked, and
+references are never used for choosing. The encoder starts without BERT's weights.
 """
 
 from difflm.methods.base import LanguageModel, Method, TextSpec, build_network

@@ -1,5 +1,6 @@
 """Generalized Interpolating Discrete Diffusion (von Rütte et al., 2025): masks and a few random words, so that a model
-learns to doubt what already stands. Trained under calmer weights than the bound's, measured by the bound."""
+learns to question words that are already written. It is trained with smoother weights than the bound's and measured by
+the bound."""
 
 from pydantic import Field
 

@@ -1,8 +1,8 @@
 """A Gaussian variational autoencoder of texts (Kingma & Welling, 2014; for text Bowman et al., 2016).
 
-It has the place that GPVAE (Du et al., 2022) has in tables of diffusion models: one draw of latents, then words from
-left to right. The latents have a standard normal prior, not a Gaussian process over the states of a source; where
-texts have sources, the decoder reads these beside the latents.
+It takes the place of GPVAE (Du et al., 2022) in tables of diffusion models: latents are drawn once, then words are
+written from left to right. The latents have a standard normal prior, not a Gaussian process over the states of a
+source. If texts have sources, the decoder reads them in addition to the latents.
 """
 
 from pydantic import Field

@@ -1,11 +1,11 @@
 """LD4LG: Latent Diffusion for Language Generation (Lovelace et al., 2023).
 
-The latents of an autoencoder diffuse; its decoder writes from them, and ends a text where it likes. The paper trains
-the autoencoder first; here both learn in one run, and no gradient of the diffusion reaches the latents. Its
-autoencoder is a frozen BART or T5 between two small networks: `pretrained` is such a directory; without one a small
-autoencoder is learned. The network is the Transformer of the other methods, without the paper's skips, and without a
-vector for a missing last estimate, which is zeros. A class is a source of one word. The released second-order solver
-is of first order: its history stays empty.
+The latents of an autoencoder diffuse; its decoder writes the text from them and decides where it ends. The paper trains
+the autoencoder first; here both are trained in one run, and no gradient of the diffusion reaches the latents. The
+paper's autoencoder is a frozen BART or T5 between two small networks: `pretrained` names its directory; without it a
+small autoencoder is trained. The network is the Transformer of the other methods, without the paper's skips, and with
+zeros instead of a learned vector for a missing last estimate. A class is a source of one word. The released
+second-order solver is actually first-order, because its history stays empty.
 """
 
 from pydantic import Field

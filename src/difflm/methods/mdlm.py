@@ -1,8 +1,8 @@
 """Simple and Effective Masked Diffusion Language Models (Sahoo et al., 2024); MD4 (Shi et al., 2024) is the same model.
 
-The loss is the bound in continuous time; since a mask shows nothing, the network is not told the time. With `context`,
-a share of the texts is learned as one gap between words that stand. It may begin as a model that writes from left to
-right and come to see everything (Gong et al., 2025).
+The loss is the bound in continuous time; since a mask carries no information, the network has no time input. With
+`context`, a share of the texts is trained as one gap between known words. It can start from a left-to-right model whose
+attention is gradually opened (Gong et al., 2025).
 """
 
 from typing import TYPE_CHECKING, Any

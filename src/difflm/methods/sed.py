@@ -1,8 +1,8 @@
 """SED: Self-conditioned Embedding Diffusion for Text Generation (Strudel et al., 2022).
 
-The paper's vectors are those of a BERT that it trained; here they are a file's, or are made of the training texts'
-neighbouring words, or random. The cross-entropy reads x_0, as in the paper; an unofficial code reads the estimate. A
-source, which the paper has none of, stands clean before the text (Gong et al., 2023).
+The paper's vectors come from a BERT that its authors trained; here they come from a file, from neighbouring words of
+the training texts, or are random. The cross-entropy reads x_0, as in the paper; an unofficial implementation reads the
+estimate. A source, which the paper does not have, precedes the text without noise (Gong et al., 2023).
 """
 
 from typing import TYPE_CHECKING, Literal

@@ -78,7 +78,7 @@ class TokenMethod(Method):
 
 
 class DecoderStart(TokenMethod):
-    """A method of masks that may begin as a model that writes from left to right, and come to see everything."""
+    """A masked method that can start from a left-to-right model whose attention is gradually opened."""
 
     pretrained: str = ""
     "The directory of a left-to-right model of Llama's, Qwen's or GPT-2's shape (init=DIR); the sizes are its own."

@@ -1,1 +1,1 @@
-"""Trained models: what they are asked, how they are composed, and how they run."""
+"""Trained models: their interface, how they are composed, and how they run."""

@@ -30,9 +30,9 @@ class Autoregressive(LanguageModel):
     """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood. Words to begin with may be given.
 
     With a `source_longest` every text has a source, which the network encodes once a generation. Without one, sources
-    of a batch are prompts that end with START: they stand before the texts, and are read but not learned.
-    `label_smoothing` is the share of a training target that all words have alike; likelihoods know nothing of it.
-    A `network` of another make is read as a Transformer of these sizes is."""
+    of a batch are prompts that end with START: they precede the texts and have no loss. `label_smoothing` is the share
+    of a training target that is uniform over all words; it does not affect likelihoods. Another `network` must have the
+    interface of a Transformer of these sizes."""
 
     likelihood: Likelihood | None = "exact"
     samplers = ("autoregressive",)

@@ -108,7 +108,7 @@ class LanguageModel(Trainable):
         return nats, torch.zeros_like(nats)
 
     def nats_calls(self, draws: int) -> int:
-        """Network calls that the nats of a text cost, with so many draws of a bound."""
+        """The number of network calls for the nats of a text, with this many draws of a bound."""
         return 1
 
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
@@ -140,11 +140,11 @@ class LanguageModel(Trainable):
         """The word ids of one finished row."""
 
     def calls(self, sampling: Sampling, words: int) -> int:
-        """Network calls that a text of so many words costs."""
+        """The number of network calls for a text of this many words."""
         return sampling.steps
 
     def frames(self, sampling: Sampling, words: int) -> int:
-        """How many frames a text of so many words has at most."""
+        """The largest number of frames of a text of this many words."""
         return sampling.steps
 
     def draw_pictures(self, frame: Frame) -> Tensor | None:

@@ -1,9 +1,9 @@
-"""From texts to canvases, and samples of like length in batches.
+"""From texts to canvases, and samples of similar length in batches.
 
 The length of a text is drawn before denoising, or the model writes padding as tokens: a length policy says which.
 
-On the CPU a batch always has the same shape for a given length and sample number: matrix products then round alike, and
-sample k of a seed is the same to the bit however many are asked for.
+On the CPU a batch always has the same shape for a given length and sample number: matrix products then round in the
+same way, and sample k of a seed is bit-identical however many are generated.
 """
 
 from abc import abstractmethod

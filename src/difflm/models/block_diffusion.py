@@ -84,8 +84,8 @@ class BlockLengths(DrawnLength):
 
 
 class BlockDenoiser(Denoiser):
-    """Reads noisy blocks beside the clean text, which the condition gives: each block sees itself, and the clean blocks
-    before it that are nearer than `window` words, so that no distance is longer than those of training."""
+    """Reads noisy blocks together with the clean text, which the condition provides: each block sees itself and the
+    clean blocks before it that are nearer than `window` words, so that no distance is longer than in training."""
 
     network: Transformer
 

@@ -154,7 +154,7 @@ class DiffusionModel(LanguageModel):
             begin(update)
 
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
-        """What is known beside the noisy state of a batch with these `ids` on its canvas."""
+        """The condition of a batch with these `ids` on its canvas: what is given in addition to the noisy state."""
         if batch.source is None or batch.source_lengths is None:
             return Condition(documents=batch.documents)
         place = torch.arange(batch.source.shape[1], device=batch.source.device)
@@ -226,8 +226,8 @@ class DiffusionModel(LanguageModel):
         return replace(made, belief=self.denoiser(x_t, level, seen, condition, previous, read))
 
     def noise_one_stretch(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Times of all positions [B, L] and the mask of those that count. In a share of the texts one stretch, its two
-        ends anywhere, is at time t and the rest at 0: what a gap looks like between words that are known."""
+        """Times of all positions [B, L] and the mask of those that count. In a share of the texts one random span is at
+        time t and the rest at 0, like a gap between known words."""
         ends = noise.uniform(0, 3, stream=STRETCH).T.unsqueeze(-1)
         one, other = (ends[:2] * mask.sum(-1, keepdim=True)).long()
         first, last = torch.minimum(one, other), torch.maximum(one, other)
@@ -279,8 +279,7 @@ class DiffusionModel(LanguageModel):
 
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
-        """Where there is no bound, a cross-entropy at one time: it tells a trainer whether training helps, and nobody
-        how likely a text is."""
+        """Without a bound, a cross-entropy at one time: it shows whether training helps, but is not a likelihood."""
         if self.likelihood is not None:
             return self.nats_and_error(batch, noise, draws)[0]
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)

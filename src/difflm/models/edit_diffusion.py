@@ -56,12 +56,12 @@ class Revision:
 
 
 class EditDiffusion(LanguageModel):
-    """START words END on a canvas. A round of editing asks the tagger once, and the generator for each word of the
-    new text, those that are kept included: it reads all of them, and what it writes follows them.
+    """START words END on a canvas. A round of editing asks the tagger once, and the generator for each word of the new
+    text, those that are kept included: it reads all of them, and what it writes follows them.
 
     The networks learn the fewest edits (`align`) from a corrupted text to the text itself, and not to the text of a
     step before: of two steps' noise most was already there one step before, so that the likeliest tag would keep it.
-    Tags alone teach a tagger little. In training it also guesses the word that belongs where each word stands."""
+    Tags alone teach a tagger little, so in training it also predicts the correct word at each position."""
 
     samplers = ("edits", "ancestral")
     families = ("any", "diffusion", "left-to-right", "tokens", "edits")

@@ -37,9 +37,9 @@ class Paths:
 
 class FlowMapModel(DiffusionModel):
     """A quarter of each batch is learned as usual, at one time: there the belief has its bound, and samplers that take
-    ordinary steps. The others learn jumps. What a jump should believe follows from two of half its length, which are
-    asked of the network as it is, without gradients; the shortest follow the flow at `path_temperature`. Where the
-    model `remembers`, a jump is told what was believed in the one before."""
+    ordinary steps. The others learn jumps. The target belief of a jump follows from two jumps of half its length,
+    computed by the current network without gradients; the shortest follow the flow at `path_temperature`. If the model
+    `remembers`, a jump sees the belief of the previous one."""
 
     def __init__(self, *, path_temperature: float = 1.0, remembers: bool = True, **parts: Any) -> None:
         super().__init__(**parts)

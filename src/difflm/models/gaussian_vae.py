@@ -19,11 +19,10 @@ LATENTS = 27  # the stream of random numbers that latents are drawn from
 
 
 class GaussianVae(Autoencoder):
-    """p(text) = ∫ p(text | z) N(z; 0, I) dz, with q(z | text) = N(mean, variance) of the encoder's answer; its evidence
-    lower bound is what is trained and reported. Where texts have sources, the decoder reads these beside z.
-
-    `free_nats` of KL are not charged for in training, for each number of z: else a decoder that could do without z
-    learns to, and z says nothing (Kingma et al., 2016)."""
+    """p(text) = ∫ p(text | z) N(z; 0, I) dz, with q(z | text) = N(mean, variance) from the encoder; its evidence lower
+    bound is trained and reported. If texts have sources, the decoder reads them in addition to z. In training,
+    `free_nats` of KL per component of z are free: otherwise a decoder that can do without z learns to ignore it (Kingma
+    et al., 2016)."""
 
     likelihood = "bound"
 

@@ -1,8 +1,9 @@
 """Stages of a decoder as the steps of masked diffusion, trained by glancing (Qian et al., 2021, 2024).
 
-A pass over the decoder writes a text: each stage writes the words that it is surest of, and the next one reads them. In
-training a stage is shown words of the reference instead, the more of them the more the stage before it got wrong. Its
-words are drawn for that, and not the likeliest: of two translations the likelier one would else never be shown.
+One pass over the decoder writes a text: each stage writes the words that it is most certain of, and the next stage
+reads them. In training a stage is shown words of the reference instead; the more the previous stage got wrong, the more
+are shown. For this, its words are sampled instead of taking the likeliest, because the likelier of two translations
+would otherwise never be shown.
 """
 
 from typing import Any

@@ -45,8 +45,8 @@ class Inference:
     products in its blocks alone. `record` captures sampling steps; None: on a GPU. Several readers may use one object
     at once, in one thread or in many.
 
-    The copy of the denoiser follows the model at the beginning of every request, so that training, loading and moving
-    the model go on as they like."""
+    The copy of the denoiser is updated from the model at the start of every request, so the model can be trained,
+    loaded or moved at any time."""
 
     def __init__(
         self,
@@ -242,8 +242,8 @@ def join_frames(frames: Sequence[Frame]) -> Frame:
 
 
 class DenoiserCopy:
-    """A denoiser that does not learn: its word vectors are as they diffuse, its linear layers of the width that it
-    computes in. Both would else be computed anew at every call."""
+    """A denoiser for inference: its word vectors are already normalised and its linear layers are in the dtype of the
+    computation. Otherwise both would be recomputed at every call."""
 
     def __init__(self, source: Denoiser, dtype: torch.dtype | None, compiled: bool) -> None:
         self.key = source.network, dtype, compiled, source.codec.bias.device  # what it was made of
@@ -261,8 +261,8 @@ class DenoiserCopy:
         self.sync_weights(source)
 
     def sync_weights(self, source: Denoiser) -> None:
-        """Take over the source's weights as they are now. Whether they changed nobody can tell: a captured training
-        step leaves no trace but in them. The copying is captured too, as long as the weights stay where they are."""
+        """Copy the source's current weights. Whether they changed cannot be checked: a captured training step leaves no
+        other trace. The copying is captured too, as long as the weights stay at their addresses."""
         there = storage_addresses(source)
         if self._copying is None or self._copying[0] != there:
             device = source.codec.bias.device
@@ -275,9 +275,9 @@ class DenoiserCopy:
         torch._foreach_copy_(mine, new)
 
     def pairs(self, source: Denoiser) -> list[tuple[Tensor, Tensor]]:
-        """Its weights, each with the source's. They are taken as `data`, whose changes autograd does not count: whoever
-        takes a classifier's gradient at this moment would else be told that they changed, though the values are equal.
-        """
+        """Its weights, each with the source's. They are accessed as `data`, whose changes autograd does not track:
+        otherwise computing a classifier's gradient at this moment would fail because they changed, although the values
+        are equal."""
         pairs = [*zip(self.denoiser.codec.frozen_tensors(), source.codec.frozen_tensors(), strict=True)]
         if self.apart:
             own, theirs = self.denoiser.network.state_dict(), source.network.state_dict()
@@ -286,8 +286,8 @@ class DenoiserCopy:
 
 
 class PaddedLinear(nn.Linear):
-    """A layer that computes a multiple of eight outputs and drops those that nobody asked for: a GPU's fast products
-    are for such widths, and 821 words take it several times as long as 824."""
+    """A layer that computes a multiple of eight outputs and drops the surplus: a GPU's fast matrix products need such
+    widths, and 821 words take several times as long as 824."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, -(-layer.out_features // ALIGNMENT) * ALIGNMENT, layer.bias is not None)

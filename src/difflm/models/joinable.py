@@ -111,7 +111,7 @@ class JoinableSampler:
             old.copy_(new)
 
     def frame(self, step: int, changed: Tensor | None) -> Frame:
-        """The last step as somebody reads it who is at `step`; its tensors are good until the next one."""
+        """The last step, for a reader at `step`; its tensors are valid until the next one."""
         shown = self.states.tokens, self.sure, self.inputs.mask, changed, self.states.x
         return Frame(step, self.times, *shown, clean=self.states.clean)
 

@@ -99,8 +99,8 @@ class LatentDiffusion(LanguageModel):
 
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
-        """There is no bound. −log p(text | the denoiser's estimate at the middle time) tells a trainer whether training
-        helps, and nobody how likely a text is."""
+        """There is no bound. −log p(text | the denoiser's estimate at the middle time) shows whether training helps,
+        but is not a likelihood."""
         latents, process = self.autoencoder.encode(batch.ids, batch.lengths), self.denoiser.process
         condition = self.denoiser.conditioning.prepare(self.denoiser, Condition(*source_of(batch)))
         t = self.times.time_of(torch.full((len(latents),), 0.5, device=latents.device))

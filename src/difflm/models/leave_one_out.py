@@ -24,13 +24,14 @@ def knows_evidence(denoiser: Denoiser) -> bool:
 def leave_one_out_log_probs(
     denoiser: Denoiser, t: Tensor, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL
 ) -> Tensor:
-    """log p(any word | the others), [B, L, V], of texts at times t [B]. No noise is added: it is the same each time."""
+    """log p(any word | the others), [B, L, V], of texts at times t [B]. No noise is added, so the result is
+    deterministic."""
     codec, process = denoiser.codec, denoiser.process
     clean = codec.encode(ids)
     x = process.corrupt(clean, t, torch.zeros_like(clean)) if clean.is_floating_point() else clean
     belief = denoiser(x, process.at(t), mask, condition)
     if belief.evidence is None:
-        raise UsageError("this model does not tell a word's own state from its context: it cannot doubt single words.")
+        raise UsageError("this model does not separate a word from its context: it cannot question single words.")
     return belief.context.float().log_softmax(-1)
 
 
@@ -40,11 +41,13 @@ def leave_one_out_nats(denoiser: Denoiser, t: Tensor, ids: Tensor, mask: Tensor)
     return -found.gather(-1, ids.unsqueeze(-1)).squeeze(-1) * mask
 
 
-def masked_logits(denoiser: Denoiser, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-    """Logits of p(word | the others) under a model of masks, [L, V], of one text [1, L]: place after place is masked,
-    at the time at which one word in so many is."""
-    found, places = [], torch.arange(ids.shape[1], device=ids.device)
-    for some in places.split(AT_ONCE):
+def masked_logits(
+    denoiser: Denoiser, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL, places: slice = slice(None)
+) -> Tensor:
+    """Logits of p(word | the others) under a model of masks, [places, V], of one text [1, L]: place after place is
+    masked, at the time at which one word in so many is."""
+    found, where = [], torch.arange(ids.shape[1], device=ids.device)[places]
+    for some in where.split(AT_ONCE):
         rows, size = torch.arange(len(some), device=ids.device), len(some)
         x = ids.repeat(size, 1)
         x[rows, some] = denoiser.process.mask_id

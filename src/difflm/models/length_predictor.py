@@ -21,8 +21,8 @@ class LengthPredictor(DrawnLength):
     """p(length − the source's length), from the mean of the encoder's states (Lee et al., 2018).
 
     The head reads the values that the memory holds for the last layer: a linear function of the encoder's states, and
-    computed anyway. `weight` is that of its cross-entropy beside the other losses; `shapes_encoder`: whether it teaches
-    the encoder too.
+    computed anyway. `weight` is that of its cross-entropy relative to the other losses; `shapes_encoder`: whether its
+    gradient reaches the encoder.
     """
 
     def __init__(

@@ -75,8 +75,8 @@ class RandomPads(PadTokens):
 
 
 class OwnEnd(LengthPolicy):
-    """A canvas on which the model itself ends its text, by one of `ends`. With `begins`, START stands before every text
-    that nothing else begins. A text whose length is settled ends with END. `context` positions are the most."""
+    """A canvas on which the model itself ends its text, by one of `ends`. With `begins`, START precedes every text that
+    has no prompt. A text of fixed length ends with END. There are at most `context` positions."""
 
     continues = True
 

@@ -16,9 +16,9 @@ from difflm.networks.transformer import Cache, Memory
 
 
 class OpenBlockDenoiser(BlockDenoiser):
-    """Where the network's answers speak of the next position (`shift`), the word before a noisy block stands in front
-    of it once more, START in front of the first: there the network sees the whole block, and answers of its first word.
-    This copy is seen by nobody, so that no word counts twice, but for START, which stands nowhere else."""
+    """If the network's outputs predict the next position (`shift`), the word before a noisy block is repeated in front
+    of it (START for the first block): there the network sees the whole block and predicts its first word. No other
+    position sees this copy, so that no word counts twice, except START, which occurs nowhere else."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The model that somebody else's weights make: masks or random words over a text, behind a prompt."""
+"""A model with somebody else's weights: masks or random words over a text, after a prompt."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,8 +16,9 @@ from difflm.networks.open_transformer import OpenTransformer
 
 
 class Prompt(Conditioning):
-    """What stands before the text is read with it, and not noised. All prompts of a batch have one length. Of a network
-    that sees no later block, keys and values of the prompt's whole blocks are computed once, which is exact."""
+    """The prompt before the text is read with it, without noise. All prompts of a batch have the same length. For a
+    network that does not see later blocks, keys and values of the prompt's complete blocks are computed once, which is
+    exact."""
 
     def prepare(self, denoiser: Denoiser, condition: Condition) -> Condition:
         if condition.source is None or condition.source_mask is None:

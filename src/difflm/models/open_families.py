@@ -34,10 +34,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Family:
-    """`find_key` tells where each weight of the network lies. `mask` is the mask's id where config and tokenizer are
-    silent. `ends` are tokens that end an answer beside the usual one. `tokenizer` is the Hub's name of the tokenizer
-    that the files leave out. `find_block` reads off the name of a directory how many positions a block has, where the
-    config does not say."""
+    """`find_key` maps each weight of the network to its key in the file. `mask` is the mask's id if config and
+    tokenizer do not give it. `ends` are tokens that end an answer in addition to the usual one. `tokenizer` is the Hub
+    name of the tokenizer, if the files have none. `find_block` reads the block size from the name of a directory, if
+    the config does not give it."""
 
     name: str
     read_shape: Callable[[Config], Shape | DitShape]
@@ -86,7 +86,7 @@ def refuse_unread(config: Config, **usual: Any) -> None:
     """Refuse a config whose settings ask for what the network does not have."""
     for key, value in usual.items():
         if config.get(key, value) not in (value, None):
-            raise UsageError(f"{key}={config[key]!r} is not read here, only {value!r}")
+            raise UsageError(f"{key}={config[key]!r} is not supported, only {value!r}")
 
 
 def llama_key(name: str) -> Stored:
@@ -292,7 +292,7 @@ def last_id(config: Config) -> int:
 
 
 def read_duo(config: Config) -> DitShape:
-    """A DiT that is always told the time."""
+    """A DiT that always has the time as input."""
     return replace(read_dit(config), timed=True)
 
 

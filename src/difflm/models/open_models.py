@@ -108,7 +108,7 @@ def recognise(folder: Path, keys: Sequence[str]) -> tuple[Family, dict[str, Any]
     if kind == "gpt2" and any(key.startswith("denoise_model.") for key in keys):
         name = "diffugpt"
     if name not in FAMILIES:
-        raise UsageError(f"{folder}: no diffusion model of the kind {kind or 'of this config.json'} is known here.")
+        raise UsageError(f"{folder}: diffusion models of the kind {kind or 'of this config.json'} are not supported.")
     family = FAMILIES[name]
     if (block := family.find_block(str(folder))) and not config.get("block_size"):
         config["block_size"] = block
@@ -159,7 +159,7 @@ def take_gumbel(folder: Path, weights: dict[str, Tensor]) -> tuple[float, float]
     try:
         loc, scale = (float(weights.pop(f"proposal.{name}")) for name in ("loc", "scale"))
     except (KeyError, RuntimeError) as error:
-        raise DifflmError(f"{folder} is no langflow model: it lacks a number {error}.") from None
+        raise DifflmError(f"{folder} is not a langflow model: it lacks a number {error}.") from None
     return loc, scale
 
 
@@ -223,11 +223,9 @@ def find_mask(folder: Path, family: Family, config: Config, files: TokenizerFile
     (first, mask), *others = named.items()
     for who, number in others:
         if number != mask:
-            raise UsageError(
-                f"{folder}: the mask is {mask} for {first} and {number} for {who}: which it is, is unclear."
-            )
+            raise UsageError(f"{folder}: the mask is {mask} for {first} and {number} for {who}: they disagree.")
     if not isinstance(mask, int) or not 0 <= mask < rows:
-        raise UsageError(f"{folder}: its mask {mask} is none of the {rows} rows of its embedding.")
+        raise UsageError(f"{folder}: its mask {mask} is outside the {rows} rows of its embedding.")
     return mask
 
 

@@ -1,4 +1,4 @@
-"""Texts as rows of signs, a cell each: what a picture shows, and how it is read."""
+"""Texts as rows of glyphs, one per cell: what a picture shows, and how it is read."""
 
 from operator import eq
 

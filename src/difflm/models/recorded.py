@@ -37,8 +37,9 @@ def can_capture(inputs: SamplerInputs) -> bool:
 
 
 def capture_key(value: Any, seen: dict[int, int] | None = None) -> Hashable:
-    """What two inputs must have in common to share a captured step: everything but what tensors hold, and which places
-    share one tensor. Networks are told apart by the addresses of their weights, which a capture refers to."""
+    """What two inputs must have in common to share a captured step: everything except the contents of tensors,
+    including which places share one tensor. Networks are identified by the addresses of their weights, which a capture
+    refers to."""
     seen = {} if seen is None else seen
     if isinstance(value, nn.Module):
         return id(value), storage_addresses(value)
@@ -54,7 +55,7 @@ def capture_key(value: Any, seen: dict[int, int] | None = None) -> Hashable:
 
 
 def clone_tensors(thing: Any, copies: dict[int, Tensor]) -> Any:
-    """The same with tensors of its own; one that stands in several places still does."""
+    """A copy with its own tensors; a tensor that occurs in several places still does."""
     if isinstance(thing, nn.Parameter):
         return thing
     if isinstance(thing, Tensor):
@@ -67,15 +68,15 @@ def clone_tensors(thing: Any, copies: dict[int, Tensor]) -> Any:
 
 
 def copy_into(new: Any, old: Any) -> None:
-    """Every tensor of `new` into the one that stands in its place in `old`; also those that `old` worked out of them
-    and kept."""
+    """Copy every tensor of `new` into its counterpart in `old`, including those that `old` computed from them and
+    cached."""
     apart = {id(to): (to, value) for to, value in paired_tensors(new, old) if value.data_ptr() != to.data_ptr()}
     if apart:
         torch._foreach_copy_([to for to, _ in apart.values()], [value for _, value in apart.values()])
 
 
 def paired_tensors(new: Any, old: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tensors of `old`, each with what stands in its place in `new`."""
+    """Tensors of `old`, each with its counterpart in `new`."""
     if isinstance(old, Tensor):
         yield old, new
     elif is_dataclass(old):
@@ -159,7 +160,8 @@ class RecordedSampler:
         self.begin.close()
 
     def frames(self, inputs: SamplerInputs, watched_steps: Container[int] | None = None) -> Iterator[Frame]:
-        """Of other inputs with the same capture key. A frame that nobody reads is not copied, but for the last."""
+        """The frames of other inputs with the same capture key. Frames that are not watched are not copied, except the
+        last."""
         copy_into(inputs, self.inputs)
         self.begin()
         times, before = self.levels[:, 0].clone(), None

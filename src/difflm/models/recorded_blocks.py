@@ -1,8 +1,9 @@
-"""Blocks of tokens whose every step is the same work, so that it can be captured once for all blocks.
+"""Blocks of tokens with identical work in every step, so that one captured step serves all blocks.
 
-A step reads two blocks: the finished one before, as clean words, and the current one. Keys and values have a slot for
-every position. Those of the finished block are written anew by every step of the next, which costs a GPU little and
-saves a step of its own; those of the current block stand where the finished ones will. Masks say who sees what.
+A step reads two blocks: the previous, finished one as clean words, and the current one. Keys and values have a slot for
+every position. Those of the finished block are rewritten by every step of the next one, which costs a GPU little and
+saves a separate step; those of the current block are in the slots of the finished ones to come. Masks determine what
+each position attends to.
 """
 
 from dataclasses import replace

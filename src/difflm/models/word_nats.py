@@ -29,8 +29,8 @@ SPARE = 3.0  # times the root of all positions: six standard deviations of how m
 
 @dataclass(frozen=True)
 class WordNats(Belief):
-    """Cross-entropies of the text's own words [B, L] in the place of logits, 0 where no mask stands. They have no
-    gradient; `total` has, their sum as the loss weighs them."""
+    """Cross-entropies of the text's own words [B, L] instead of logits, 0 at positions without a mask. They have no
+    gradient; `total`, their weighted sum in the loss, has."""
 
     total: Tensor | None = None
 
@@ -93,8 +93,8 @@ def read_masked(
 def read_nats(
     network: Transformer, states: Tensor, ids: Tensor, weights: Tensor, rows: int, u: Tensor, smoothing: float
 ) -> WordNats:
-    """The nats of the words [B, L] that have weights, given the network's last states; at most so many rows of them.
-    `u` [1], a uniform number, says where a run begins that leaves some out."""
+    """The nats of the words [B, L] that have weights, given the network's last states, for at most this many rows. `u`
+    [1], a uniform number, determines where the run of used rows starts if some are left out."""
     flat, targets, found = weights.flatten(), ids.flatten(), states.flatten(0, 1)
     if rows >= len(flat):
         nats, total = weigh_nats(network, found, targets, flat, smoothing)

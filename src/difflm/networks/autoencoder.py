@@ -11,12 +11,11 @@ from difflm.networks.transformer import Memory, Transformer
 
 
 class Resampler(nn.Module):
-    """States of any number of words [B, L, in_dim] → `latents` vectors [B, latents, out_dim]: learned queries stand
-    before the states, and a Transformer's answers at them are kept.
-
-    Each query begins with the states of one span, all spans together covering the longest text: else less than 1 % of
-    the first latents' variance comes from the text, and a decoder learns to do without them. States of a span are
-    multiplied by vectors of signs before they are added, one for each place, so that their order is not lost."""
+    """States of any number of words [B, L, in_dim] → `latents` vectors [B, latents, out_dim]: learned queries precede
+    the states, and a Transformer's outputs at the queries are kept. Each query starts from the states of one span;
+    together the spans cover the longest text. Otherwise less than 1 % of the first latents' variance comes from the
+    text, and a decoder learns to ignore them. States of a span are multiplied by vectors of ±1, one per position,
+    before they are added, so that their order is not lost."""
 
     def __init__(
         self,

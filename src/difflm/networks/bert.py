@@ -23,7 +23,7 @@ class PostNormBlock(nn.Module):
 
 
 class BertLayout(nn.Module):
-    """Time is told at the input. Where pads are words, as in the paper, there is nothing to mask."""
+    """Time is added at the input. If padding counts as words, as in the paper, there is nothing to mask."""
 
     def __init__(
         self, in_dim: int, out_dim: int, hidden: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.1

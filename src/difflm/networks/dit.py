@@ -1,5 +1,5 @@
 """The Transformer that SEDD, MDLM, BD3-LM, UDLM and DUO share (Lou et al., 2024; Sahoo et al., 2024): norms without
-bias, shifted, scaled and gated by what the network is told of the noise σ. Modules bear the released names.
+bias, shifted, scaled and gated by an embedding of the noise σ. Modules have the released names.
 
 Shapes: vectors of tokens [B, L, hidden], time [B] or [B, L], mask as in `open_transformer.py` → logits [B, L, words].
 """

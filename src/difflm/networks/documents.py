@@ -1,6 +1,6 @@
-"""Rows that hold several documents, one behind the other: who sees whom, and where each document begins and ends.
+"""Rows with several concatenated documents: attention masks, and where each document begins and ends.
 
-Documents are told by their numbers [B, L], rising along a row, with NOTHING at positions that do not exist."""
+Documents are identified by numbers [B, L] that increase along a row, with NOTHING at positions that do not exist."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ NOTHING = -1
 
 
 def same_document(documents: Tensor, causal: bool = False) -> Tensor:
-    """The mask [B, L, L] of attention that stays within a document; `causal`: nobody sees what comes later."""
+    """The mask [B, L, L] of attention that stays within a document; `causal`: no position sees later ones."""
     same = documents.unsqueeze(2) == documents.unsqueeze(1)
     return same.tril() if causal else same
 

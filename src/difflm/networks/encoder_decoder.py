@@ -67,8 +67,8 @@ class EncoderDecoder(Transformer):
 
 
 class StagedDecoder(EncoderDecoder):
-    """A decoder in stages of `stage_layers` blocks each. A stage reads the text anew beside the states that the stage
-    before it left, and the words of any stage can be asked for; the last may have fewer blocks."""
+    """A decoder in stages of `stage_layers` blocks each. A stage reads the text again together with the states of the
+    previous stage, and each stage can predict words; the last stage may have fewer blocks."""
 
     def __init__(self, *sizes: Any, stage_layers: int, **settings: Any) -> None:
         super().__init__(*sizes, **settings)

@@ -58,7 +58,7 @@ def weigh_nats(
 def plain_nats(
     states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, weights: Tensor, vocabulary: int, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """`WeighedNats` where nobody learns."""
+    """`WeighedNats` without gradients."""
     size = rows_of_part(len(states), len(weight), states.device.type)
     logits = (torch.addmm(bias, part, weight.t())[:, :vocabulary].float() for part in states.split(size))
     parts = zip(logits, targets.split(size), strict=True)

@@ -59,7 +59,7 @@ class PretrainedDecoder(nn.Module):
     def run(
         self, x: Tensor, t: None, mask: Tensor | None, caches: Sequence[Cache | None] | None, start: int, **_: Any
     ) -> tuple[Tensor, list[Cache | None]]:
-        """Hidden states of words that follow those of the caches; None: nobody wants to know them later."""
+        """Hidden states of words that follow those of the caches; with None, nothing is cached."""
         if caches is None:
             return self.body(inputs_embeds=x, use_cache=False).last_hidden_state, []
         kept = transformers().DynamicCache()
@@ -84,7 +84,7 @@ def take_weights(network: PretrainedDecoder, table: Tensor, folder: str, words: 
         pieces = library.AutoTokenizer.from_pretrained(folder, **LOCAL)
     end = pieces.eos_token_id
     if end is None:
-        raise UsageError(f"pretrained={folder}: its tokenizer lacks a mark of the end.")
+        raise UsageError(f"pretrained={folder}: its tokenizer lacks an end token.")
     vectors, output = (part.weight.float() for part in (source.get_input_embeddings(), source.get_output_embeddings()))
     own = network.body.state_dict()
     theirs = source.base_model.state_dict()

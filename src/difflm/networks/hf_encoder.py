@@ -39,7 +39,7 @@ def transformers() -> ModuleType:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """The library's errors are of every kind and may fill a page: a person is told what failed, and their beginning."""
+    """Turn the library's errors, which may fill a page, into one line: what failed, and the start of the error."""
     try:
         yield
     except DifflmError:
@@ -172,7 +172,7 @@ def layers_of(body: nn.Module) -> nn.ModuleList:
     """The encoder's layers: its longest list of modules."""
     lists = [module for module in body.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
-        raise UsageError("this encoder has no list of layers that time could be told to; use time: none.")
+        raise UsageError("this encoder has no list of layers that could be given the time; use time: none.")
     return max(lists, key=len)
 
 
@@ -191,7 +191,7 @@ def take_weights(network: PretrainedEncoder, table: Tensor, folder: str, words: 
         pieces = library.AutoTokenizer.from_pretrained(folder, **LOCAL)
     mask, *ends = pieces.mask_token_id, pieces.cls_token_id, pieces.sep_token_id
     if None in (mask, *ends):
-        raise UsageError(f"pretrained={folder}: its tokenizer lacks a mask, or a mark of beginning or end.")
+        raise UsageError(f"pretrained={folder}: its tokenizer lacks a mask, a start or an end token.")
     vectors, output = (part.weight.float() for part in (source.get_input_embeddings(), source.get_output_embeddings()))
     own = network.body.state_dict()
     fitting = {k: v for k, v in source.state_dict().items() if k in own and own[k].shape == v.shape}

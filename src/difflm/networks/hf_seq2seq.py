@@ -28,7 +28,7 @@ def read_seq2seq(folder: str) -> dict[str, Any]:
     with explained(f"{folder}: config.json does not describe a model"):
         config = library_config(found)
     if type(config) not in transformers().MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
-        raise UsageError(f"{folder}: {found['model_type']} is no encoder-decoder. Give the directory of one.")
+        raise UsageError(f"{folder}: {found['model_type']} is not an encoder-decoder. Give the directory of one.")
     return found
 
 

@@ -28,8 +28,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 @dataclass(frozen=True)
 class Shape:
     """`rope` is the base of rotations, 0: positions are learned. With `block`, positions see their own block and those
-    before it; else all. `shift`: what the network says at a position is of the next one. `window`: but for every
-    `global_every`-th layer, positions see so many on either side, and rotate by `local_rope`."""
+    before it; else all. `shift`: the output at a position predicts the next one. `window`: except in every
+    `global_every`-th layer, positions see this many on either side, and rotate by `local_rope`."""
 
     hidden: int
     layers: int

@@ -62,7 +62,7 @@ class TimeAttentionBlock(Block):
 
 
 class TimeAttentionDecoder(EncoderDecoder):
-    """Nothing else is told the time. All layers share the two biases."""
+    """Nothing else depends on the time. All layers share the two biases."""
 
     def __init__(
         self, in_dim: int, out_dim: int, hidden: int, layers: int, heads: int, dropout: float = 0.1, **settings: Any

@@ -1,11 +1,11 @@
-"""One Transformer for every method: bidirectional or causal, told the time in one of five ways.
+"""One Transformer for every method: bidirectional or causal, with the time as input in one of five ways.
 
 "adaptive": norms are shifted, scaled and gated by it; "addition": it is added at the input; "layers": at the input of
-every layer; "prefix": it is a position of its own before the text; "none": it is not told.
+every layer; "prefix": it is a separate position before the text; "none": there is no time input.
 
-`positions` adds learned places, counted from both ends, for texts of up to that length.
-Shapes: inputs [B, L, in_dim], time [B] or [B, L], mask [B, L] (True = a position that exists) → [B, L, out_dim]. Where
-rows are packed, the mask holds numbers of documents (`networks/documents.py`).
+`positions` adds learned places, counted from both ends, for texts of up to that length. Shapes: inputs [B, L, in_dim],
+time [B] or [B, L], mask [B, L] (True = a position that exists) → [B, L, out_dim]. Where rows are packed, the mask holds
+numbers of documents (`networks/documents.py`).
 """
 
 import math
@@ -302,10 +302,10 @@ class Transformer(nn.Module):
         return out
 
     def embed(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
-        """With `places`, each position is told its distance from the start and from the text's end: rotation tells
-        distances between positions alone, and a small network spends its attention on finding where it is
-        (docs/log.md). States stay as wide as layers answer: in float32, all between two products would move twice as
-        many bytes."""
+        """With `places`, each position gets its distance from the start and from the end of the text: rotary embeddings
+        only encode distances between positions, and a small network spends its attention on finding where it is
+        (docs/log.md). States keep the dtype of the layers' outputs: in float32, everything between two matrix products
+        would move twice as many bytes."""
         x: Tensor = self.input(inputs)
         if self.places is None:
             return x

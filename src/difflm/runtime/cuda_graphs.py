@@ -103,7 +103,8 @@ def compile_whole(function: Callable[[], None], state: Sequence[Tensor]) -> Call
 
 class Closable(Protocol):
     def close(self) -> None:
-        """Release captured graphs. They refer to their owner, so their memory would else wait for the collector."""
+        """Release captured graphs. They refer to their owner, so their memory would otherwise wait for garbage
+        collection."""
 
 
 T = TypeVar("T", bound=Closable)

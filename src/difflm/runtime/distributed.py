@@ -172,7 +172,7 @@ on_loss: list[Callable[[], str]] = []  # advice for a work whose processes were 
 
 
 def report_loss(store: dist.Store, stderr: Any, who: str) -> None:
-    """Say that a process was lost, where nobody has, and end this one: NCCL would wait for the lost one."""
+    """Report a lost process, unless another one has, and end this one: NCCL would wait for the lost one."""
     with suppress(RuntimeError):  # the store may be lost, too
         if store.add("reported", 1) > 1:
             os._exit(1)
@@ -182,8 +182,8 @@ def report_loss(store: dist.Store, stderr: Any, who: str) -> None:
 
 
 def watch_others(store: dist.Store, rank: int, count: int, stderr: Any, ended: threading.Event) -> None:
-    """Give signs of life and wait for those of the others, beside the work: a machine that loses its power closes no
-    connection, and a GPU waits for ever."""
+    """Send heartbeats and wait for those of the others in the background: a machine that loses power closes no
+    connection, and a GPU would wait for ever."""
     last: dict[int, tuple[bytes, float]] = {}
     beat = 0
     while not ended.is_set():

@@ -27,9 +27,9 @@ def lacks_vnni() -> bool:
 
 
 class EightBitLinear(nn.Linear):
-    """Weights have a scale for each output, inputs one for each text: what a text becomes does not depend on those
-    beside it. Weights are packed at the first call, and must not change afterwards. On ARM a packed weight also holds
-    what its product is computed in: two threads that use one at once crash. So each call takes one that nobody uses."""
+    """Weights have a scale per output, inputs one per text, so a text does not depend on the others in its batch.
+    Weights are packed at the first call and must not change afterwards. On ARM a packed weight also contains the
+    workspace of its product, and two threads that use it at once crash, so each call takes one that is not in use."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, device="meta")

@@ -42,7 +42,7 @@ def explain_write_errors(path: Path, option: str = "--out") -> Iterator[None]:
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it into place only when the block succeeds."""
+    """Yield a temporary path in the same directory as `path`; rename it only when the block succeeds."""
     path = Path(os.path.realpath(path)) if path.is_symlink() else path  # the link stays, its target is written
     if path.is_dir():
         raise DifflmError(f"cannot write {path}: it is a directory. Choose another place with --out.")
@@ -166,7 +166,7 @@ def check_regular(path: Path) -> None:
     name, and is fine."""
     real = Path(os.path.realpath(path))
     if real.exists() and not real.is_file() and not real.is_dir():
-        raise DifflmError(f"{path} is no regular file but a pipe or a device.")
+        raise DifflmError(f"{path} is not a regular file but a pipe or a device.")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -40,7 +40,7 @@ def fetch_from_hub(name: str, revision: str | None = None) -> Path:
 def push_to_hub(folder: Path, repo: str, revision: str | None, token: str | None, private: bool) -> str:
     """Push a directory as one commit, and return its address. What does not get through changes no file there."""
     if not HUB_NAME.fullmatch(repo):
-        raise UsageError(f"a model of the Hub is called OWNER/NAME, not {repo!r}.")
+        raise UsageError(f"a model on the Hub is named OWNER/NAME, not {repo!r}.")
     try:
         from huggingface_hub import HfApi
     except ImportError:

@@ -1,5 +1,5 @@
-"""Linear layers whose weights are laid out beforehand as an ARM processor's products read them. Torch does it anew at
-every call, which is a fifth of a text's time (docs/log.md). The answers are the same, to the bit."""
+"""Linear layers whose weights are laid out in advance for an ARM processor's matrix products. Torch does this at every
+call, which is a fifth of the time of a text (docs/log.md). The results are bit-identical."""
 
 from collections.abc import Iterable
 from functools import partial

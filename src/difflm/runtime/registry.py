@@ -22,8 +22,8 @@ class Registry(Mapping[str, type[T]], Generic[T]):
         self._loaded, self._lock = False, threading.RLock()
 
     def register(self, part: type[T], name: str | None = None) -> type[T]:
-        """Add a class under its own `name`, or under the one given; also as a decorator. A name that is taken is an
-        error, but for the same class defined once more, as a notebook does."""
+        """Add a class under its own `name`, or under the one given; also as a decorator. A taken name is an error,
+        unless it is the same class defined again, as in a notebook."""
         name = name or getattr(part, "name", None)
         if not (isinstance(part, type) and issubclass(part, self.base)):
             raise DifflmError(f"{part!r} is not a subclass of {self.base.__module__}.{self.base.__name__}.")

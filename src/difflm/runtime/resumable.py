@@ -38,7 +38,7 @@ class ResumableLines:
         for other in self.path.parent.glob("*.partial"):
             found = re.fullmatch(r"(.*?)(\.\d+-of-\d+)?\.partial", other.name)
             if found and found[1] == self.path.name and other not in self.partials:
-                raise UsageError(f"{other} was begun by another number of processes. Start as many, or delete it.")
+                raise UsageError(f"{other} was started with another number of processes. Start as many, or delete it.")
         with explain_write_errors(self.partial):
             self.partial.parent.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644)
@@ -68,14 +68,14 @@ class ResumableLines:
             theirs = {**dict.fromkeys(self.origin), **found}
         except (ValueError, TypeError):
             raise UsageError(
-                f"{self.partial} was not begun by this command. Delete it, or choose another --out."
+                f"{self.partial} was not started by this command. Delete it, or choose another --out."
             ) from None
         for key, then in theirs.items():
             now = self.origin.get(key)
             if json.loads(json.dumps(now)) != then:
                 shown = "" if max(len(str(then)), len(str(now))) > 40 else f" ({then} then, {now} now)"
                 advice = "Give the same arguments to continue it, or delete it."
-                raise UsageError(f"{self.partial} was begun with another {key}{shown}. {advice}")
+                raise UsageError(f"{self.partial} was started with another {key}{shown}. {advice}")
 
     def put(self, line: str) -> None:
         """Append a line, whole or not at all."""

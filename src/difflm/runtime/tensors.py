@@ -70,7 +70,7 @@ def dequantise_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     scales = {name + SCALE for name in quantised}
     for name in quantised:
         if name + SCALE not in weights or weights[name + SCALE].shape != (len(weights[name]), 1):
-            raise ValueError(f"{name} has eight bits, and no scale for each row")
+            raise ValueError(f"{name} has eight bits but no scale for each row")
     return {
         name: weight.float() * weights[name + SCALE] if name in quantised else weight
         for name, weight in weights.items()

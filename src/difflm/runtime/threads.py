@@ -54,7 +54,7 @@ SHARES = ThreadBudget()
 
 @contextmanager
 def use_one_core(cores: int) -> Iterator[None]:
-    """Work in this thread alone, as a job of `run_parallel` does; afterwards with so many cores."""
+    """Work in this thread alone, like a job of `run_parallel`; afterwards use this many cores."""
     torch.get_num_threads()  # a thread's first question takes over the process's number: ask before it is set
     torch.set_num_threads(1)
     try:
@@ -73,7 +73,7 @@ def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
         room, results = threading.Semaphore(MAX_QUEUED * cores), SimpleQueue[Item[T] | BaseException | None]()
 
         def work() -> None:
-            """Take one job after the other. A result waits for room in the queue, unless nobody will make any."""
+            """Run one job after another. A result waits for room in the queue, unless the reader has stopped."""
             torch.get_num_threads()  # a thread's first question takes over the process's number: ask before it is set
             torch.set_num_threads(1)
             if OPENMP is not None and not alone:

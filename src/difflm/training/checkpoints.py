@@ -59,7 +59,7 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
 
 
 def finish_checkpoint(run: Path, temporary: Path, target: Path, state: Mapping[str, Any]) -> None:
-    """Write the state beside the tensors, and let the checkpoint appear; then delete the oldest and later ones."""
+    """Write the state next to the tensors and make the checkpoint visible; then delete the oldest and later ones."""
     with explain_write_errors(target):
         write_json(temporary / "state.json", state)
         shutil.rmtree(target, ignore_errors=True)
@@ -77,7 +77,7 @@ def shard_name(number: int, count: int) -> str:
 
 
 def read_whole_config(run: Path) -> dict[str, Any]:
-    """The config of a run; {} where there is none, or a damaged one, which is written anew."""
+    """The config of a run; {} if there is none, or if it is damaged, since it will be written again."""
     try:
         config = read_json(run / "config.json")
     except DifflmError:

@@ -159,7 +159,7 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     if guided.whole_text:
         raise UsageError(NO_WORDS.format(method["guides"], guided.whole_text))
     if not isinstance(guided, DiffusionModel | Autoregressive):
-        raise UsageError(f"{method['guides']} is no model of difflm's own: a classifier cannot see its texts.")
+        raise UsageError(f"{method['guides']} is not one of difflm's own models: a classifier cannot see its texts.")
     view = guided.denoiser if isinstance(guided, DiffusionModel) else guided
     limits = Limits(min(guided.max_words, guided.longest))  # blocks may generate more than they were trained on
     tokens = fit.read_tokens(setup, tokenizer, "train")
@@ -170,7 +170,7 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     kept, held = split(selection.kept, len(tokens), recipe.seed)
     begun = read_json(setup.out / "config.json") if setup.resume else None
     if begun is not None and not matches_model(view, begun.get("signature", [])):
-        raise DifflmError(f"the model that {setup.out} guides changed since it was begun: train the classifier again.")
+        raise DifflmError(f"the model that {setup.out} guides has changed: train the classifier again.")
     fit.report_left_out(setup, selection, held)
     torch.manual_seed(recipe.seed)
     labellings = [one.labelling for one in labels]
@@ -204,7 +204,7 @@ def check_recipe(recipe: Recipe) -> None:
     if file_kind(Path(recipe.data)) != ".jsonl":
         raise UsageError(
             f"a classifier learns from labels, and {recipe.data} is no .jsonl file. "
-            'Give one with a text and labels a line, such as {"text": "...", "topic": "food"}.'
+            'Give one with a text and its labels per line, such as {"text": "...", "topic": "food"}.'
         )
 
 
@@ -240,7 +240,7 @@ def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: P
         if kind == "tags" and row and len(row) != length:
             raise UsageError(f"{where} and {len(row)} labels under {name!r}. Give one for each token of the model.")
         if kind == "spans" and any(last >= length for _, last, _ in row):
-            raise UsageError(f"{where}; a span under {name!r} ends behind them. Places count from 0, ends included.")
+            raise UsageError(f"{where}; a span under {name!r} ends after them. Positions count from 0, ends included.")
         if kind == "spans" and len({(first, last) for first, last, _ in row}) < len(row):
             raise UsageError(f"text {number + 1} of {path} has two labels for one span under {name!r}. Give one.")
         if kind == "spans" and len(row) > 2 * length:

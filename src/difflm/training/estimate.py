@@ -1,7 +1,5 @@
-"""What a training will take, before anything starts: memory, and minutes on a machine of known speed.
-
-Everything is counted on the model itself but for the constants below, which say where they were measured.
-"""
+"""Estimate what a training run will take before it starts: memory, and minutes on a machine of known speed. Everything
+is counted on the model itself, except the constants below, which say where they were measured."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -81,7 +81,7 @@ class Setup:
     resume: bool
 
     def report(self, message: str, level: int = INFO) -> None:
-        """Tell something about the texts, once: a resumed run has told it before."""
+        """Report something about the texts once; a resumed run has reported it before."""
         if not self.resume:
             self.note(message, level)
 
@@ -180,7 +180,7 @@ def prepare_model(setup: Setup) -> Prepared:
     origin: Origin | None = None
     if isinstance(model, DiffusionModel) and model.reflow:
         if not initial:
-            raise UsageError("a coupled model begins with its teacher: give init=MODEL, which wrote the texts.")
+            raise UsageError("a coupled model starts from its teacher: give init=MODEL, which wrote the texts.")
         origin = read_pairs(corpus_path(recipe.data, setup.root), recipe.column or "text")
         report_odd_pairs(setup, origin, (tokens, selection.kept), initial[0])
     batches, validation = make_batches(setup, recipe.longest, training, held_out, origin=origin)
@@ -284,8 +284,9 @@ def load_initial(recipe: Recipe) -> Initial | None:
 
 
 def copy_matching_weights(model: LanguageModel, initial: LanguageModel, lengths: torch.Tensor) -> None:
-    """Copy weights and sampling defaults of another model. Only the lengths are counted anew: the heads' biases are
-    trained already. A student keeps the words of its teacher, whose classifiers know them, and samples as it learns."""
+    """Copy weights and sampling defaults of another model. Only the lengths are counted again: the heads' biases are
+    already trained. A student keeps the word vectors of its teacher, whose classifiers know them, and samples as it is
+    trained."""
     model.load_state_dict({**model.state_dict(), **initial.state_dict()})
     if isinstance(model, DiffusionModel):
         model.lengths.observe(lengths)
@@ -299,7 +300,7 @@ def copy_matching_weights(model: LanguageModel, initial: LanguageModel, lengths:
 @torch.no_grad()
 def begin_with_twin(model: LanguageModel, twin: LanguageModel) -> None:
     """Copy the network of a left-to-right model into one that denoises tokens: words, layers, the source's encoder. The
-    mask begins as the mean word, and places, which the twin was never told, with nothing."""
+    mask is initialised with the mean word vector; learned positions, which the twin does not have, with zeros."""
     assert isinstance(model, DiffusionModel) and isinstance(twin, Autoregressive)
     network, table = model.denoiser.network, model.denoiser.codec.get_parameter("raw")
     own = network.state_dict()
@@ -316,7 +317,7 @@ def report_unknown(setup: Setup, tokens: torch.Tensor) -> None:
     if unknown == total:
         raise DifflmError(f"{init} knows no word of {setup.recipe.data}. Train without init=.")
     if unknown:
-        setup.report(f"{unknown:,} of {total:,} words are unknown to {Path(init).name} and are read as such")
+        setup.report(f"{unknown:,} of {total:,} words are unknown to {Path(init).name} and count as unknown words")
 
 
 def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: LanguageModel) -> None:
@@ -327,7 +328,7 @@ def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: Languag
     lengths = torch.from_numpy(tokens.lengths[chosen].astype(np.int64))
     if odd := int((teacher.draw_lengths(noise) != lengths).sum()):
         name = Path(str(setup.recipe.init)).name
-        setup.report(f"{odd:,} of {len(chosen):,} texts are not as long as {name} makes them of their noise")
+        setup.report(f"{odd:,} of {len(chosen):,} texts do not have the length that {name} gives to their noise")
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
@@ -348,7 +349,7 @@ def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: 
             said = f"{count:,} of {total:,} {what} have more than {limit} and are left out"
             setup.report(f"{said}: {share}" if many else said, WARN if many else INFO)
     if repeated:
-        setup.report(f"{repeated:,} of {total:,} texts were there before and are left out")
+        setup.report(f"{repeated:,} of {total:,} texts are repeated and are left out")
     if not len(held_out):
         setup.report("no held-out text is left: the run goes without validation")
 
@@ -410,7 +411,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
         if same and tokens.complete:
             return tokens
         if setup.resume and not same:
-            raise DifflmError(f"{recipe.data} changed since {out} was begun: resuming would not repeat the run.")
+            raise DifflmError(f"{recipe.data} changed since {out} was started: resuming would not repeat the run.")
         del tokens  # Windows does not move a directory while a file of it is mapped
     made = {"span-denoising": cut_examples, "prompts": prompted_examples}.get(recipe.task)
     where = recipe.data, setup.root, split, recipe.column, recipe.chunk

@@ -20,7 +20,7 @@ def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
         return ""
     widths = " widths=[]" if recipe.widths and max(recipe.widths) < needed["longest"] else ""
     changes = " ".join(f"{key}={value}" for key, value in raised.items())
-    return f"Train with {changes}{widths}, which holds {HELD:.0%} of them, or split them into shorter texts."
+    return f"Train with {changes}{widths}, which fits {HELD:.0%} of them, or split them into shorter texts."
 
 
 def round_up(tokens: int) -> int:

@@ -52,7 +52,7 @@ Choice = tuple[str, Any, str]  # a key of the recipe, its value, and why
 
 @dataclass(frozen=True)
 class Survey:
-    """What texts are like; lengths are in characters."""
+    """Statistics of the texts; lengths are in characters."""
 
     texts: int
     characters: int
@@ -111,7 +111,8 @@ def is_own_text(name: str) -> bool:
 def own_recipe(
     data: str, changes: Sequence[str], root: Path | None, device: str, note: Callable[[str], None]
 ) -> Recipe:
-    """A recipe for these texts and a kind of device ("cuda", "cpu"): what the changes leave open is chosen and told."""
+    """Return a recipe for these texts and a kind of device ("cuda", "cpu"): settings that are not given are chosen and
+    reported."""
     given = dict(map(split_change, changes))
     if "data" in given:
         raise UsageError(f"the texts are given twice: {data} and data={given['data']}.")
@@ -136,14 +137,14 @@ def own_recipe(
 
 
 def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
-    """The bundled model that English texts begin with, if there is one and nobody asks for another."""
+    """Choose the bundled model that training on English texts starts from, if there is one and none is given."""
     if not survey.english or any(key in OTHER_MODEL or key.startswith("model.") for key in given):
         return []
     if (name := find_start("en")) is None:
         return []
-    why = "the texts are English, as those of this bundled model were; init=none begins from scratch"
+    why = "the texts are English, like those of this bundled model; init=none starts from scratch"
     found: list[Choice] = [("init", name, why), ("method", read_config(find_run(name))["method"], why)]
-    return [*found, ("lr", SMALL_STEPS, "small steps, since the model is trained already")]
+    return [*found, ("lr", SMALL_STEPS, "small steps, since the model is already trained")]
 
 
 def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
@@ -152,26 +153,26 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
     kind = plain.tokenizer if plain.tokenizer != "bpe" else "words" if survey.closed else "bpe"
     if kind == "words":
         found += [
-            (key, value, f"{survey.words:,} words, each of them common")
+            (key, value, f"{survey.words:,} different words, all of them common")
             for key, value in (("tokenizer", "words"), ("more_than", 0))
         ]
     elif kind == "bpe":
         size = next(size for most, size in PIECES if survey.bytes <= most)
-        why = f"{survey.words:,} different words, {survey.once:,} of them once: pieces spell them all"
+        why = f"{survey.words:,} different words, {survey.once:,} of them only once: subwords can spell them all"
         found += [("tokenizer", "bpe", why), ("vocabulary", size, why)]
     size = next((value for key, value, _ in found if key == "vocabulary"), plain.vocabulary)
     (rate, shortest), method = token_lengths(survey, kind, size, plain.init), METHODS[plain.method]
     typical, limit = survey.most / rate, plain.longest if plain.init else MOST_TOKENS
     begun = plain.init or plain.model.get("pretrained")
     if typical > MOST_TOKENS and method.packs and not plain.has_sources and not begun:
-        why = f"texts of up to {survey.longest:,} characters, one behind the other: none is left out"
+        why = f"texts of up to {survey.longest:,} characters, packed one after another: none is left out"
         found += [("rows", "packed", why), ("longest", MOST_TOKENS, why)]
         typical = MOST_TOKENS
     elif survey.longest / rate > ALL_FIT and not plain.has_sources and not plain.chunk:
         room = int(0.8 * limit * shortest)
         most = min(max(survey.most, int(ALL_FIT * rate)), room)
         if survey.longest <= min(1.5 * most, room):
-            found.append(("split", survey.longest, "the longest text: none is cut, and none left out"))
+            found.append(("split", survey.longest, "the longest text: none is cut or left out"))
         else:
             why = f"longer texts, of up to {survey.longest:,} characters, are cut where sentences end; none is left out"
             found.append(("split", most, why))
@@ -180,13 +181,13 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
     why = f"a network for about {tokens:,.0f} tokens on this device ({device})"
     found += [(f"model.{key}", value, why) for key, value in sizes.items() if key in method.model_fields]
     rows = max(8, min(256, 8 * round(TOKENS[device] / max(8, min(typical, limit)) / 8)))
-    found.append(("batch_size", rows, f"about {rows * min(typical, limit):,.0f} tokens a step"))
-    found.append(("patience", 5, "training stops when as many validations in a row are no better"))
+    found.append(("batch_size", rows, f"about {rows * min(typical, limit):,.0f} tokens per step"))
+    found.append(("patience", 5, "training stops after so many validations without improvement"))
     return [*found, ("steps", 0, "")]  # told when they are counted
 
 
 def begun_recipe(out: Path, data: str, changes: Sequence[str]) -> Recipe:
-    """The recipe of a run that was begun, with what was chosen for it, and these changes."""
+    """The recipe of an existing run, with the settings chosen for it and these changes."""
     if not (out / "recipe.json").exists():
         raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
     values = {**read_json(out / "recipe.json"), "data": data}

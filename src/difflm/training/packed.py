@@ -1,4 +1,4 @@
-"""What a run with packed rows trains on: documents but for the held-out ones, and those as rows of their own."""
+"""The training data of a run with packed rows: all documents except the held-out ones, which are packed separately."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

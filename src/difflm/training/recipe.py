@@ -36,7 +36,7 @@ class Recipe(BaseModel):
     method: str
     model: dict[str, Any] = Field(default_factory=dict)
     init: str | None = None
-    "A bundled model or the directory of a run whose tokenizer and weights this one begins with; none: random weights."
+    "A bundled model or the directory of a run whose tokenizer and weights this run starts from; none: random weights."
 
     data: str
     "The name of a corpus (`e2e`, `roc`, `multi30k` …), the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS; \
@@ -44,41 +44,40 @@ class Recipe(BaseModel):
     column: str | None = None
     "The column of a .csv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
     chunk: int = Field(default=0, ge=0, le=512)
-    "Cut a .txt file into texts of so many characters, instead of taking each line as one."
+    "Cut a .txt file into texts of this many characters, instead of using each line as a text."
     split: int = Field(default=0, ge=0)
-    "Cut texts of more characters than this where sentences end, so that none is too long. 0: as they are."
+    "Cut texts with more characters than this at the end of a sentence. 0: do not cut."
     tokenizer: str = "bpe"
-    "words, bpe or characters, learned from the texts; or a run whose words this one shares; or the directory of a \
+    "words, bpe or characters, learned from the texts; or a run whose vocabulary is used; or the directory of a \
     Hugging Face tokenizer."
     vocabulary: PositiveInt = 2000
-    "Largest number of BPE pieces."
+    "Largest number of BPE tokens."
     more_than: int = Field(default=10, ge=0)
-    "A word, or a character, of the vocabulary was seen more often than this."
+    "Words (or characters) that occur more often than this enter the vocabulary."
     longest: int = Field(default=0, ge=0, le=LONGEST)
-    "Tokens of a canvas; longer texts are left out, and counted. 0: enough for 99 % of the texts."
+    "Largest number of tokens of a text; longer texts are left out and counted. 0: enough for 99 % of the texts."
     rows: Literal["texts", "packed"] = "texts"
-    "`packed`: rows of `longest` tokens, filled with texts one behind the other and cut at their ends; each text is \
-    learned by itself."
+    "`packed`: rows of `longest` tokens, filled with concatenated texts; attention stays within each text."
     source_longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
-    "Tokens of the longest source, where texts have one. 0: enough for 99 % of the sources."
+    "Largest number of tokens of a source. 0: enough for 99 % of the sources."
     source_words: Literal["shared", "own"] = "shared"
-    "`own`: sources have a vocabulary of their own, with the settings of the texts' one."
+    "`own`: sources have their own vocabulary, with the same settings."
     task: Literal["auto", "seq2seq", "span-denoising", "prompts"] = "auto"
-    "`seq2seq`: texts are written from sources; `auto`: where the method or the data say so. `span-denoising`: of each \
-    plain text one span of 30 % is written from the rest; of two files, both are plain texts. `prompts`: each text of \
-    a labelled file is written behind prompts that tell its labels, its length, or what stands around a gap of it."
+    "`seq2seq`: texts are written from sources; `auto`: if the method or the data require it. `span-denoising`: one \
+    span of 30 % of each plain text is written from the rest; of two files, both are plain texts. `prompts`: each text \
+    of a labelled file follows prompts that state its labels, its length, or the text around a gap."
     distinct: bool = False
-    "Train on each text once, however often the file repeats it."
+    "Train on each text only once, even if the file repeats it."
     licence: str = ""
     "Of the data, for the model card."
 
     temperature: PositiveFloat | None = None
-    "The trained model's default for generation; without it, the method's own."
+    "Default sampling temperature of the trained model; by default the method's own."
 
     steps: int = Field(ge=0)
-    "0: as many as fit into `minutes`, by the time that a step takes on the device."
+    "0: as many as fit into `minutes`, according to the time of a step on the device."
     minutes: PositiveFloat = 10.0
-    "Of training, where it decides how many steps there are."
+    "Training time, if it determines the number of steps."
     batch_size: int = Field(default=64, ge=2)
     lr: PositiveFloat = 1e-3
     warmup: int = Field(default=500, ge=0)
@@ -87,24 +86,24 @@ class Recipe(BaseModel):
     clip: float = Field(default=1.0, ge=0)
     accumulate: PositiveInt = 1
     recompute: bool | Literal["light"] = False
-    "Activation checkpointing of the blocks: far less memory for a third more compute. `light`: where the network is \
-    compiled, norms and GELUs are computed again, and no product: about two thirds of the memory."
+    "Activation checkpointing of the blocks: far less memory for a third more compute. `light`: only norms and GELUs \
+    are recomputed, if the network is compiled: about two thirds of the memory."
     ema: float = Field(default=0.999, ge=0, lt=1)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     "`auto`: bf16 on a GPU, fp32 elsewhere."
     compile: bool = True
-    "On a GPU, compile the network: faster steps for a minute at the start."
+    "On a GPU, compile the network: faster steps, but a minute longer to start."
     widths: tuple[PositiveInt, ...] = ()
     "Canvas widths of batches of similar lengths; empty: multiples of 8 on a CPU, the longest alone on a GPU."
     seed: int = Field(default=0, ge=0, lt=2**31)
     log: Literal["none", "tensorboard", "wandb"] = "none"
-    "Where figures go beside metrics.jsonl: TensorBoard's files in the run, or Weights & Biases."
+    "Where to log figures in addition to metrics.jsonl: TensorBoard files in the run, or Weights & Biases."
     log_every: PositiveInt = 100
     save_every: PositiveInt = 1000
     validate_every: PositiveInt = 1000
     sample_every: int = Field(default=2000, ge=0)
     patience: int = Field(default=0, ge=0)
-    "Validations without a gain before training stops; the best weights are kept. 0: train to the end."
+    "Validations without improvement before training stops; the best weights are kept. 0: train to the end."
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: linear warm-up, then decay to zero at the last step."""
@@ -162,7 +161,9 @@ def load_recipe(
         method = str(given.get("method", values.get("method")))
         if method in METHODS and "pretrained" not in METHODS[method].model_fields:
             able = ", ".join(name for name, one in METHODS.items() if "decoder" in one.model_fields)
-            raise UsageError(f"init={theirs}: {method} cannot begin as a model of others; give method= one of {able}.")
+            raise UsageError(
+                f"init={theirs}: {method} cannot start from somebody else's model; give method=, one of {able}."
+            )
         given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
     dropped = _drop_foreign(values, given)
     sizes = values["model"]
@@ -238,7 +239,7 @@ def check_tokenizer(recipe: Recipe) -> None:
     if is_pretrained(Path(recipe.tokenizer)):
         if recipe.tells_labels or recipe.source_words == "own":
             asked = "task=prompts asks for words" if recipe.tells_labels else "source_words=own asks for two"
-            raise UsageError(f"tokenizer={recipe.tokenizer} is one of pieces; {asked}. Give tokenizer=words.")
+            raise UsageError(f"tokenizer={recipe.tokenizer} splits words into pieces; {asked}. Give tokenizer=words.")
         PretrainedTokenizer.read(Path(recipe.tokenizer))
         return
     folder = Path(recipe.tokenizer)
@@ -334,7 +335,7 @@ def _check_sources(recipe: Recipe) -> None:
     if recipe.has_sources and recipe.chunk and not recipe.cuts_spans:
         raise UsageError(f"recipe: chunk: pieces of a file have no source, and {recipe.method} needs one.")
     if recipe.has_sources and recipe.split:
-        raise UsageError("recipe: split: a text that is written from a source is not cut. Leave it out.")
+        raise UsageError("recipe: split: texts written from a source are not split. Leave it out.")
     if recipe.has_sources and recipe.longest + recipe.source_longest > MOST_TOKENS:
         raise UsageError(f"recipe: longest and source_longest: at most {MOST_TOKENS} together.")
     own = recipe.source_words == "own"
@@ -362,7 +363,7 @@ def _check_rows(recipe: Recipe) -> None:
         raise UsageError("recipe: rows: packed rows have no sources. Leave rows=packed out.")
     if recipe.distinct or recipe.widths:
         change = "distinct=false" if recipe.distinct else "widths=[]"
-        raise UsageError(f"recipe: rows: packed rows have all texts and one width, that of longest. Give {change}.")
+        raise UsageError(f"recipe: rows: packed rows hold all texts and have one width, longest. Give {change}.")
 
 
 def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a resumed run must have in common with the one that was begun, and what it may change."""
+"""What a resumed run must have in common with the original run, and what it may change."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
     for key, (then, now) in changes.items():
         if key not in CHANGEABLE:
             allowed = f"{', '.join(CHANGEABLE[:-1])} and {CHANGEABLE[-1]}"
-            raise UsageError(f"{out} was begun with {key}={then}, not {now}. Only {allowed} may change at --resume.")
+            raise UsageError(f"{out} was started with {key}={then}, not {now}. Only {allowed} may change at --resume.")
     return recipe, changes
 
 

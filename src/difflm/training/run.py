@@ -63,7 +63,7 @@ def read_config(run: Path) -> dict[str, Any]:
     config = read_json(run / "config.json")
     if isinstance(config, dict) and "model_type" in config and "format" not in config:
         raise DifflmError(
-            f"{run} is somebody else's model and no run: difflm generate, score, evaluate, compare and studio take it."
+            f"{run} is somebody else's model, not a run: difflm generate, score, evaluate, compare and studio take it."
         )
     if not isinstance(config, dict) or config.get("format") != FORMAT or not isinstance(config.get("method"), str):
         raise DifflmError(f"{run}/config.json was not written by this version of difflm.")

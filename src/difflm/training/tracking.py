@@ -1,4 +1,4 @@
-"""Figures of a run for TensorBoard or Weights & Biases, beside its own metrics.jsonl (`log=` of a recipe)."""
+"""Log the figures of a run to TensorBoard or Weights & Biases, in addition to metrics.jsonl (`log=` of a recipe)."""
 
 import importlib.util
 import uuid

@@ -85,7 +85,7 @@ UNITS: dict[Figure, str] = {
     "noisy_nats": "nats a word at the middle time, no likelihood",
     "round_nats": "nats a word of texts written in one round, no likelihood",
     "pair_nats": "nats a word on its own path, no likelihood",
-    "label_nats": "nats of labels a text",
+    "label_nats": "nats of labels per text",
 }
 
 
@@ -311,7 +311,7 @@ class Trainer:
         return self.best_weights if self.best_weights is not None else self.ema.model.state_dict()
 
     def resume(self, note: Callable[[str, int], None]) -> None:
-        """Continue from the newest whole checkpoint; start anew where there is none at all."""
+        """Continue from the newest complete checkpoint, or start from the beginning if there is none."""
         if self.processes.first:
             remove_leftovers(self.run)
         damage: DifflmError | None = None

@@ -342,9 +342,7 @@ def score(
         print(f"{mean}  mean of {len(scores):,} texts")
     unknown = sum(row.count(UNK) for row in rows)
     if unknown:
-        note(
-            f"{unknown:,} of {sum(map(len, rows)):,} tokens are words this model does not know: they count as one word."
-        )
+        note(f"{unknown:,} of {sum(map(len, rows)):,} tokens are unknown words for this model; all count as one.")
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def generate(
     if requests:
         beside = [key for key in asked if key not in BESIDE_INPUT] + ["show"] * show + [*files]
         if beside:
-            hint = ": write it into its lines" if beside[0] in asked else ""
+            hint = ": put it in that file's lines" if beside[0] in asked else ""
             raise UsageError(f"--{option_name(beside[0])} cannot be combined with --input{hint}.")
         many = [one.model_copy(update=line.model_dump(exclude_unset=True)) for line in read_requests(requests)]
     if show and as_json:

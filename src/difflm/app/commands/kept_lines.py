@@ -19,7 +19,7 @@ def choose_processes(out: Path | None) -> "Processes":
     from difflm.runtime.distributed import current
 
     if out is None and current().count > 1:
-        raise UsageError("several processes write into one file: give --out FILE.")
+        raise UsageError("several processes need a common output file: give --out FILE.")
     return current()
 
 
@@ -27,12 +27,12 @@ def choose_processes(out: Path | None) -> "Processes":
 def report_rest(kept: ResumableLines, total: int) -> Iterator[None]:
     """Say how many lines were there before; and where the work ends early, how many are there now."""
     if kept.count:
-        note(f"{kept.partial}: {kept.count:,} of {total:,} texts are there already.")
+        note(f"{kept.partial}: {kept.count:,} of {total:,} texts are already written.")
     try:
         yield
     except BaseException:
         if kept.count:
-            note(f"{kept.partial}: {kept.count:,} of {total:,} texts. The same command writes the others.")
+            note(f"{kept.partial}: {kept.count:,} of {total:,} texts. Run the same command again to write the rest.")
         raise
 
 

@@ -198,7 +198,7 @@ def check_names(device: str, *models: str | None, guides: "Sequence[Path] | None
 
 
 def check_file(path: str | Path, advice: str = "") -> None:
-    """Refuse a file or directory that is not there, with the nearest name beside it."""
+    """Reject a file or directory that does not exist, suggesting the most similar name."""
     if os.path.exists(path):
         return
     path = Path(path)

@@ -33,7 +33,7 @@ def studio(
     ] = None,
     static: Annotated[
         Path | None,
-        option("Serve nothing; write a page into this new folder that runs the model in the browser.", "DIR"),
+        option("No server: write a page that runs the model in the browser into this new directory.", "DIR"),
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -46,7 +46,7 @@ def studio(
     if token is not None and (not token.strip() or not token.isascii() or token != token.strip()):
         raise UsageError("--token must be ASCII letters, digits or punctuation, without spaces around them.")
     if wrong := [origin for origin in cors or () if not re.fullmatch(r"https?://[^/\s*]+", origin)]:
-        raise UsageError(f"--cors {wrong[0]!r} is no origin; give one such as https://example.org, without a path.")
+        raise UsageError(f"--cors {wrong[0]!r} is not an origin; give one such as https://example.org, without a path.")
     if missing := [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
         raise UsageError(f"the studio needs {missing[0]}. Install it: pip install 'difflm[studio]'")
     check_names(device, *(models or ()))

@@ -1,1 +1,1 @@
-"""A page that runs a model in the browser: a folder of plain files for any static web server."""
+"""A page that runs a model in the browser: a directory of plain files for any static web server."""

@@ -1,4 +1,4 @@
-"""Write the folder: the page, its scripts, the kernels, and a model whose matrices have eight bits a weight.
+"""Write the directory: the page, its scripts, the kernels, and a model whose matrices have eight bits per weight.
 
 WebAssembly of our own instead of a runtime for exported graphs: eight kilobytes of kernels do what these networks need,
 and the loop, the noise and the words have to be written for the browser in any case.
@@ -41,11 +41,11 @@ WIDEST = 16384  # inputs of a layer (kernels.c)
 
 
 def write_page(lm: TextDiffusion, name: str, folder: Path) -> int:
-    """Write the page of a model into a folder that is not there yet, whole or not at all; return its size in bytes."""
+    """Write the page of a model into a new directory, completely or not at all; return its size in bytes."""
     config, tensors = describe_model(lm, name), pack_weights(lm)
     with explain_write_errors(folder, "--static"):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"{folder} is there already and not empty: remove it, or name another folder.")
+            raise UsageError(f"{folder} already exists and is not empty: remove it, or choose another directory.")
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
@@ -66,24 +66,24 @@ def write_page(lm: TextDiffusion, name: str, folder: Path) -> int:
 
 
 def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
-    """What the page's scripts are told; a model that they cannot run is refused."""
+    """Return the settings for the page's scripts; rejects a model that they cannot run."""
     model, tokenizer = lm.model, lm.tokenizer
     state = find_state(model)
     if not state or not isinstance(model, DiffusionModel):
         kinds = "masks (mdlm) or of word vectors (difflm), without sources"
-        raise UsageError(f"a page runs models of {kinds}; {name} is another ({lm.config['method']}).")
+        raise UsageError(f"the page can run models of {kinds}; {name} is another ({lm.config['method']}).")
     if not isinstance(tokenizer, Words | Bpe | Characters):
-        raise UsageError(f"a page reads no tokenizer of others, which {name} has.")
+        raise UsageError(f"the page cannot run the tokenizer of {name}, which is not one of difflm's own.")
     sampling, network, codec = model.sampling, model.denoiser.network, model.denoiser.codec
     assert isinstance(network, Transformer) and isinstance(model.lengths, DrawnLength)
     if sampling.sampler not in SAMPLERS[state]:
         known = " or ".join(SAMPLERS[state])
-        raise UsageError(f"a page samples such models by {known}, and not by {sampling.sampler}, as {name} does.")
+        raise UsageError(f"the page samples such models with {known}, not with {sampling.sampler}, as {name} does.")
     plain = Sampling(sampling.sampler, sampling.steps, sampling.temperature or 1.0)
     if other := [key for key in SETTINGS if getattr(plain, key) != getattr(sampling, key)]:
-        raise UsageError(f"a page cannot sample with the setting {other[0]} that {name} has.")
+        raise UsageError(f"the page does not support the setting {other[0]} of {name}.")
     if wrong := [one for one in network.modules() if isinstance(one, nn.Linear) and not fits(one)]:
-        raise UsageError(f"a page multiplies by layers of 4, 8, 12 … inputs; one of {name} has {wrong[0].in_features}.")
+        raise UsageError(f"the page needs layers of 4, 8, 12 … inputs; one of {name} has {wrong[0].in_features}.")
     return {
         "name": Path(name).name,
         "method": lm.config["method"],

@@ -37,7 +37,7 @@ def read_history(name_or_path: str) -> History:
     train = [record for record in records if record.get("kind") == "train"]
     valid = [record for record in records if record.get("kind") == "validation" and "nats_per_token" in record]
     if not train and not valid:
-        raise DifflmError(f"{path} holds no line about training steps. Pictures are of runs that `difflm train` made.")
+        raise DifflmError(f"{path} holds no line about training steps. Only runs of `difflm train` can be plotted.")
     curves = {VALIDATION: collect_points(valid, "nats_per_token")} if valid else {}
     for name in sorted({name for record in train for name in record} - NOT_LOSSES):
         curves[LOSS if name == "loss" else f"loss part: {name}"] = collect_points(train, name)

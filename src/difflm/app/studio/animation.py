@@ -1,4 +1,4 @@
-"""Texts that form in an animated SVG: a picture without scripts, for a README, a slide or a page."""
+"""Forming texts as an animated SVG: a picture without scripts, for a README, a slide or a page."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -36,7 +36,7 @@ text{{font:{size}px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono
 
 
 def check_animation(path: Path, n: int) -> None:
-    """Refuse a file that no page would take for a picture, and more texts than fit into one."""
+    """Reject a file that is not an .svg, and more texts than fit into one picture."""
     if path.suffix.lower() != ".svg":
         raise UsageError(f"--svg writes an .svg file, not {path.name}.")
     if n > MOST_TEXTS:

@@ -1,4 +1,4 @@
-// The server's side of the page: requests, the stream of frames, and faults as sentences.
+// Communication with the server: requests, the stream of frames, and readable errors.
 import { askToken } from "./token.js";
 
 export class Refused extends Error {
@@ -90,7 +90,7 @@ function spoken(message) {
   return message[0].toUpperCase() + message.slice(1);
 }
 
-// A full server says when to come again: it is obeyed, and `onWait(seconds)` may tell.
+// A full server says when to try again: wait that long, and report it through `onWait(seconds)`.
 async function patiently(path, body, signal, onWait) {
   for (;;) {
     try {

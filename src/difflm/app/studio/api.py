@@ -20,7 +20,7 @@ from difflm.app.studio.job import Done, Frames, Job, Text
 from difflm.app.studio.metrics import TYPE
 from difflm.app.studio.player import Recording, page
 from difflm.app.studio.served import Models, Served
-from difflm.errors import DifflmError
+from difflm.errors import DifflmError, say_in_request
 from difflm.generation.jobs import Draft, Generation
 from difflm.generation.requests import generation_to_json
 
@@ -40,14 +40,14 @@ Responses = dict[int | str, dict[str, Any]]
 MEANINGS = {
     400: "The body is not JSON, or asks for a response_format that cannot be followed.",
     401: "The token is missing or wrong.",
-    403: "Another host name or another page's origin.",
+    403: "A host name or an origin that is not allowed.",
     404: "A model that is not served here.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is not said to be JSON.",
-    422: "What is asked is wrong, too much, or not possible with this model.",
+    415: "The content type is not JSON.",
+    422: "The request is invalid, too large, or not possible with this model.",
     429: "The queue is full.",
-    503: "The time limit passed, or the server stops.",
+    503: "The time limit passed, or the server is stopping.",
 }
 ERRORS: Responses = {
     status: {"model": schemas.ErrorAnswer, "description": text, "headers": {}} for status, text in MEANINGS.items()
@@ -56,7 +56,7 @@ ERRORS[429]["headers"]["Retry-After"] = {"description": "Seconds to wait.", "sch
 REFUSED: Responses = {status: ERRORS[status] for status in (401, 403)}
 UNKNOWN: Responses = {**REFUSED, 404: ERRORS[404], 422: ERRORS[422]}
 STUCK: Responses = {
-    503: {"model": schemas.ErrorAnswer, "description": "Requests wait and nothing moves; or none is taken."}
+    503: {"model": schemas.ErrorAnswer, "description": "The server is stuck, or takes no more requests."}
 }
 # Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
 STREAM: Responses = {
@@ -107,7 +107,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
     router, limits = APIRouter(), engine.limits
 
     async def choose(
-        model: Annotated[str | None, Query(description="One of the models served; nothing: the first.")] = None,
+        model: Annotated[str | None, Query(description="One of the served models; if left out, the first one.")] = None,
     ) -> Served:
         return serving.find(model)
 
@@ -115,13 +115,13 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
 
     @router.get("/health", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
     async def health() -> Any:
-        """Whether the server is there, and gets on with its work."""
+        """Whether the server is running and making progress."""
         engine.check_health()
         return {"status": "ok", "model": serving.names, "queue": engine.queue}
 
     @router.get("/ready", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
     async def ready() -> Any:
-        """Whether a request would be taken now: the server works, its queue has room, and it is not stopping."""
+        """Whether a request would be accepted now: the server works, its queue has room, and it is not stopping."""
         engine.check_ready()
         return {"status": "ready", "model": serving.names, "queue": engine.queue}
 
@@ -137,7 +137,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
 
     @router.get("/api/controls", response_model=schemas.ControlsAnswer, tags=["server"], responses=UNKNOWN)
     async def controls(served: Served = chosen) -> Any:
-        """What can be asked of the model, by the name of each control; null where it cannot."""
+        """What each control accepts with this model; null if the model does not support it."""
         return served.controls(limits)
 
     @router.post("/api/pattern", response_model=schemas.PatternAnswer, tags=["server"], responses=ERRORS)
@@ -165,7 +165,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
 
     @router.post("/api/generate", **texts_route, responses=ERRORS)
     async def generate(request: Request, asked: schemas.Asked, served: Served = chosen) -> Any:
-        """Texts, all at once when they are finished."""
+        """Generate texts and return them all when they are finished."""
         return await texts(request, asked, served)
 
     @router.post("/api/infill", **texts_route, responses=ERRORS)
@@ -185,7 +185,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
 
     @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=StreamingResponse)
     async def player(request: Request, wanted: schemas.PlayerAsked, served: Served = chosen) -> Any:
-        """The self-contained HTML player of exactly these texts: the same seed makes the same ones."""
+        """Return the self-contained HTML player of these texts; the same seed gives the same texts."""
         asked = wanted.request
         asked.check(limits)
         frames = served.lm.frames(asked.controls(), **asked.settings())
@@ -214,7 +214,7 @@ async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> Async
                 case None:
                     yield KEEPALIVE_COMMENT
     except DifflmError as error:
-        yield event({"message": str(error)}, "error")
+        yield event({"message": say_in_request(error)}, "error")
 
 
 def streamed(draft: Draft, each: int, pieces: bool) -> dict[str, Any]:

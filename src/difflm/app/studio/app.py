@@ -19,7 +19,7 @@ from difflm.app.studio.limits import Limits
 from difflm.app.studio.player import HERE, read_asset
 from difflm.app.studio.reference import render_reference
 from difflm.app.studio.served import Models
-from difflm.errors import DifflmError, UsageError, explain_faults
+from difflm.errors import DifflmError, UsageError, explain_faults, say_in_request
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 ASSETS = {path.name: path for path in sorted(HERE.iterdir()) if path.suffix in KINDS}
@@ -114,9 +114,9 @@ async def answer_error(request: Request, error: Exception) -> Response:
     match error:
         case Unavailable():
             headers = {"retry-after": str(error.retry_after)} if error.retry_after else None
-            return error_response(error.status, str(error), headers, error.kind)
+            return error_response(error.status, say_in_request(error), headers, error.kind)
         case DifflmError():
-            return error_response(422 if isinstance(error, UsageError) else 500, str(error))
+            return error_response(422 if isinstance(error, UsageError) else 500, say_in_request(error))
         case RequestValidationError():
             return error_response(*explain_body(request, error.errors()))
         case HTTPException():

@@ -1,4 +1,4 @@
-// One text on the stage: it forms, is marked, and its words can be taken in hand.
+// One text on the stage: it forms, gets its marks, and its words can be selected and edited.
 import { lacking } from "./differ.js";
 import { Hand } from "./hand.js";
 import { Likely } from "./likely.js";
@@ -45,7 +45,7 @@ export class Card {
 
   // ---- while it forms ----
 
-  // What stands there before the first frame: nothing but noise.
+  // Before the first frame: noise.
   #noise() {
     let x = this.number + 1;
     const next = (most) => {
@@ -75,7 +75,7 @@ export class Card {
   }
 
   // One more frame of those that have come, or several where it lags behind; true while there is more to show.
-  // Nothing is animated: drawn without a GPU, four texts would take 7.0 s of processor from the model instead of 2.5 s.
+  // Nothing is animated: drawn without a GPU, four texts would take 7.0 s of processor time from the model instead of 2.5 s.
   advance() {
     if (this.head < this.last) {
       this.head += Math.max(1, Math.ceil((this.last - this.head) / 15));
@@ -107,7 +107,7 @@ export class Card {
     if (height > (this.room ?? 0)) this.words.style.minHeight = `${(this.room = height)}px`; // nothing below it jumps
   }
 
-  // Of a text that was written anew: which words its source does not have.
+  // For a rewritten text: which words its source does not have.
   #compare(finished) {
     const spans = [...this.words.querySelectorAll(".word")];
     const { tokens, spaces } = this.frames[this.last];
@@ -182,7 +182,7 @@ export class Card {
   }
 }
 
-// A control with what the checker says of it, by sign and word.
+// A control with the checker's verdict, as a symbol and a word.
 export function checkedItem(control) {
   const item = controlItem(control);
   item.append(make("span", "verdict", verdict(control.satisfied).meaning));

@@ -19,24 +19,24 @@ class ChatMessage(BaseModel):
 
 
 class ChatAsked(BaseModel):
-    """What a client of the OpenAI API sends, `controls` beside."""
+    """A chat request of the OpenAI API, extended by `controls`."""
 
     model_config = shown({"messages": [{"role": "user", "content": "Tell me of a dog."}], "seed": 1})
 
     messages: list[ChatMessage] = Field(min_length=1)
-    model: str | None = Field(None, description="The model served, or nothing.")
-    max_tokens: int | None = Field(None, ge=1, description="The most tokens of an answer.")
-    max_completion_tokens: int | None = Field(None, ge=1, description="The same under its newer name.")
+    model: str | None = Field(None, description="A served model; if left out, the first one.")
+    max_tokens: int | None = Field(None, ge=1, description="The largest number of tokens in an answer.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")
     n: int | None = Field(None, ge=1, description="Answers. [1]")
-    seed: int | None = Field(None, ge=0, le=MOST_SEED, description="Nothing: a new one each time.")
+    seed: int | None = Field(None, ge=0, le=MOST_SEED, description="If left out, a new one each time.")
     temperature: float | None = Field(None, ge=0, le=10)
     top_p: float | None = Field(None, gt=0, le=1)
     stop: str | list[str] | None = Field(None, description="An answer ends before the first of these.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Not looked at.")
-    controls: Asked | None = Field(None, description="What else is asked: keys of /api/generate.")
-    response_format: ResponseFormat | None = Field(None, description="What every answer matches.")
+    controls: Asked | None = Field(None, description="Constraints: keys of /api/generate.")
+    response_format: ResponseFormat | None = Field(None, description="The format that every answer follows.")
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
@@ -52,7 +52,7 @@ class ChatChoice(BaseModel):
     message: ChatMessage
     finish_reason: Literal["stop", "length"]
     logprobs: None = None
-    controls: list[ControlAnswer] = Field(description="For each control whether the answer obeys.")
+    controls: list[ControlAnswer] = Field(description="For each control, whether the answer complies.")
     warnings: list[str]
 
 
@@ -61,7 +61,7 @@ class ChatAnswer(BaseModel):
     object: Literal["chat.completion", "chat.completion.chunk"] = "chat.completion"
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
-    seed: int = Field(description="The one that makes these answers again.")
+    seed: int = Field(description="The seed that reproduces these answers.")
     choices: list[ChatChoice] = []
     usage: Usage | None = None
 

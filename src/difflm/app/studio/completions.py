@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/models` as clients of the OpenAI API know them, with gaps and controls beside."""
+"""`/v1/completions` and `/v1/models` for clients of the OpenAI API, with gaps and controls as extensions."""
 
 import secrets
 import time
@@ -19,7 +19,7 @@ from difflm.app.studio.player import Recording
 from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, check_size, shown
 from difflm.controls import Control, Infill, Pattern
 from difflm.data.words import join_words, split_words
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, say_in_request
 from difflm.generation.jobs import Generation
 
 COLDEST = 0.01  # what a temperature of 0 means here: the likeliest words, while the noise still differs
@@ -38,32 +38,32 @@ class StreamOptions(BaseModel):
 
 
 class CompletionAsked(BaseModel):
-    """What a client of the OpenAI API sends, `infill` and `controls` beside. A key that would have no effect is
-    refused, unless its value asks for nothing."""
+    """A request of the OpenAI API, extended by `infill` and `controls`. A key that would have no effect is rejected,
+    unless its value is the neutral one."""
 
     model_config = shown({"model": "e2e", "prompt": "The Eagle is a", "suffix": "near the riverside.", "seed": 1})
 
-    model: str | None = Field(None, description="The model served, or nothing.")
-    prompt: str | list[str] | None = Field(None, description="Continued; nothing: free texts.")
-    suffix: str | None = Field(None, description="What is written stands between prompt and suffix.")
-    max_tokens: int | None = Field(None, ge=1, description="The most words that are written.")
+    model: str | None = Field(None, description="A served model; if left out, the first one.")
+    prompt: str | list[str] | None = Field(None, description="The text to continue; if left out, texts are free.")
+    suffix: str | None = Field(None, description="The completion is written between prompt and suffix.")
+    max_tokens: int | None = Field(None, ge=1, description="The largest number of words to write.")
     n: int | None = Field(None, ge=1, description="Choices for each prompt. [1]")
-    seed: int | None = Field(None, ge=0, le=MOST_SEED, description="Nothing: a new one each time.")
+    seed: int | None = Field(None, ge=0, le=MOST_SEED, description="If left out, a new one each time.")
     temperature: float | None = Field(None, ge=0, le=10)
     stop: str | list[str] | None = Field(None, description="A choice ends before the first of these.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    echo: bool | None = Field(None, description="Repeat the prompt before every choice, and the suffix behind it.")
+    echo: bool | None = Field(None, description="Repeat the prompt before every choice, and the suffix after it.")
     user: str | None = Field(None, description="Not looked at.")
     infill: str | None = Field(None, description="A text with gaps instead of a prompt, as in /api/infill.")
-    controls: Asked | None = Field(None, description="What else is asked: keys of /api/generate.")
+    controls: Asked | None = Field(None, description="Constraints: keys of /api/generate.")
     best_of: int | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    logprobs: int | None = Field(None, ge=0, le=1, description="Log probabilities of the tokens that are chosen.")
-    response_format: ResponseFormat | None = Field(None, description="What every answer matches.")
+    logprobs: int | None = Field(None, ge=0, le=1, description="Log probabilities of the chosen tokens.")
+    response_format: ResponseFormat | None = Field(None, description="The format that every answer follows.")
     presence_penalty: float | None = None
-    top_p: float | None = Field(None, gt=0, le=1, description="Of models that draw tokens.")
+    top_p: float | None = Field(None, gt=0, le=1, description="For models that sample tokens.")
 
     def check(self, limits: Limits) -> None:
         for key, nothing in NO_EFFECT.items():
@@ -74,9 +74,9 @@ class CompletionAsked(BaseModel):
         if self.infill is not None and (any(self.prompts) or self.suffix):
             raise UsageError("give prompt and suffix, or infill: they say the same thing in two ways.")
         if self.response_format is not None and (self.infill is not None or self.echo):
-            raise UsageError("response_format is that of an answer alone: leave out infill and echo.")
+            raise UsageError("response_format applies to the answer alone: leave out infill and echo.")
         if self.logprobs is not None and len(self.prompts) > 1:
-            raise UsageError("logprobs are told of one prompt at a time.")
+            raise UsageError("logprobs can be returned for only one prompt at a time.")
         if any("___" in text for text in (*self.prompts, self.suffix or "")):
             raise UsageError("a prompt has no gaps; give infill for a text with gaps.")
 
@@ -102,7 +102,7 @@ class CompletionAsked(BaseModel):
         given = self.controls.model_dump(exclude_unset=True) if self.controls else {}
         for key in ("n", "seed", "temperature", "top_p", "infill"):
             if key in given:
-                raise UsageError(f"{key} stands beside controls, not in them.")
+                raise UsageError(f"{key} is a key of the request itself, not of controls.")
         warmth = self.temperature if self.temperature is None else self.temperature or coldest
         share = None if self.top_p == 1 else self.top_p
         return Asked(**given, n=self.n or 1, seed=seed, temperature=warmth, top_p=share)
@@ -153,8 +153,8 @@ class Choice(BaseModel):
     text: str
     finish_reason: Literal["stop", "length"]
     logprobs: LogProbabilities | None = None
-    controls: list[ControlAnswer] = Field(description="For each control whether the text obeys.")
-    warnings: list[str] = Field(description="Why it may not be what was asked for, such as words the model lacks.")
+    controls: list[ControlAnswer] = Field(description="For each control, whether the text complies.")
+    warnings: list[str] = Field(description="Why the text may not be what was requested, such as unknown words.")
 
 
 class Usage(BaseModel):
@@ -170,7 +170,7 @@ class CompletionAnswer(BaseModel):
     object: Literal["text_completion"] = "text_completion"
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
-    seed: int = Field(description="The one that makes these texts again.")
+    seed: int = Field(description="The seed that reproduces these texts.")
     choices: list[Choice] = []
     usage: Usage | None = None
 
@@ -243,7 +243,7 @@ class Completion:
                     elif happened is None:
                         yield KEEPALIVE_COMMENT
         except DifflmError as error:
-            yield event(error_object(str(error)))
+            yield event(error_object(say_in_request(error)))
             return
         if self.asked.stream_options and self.asked.stream_options.include_usage:
             yield event({**self.about, "choices": [], "usage": self.usage(choices)})

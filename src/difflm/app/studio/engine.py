@@ -123,7 +123,7 @@ class Engine:
         return now - min(since, default=now)
 
     def check_health(self) -> None:
-        """Raise where there is work and nothing of it has moved for too long, or nobody is left to do it."""
+        """Raise an error if work has made no progress for too long, or if no thread is left to do it."""
         if not all(thread.is_alive() for thread in self._threads) and not self._stopped:
             raise Unavailable("dead", "a thread of the model has ended. Restart the server.")
         if (still := self.still_seconds) > self.limits.stuck_seconds:
@@ -167,7 +167,7 @@ class Engine:
         return next((k for k, other in enumerate(self._waiting) if other is job), 0)
 
     def _full(self) -> Unavailable:
-        """Say when the queue will have room, to each who asks a little later than to the one before."""
+        """Return the error for a full queue; each client is told to wait a little longer than the one before."""
         now = time.monotonic()
         self._promised = min(max(self._promised, now) + self._pace, now + LONGEST_WAIT)
         wait = max(1, ceil(self._promised - now))

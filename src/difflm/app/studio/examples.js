@@ -1,4 +1,4 @@
-// Requests to begin with, of those that the model can be asked. The sentences are from the world of E2E.
+// Example requests, limited to what the model supports. The sentences come from E2E.
 import { byId, make } from "./parts.js";
 
 export function welcome(controls, n) {

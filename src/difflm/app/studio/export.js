@@ -1,4 +1,4 @@
-// Texts out of the page: a player, a video, JSON, and the same request as a link, a command and Python.
+// Export of texts: a player, a video, JSON, and the request as a link, a command and Python code.
 import { player } from "./api.js";
 import { film, filmKind } from "./film.js";
 import { byId, copyText, make } from "./parts.js";

@@ -1,4 +1,4 @@
-// What is wrong with a request, shown at the field that it is about: the server's sentence begins with its name.
+// Show an error at the field it concerns: the server's message begins with the field's name.
 import { byId, make } from "./parts.js";
 
 const ELSEWHERE = { infill: "start", edit: "start" }; // keys of a request whose fields have another name
@@ -7,7 +7,7 @@ const PLACES = [
   "seed", "steps", "temperature", "guidance", "candidates",
 ];
 
-// False where no field on the page is meant.
+// Returns false if the message concerns no field on the page.
 export function showAtField(message) {
   const field = fieldOf(message);
   if (!field || field.closest("[hidden]")) return false;

@@ -1,4 +1,4 @@
-"""What an answer of `/v1/completions` shall look like, and how sure the model was of its tokens."""
+"""Response formats and log probabilities of `/v1/completions`."""
 
 from collections.abc import Sequence
 from math import log
@@ -31,12 +31,12 @@ class ResponseFormat(BaseModel):
 
     type: Literal["text", "json_schema", "regex"]
     json_schema: NamedSchema | None = Field(None, description="With the type json_schema.")
-    regex: str | None = Field(None, description="With the type regex: the whole answer matches it.")
+    regex: str | None = Field(None, description="With the type regex: the whole answer must match it.")
 
     def pattern(self) -> Pattern | None:
         given = {"json_schema": self.json_schema, "regex": self.regex}
         if any((value is not None) != (key == self.type) for key, value in given.items()):
-            raise UsageError(f"response_format of type {self.type!r} has the key {self.type!r} and no other.")
+            raise UsageError(f"response_format of type {self.type!r} needs the key {self.type!r} and takes no other.")
         if self.json_schema is not None:
             return Json(self.json_schema.json_schema)
         return None if self.regex is None else Pattern(self.regex)
@@ -55,7 +55,7 @@ class LogProbabilities(BaseModel):
     """In the form that clients of the OpenAI API know."""
 
     tokens: list[str]
-    token_logprobs: list[float] = Field(description="Of each token, in the step that last changed it.")
+    token_logprobs: list[float] = Field(description="For each token, taken at the step that last changed it.")
     top_logprobs: None = None
     text_offset: list[int]
 

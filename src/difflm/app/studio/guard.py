@@ -130,12 +130,12 @@ class Guard:
     def check(self, path: str, headers: Headers) -> None:
         host = headers.get("host", "")
         if not self.is_known_host(host):
-            raise HTTPException(403, "this server does not answer to that host name.")
+            raise HTTPException(403, "this server does not accept that host name.")
         origin = headers.get("origin")
         is_foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
         is_foreign = is_foreign or (headers.get("sec-fetch-site") == "cross-site" and path != "/")
         if is_foreign and not self.allows(headers):
-            raise HTTPException(403, "pages of other servers may not use this one.")
+            raise HTTPException(403, "pages from other origins may not use this server.")
         if self.token and not (path in PUBLIC or path.startswith("/assets/")):
             kind, _, given = headers.get("authorization", "").partition(" ")
             right = hmac.compare_digest(given.strip().encode(), self.token)
@@ -164,7 +164,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         if size > MAX_DRAINED:
             break
     if size > max_bytes:
-        raise HTTPException(413, f"a body has at most {max_bytes:,} bytes on this server.", CLOSE)
+        raise HTTPException(413, f"this server takes bodies of at most {max_bytes:,} bytes.", CLOSE)
     return b"".join(chunks)
 
 

@@ -1,4 +1,4 @@
-// Words in hand: words of a finished text that somebody has taken to change them, or to let the model do so.
+// Selected words of a finished text, to edit them or have the model rewrite them.
 export class Hand {
   #places = null; // of the words, in order; null: the hand is empty
   #anchor = 0; // where an extended selection began
@@ -67,7 +67,7 @@ export class Hand {
     event.stopPropagation();
   }
 
-  // Words are outlined, and the line below says what can be done with them. False where there are none to take.
+  // Outline words and show what can be done with them. Returns false if there are none.
   take(places, cursor = places.at(-1), anchored = true) {
     const { card } = this;
     card.does.end();
@@ -80,7 +80,8 @@ export class Hand {
     this.#cursor = cursor;
     if (anchored) this.#anchor = cursor;
     card.words.setAttribute("role", "group");
-    card.words.setAttribute("aria-label", `Words of ${card.title}: arrows move, with shift they extend, Enter types`);
+    const keys = "arrow keys move, Shift extends the selection, Enter edits";
+    card.words.setAttribute("aria-label", `Words of ${card.title}: ${keys}`);
     this.#spans.forEach((span, i) => {
       span.classList.toggle("picked", this.#places.includes(i));
       span.setAttribute("role", "button");

@@ -90,7 +90,7 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether no client is waiting for it any more."""
         return self._left or time.monotonic() > self.deadline
 
     @property
@@ -98,7 +98,7 @@ class Job:
         return Unavailable("timeout", f"the time limit of {self.seconds:g} s passed: ask for less.")
 
     def bind(self, lm: TextDiffusion, moved: Callable[[], None]) -> None:
-        """Refuse what is wrong with it, and find out which loops it can join. `moved` is told of its every step."""
+        """Check the request, and find out which loops it can join. `moved` is called at every step."""
 
         def wanted() -> bool:
             moved()

@@ -1,4 +1,4 @@
-// Texts that were kept: they stay in this browser, and can be laid side by side.
+// Kept texts: they are stored in this browser and can be compared.
 import { checkedItem } from "./card.js";
 import { lacking } from "./differ.js";
 import { byId, copyText, make } from "./parts.js";
@@ -54,14 +54,14 @@ export class Kept {
       button.addEventListener("click", () => act(button));
       foot.append(button);
     };
-    if (compared && i !== this.base) press("Compare to this", () => this.#compareWith(i));
+    if (compared && i !== this.base) press("Compare with this", () => this.#compareWith(i));
     press("Open", () => this.onOpen(item.request));
     press("Copy", (button) => copyText(item.text, button));
     press("Delete", () => this.#set(this.items.filter((other) => other !== item)));
     card.append(text, marks, foot);
     if (compared && i === this.base) {
       card.classList.add("base");
-      card.prepend(make("p", "hint", "The others are compared to this one."));
+      card.prepend(make("p", "hint", "The others are compared with this one."));
     }
     return card;
   }
@@ -81,7 +81,7 @@ function stored() {
   }
 }
 
-// The words of `text`, those marked that `base` does not have there.
+// The words of `text`, with those marked that `base` does not have there.
 function differing(base, text) {
   const words = text.split(" ");
   const fresh = lacking(base.split(" "), words);

@@ -1,4 +1,4 @@
-// The likely words in each place of a finished text, given all its other words: on hover, and for a word in hand.
+// The likely words at each position of a finished text, given all other words: on hover, and for a selected word.
 import { weighWords } from "./api.js";
 import { byId, make } from "./parts.js";
 

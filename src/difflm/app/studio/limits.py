@@ -11,7 +11,7 @@ class Limits:
     candidates: int = 8  # for each of them
     rows: int = 32  # texts times candidates: the cost of one request
     steps: int = 200
-    signs: int = 4_000  # of any text that a request holds
+    characters: int = 4_000  # of any text that a request holds
     items: int = 32  # entries of any list or table that a request holds
     body_bytes: int = 65_536
     connections: int = 256  # open at once; one more is refused before anything of it is read

@@ -1,4 +1,4 @@
-"""The server's log: one JSON object a line on stderr, in ASCII and without control characters, whoever sent them."""
+"""The server's log: one JSON object per line on stderr, in ASCII and without control characters."""
 
 import json
 import logging

@@ -26,7 +26,7 @@ class Metrics:
                 self._sum += seconds
 
     def count_error(self, kind: str) -> None:
-        """A request whose texts were not made, be it told by a status or within a stream."""
+        """Count a failed request, whether the client got an error status or an error within a stream."""
         with self._lock:
             self._errors[kind] += 1
 

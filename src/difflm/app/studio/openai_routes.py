@@ -22,7 +22,7 @@ from difflm.app.studio.engine import Engine
 from difflm.app.studio.player import Recording
 from difflm.app.studio.schemas import MOST_SEED, Asked, ErrorAnswer, check_size
 from difflm.app.studio.served import Models, Served
-from difflm.errors import UsageError
+from difflm.errors import UsageError, say_in_request
 from difflm.models.diffusion import DiffusionModel
 
 
@@ -45,7 +45,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         if one.top_p is not None and "tokens" not in served.lm.model.families:
             raise UsageError("top_p has no effect on these models; leave it out.")
         if len(gaps) * one.n * one.each > limits.rows:
-            raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server makes {limits.rows} texts at most.")
+            raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server writes {limits.rows} texts at most.")
         job = one.job()
         steered = isinstance(served.lm.model, DiffusionModel) and one.edit is None and one.infill is None
         words = served.whole_words
@@ -68,7 +68,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
                 recording = Recording(one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), one.each)
             jobs = await engine.submit(arguments, recording.frame if recording else False, served.lm)
         except UsageError as error:  # what clients expect of a format that cannot be followed
-            raise HTTPException(400, str(error)) if asked.response_format else error from None
+            raise HTTPException(400, say_in_request(error)) if asked.response_format else error from None
         completion = kind(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}), recording)
         if asked.stream:
             return EventStream(completion.pieces(), jobs)

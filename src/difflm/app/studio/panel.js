@@ -1,4 +1,4 @@
-// What is asked, as people set it: the sentence to begin with and the panel of controls.
+// The request as the user sets it: the text to start from and the panel of controls.
 import { PatternBox } from "./pattern.js";
 import { byId, make } from "./parts.js";
 
@@ -112,7 +112,7 @@ export class Panel {
 
   // ---- the request ----
 
-  // Only what differs from what the model does by itself, so that commands and addresses stay short.
+  // Only what differs from the model's defaults, so that commands and URLs stay short.
   read() {
     const request = { n: Number(byId("n").value) };
     const put = (key, value) => {
@@ -208,7 +208,7 @@ export class Panel {
     return `${gaps === 1 ? "The gap is" : `${gaps} gaps are`} filled; all other words are kept.`;
   }
 
-  // How many of the texts meet each constraint: beside the control, by sign and number.
+  // How many of the texts meet each constraint: next to the control, as a symbol and a number.
   tally(texts) {
     const counts = new Map();
     for (const { controls } of texts) {

@@ -8,7 +8,7 @@ export function make(tag, className, text) {
   return element;
 }
 
-// What a checker said of a control: a sign, a word and a class.
+// The verdict on a control: a symbol, a word and a class.
 export function verdict(satisfied) {
   if (satisfied === true) return { sign: "✓", meaning: "met", kind: "met" };
   if (satisfied === false) return { sign: "✗", meaning: "missed", kind: "missed" };
@@ -30,7 +30,7 @@ export function controlItem(control) {
   return item;
 }
 
-// Why texts may not be what was asked for; hidden where there is nothing to say.
+// Why texts may not be as requested; hidden if there are no warnings.
 export function warn(place, warnings = []) {
   place.textContent = warnings.join(" ");
   place.hidden = warnings.length === 0;

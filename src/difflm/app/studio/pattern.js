@@ -1,4 +1,4 @@
-// The box for a regular expression: while somebody types, the server says whether texts can match it, and how long.
+// The box for a regular expression: while the user types, the server says whether texts can match it, and how long.
 import { judgePattern } from "./api.js";
 import { byId } from "./parts.js";
 
@@ -59,7 +59,7 @@ export class PatternBox {
   }
 }
 
-// The server's words without the name of the field, below which they stand.
+// The server's message without the name of the field, since it is shown below that field.
 function sentence(message) {
   const said = message.replace(/^pattern[,:] /i, "");
   return said[0].toUpperCase() + said.slice(1);

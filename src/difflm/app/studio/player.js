@@ -1,4 +1,4 @@
-// Draws one text at one step. Shared by the player and by every page that shows texts in the making.
+// Draws one text at one step. Shared by the player and by every page that shows forming texts.
 //
 // A text is {text, frames}; a frame is {step, t, tokens, confidence, changed} and, where it is known, `spaces`:
 // whether a space is written before each token. A model that edits says in `edits` what the next step does with each.

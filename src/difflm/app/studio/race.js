@@ -1,4 +1,4 @@
-// A diffusion model and a left-to-right model write one text each, at the same time, where the server has both.
+// A diffusion model and a left-to-right model write one text each at the same time, if the server has both.
 import { stream } from "./api.js";
 import { byId, make } from "./parts.js";
 import { Player } from "./player.js";

@@ -1,6 +1,6 @@
 // A request in its four forms: an object for the server, the address of the page, a command, Python.
 //
-// Keys are those of `difflm generate`; what is left out is as the model has it.
+// Keys are those of `difflm generate`; missing keys have the model's defaults.
 
 const NUMBERS = ["n", "seed", "steps", "temperature", "length", "guidance", "candidates", "strength"];
 const TEXTS = ["source", "infill", "edit", "pos", "tree"];

@@ -1,4 +1,4 @@
-"""What can be asked of the server and what it answers, as pydantic models: they are the OpenAPI document too."""
+"""Requests and responses of the server as pydantic models, from which the OpenAPI document is made."""
 
 import shlex
 from dataclasses import replace
@@ -20,7 +20,7 @@ def shown(example: dict[str, Any]) -> ConfigDict:
 
 
 class Asked(Request):
-    """Some texts: the keys are those options of `difflm generate` that say what is written, and how."""
+    """A request for texts. Its keys are the options of `difflm generate` that say what is written, and how."""
 
     model_config = shown({"n": 2, "length": 14, "field": {"food": "Japanese"}, "contains": ["cheap"], "steps": 50})
 
@@ -28,7 +28,7 @@ class Asked(Request):
     seed: int = Field(0, ge=0, le=MOST_SEED, description=DESCRIBED["seed"].description)
     mbr: int = Field(1, ge=1, description=DESCRIBED["mbr"].description)
     candidates: int = Field(1, ge=1, description=DESCRIBED["candidates"].description)
-    guidance: float | None = Field(None, ge=0, le=1000, description="How strongly classifiers pull.")
+    guidance: float | None = Field(None, ge=0, le=1000, description="How strongly classifiers steer.")
 
     def job(self) -> dict[str, Any]:
         size = self.guidance
@@ -40,9 +40,9 @@ class Asked(Request):
         sizes |= {"beams": limits.rows, "revisions": limits.candidates}
         for key, most in sizes.items():
             if (value := getattr(self, key)) is not None and value > most:
-                raise UsageError(f"{key} is at most {most} on this server, not {value}.")
+                raise UsageError(f"{key} must be at most {most} on this server, not {value}.")
         if self.n * self.each > limits.rows:
-            raise UsageError(f"{self.n} × {self.each} candidates: this server makes {limits.rows} texts at most.")
+            raise UsageError(f"{self.n} × {self.each} candidates: this server writes {limits.rows} texts at most.")
         for key, value in self.model_dump().items():
             check_size(key, value, limits)
 
@@ -56,13 +56,13 @@ class Asked(Request):
 
 def check_size(key: str, value: Any, limits: Limits) -> None:
     if isinstance(value, str):
-        if len(value) > limits.signs:
-            raise UsageError(f"{key} has {len(value):,} signs; this server takes {limits.signs:,}.")
-        if any("\ud800" <= sign <= "\udfff" for sign in value):  # JSON can write them, UTF-8 cannot
-            raise UsageError(f"{key} holds half of a sign.")
+        if len(value) > limits.characters:
+            raise UsageError(f"{key} has {len(value):,} characters; this server takes at most {limits.characters:,}.")
+        if any("\ud800" <= character <= "\udfff" for character in value):  # JSON can write them, UTF-8 cannot
+            raise UsageError(f"{key} contains half of a surrogate pair.")
     if isinstance(value, list | dict):
         if len(value) > limits.items:
-            raise UsageError(f"{key} has {len(value)} entries; this server takes {limits.items}.")
+            raise UsageError(f"{key} has {len(value)} entries; this server takes at most {limits.items}.")
         for part in [*value, *value.values()] if isinstance(value, dict) else value:
             check_size(key, part, limits)
 
@@ -82,7 +82,7 @@ def option(key: str, value: Any) -> list[str]:
 
 
 class InfillAsked(Asked):
-    """A text with gaps to fill; the other keys are those of any request, but for `infill`."""
+    """A text with gaps to fill. The other keys are those of any request, except `infill`."""
 
     model_config = shown({"template": "The Eagle is a ___ near the riverside.", "seed": 1})
 
@@ -103,15 +103,15 @@ class PlayerAsked(BaseModel):
 
 
 class PatternAsked(BaseModel):
-    """A regular expression, before anything is written."""
+    """A regular expression to check before anything is written."""
 
     model_config = shown({"pattern": r"The [A-Z]\w+ is an? .*\."})
 
-    pattern: str = Field(description="The whole text would match it.")
+    pattern: str = Field(description="The whole text must match it.")
 
 
 class AlternativesAsked(BaseModel):
-    """A text whose words are weighed."""
+    """A text for whose words alternatives are wanted."""
 
     model_config = shown({"text": "The Eagle is a cheap pub near the riverside."})
 
@@ -122,11 +122,11 @@ class AlternativesAsked(BaseModel):
 
 
 class ControlAnswer(BaseModel):
-    """Whether a text obeys one control, found by something that had no part in making it."""
+    """Whether a text meets one control, according to a checker that had no part in writing it."""
 
     name: str
     target: Any
-    satisfied: bool | None = Field(description="null: nothing here can tell, or the model does not know all words.")
+    satisfied: bool | None = Field(description="null: no checker is available, or the model does not know all words.")
     score: float | None
     checker: str
 
@@ -139,12 +139,12 @@ class TextAnswer(BaseModel):
     controls: list[ControlAnswer]
     steps: int
     denoiser_calls: int
-    seconds: float = Field(description="Wall clock of the batch that made it.")
+    seconds: float = Field(description="Wall-clock time of the batch that the text was part of.")
     seed: int
-    classifier_calls: int = Field(0, description="Beside those of the model; left out where there are none.")
+    classifier_calls: int = Field(0, description="In addition to those of the model; left out if there are none.")
     warnings: list[str] = Field(
         default_factory=list,
-        description="Why it may not be what was asked for; left out where there is nothing to say.",
+        description="Why the text may not be what was requested; left out if there are none.",
     )
 
 
@@ -166,20 +166,20 @@ class ErrorAnswer(BaseModel):
 class HealthAnswer(BaseModel):
     status: str
     model: str
-    queue: int = Field(description="Requests that wait.")
+    queue: int = Field(description="Requests that are waiting.")
 
 
 class ModelFacts(BaseModel):
     name: str
     method: str
     parameters: int
-    longest: int = Field(description="The most words of a text.")
-    steps: int = Field(description="Denoising steps, where a request names none.")
-    temperature: float = Field(description="The temperature, where a request names none.")
-    whole_words: bool = Field(description="Whether a token is a word.")
+    longest: int = Field(description="The largest number of words in a text.")
+    steps: int = Field(description="Default number of denoising steps.")
+    temperature: float = Field(description="Default temperature.")
+    whole_words: bool = Field(description="Whether each token is a whole word.")
     device: str
-    learned: str | None = Field(description="What it was trained on; null where its files do not say.")
-    vocabulary: int = Field(description="How many words, pieces of words or characters it knows.")
+    learned: str | None = Field(description="What it was trained on; null if its files do not say.")
+    vocabulary: int = Field(description="How many words, subwords or characters it knows.")
     left_to_right: bool = Field(description="Whether it writes word by word rather than all words at once.")
 
 
@@ -188,9 +188,9 @@ class ModelsAnswer(BaseModel):
 
 
 class PatternAnswer(BaseModel):
-    message: str | None = Field(description="What is wrong with it; null where texts of this model match.")
-    lengths: list[int] = Field(description="Numbers of tokens of texts that match.")
-    unit: str = Field(description="What these tokens are called.")
+    message: str | None = Field(description="What is wrong with it; null if texts of this model can match.")
+    lengths: list[int] = Field(description="Possible lengths of matching texts, in tokens.")
+    unit: str = Field(description="What a token is: words, characters or tokens.")
 
 
 class LikelyWord(BaseModel):
@@ -200,7 +200,7 @@ class LikelyWord(BaseModel):
 
 class WeighedWord(BaseModel):
     word: str | None = Field(description="null: the model does not know it.")
-    p: float | None = Field(description="Its probability given all other words of the text.")
+    p: float | None = Field(description="Its probability, given all other words of the text.")
     likely: list[LikelyWord] = Field(description="The likeliest words in its place.")
 
 
@@ -216,20 +216,20 @@ class LimitsAnswer(BaseModel):
 
 
 class ControlsAnswer(BaseModel):
-    """By the name of each control what may be asked; null where this model cannot."""
+    """What each control accepts; null if this model does not support it."""
 
-    source: dict[Literal["most"], int] | None = Field(description="Its most tokens; a model that reads one needs it.")
+    source: dict[Literal["most"], int] | None = Field(description="Most tokens of a source, which is then required.")
     length: dict[Literal["most"], int] | None
     field: dict[str, list[str]] | None
     label: dict[str, list[str]] | None
     pos: dict[Literal["tags"], list[str]] | None
     tree: dict[Literal["labels"], list[str]] | None
     span: dict[Literal["labels"], list[str]] | None
-    contains: dict[Literal["most"], int] | None = Field(description="So many words or phrases at once.")
+    contains: dict[Literal["most"], int] | None = Field(description="The most words or phrases in one request.")
     avoid: dict[str, str] | None
-    pattern: dict[Literal["unit"], str] | None = Field(description="What the tokens are called that it is made of.")
-    infill: dict[Literal["sizes"], bool] | None = Field(description="Whether a gap's number of words can be asked.")
-    alternatives: dict[Literal["most"], int] | None = Field(description="So many likely words for each place.")
+    pattern: dict[Literal["unit"], str] | None = Field(description="What its tokens are: words, characters or tokens.")
+    infill: dict[Literal["sizes"], bool] | None = Field(description="Whether the number of words in a gap can be set.")
+    alternatives: dict[Literal["most"], int] | None = Field(description="How many likely words each position gets.")
     edit: dict[str, str] | None
     samplers: list[str]
     limits: LimitsAnswer

@@ -18,7 +18,7 @@ from difflm.data.corpora import describe_training
 from difflm.data.labels import NONE, Kind
 from difflm.data.token_automata import spells_tokens
 from difflm.data.tokenizers import UNK, Words
-from difflm.errors import UsageError
+from difflm.errors import UsageError, say_in_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.batching import pad_token_rows
@@ -113,7 +113,7 @@ class Served:
                 raise UsageError("pattern: this model cannot follow one.")
             bound = join_patterns([Pattern(pattern)], self.info, None, 1, model.denoiser.codec.bias)
         except UsageError as error:
-            return {**found, "message": str(error)}
+            return {**found, "message": say_in_request(error)}
         return {**found, "lengths": [*bound.lengths]}
 
     @property
@@ -130,7 +130,7 @@ class Served:
         """For each word of a text how likely it is given all others, and which words are likeliest there."""
         model, pieces = self.lm.model, self.lm.tokenizer.pieces
         if not isinstance(model, DiffusionModel) or not self.weighs_words:
-            raise UsageError("this model does not tell how likely other words are.")
+            raise UsageError("this model cannot say how likely other words are.")
         (row,) = self.lm.encode([text])
         canvas, mask = model.lengths.canvas(*pad_token_rows([row]))
         t = model.times.time_of(torch.full((1,), NEARLY_WRITTEN))

@@ -1,5 +1,5 @@
-"""The uvicorn server: it closes connections that stall, refuses too many, finishes what is asked when it gets SIGTERM,
-and Ctrl-C ends it at once."""
+"""The uvicorn server. It closes stalled connections, limits their number, finishes its requests after SIGTERM, and
+stops immediately on Ctrl-C."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-// The texts of one request, side by side: live while they form, by the line of time afterwards.
+// The texts of one request, side by side: live while they form, and by the timeline afterwards.
 import { Card } from "./card.js";
 import { byId, calm } from "./parts.js";
 import { Player } from "./player.js";

@@ -1,4 +1,4 @@
-// The studio: what is asked goes to the server, what forms there is shown.
+// The studio: sends requests to the server and shows the texts as they form.
 import { get, stream, useModel } from "./api.js";
 import { offerExamples, welcome } from "./examples.js";
 import { Export } from "./export.js";
@@ -17,7 +17,7 @@ let asked = {}; // the latest request
 let made = null; // the one whose texts are on the stage
 let running = null; // an AbortController while the server writes
 
-// ---- asking ----
+// ---- sending requests ----
 
 async function write(request) {
   running?.abort();
@@ -86,7 +86,7 @@ function submit(request) {
   write(request);
 }
 
-// A request that grew out of a text on the stage.
+// A request based on a text on the stage.
 function follow(changes) {
   const request = { ...panel.read(), ...changes };
   for (const [key, value] of Object.entries(changes)) if (value === undefined) delete request[key];
@@ -98,7 +98,7 @@ function stop() {
   running?.abort();
 }
 
-// ---- saying ----
+// ---- status and errors ----
 
 function tell(text) {
   byId("status").textContent = text;
@@ -145,7 +145,7 @@ const does = (controls) => ({
   keep: (generation) => kept.add(generation, made),
 });
 
-// ---- beginning ----
+// ---- start-up ----
 
 function usual() {
   return wide.matches ? 4 : 2; // texts at once

@@ -1,6 +1,6 @@
 import { byId, calm } from "./parts.js";
 
-// The line of time below the texts: play, slider, keys, and the curve of how sure the texts are.
+// The timeline below the texts: play button, slider, keys, and the curve of confidence.
 //
 // A moment is {step, t, sure}. `show(i, animate)` draws the texts at moment i.
 export class Time {

@@ -43,16 +43,16 @@ def choose_decoder(
     edit: Edit | None,
     guidance: GuidanceSettings | None,
 ) -> type[ControlDecoder]:
-    """The decoder of a name, where it suits the model, which was trained by a `method`, and what is asked of it."""
+    """Return the decoder of this name, if it suits the request and the model, which was trained by a `method`."""
     found = find_decoder(name)
     if not isinstance(model, found.decodes):
         raise UsageError(f"{name} decodes {found.family}; this one is {method}.")
     if edit is not None:
-        raise UsageError(f"{name} cannot edit: it begins with nothing but the words around a gap.")
+        raise UsageError(f"{name} cannot edit: it starts only from the words around a gap.")
     if guidance is not None and guidance.climb == "sign":
-        raise UsageError(f"the original's guidance moves vectors, which {name} does not: give a number.")
+        raise UsageError(f"guidance `original` moves word vectors, which {name} does not have: give a number.")
     if not controls:
-        raise UsageError(f"{name} is a way to obey: ask for something, such as --field food=Japanese.")
+        raise UsageError(f"{name} is a way to meet constraints: give one, such as --field food=Japanese.")
     return found
 
 

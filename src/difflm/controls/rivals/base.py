@@ -69,14 +69,14 @@ class ControlDecoder(ABC):
             self.prepare(control)
         infills = [control for control in self.controls if isinstance(control, Infill)]
         if len(infills) > 1:
-            raise UsageError("infill can be asked once; put all gaps into one text.")
+            raise UsageError("infill can be given only once; put all gaps in one text.")
         self.infill = infills[0] if infills else None
         self.words, self.least = agree_on_length(self.controls, info)
         parts = self.infill.parts if self.infill else [""]
         if self.infill and len(parts) > 2:
             raise UsageError(f"{self.name} fills one gap; this text has {len(parts) - 1}.")
         if self.infill and parts[1].strip() and not self.appends:
-            raise UsageError(f"{self.name} cannot take words behind a gap: it has written all before it comes to them.")
+            raise UsageError(f"{self.name} cannot take words after a gap: it writes from left to right.")
         ids = self.infill.known(info) if self.infill else [[]]
         self.left, self.right = ids[0], ids[1] if self.infill else []
         unknown = (word for text in parts for word in info.tokenizer.unknown(text.strip()))
@@ -235,7 +235,7 @@ class ControlDecoder(ABC):
 
 @dataclass(frozen=True)
 class ImposePossible:
-    """A rule: words after which what is asked is impossible are not drawn."""
+    """A rule: words after which the request becomes impossible are not drawn."""
 
     parts: Sequence[Part]
 

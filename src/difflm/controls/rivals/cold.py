@@ -22,8 +22,8 @@ NOISE = ((0.0, 1.0), (0.025, 0.5), (0.25, 0.1), (0.5, 0.05), (0.75, 0.01))
 
 
 class Cold(GapDecoder):
-    """`ColdSearch` from left to right alone; the strength is the weight of constraints. Phrases are asked for by their
-    energy: nothing imposes them."""
+    """`ColdSearch` from left to right only; the guidance is the weight of constraints. Phrases are encouraged by their
+    energy and not enforced."""
 
     name, paper = "cold", "Qin et al. 2022"
     takes = (Infill, Length, Contains)

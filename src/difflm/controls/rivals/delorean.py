@@ -20,7 +20,7 @@ class Delorean(GapDecoder):
 
     name, paper = "delorean", "Qin et al. 2020"
     takes = (Infill, Length)
-    reason = "it looks for words that lead to those behind a gap."
+    reason = "it searches for words that lead to the text after a gap."
     usual_strength = 0.03
     window = 15
 

@@ -15,7 +15,16 @@ from difflm.controls.learned import Label, Tags
 from difflm.controls.rivals.base import ControlDecoder, ImposePossible, Part
 from difflm.controls.syntax import Span, Tree
 from difflm.data.batches import Batch
-from difflm.data.prompts import end_prompt, surround_gap, tell_label, tell_length, tell_span, tell_tags, tell_tree
+from difflm.data.prompts import (
+    BESIDE,
+    end_prompt,
+    surround_gap,
+    tell_label,
+    tell_length,
+    tell_span,
+    tell_tags,
+    tell_tree,
+)
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import CausalModel, left_to_right
@@ -28,12 +37,13 @@ NOTHING_TOLD = end_prompt([])  # the prompt of a text of which nothing is asked
 
 
 class FineTuning(ControlDecoder):
-    """`Experts`, one for each control; the strength is the weight of each. A gap is filled behind what stands around
-    it; its length, that of a text and words to avoid are imposed."""
+    """One prompt states all controls; of several of a kind, each of several `Experts` reads one. The guidance is the
+    weight of each prompt. A gap is filled after a prompt with the text around it; its length, that of a text and words
+    to avoid are imposed."""
 
     name, paper = "fine-tuning", "Li et al. 2022"
     takes = (Label, Tags, Tree, Span, Length, Avoid, Infill)
-    reason = "no prompt tells it."
+    reason = "no prompt states it."
     searches = True
     appends = True
 
@@ -45,10 +55,10 @@ class FineTuning(ControlDecoder):
         told = [control for control in self.controls if not isinstance(control, Avoid | Infill)]
         if self.infill:
             if others := [one for one in told if not isinstance(one, Length)]:
-                raise UsageError(f"fine-tuning cannot take {others[0].name} beside a gap: no prompt tells both.")
+                raise UsageError(f"fine-tuning cannot take {others[0].name} with a gap: no prompt states both.")
             self.prompts = [surround_gap(self.left, self.right)]
         else:
-            texts = [tell_control(control) for control in told]
+            texts = tell_controls(told)
             self.prompts = [end_prompt(ids) for ids in info.tokenizer.encode_batch(texts)] or [NOTHING_TOLD]
             self.unknown_words += [word for text in texts for word in info.tokenizer.unknown(text)]
         given = len(self.left) + len(self.right)  # by the prompt: words of the gap alone are written
@@ -59,7 +69,7 @@ class FineTuning(ControlDecoder):
     def prepare(self, control: Control) -> None:
         if control.head and control.head not in self.info.labels:
             known = ", ".join(self.info.labels)
-            raise UsageError(f"no prompt of this model tells {control.head!r} (known: {known}).")
+            raise UsageError(f"this model has no prompt for {control.head!r} (known: {known}).")
         super().prepare(control)
 
     @property
@@ -105,6 +115,18 @@ class FineTuning(ControlDecoder):
 
         alone = nats(NOTHING_TOLD)
         return torch.stack([nats(prompt) - alone for prompt in self.prompts]).sum(0).tolist()
+
+
+def tell_controls(controls: Sequence[Control]) -> list[str]:
+    """The prompts of all controls. As in training a prompt tells a label once, one length, and either tags, a tree or a
+    span; what else is asked stands in another one."""
+    prompts: list[dict[str, str]] = []
+    for control in controls:
+        kind = f"label {control.label}" if isinstance(control, Label) else "length" * isinstance(control, Length)
+        if not (open_ := [prompt for prompt in prompts if kind not in prompt]):
+            prompts += (open_ := [{}])
+        open_[0][kind] = tell_control(control)
+    return [BESIDE.join(prompt.values()) for prompt in prompts]
 
 
 def tell_control(control: Control) -> str:

@@ -1,4 +1,4 @@
-"""The floor for infilling: a left-to-right model continues what stands before the gap, and the rest is appended."""
+"""A lower baseline for infilling: a left-to-right model continues the text before the gap, and the rest is appended."""
 
 from functools import cached_property
 from typing import ClassVar
@@ -19,7 +19,7 @@ class LeftOnly(ControlDecoder):
 
     name, paper = "left-only", "a floor"
     takes: ClassVar[tuple[type[Control], ...]] = (Infill, Length, Avoid)
-    reason = "it fills a gap by what stands before it."
+    reason = "it fills a gap from the text before it."
     appends = True
 
     @cached_property

@@ -16,12 +16,12 @@ from difflm.models.diffusion import DiffusionModel
 
 
 class MaskedLmGibbs(ControlDecoder):
-    """The words of the gap are written one by one, then each is masked and written anew (`gibbs`), for as many steps as
-    are asked. The length of a gap of any length is drawn beforehand, as with diffusion."""
+    """The words of the gap are written one by one; then each is masked and resampled (`gibbs`), for the requested
+    number of steps. The length of an open gap is drawn beforehand, as with diffusion."""
 
     name, paper = "masked-lm-gibbs", "Wang & Cho 2019"
     takes: ClassVar[tuple[type[Control], ...]] = (Infill, Length)
-    reason = "it fills a gap by what stands around it."
+    reason = "it fills a gap from the text around it."
     decodes = DiffusionModel
     family = "masked language models, such as bert-mouth"
     appends = True

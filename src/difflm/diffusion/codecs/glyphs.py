@@ -10,8 +10,8 @@ LINE = 32  # cells of a line, where somebody looks at a picture
 
 
 class Glyphs(FixedEmbedding):
-    """Pictures of signs [S, height, width], ink 1 and paper 0, that diffuse between −1 and 1. The ids of a canvas are
-    signs, and no words: what can be asked of words cannot be asked of pixels. The first sign is the blank."""
+    """Pictures of glyphs [S, height, width], ink 1 and paper 0, that diffuse between −1 and 1. The ids of a canvas are
+    glyphs, not words, so controls of words do not apply. The first glyph is the blank."""
 
     whole_text = "pixels"
 

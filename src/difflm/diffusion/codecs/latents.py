@@ -11,8 +11,8 @@ from difflm.diffusion.processes.gaussian import GaussianLevels
 
 
 class Latents(Codec):
-    """`count` vectors of `dim` numbers that stand for a text together. No word has a vector of its own: a belief says
-    nothing of words, which only the autoencoder's decoder can read off the clean state."""
+    """`count` vectors of `dim` numbers that together represent a text. No word has a vector of its own, so a belief
+    says nothing about words; only the autoencoder's decoder can read them from the clean state."""
 
     predicts_tokens, whole_text = False, "latents"
 

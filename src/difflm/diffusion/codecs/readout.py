@@ -12,10 +12,9 @@ OWN = 0.5  # share of a random vector in one made of counts: words that occur in
 
 
 class ReadoutEmbedding(FixedEmbedding):
-    """A table that is kept as it is, and a head of its own that reads words off vectors. The head begins as the table;
-    cross-entropy of clean vectors trains it and nothing else (Strudel et al., 2022).
-
-    `reads_pairs`: the table is made of how often words stand beside each other, once they are counted."""
+    """A fixed table, and a separate head that reads words from vectors. The head is initialised with the table; only
+    the cross-entropy of clean vectors trains it (Strudel et al., 2022). `reads_pairs`: the table is computed from how
+    often words are neighbours, once they are counted."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""What every diffusion of tokens can be asked: the state is the ids themselves, [B, L].
+"""The interface of every diffusion of tokens: the state is the ids themselves, [B, L].
 
-Ids 0 … words − 1 are tokens; a process with masks has one state more, `mask_id` = words. A belief's logits speak of the
-clean token given all of x_t. What the network says from context alone is `belief.context`: that leave-one-out vector is
-what stands for x_0 wherever a position's own noise is no mask (docs/tokens.md).
+Ids 0 … words − 1 are tokens; a process with masks has one state more, `mask_id` = words. A belief's logits are about
+the clean token given all of x_t. What the network predicts from context alone is `belief.context`: that leave-one-out
+vector replaces x_0 wherever a position's own noise is not a mask (docs/tokens.md).
 """
 
 from abc import abstractmethod
@@ -118,7 +118,7 @@ CERTAIN = 1e4  # nats: a softmax leaves nothing beside it; where a rule forbids 
 
 
 def keep_visible(logits: Tensor, z: Tensor, mask_id: int) -> Tensor:
-    """Logits without doubt of the words that stand, and as they are at masks."""
+    """Logits that are certain of unmasked words, and unchanged at masks."""
     gain = torch.where(z == mask_id, 0.0, CERTAIN).to(logits.dtype)
     return logits.scatter_add(-1, z.clamp(max=logits.shape[-1] - 1).unsqueeze(-1), gain.unsqueeze(-1))
 
@@ -140,10 +140,9 @@ def kl_divergence(q: Tensor, p: Tensor) -> Tensor:
 
 
 def draw_transition(p: Tensor, z: Tensor, fresh: Tensor) -> Tensor:
-    """One state each from p [B, L, states], given where it stands now.
-
-    First whether it moves, then where to: a race of float32 noise over both at once cannot draw what is rarer than
-    2⁻²⁴, and in a long chain every single word is (Zheng et al., 2024). Here a word's own share decides."""
+    """Draw one state each from p [B, L, states], given the current one: first whether it changes, then to what. Gumbel
+    noise in float32 over both at once cannot draw anything rarer than 2⁻²⁴, and in a long chain every single word is
+    (Zheng et al., 2024)."""
     stay = gather_tokens(p, z)
     others = p.scatter(-1, z.unsqueeze(-1), 0.0)
     total = others.sum(-1, dtype=torch.float64)

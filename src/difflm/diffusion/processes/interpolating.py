@@ -146,8 +146,8 @@ class Interpolating(DiscreteProcess):
 
 
 class Absorbing(Interpolating):
-    """Words become masks, and masks stay (Austin et al., 2021). A mask shows nothing of its word, so the belief is the
-    plain posterior; a word that stands is the text's own, and the belief says so."""
+    """Words become masks, and masks stay (Austin et al., 2021). A mask says nothing about its word, so the belief is
+    the plain posterior; an unmasked word is the clean word, and the belief is certain of it."""
 
     steps: tuple[str, ...] = (
         *("ancestral", "confidence", "entropy", "entropy-bound", "first-hitting", "gibbs", "margin", "remask"),
@@ -223,14 +223,12 @@ class Absorbing(Interpolating):
 
 
 class Spindle(Absorbing):
-    """Masks that come at each word's own pace (He et al., 2022), with the bound that holds for it (Shi et al., 2024).
+    """Masking at each word's own rate (He et al., 2022), with the bound for such rates (Shi et al., 2024).
 
     α_i(t) = 1 − t + λ sin(πt) c_i: frequent words stay longer, rare ones, which say most, are masked first and so
     written last. c is log frequency, scaled to 1 and centred on the corpus: the released code centres on the sentence,
-    which nobody has while a text is being made. π λ |c| ≤ 1 keeps α falling.
-
-    That a word is masked early or late says something about it; log(1 − α_i) is this evidence in closed form, so that a
-    network need not be told the time.
+    which is unknown during sampling. π λ |c| ≤ 1 keeps α falling. Whether a word is masked early or late says something
+    about it; log(1 − α_i) is this evidence in closed form, so a network needs no time input.
     """
 
     steps = ("ancestral",)  # words come each at its own pace, in no order that another rule could keep

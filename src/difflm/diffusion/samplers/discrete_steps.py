@@ -49,7 +49,7 @@ def remask(now: StepState, most: float = REMASK) -> Tensor:
 
 def first_hitting(now: StepState) -> Tensor:
     """One mask at a time, anywhere: the chain of infinitely many steps without those in which nothing happens (Zheng et
-    al., 2024). Exact for a network that is not told the time, with at least as many steps as words."""
+    al., 2024). Exact for a network without time input, with at least as many steps as words."""
     fresh = now.noise()
     return written(now, draw_words(now.belief, fresh), fresh[..., 0], fewest_left(now))
 
@@ -114,8 +114,9 @@ def gibbs(now: StepState) -> Tensor:
 
 
 def self_correct(now: StepState) -> Tensor:
-    """Ancestral steps while time passes. Where it stands still, at SETTLED, a word each is drawn from the context at a
-    low temperature, and the likeliest that differs from what stands takes its place (von Rütte et al., 2025)."""
+    """Ancestral steps while time passes. While it stands still, at SETTLED, a word is drawn from the context at each
+    position at a low temperature, and the likeliest one that differs from the current word replaces it (von Rütte et
+    al., 2025)."""
     process, x, fresh = now.process, now.x, now.noise()
     moved = process.draw_step(x, now.belief, now.t, now.s, fresh)
     share = (now.belief.context / COLD).softmax(-1)
@@ -128,9 +129,9 @@ def self_correct(now: StepState) -> Tensor:
 
 
 def leave_one_out(now: StepState) -> Tensor:
-    """Ancestral steps while time passes. Where it stands still, a tenth of the places, chosen at random, are drawn anew
-    given all others: from α context + (1 − α)/K, the conditional of q(x_t) (Gibbs sampling). One place at a time leaves
-    q(x_t) exactly as it is; several at once know nothing of each other."""
+    """Ancestral steps while time passes. While it stands still, a random tenth of the positions is resampled given all
+    others: from α context + (1 − α)/K, the conditional of q(x_t) (Gibbs sampling). Resampling one position at a time
+    preserves q(x_t) exactly; several at once are drawn independently."""
     process, x, fresh = now.process, now.x, now.noise()
     moved = process.draw_step(x, now.belief, now.t, now.s, fresh)
     words = draw_states(process.spread(process.mix(now.t.double()), now.belief.context.softmax(-1).double()), fresh)
@@ -196,8 +197,8 @@ def fewest_left(now: StepState) -> Tensor:
 
 
 def written(now: StepState, words: Tensor, rank: Tensor, left: Tensor) -> Tensor:
-    """Words in place of the masks of highest `rank`, so that `left` [B] masks stay; those whose time stands still first
-    of all. What stands is kept, unless a rule put another word there."""
+    """Write words at the masks of highest `rank`, so that `left` [B] masks remain, starting with those whose time
+    stands still. Written words are kept, unless a rule put another word there."""
     there = masked(now)
     rank = rank.masked_fill(~moving(now), -1.0).masked_fill(~there, float("inf"))
     order = rank.argsort(dim=-1, stable=True).argsort(-1)

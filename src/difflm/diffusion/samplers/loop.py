@@ -51,10 +51,8 @@ class Steering:
 
 @dataclass(frozen=True)
 class Frame:
-    """One step of a text's making. Tensors stay on the device until somebody looks, and are the frame's own.
-
-    `sure` may be a function: a softmax over all words is only for those who ask for `confidence`.
-    """
+    """One step of a text. Tensors stay on the device until they are read, and belong to the frame. `sure` may be a
+    function, so that the softmax over all words is only computed if `confidence` is read."""
 
     step: int
     t: Tensor  # the time that was reached, [B] or [B, L]
@@ -100,8 +98,7 @@ class BoundDenoiser:
 
 @dataclass(frozen=True)
 class Sampler:
-    """How text is made: a step rule, transforms of the belief in the order given, and what moves a state after each
-    step.
+    """How texts are sampled: a step rule, transforms of the belief in the given order, and guidance after each step.
 
     With a `told_time` τ, a state at time t is taken for one at τ + (1 − τ) t, by the network and by the step: told that
     it sees little but noise, the network leans on the source (CeDi, Ye et al., 2024, algorithm 2)."""
@@ -141,7 +138,7 @@ class SamplerInputs:
         return self.process.draw_noise(self.noise, step, self.shape)
 
     def start(self, noise: Tensor) -> Tensor:
-        """The state that sampling begins with, made of the random numbers of step 0."""
+        """The initial state of sampling, from the random numbers of step 0."""
         first, begin = self.levels[0], self.begin
         x = self.process.prior(first, noise) if begin is None else self.process.corrupt(begin, first, noise)
         return x if self.known is None else torch.where(self.known >= 0, self.known, x)

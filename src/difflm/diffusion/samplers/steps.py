@@ -23,7 +23,7 @@ class Order:
 
 @dataclass(frozen=True)
 class StepState:
-    """Where a step stands: from t to s, with what was believed here and one step earlier."""
+    """The inputs of a step from t to s, with the beliefs at t and one step earlier."""
 
     process: Any  # Gaussian or discrete: a rule knows the kind it is for
     x: Tensor
