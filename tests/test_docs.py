@@ -69,6 +69,7 @@ FILES = {
     "train.en": "".join(f"a cheap pub {k}\na family restaurant {k}\n" for k in range(6)),
     "train.de": "".join(f"eine billige Kneipe {k}\nein Familienrestaurant {k}\n" for k in range(6)),
     "answers.de": "".join(f"eine Kneipe {k}\nein Restaurant {k}\n" for k in range(6)),
+    "menu.json": '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}}',
     "target_attribute.json": '["food", ":", "Japanese"]\n["area", ":", "riverside"]\n',
 }
 RUNS = {  # every run that a page asks something of, and what trained it
@@ -88,6 +89,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/roc": "roc",
     "runs/roc-twin": "roc-twin",
     "runs/roc-infill-twin": "roc-infill-twin",
+    "runs/roc-judge": "roc-twin",
     "runs/en-de": "multi30k data=train.en,train.de tokenizer=words",
     "runs/second": "multi30k data=train.en,train.de tokenizer=words",
     "runs/en-de-twin": "multi30k-encoder-decoder data=train.en,train.de tokenizer=words",
@@ -110,14 +112,18 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "runs/dlm-guide": "classifier data=words.jsonl model.guides=runs/diffusion-lm",
     "runs/dlm-guide-trees": "classifier data=words.jsonl model.guides=runs/diffusion-lm",
 }
-TINY = "steps=2 batch_size=8 warmup=0 widths=[] sample_every=0 model.hidden=16 model.layers=1 model.heads=2"
+BRIEF = "steps=2 batch_size=8 warmup=0 widths=[] sample_every=0"
+TINY = "model.hidden=16 model.layers=1 model.heads=2"
 FEW = "--samples 4 --score-texts 4 --draws 1"
 MOST_STEPS, MOST_TEXTS = 2, 4
 
 
-def tiny(recipe: str) -> list[str]:
-    """Changes to a recipe; a classifier has the words of the model that it guides."""
-    return TINY.split() + ["more_than=0"] * (recipe not in ("classifier", "e2e-guide"))
+def tiny(argv: list[str]) -> list[str]:
+    """Changes to a recipe. A classifier has the words of the model that it guides, and what begins with a bundled model
+    its sizes too."""
+    if argv[0] in ("e2e-few", "e2e-flow-map") and not any(word.startswith("init=") for word in argv):
+        return BRIEF.split()
+    return [*BRIEF.split(), *TINY.split(), *["more_than=0"] * (argv[0] not in ("classifier", "e2e-guide"))]
 
 
 # -- reading the pages ------------------------------------------------------------------------------------------------
@@ -289,7 +295,7 @@ def make_runs(home: Path, names: list[str]) -> None:
                 shutil.copytree(alike[0], name)
             elif not alike:
                 recipe = RUNS[name].split()
-                argv = ["train", *recipe, *tiny(recipe[0]), "--data", "DIR", "--out", name]
+                argv = ["train", *recipe, *tiny(recipe), "--data", "DIR", "--out", name]
                 assert main([*argv, "--device", "cpu"]) == 0
 
 
@@ -297,7 +303,7 @@ def make_runs(home: Path, names: list[str]) -> None:
 def there(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """A copy of the home with the runs that a command or a block names."""
     shown = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    texts = [one.text for one in shown.values() if isinstance(one, Shown)]
+    texts = [re.sub(r"\bRUN\b", "run", one.text) for one in shown.values() if isinstance(one, Shown)]
     make_runs(home, runs_named("\n".join(texts)))
     folder = tmp_path / "there"
     shutil.copytree(home, folder)
@@ -352,9 +358,9 @@ def smaller(argv: list[str]) -> list[str]:
     verb = argv[0]
     argv = ["cpu" if word.startswith("cuda") else word for word in argv]
     if verb == "train" and "--dry-run" not in argv:
-        return [*argv, *tiny(argv[1])]
+        return [*argv, *tiny(argv[1:])]
     if "--methods" in argv:
-        return [*argv, *tiny(""), *FEW.split()]
+        return [*argv, *tiny(argv), *FEW.split()]
     if verb in ("evaluate", "compare") and "control" in argv:
         return [*argv, "--samples", "1", "--each", "1"]
     if verb in ("evaluate", "compare") and "infill" in argv:

@@ -134,7 +134,10 @@ def test_a_run_is_resumed_with_more_steps_or_another_rate_and_its_metrics_say_so
 
 
 def test_what_a_resumed_run_may_not_change(run):
-    for changes, said in (({"seed": 1}, "started with seed=0, not 1"), ({"steps": 5}, "at step 6 already")):
+    """A run that is over keeps the rate it was trained with: its card tells it."""
+    wrong = [({"seed": 1}, "started with seed=0, not 1"), ({"steps": 5}, "at step 6 already")]
+    wrong.append(({"lr": 0.5}, "taken all of its 6 steps: with another lr, give more steps=N too"))
+    for changes, said in wrong:
         before = {path: path.read_bytes() for path in run.glob("*.json*")}
         with pytest.raises(UsageError, match=said):
             resume(run, **changes)

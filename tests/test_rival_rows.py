@@ -49,7 +49,8 @@ def test_decoders_are_rows_beside_a_diffusion_run(home, capsys):
         assert row["seconds_50"] == pytest.approx(50 * row["seconds"] / 2)
     assert found["length", "e2e", "difflm"]["denoiser_calls"] == 2
     assert found["field", "e2e", "difflm"]["classifier_calls"] == 1 and "field_rule" in found["field", "e2e", "difflm"]
-    for decoder, reason in (("fudge", "no classifier of this model"), ("left-only", "left-only cannot take field")):
+    unknown = "none of this model's classifiers knows the label 'name'"
+    for decoder, reason in (("fudge", unknown), ("left-only", "left-only cannot take field")):
         row = found["field", "judge", decoder]
         assert row["refused"].startswith(reason) and "field_rule" not in row
     assert "fudge=2 " in found["length", "judge", "fudge"]["sampling"]

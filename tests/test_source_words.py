@@ -216,7 +216,8 @@ def test_a_run_that_begins_with_another_has_its_words_of_both_sides(run, tmp_pat
     assert read_config(tuned)["source_vocabulary"] == 13
     with pytest.raises(UsageError, match="has source_words=own, not shared: leave source_words out"):
         train(tmp_path / "other", **fewer, source_words="shared")
-    assert load_recipe("multi30k", [f"init={run}", f"data={data}", "licence=none"]).source_words == "own"
+    begun = ["method=difflm", f"init={run}", f"data={data}", "licence=none"]
+    assert load_recipe("multi30k", begun).source_words == "own"
 
 
 def test_words_of_another_run_are_noticed(run, tmp_path):

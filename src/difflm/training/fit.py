@@ -135,7 +135,7 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             if resume:
                 trainer.resume(setup.note)
             if processes.first:
-                record_changes(changes, trainer.step, out, setup.note)
+                record_changes(changes, trainer.step, ready.recipe.steps, out, setup.note)
                 write_json(out / "recipe.json", ready.recipe.model_dump())
                 write_config(out, ready.config)
         outcome = trainer.fit(ready.batches, ready.held_out, watcher)

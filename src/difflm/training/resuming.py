@@ -38,11 +38,13 @@ def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
     return recipe, changes
 
 
-def record_changes(changes: Changes, step: int, out: Path, note: Callable[[str, int], None]) -> None:
-    """Write into the metrics which settings hold from this step on. The recipe is written after that: a run that is
-    killed in between notes it again."""
-    if changes.get("steps", (0, step))[1] < step:
+def record_changes(changes: Changes, step: int, steps: int, out: Path, note: Callable[[str, int], None]) -> None:
+    """Write into the metrics which settings hold from this step on, of `steps`. The recipe is written after that: a run
+    that is killed in between notes it again."""
+    if steps < step:
         raise UsageError(f"{out} is at step {step:,} already: give steps={step} or more.")
+    if "lr" in changes and steps == step:
+        raise UsageError(f"{out} has taken all of its {step:,} steps: with another lr, give more steps=N too.")
     if changes:
         append_line(out / "metrics.jsonl", json.dumps({"kind": "resumed", "step": step, **changes}))
         said = ", ".join(f"{key}={now} instead of {then}" for key, (then, now) in changes.items())
