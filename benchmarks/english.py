@@ -247,13 +247,15 @@ def page(
         "difflm generate english --label register=dialogue",
         "```",
         "",
-        "Filling the gaps of ordinary sentences is what the bundled model `english` is for. It also writes texts from nothing;",
-        "those ramble, and a register (`--label`) only leans them, unless `--guidance` is so strong that words suffer.",
+        "Filling the gaps of ordinary sentences is what the bundled model `english` is for. It also writes texts from",
+        "nothing; those ramble, and a register (`--label`) only leans them, unless `--guidance` is so strong that",
+        "words suffer.",
         "",
-        f"These are {len(rows)} sentences, written before the model was trained, with their gaps filled by it (`--candidates 8`):",
-        f"all of them, good and bad. A judge that had no part in training, {judge}, reads each sentence from its first gap",
-        f"on. A sentence is accepted if its nats per token are at most {limit:.2f}, the 90th percentile of the original",
-        "sentences; ✗ marks the others. The judge likes common phrases: what it accepts need not make sense.",
+        f"These are {len(rows)} sentences, written before the model was trained, with their gaps filled by it",
+        "(`--candidates 8`): all of them, good and bad. A judge that had no part in training,",
+        f"{judge}, reads each sentence from its first gap on. A sentence is accepted if its nats per token",
+        f"are at most {limit:.2f}, the 90th percentile of the original sentences; ✗ marks the others. The judge likes",
+        "common phrases: what it accepts need not make sense.",
         "",
         f"| words in the gaps | all | {' | '.join(domains)} | nats/token |",
         f"|---|---|{'---|' * len(domains)}---|",
@@ -263,7 +265,8 @@ def page(
         shares = " | ".join(share(name, domain) for domain in domains)
         lines.append(f"| {said} | {share(name)} | {shares} | {mean:.2f} |")
     if measured:
-        lines += ["", "Nats per token of held-out passages, ends included (≤: a bound), and copies. `small` is the bundled form:", ""]
+        said = "Nats per token of held-out passages, ends included (≤: a bound), and copies; `small`: the bundled form"
+        lines += ["", said, ""]
         lines += table_of_figures(measured)
     for domain in domains:
         lines += ["", f"## {domain.capitalize()}", ""]
@@ -289,7 +292,7 @@ def table_of_figures(measured: Sequence[dict[str, Any]]) -> list[str]:
     whole = [f"{100 * c['texts']:.1f} %" for c in copies]
     lines.append(f"| texts copied from training | {' | '.join(whole)} |")
     windows = [f"{100 * c['windows']:.1f} % (held-out texts: {100 * c['held_out_windows']:.1f} %)" for c in copies]
-    return [*lines, f"| {WINDOW} tokens in a row that do | {' | '.join(windows)} |"]
+    return [*lines, f"| runs of {WINDOW} tokens that are | {' | '.join(windows)} |"]
 
 
 # -- the package -------------------------------------------------------------------------------------------------------

@@ -228,7 +228,7 @@ def test_one_candidate_and_a_file_of_figures(runs, data, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--sets", "e2e"], "no gaps 'e2e'"),
+        (["--sets", "e2e"], "unknown gaps 'e2e'"),
         (["--samples", "1"], "at least 2"),
         (["--mbr", "0"], "--mbr"),
         (["--beams", "-1"], "--beams"),
