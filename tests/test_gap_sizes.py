@@ -10,7 +10,7 @@ import torch
 from tiny import tiny_run
 from torch import Tensor
 
-from difflm import Infill
+from difflm import Contains, Infill
 from difflm.controls.gap_sizes import MOST_WORDS, SHARPNESS, choose_sizes, place_sizes, share_sizes
 from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.plan import ControlPlan
@@ -78,6 +78,10 @@ def test_gaps_of_a_model_of_pieces_are_short_and_the_rest_stays(tmp_path: Path) 
         assert one.text.startswith("The old pub ") and one.text.endswith(" river.")
         assert known < len(model.encode([one.text])[0]) <= known + 8 + 8  # spelled anew, a gap may have more pieces
     assert model.infill("The old pub ___ river.", n=1, seed=1, steps=4)[0].text == made[0].text
+    for template, more in (("The old pub ___ river.", [Contains("cheap")]), ("The ___:1 pub ___ river.", [])):
+        for one in model.generate(6, seed=1, steps=4, controls=[Infill(template), *more]):
+            assert all(control["satisfied"] for control in one.controls)
+            assert len(one.text) <= len("The old cheap pub  river.") + 8 * 8, one.text  # most pieces have few letters
 
 
 @pytest.mark.long

@@ -35,13 +35,19 @@ def share_gap_sizes(plan: "ControlPlan") -> list[Tensor] | None:
     """How often each gap of a plan has 1, 2, … pieces, where the model is to say it: one of masks that has learned from
     gaps, asked for gaps between words and for nothing else that takes room. None: lengths of whole texts say it."""
     infill, model, info = plan.infill, plan.model, plan.info
-    learned = getattr(model.process, "masks", False) and model.clean_context > 0 and not info.whole_words
     drafts = plan.guidance.gaps and info.whole_words and not model.denoiser.codec.holds_tokens
-    if infill is None or not (drafts or (learned and infill.parts[-1])) or plan.phrases.asked or plan.pattern:
+    if infill is None or not (drafts or most_in_gaps(plan)) or plan.phrases.asked or plan.pattern:
         return None
     if plan.words is not None or plan.least > infill.min_length(info) or infill.gaps != [None] * len(infill.gaps):
         return None
     return share_sizes(plan, infill.known(info), infill.max_words(info), drafts)
+
+
+def most_in_gaps(plan: "ControlPlan") -> int:
+    """Tokens that all open gaps between words may have more than they need, of a model of masks that has learned from
+    gaps: how long its whole texts are says nothing about them. 0: there is no such limit."""
+    learned = getattr(plan.model.process, "masks", False) and plan.model.clean_context > 0 and not plan.info.whole_words
+    return MOST * plan.infill.gaps.count(None) if plan.infill and plan.infill.parts[-1] and learned else 0
 
 
 def draw_gap_layouts(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, Length, Letters, Pieces
-from difflm.controls.gap_sizes import GAPS, draw_gap_layouts, share_gap_sizes
+from difflm.controls.gap_sizes import GAPS, draw_gap_layouts, most_in_gaps, share_gap_sizes
 from difflm.controls.guidance import (
     STANDARD,
     Classifier,
@@ -199,10 +199,13 @@ class ControlPlan:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
             least, room = max(needed, self.least), infill.max_words(self.info) if infill else self.info.max_words
             lengths, most = self.model.lengths, max(least, room)
+            if infill and (more := most_in_gaps(self)):
+                most = min(most, least + more)
             if condition is not UNCONDITIONAL:
                 condition = lengths.predict(self.denoiser, condition)
             if self.pattern:
                 own = self.pattern.lengths
+                own = {n: ways for n, ways in own.items() if n <= max(most, min(own))}
                 drawn = lengths.draw_among(noise.uniform(0, stream=1), [*own], [*own.values()], condition)
             elif ranks is None or infill:
                 drawn = lengths.draw_between(noise.uniform(0, stream=1), least, most, condition)
