@@ -166,7 +166,8 @@ def explain_unknown(unknown: Sequence[str], name: str, tokenizer: Tokenizer, dat
     more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
     them = "it" if len(unknown) == 1 else "them"
     knows = f"{name} knows {size:,} words" + (f" of {describe_texts(data)}" if data else "")
-    return [f"{knows}; it does not know {named}{more}, and cannot take {them} into account."]
+    other = " The bundled model english knows such words." if name == "e2e" else ""
+    return [f"{knows}; it does not know {named}{more}, and cannot take {them} into account.{other}"]
 
 
 # -- a job and its texts ----------------------------------------------------------------------------------------------
