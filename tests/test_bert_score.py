@@ -18,6 +18,8 @@ from difflm.evaluation.infill import GapMetrics
 from difflm.evaluation.reports import INFILL
 from difflm.evaluation.seq2seq import COPY, Outputs, measure_outputs
 
+pytestmark = pytest.mark.long  # a few seconds of setup
+
 assert run and complaint  # fixtures
 CPU = torch.device("cpu")
 

@@ -50,6 +50,8 @@ from difflm.generation.requests import Request
 from difflm.training.classifier import train_guide
 from difflm.training.recipe import check
 
+pytestmark = pytest.mark.long  # a few seconds of setup
+
 FORMS = (
     "{name} is a {price} {Type} by the {area} , near {near} . It is {friendly} , rated {rating} , with {food} food .",
     "A {friendly} {price} {Type} , {name} , has {food} food , rated {rating} . It is in the {area} near {near} .",

@@ -27,6 +27,8 @@ from difflm.generation.jobs import Draft
 from difflm.generation.pipeline import TextDiffusion
 from difflm.training.run import bundled_runs
 
+pytestmark = pytest.mark.long  # a few seconds of setup
+
 missing = [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]
 drawing = pytest.mark.skipif(bool(missing), reason=f"needs the extra [plot]: {', '.join(missing)} is not installed")
 

@@ -40,6 +40,8 @@ from difflm.models.lengths import DrawnFromSource
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
+pytestmark = pytest.mark.long  # a few seconds of setup
+
 assert run and tiny_runs and complaint  # fixtures
 LONGEST, EACH = 8, 6
 LETTERS = Words([*SPECIALS, *"abcdefgh"])

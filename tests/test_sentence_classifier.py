@@ -22,6 +22,8 @@ from difflm.diffusion.samplers.loop import Clamp
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 
+pytestmark = pytest.mark.long  # a few seconds of setup
+
 assert tiny_runs  # a fixture
 
 KINDS = {"bert": {}, "roberta": {"max_position_embeddings": 66}, "distilbert": {"hidden_dim": 64}}

@@ -13,6 +13,8 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.models.inference import Inference
 from difflm.runtime.tensors import module_tensors
 
+pytestmark = pytest.mark.long  # a few seconds of setup
+
 assert tiny_runs and guide  # fixtures
 SEEDS = range(6)
 

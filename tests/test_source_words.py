@@ -21,6 +21,8 @@ from difflm.training.fit import train_run
 from difflm.training.recipe import check, load_recipe
 from difflm.training.run import load_run, read_config
 
+pytestmark = pytest.mark.long  # a few seconds of setup
+
 LENGTH, TEXTS = 4, 48
 LATIN, GREEK = "abcdABCD", "αβγδ"
 SMALL = {"embedding_dim": 16, "hidden": 32, "layers": 2, "encoder_layers": 1, "heads": 2, "dropout": 0.0}

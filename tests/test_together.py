@@ -14,6 +14,8 @@ from difflm.generation.loops import loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import CPU_BATCH, GUIDED_BATCH, Layout, Row, make_batches, pad_batch
 
+pytestmark = pytest.mark.long  # a few seconds of setup
+
 assert tiny_runs and guide  # fixtures
 
 
