@@ -76,21 +76,21 @@ class GapFit:
         for group in ids:
             begun = time.perf_counter()
             best = min(range(len(group)), key=[self.nats_per_token(row) for row in group].__getitem__)
-            found.append(Chosen(best, self.calls(group), time.perf_counter() - begun))
+            found.append(Chosen(best, self.count_calls(group), time.perf_counter() - begun))
         return found
 
-    def window(self, row: Ids) -> tuple[int, int]:
+    def find_window(self, row: Ids) -> tuple[int, int]:
         return max(0, self.before - 1), min(len(row), len(row) - self.behind + 1)
 
     def nats_per_token(self, row: Ids) -> float:
-        begin, end = self.window(row)
+        begin, end = self.find_window(row)
         logits = self.writer.token_logits(row, begin=begin, end=end)
         return float(cross_entropy(logits, torch.tensor(row[begin:end], device=logits.device)))
 
-    def calls(self, group: Sequence[Ids]) -> int:
+    def count_calls(self, group: Sequence[Ids]) -> int:
         """One for each token that is masked; of word vectors one tells them all."""
         masks = self.writer.check_reads_tokens().process.mask_id >= 0
-        return sum(self.window(row)[1] - self.window(row)[0] if masks else 1 for row in group)
+        return sum(self.find_window(row)[1] - self.find_window(row)[0] if masks else 1 for row in group)
 
 
 def make_ranking(
