@@ -268,6 +268,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     """Choose settings on the pairs that were held back, and measure them once on those to report."""
     from difflm.app.commands.options import load_model
     from difflm.data.references import read_pair_set
+    from difflm.data.seq2seq_metrics import corpus_sacrebleu
     from difflm.evaluation.seq2seq import measure_outputs
 
     lm = load_model(str(asked.out / run), asked.device)
@@ -284,11 +285,9 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
             if how in (one for one, _, _ in tried):
                 continue
             made = write(lm, choose, how, twin=twin)
-            figures = measure_outputs(choose.sources, choose.references, {"": made}).rows[0].figures
-            bleu, calls = figures["bleu_sacre"], figures["calls"]
-            assert bleu is not None and calls is not None
-            tried.append((how, bleu, calls))
-            if bleu > best[0] and (calls <= CALLS or "left-to-right" in lm.model.families):
+            bleu, _ = corpus_sacrebleu(made.choose(choose.references), choose.references)
+            tried.append((how, bleu, made.calls))
+            if bleu > best[0] and (made.calls <= CALLS or "left-to-right" in lm.model.families):
                 best = (bleu, how)
     ways = {"chosen": write(lm, report, best[1], twin=twin)}
     candidates = ("mbr", "rank", "length_beam", "beams", "length_penalty", "revisions")
@@ -434,7 +433,8 @@ def main() -> None:
 
     if not show:
         names = [f"{one.task}:{name}" for one in every for name in one.names()]
-        names.sort(key=lambda name: f":{TWIN}-" not in name)  # for whose answers others wait
+        order = [TWIN, *(asked.only or ROWS)]  # others wait for the twin's answers
+        names.sort(key=lambda name: order.index(name.split(":")[1].rsplit("-", 1)[0]))
         run_side_by_side(names, asked.out, asked.jobs, asked.seconds, ready, sys.argv[1:])
     for one in every:
         (show or put_table)(one)

@@ -19,7 +19,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import make_batches
 from difflm.models.inference import MAX_RECORDED
 from difflm.models.recorded import RecordedSampler
-from difflm.runtime.cuda_graphs import WARMUP_CALLS, CapturedFunction, GraphPool, exclusive_capture
+from difflm.runtime.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, GraphPool, exclusive_capture
 
 assert tiny_runs and guide  # fixtures
 
@@ -39,6 +39,16 @@ def test_every_call_does_the_work_once(device: str, calls: int) -> None:
         pytest.skip("no GPU here")
     expected = 2.0 ** (calls + 1) - 2
     assert counted(torch.device(device), calls) == [expected] * 3
+
+
+def test_a_captured_call_inside_another_capture_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph cannot be replayed while another is being captured: `diffusion-nat` encodes its source within a step."""
+    layer = torch.nn.Linear(3, 3)
+    calls, x = CapturedCalls(layer, layer), torch.randn(2, 3)
+    monkeypatch.setattr("difflm.runtime.cuda_graphs.is_capturing", lambda: True)
+    assert torch.equal(calls(x), layer(x)) and not calls.pool.idle
+    monkeypatch.undo()
+    assert torch.equal(calls(x), layer(x)) and calls.pool.idle
 
 
 class Thing:

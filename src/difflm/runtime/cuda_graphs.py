@@ -70,6 +70,10 @@ class CapturedFunction:
         torch.cuda.current_stream().wait_stream(side)
 
 
+def is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 @contextmanager
 def exclusive_capture() -> Iterator[None]:
     """Allow one capture at a time, and no garbage collection, since destroying an old graph may abort it."""
@@ -190,6 +194,8 @@ class CapturedCalls:
         self.pool: GraphPool[CapturedCall] = GraphPool(capacity)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
+        if is_capturing():  # as part of another graph, in which no graph can be replayed
+            return self.function(*inputs)
         key = storage_addresses(self.module), *((one.shape, one.dtype, one.device) for one in inputs)
         with self.pool.acquire(key, partial(CapturedCall, self.function, inputs)) as call:
             return call(*inputs)
