@@ -103,6 +103,7 @@ def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
         "dim": codec.dim if isinstance(codec, Embedding) else 0,
         "forbidden": list(model.lengths.forbidden),
         "learned_gaps": state == "masks" and model.clean_context > 0 and not isinstance(tokenizer, Words),
+        "gaps": describe_gaps(lm, state),
         "sampler": sampling.sampler,
         "steps": sampling.steps,
         "temperature": sampling.temperature,
@@ -132,6 +133,14 @@ def find_state(model: Any) -> str:
     words = isinstance(codec.prediction, Logits) and not codec.x0_std and denoiser.self_conditioning is not None
     timed = network.time == "adaptive" and type(times) in (LearnedWarp, LowDiscrepancy)
     return "vectors" if known and words and timed else ""
+
+
+def describe_gaps(lm: TextDiffusion, state: str) -> dict[str, Any]:
+    """The settings with which a masked model fills gaps, if they differ from those for whole texts."""
+    gaps: dict[str, Any] = lm.config.get("gaps", {})
+    if gaps and (state != "masks" or not gaps.keys() <= {"sampler", "temperature"}):
+        raise UsageError(f"the page does not support the settings with which {lm.name} fills gaps: {', '.join(gaps)}.")
+    return gaps
 
 
 def find_example(name: str) -> str:

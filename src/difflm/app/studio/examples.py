@@ -6,7 +6,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "english": {
         "a gap": {"infill": "We ___ because it was raining."},
         "two gaps": {"infill": "The meeting ___:3 because ___."},
-        "the best of eight": {"infill": "If it rains tomorrow, we will ___.", "candidates": 8, "n": 2},
+        "best of eight": {"infill": "If it rains tomorrow, we will ___.", "candidates": 8, "n": 2},
         "words": {"infill": "She opened ___.", "contains": ["letter"], "avoid": ["door"]},
         "a rewrite": {
             "edit": "The train was late again, so we walked home.",
@@ -20,6 +20,6 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "a rewrite": {"edit": "The Mill is a cheap pub near the river.", "keep": ["Mill"], "strength": 0.4},
         "tags": {"pos": "PROPN AUX DET ADJ NOUN ADP DET NOUN PUNCT"},
         "words": {"contains": ["coffee shop", "riverside"], "avoid": ["cheap"], "length": 20},
-        "the best of four": {"field": {"area": "riverside", "price": "high"}, "length": 16, "candidates": 4, "n": 2},
+        "best of four": {"field": {"area": "riverside", "price": "high"}, "length": 16, "candidates": 4, "n": 2},
     },
 }

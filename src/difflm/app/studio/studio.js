@@ -192,7 +192,7 @@ function introduce(models) {
   const units = model.whole_words ? "words" : "tokens";
   const learned = model.learned ? `was trained on ${model.learned}, ` : "";
   const vocabulary = `${model.vocabulary.toLocaleString("en")} ${units}`;
-  byId("intro").textContent = `${way} This one ${learned}knows ${vocabulary}, and its texts have up to ${model.longest}.`;
+  byId("intro").textContent = `${way} This one ${learned}knows ${vocabulary}, and writes up to ${model.longest}.`;
 }
 
 function open() {
