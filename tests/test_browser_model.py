@@ -169,6 +169,8 @@ def pages(
     for name, (run, sampling) in runs.items():
         lm = TextDiffusion.from_pretrained(run)
         lm.model.sampling = replace(lm.model.sampling, **sampling)
+        if name == "pieces":  # gaps between words are filled otherwise than whole texts are written
+            lm.config["gaps"] = {"sampler": "confidence", "temperature": 0.5}
         write_page(lm, name, folder / name)
         made[name] = as_packed(lm), folder / name
     return made

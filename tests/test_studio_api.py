@@ -17,6 +17,7 @@ from serving import PATIENCE, Gate, Running, events, need, running, wait_for
 from tiny import tiny_runs
 
 from difflm.app.cli import main
+from difflm.app.studio.examples import EXAMPLES
 from difflm.app.studio.frames import written
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.schemas import Asked
@@ -365,6 +366,27 @@ def test_a_model_that_cannot_weigh_words_says_so(tiny_runs: dict[str, Path]) -> 
     assert other.facts()["left_to_right"] and other.controls(Limits())["alternatives"] is None
     with pytest.raises(UsageError, match="how likely other words are"):
         other.find_alternatives("The old pub.")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_bundled_model_accepts_the_examples_that_the_page_offers(name: str) -> None:
+    served = Served(TextDiffusion.from_pretrained(name), name)
+    controls, examples = served.controls(Limits()), served.facts()["examples"]
+    assert len(examples) >= 5
+    for example in examples:
+        assert all(controls.get(key, True) is not None for key in example["request"]), example
+        asked = Asked.model_validate({"n": 4, **example["request"]})
+        asked.check(Limits())
+        served.lm.make_job(**asked.job())
+
+
+@pytest.mark.long
+def test_a_model_of_pieces_is_offered_what_the_command_can_ask_of_it() -> None:
+    served = Served(TextDiffusion.from_pretrained("english"), "english")
+    controls = served.controls(Limits())
+    assert controls["length"] and controls["edit"] == {} and controls["infill"] == {"sizes": True}
+    assert controls["pos"] is None and "everyday English" in served.facts()["learned"]
 
 
 def test_the_examples_of_the_document_work(client: httpx.Client) -> None:

@@ -54,13 +54,14 @@ KNOWN = {
     ),
 }
 NAMES = (*KNOWN, *PAIRS)
+BUNDLED = {"english": "passages of everyday English"}  # what a bundled model was trained on, by the name of its data
 
 
 def describe_texts(name_or_path: str) -> str:
     """Describe the texts of a corpus; for files only their names, since a path would reveal more about the user's
     machine."""
     known = KNOWN.get(name_or_path) or PAIRS.get(name_or_path)
-    return known.about if known else file_names(name_or_path)
+    return known.about if known else BUNDLED.get(name_or_path) or file_names(name_or_path)
 
 
 def describe_training(config: Mapping[str, Any]) -> str | None:
@@ -68,7 +69,7 @@ def describe_training(config: Mapping[str, Any]) -> str | None:
     data, texts = config.get("recipe", {}).get("data"), config.get("texts")
     if not data or not texts:
         return None
-    return f"{texts:,} {describe_texts(data) if data in NAMES else f'texts of {file_names(data)}'}"
+    return f"{texts:,} {describe_texts(data) if data in (*NAMES, *BUNDLED) else f'texts of {file_names(data)}'}"
 
 
 def file_names(name_or_path: str) -> str:

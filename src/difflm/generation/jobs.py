@@ -112,7 +112,8 @@ def check_request(
         raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
     if candidates > 1 and controls is not None and not any(control.head for control in controls):
         raise UsageError(
-            "--candidates needs a classifier to choose by: add a field, label, tags or tree, or use --mbr."
+            "--candidates needs something to choose by: ask for a field, label, tags or tree, "
+            "give --infill and nothing else, or use --mbr instead."
         )
 
 

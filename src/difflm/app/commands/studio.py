@@ -11,6 +11,8 @@ from difflm.app.commands.options import Device, check_names, complete_models, lo
 from difflm.app.console import note
 from difflm.errors import UsageError
 
+DEFAULT = ["english", "e2e"]
+
 
 @report_errors
 def studio(
@@ -18,7 +20,7 @@ def studio(
         list[str] | None,
         typer.Argument(
             metavar="MODEL ...",
-            help="Bundled models or directories of runs; a request names one of them. [e2e]",
+            help="Bundled models or directories of runs; a request names one of them. [english e2e]",
             autocompletion=complete_models,
         ),
     ] = None,
@@ -39,7 +41,7 @@ def studio(
 ) -> None:
     """Serve the page and the HTTP API on this machine, until Ctrl-C."""
     if static is not None:
-        write_static(models or ["e2e"], static)
+        write_static(models or DEFAULT[:1], static)
         return
     if not 0 <= port < 65536:
         raise UsageError(f"--port must be between 0 and 65535, not {port}.")
@@ -58,7 +60,7 @@ def studio(
         if host not in LOOPBACK and token is None:
             note("Anyone who can reach this machine can use it; --token requires a password.")
 
-    served = [Served(load_model(name, device), name) for name in models or ["e2e"]]
+    served = [Served(load_model(name, device), name) for name in models or DEFAULT]
     serve(served, host, port, token, ready, not no_browser, log_requests, cors or ())
 
 

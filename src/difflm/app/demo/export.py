@@ -12,7 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from difflm.app.studio.examples import EXAMPLES
 from difflm.app.studio.player import HERE as STUDIO
+from difflm.app.studio.player import read_page
 from difflm.data.corpora import describe_training
 from difflm.data.tokenizers import Bpe, Characters, Words
 from difflm.diffusion.codecs import Tokens
@@ -32,11 +34,9 @@ from difflm.runtime.files import explain_write_errors
 from difflm.runtime.tensors import quantise_rows, save_tensors
 
 HERE = Path(__file__).parent
-OWN = (".html", ".css", ".js", ".wasm")  # files of this folder
+OWN = (".css", ".js", ".wasm")  # files of this folder
 SHARED = ("look.css", "player.js", "parts.js", "time.js", "icon.svg")  # with the studio
 SAMPLERS = {"vectors": ("ancestral", "ddim"), "masks": ("ancestral", "first-hitting", "confidence")}
-# Of bundled models, by name.
-EXAMPLES = {"e2e": "The Eagle is a ___ near the riverside.", "english": "My dog ___ in the garden."}
 WIDEST = 16384  # inputs of a layer (kernels.c)
 
 
@@ -53,6 +53,7 @@ def write_page(lm: TextDiffusion, name: str, folder: Path) -> int:
             size = (made / "model.safetensors").stat().st_size
             told = json.dumps({**config, "bytes": size}, ensure_ascii=False, separators=(",", ":"))
             (made / "model.json").write_text(told, encoding="utf-8")
+            (made / "index.html").write_text(read_page(HERE / "index.html"), encoding="utf-8")
             own = [path for path in HERE.iterdir() if path.suffix in OWN]
             for path in [*own, *(STUDIO / one for one in SHARED)]:
                 shutil.copyfile(path, made / path.name)
@@ -89,7 +90,7 @@ def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
         "method": lm.config["method"],
         "parameters": lm.config["parameters"],
         "learned": describe_training(lm.config),
-        "example": EXAMPLES.get(name, ""),
+        "example": find_example(name),
         "tokenizer": tokenizer.to_json(),
         "state": state,
         "vocabulary": codec.vocabulary,
@@ -102,6 +103,7 @@ def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
         "dim": codec.dim if isinstance(codec, Embedding) else 0,
         "forbidden": list(model.lengths.forbidden),
         "learned_gaps": state == "masks" and model.clean_context > 0 and not isinstance(tokenizer, Words),
+        "gaps": describe_gaps(lm, state),
         "sampler": sampling.sampler,
         "steps": sampling.steps,
         "temperature": sampling.temperature,
@@ -131,6 +133,20 @@ def find_state(model: Any) -> str:
     words = isinstance(codec.prediction, Logits) and not codec.x0_std and denoiser.self_conditioning is not None
     timed = network.time == "adaptive" and type(times) in (LearnedWarp, LowDiscrepancy)
     return "vectors" if known and words and timed else ""
+
+
+def describe_gaps(lm: TextDiffusion, state: str) -> dict[str, Any]:
+    """The settings with which a masked model fills gaps, if they differ from those for whole texts."""
+    gaps: dict[str, Any] = lm.config.get("gaps", {})
+    if gaps and (state != "masks" or not gaps.keys() <= {"sampler", "temperature"}):
+        raise UsageError(f"the page does not support the settings with which {lm.name} fills gaps: {', '.join(gaps)}.")
+    return gaps
+
+
+def find_example(name: str) -> str:
+    """The first sentence with gaps among the examples for a bundled model."""
+    requests = EXAMPLES.get(name, {}).values()
+    return next((request["infill"] for request in requests if "infill" in request), "")
 
 
 def describe_noise(model: DiffusionModel) -> dict[str, Any]:

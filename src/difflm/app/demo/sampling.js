@@ -135,8 +135,8 @@ function foremost({ places, t, s }, rank) {
   return rowsOf(places).sort((a, b) => ranks[a] - ranks[b]).slice(left);
 }
 
-function* unmask(model, { seed, steps, known, banned }) {
-  const { vocabulary, temperature, sampler } = model.config;
+function* unmask(model, { seed, steps, known, banned, gaps }) {
+  const { vocabulary, temperature, sampler } = { ...model.config, ...gaps };
   const x = Int32Array.from(known, (id) => (id === FREE ? vocabulary : id));
   let belief = null; // the network is not told the time: it holds until a word is written
   for (let i = 0, last = false; !last; i++) {

@@ -11,7 +11,7 @@ export function* write(model, tokenizer, { template, length, seed, steps }) {
   if (length !== null && !(length >= 1 && length <= longest)) {
     throw new Refused(`The length must be between 1 and ${longest} ${tokenizer.unit}.`);
   }
-  let place = { known: null, unknown: new Map() }, banned = () => [];
+  let place = { known: null, unknown: new Map() }, banned = () => [], gaps = {};
   if (template.trim() === "") {
     place.known = new Int32Array(length ?? drawLength(model, seed, 1)).fill(FREE);
   } else {
@@ -20,15 +20,16 @@ export function* write(model, tokenizer, { template, length, seed, steps }) {
       const least = asked.isOpen ? "at least " : "";
       throw new Refused(`The text has ${least}${asked.fewest} ${tokenizer.unit}: give another length, or none.`);
     }
-    const own = learned_gaps && length === null && asked.parts.at(-1) !== "";
+    const between = length === null && asked.parts.at(-1) !== ""; // nothing is asked but gaps between words
+    if (between) gaps = model.config.gaps;
     const total = length ?? (asked.isOpen ? drawLength(model, seed, asked.fewest) : asked.fewest);
     const shares = Float32Array.from(model.uniform(seed, GAPS, 0, asked.sizes.length, 0));
-    const sizes = own ? chooseSizes(model, asked, shares) : asked.cut(total, shares);
+    const sizes = between && learned_gaps ? chooseSizes(model, asked, shares) : asked.cut(total, shares);
     place = asked.place(sizes);
     banned = asked.banned(place.begins, sizes);
   }
   let before = null;
-  for (const { step, t, ids, confidence, last } of denoise(model, { seed, steps, known: place.known, banned })) {
+  for (const { step, t, ids, confidence, last } of denoise(model, { seed, steps, known: place.known, banned, gaps })) {
     const tokens = Array.from(ids, (id, k) => place.unknown.get(k) ?? tokenizer.show(id));
     const changed = Array.from(ids, (id, k) => before !== null && before[k] !== id);
     before = ids;

@@ -16,7 +16,7 @@ from difflm.app.studio.engine import Engine
 from difflm.app.studio.guard import Guard, error_response
 from difflm.app.studio.job import Unavailable
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.player import HERE, read_asset
+from difflm.app.studio.player import HERE, read_page
 from difflm.app.studio.reference import render_reference
 from difflm.app.studio.served import Models
 from difflm.errors import DifflmError, UsageError, explain_faults, say_in_request
@@ -91,7 +91,7 @@ def add_pages(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         headers = {"content-security-policy": POLICY, "cache-control": "no-cache"}
-        return HTMLResponse(read_asset("page.html"), headers=headers)
+        return HTMLResponse(read_page(HERE / "page.html"), headers=headers)
 
     @app.get("/docs", include_in_schema=False)
     async def reference(request: Request) -> Response:

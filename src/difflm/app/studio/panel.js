@@ -38,7 +38,7 @@ export class Panel {
 
   #offer() {
     const steered = Boolean(this.controls.field ?? this.controls.label ?? this.controls.pos);
-    const offered = { ...this.controls, guidance: steered, candidates: steered };
+    const offered = { ...this.controls, guidance: steered, candidates: steered || Boolean(this.controls.infill) };
     for (const part of document.querySelectorAll("[data-part]")) part.hidden = !offered[part.dataset.part];
     document.querySelector(".words-asked").hidden = !this.controls.contains && !this.controls.avoid;
     byId("ask").hidden = false;
@@ -134,10 +134,8 @@ export class Panel {
     if (byId("span").value.trim()) request.span = byId("span").value.trim().split(/\s+/);
     for (const key of ["contains", "avoid"]) if (phrases(key).length) request[key] = phrases(key);
     if (byId("pattern").value) request.pattern = this.pattern.read();
-    if (this.#steered(request)) {
-      put("guidance", Number(byId("guidance").value));
-      put("candidates", Number(byId("candidates").value));
-    }
+    if (this.#steered(request)) put("guidance", Number(byId("guidance").value));
+    if (this.#chooses(request)) put("candidates", Number(byId("candidates").value));
     return request;
   }
 
@@ -153,9 +151,14 @@ export class Panel {
     return this.controls.infill ? (text.match(GAP) ?? []).length : 0;
   }
 
-  // Whether a classifier steers: only then has its strength an effect, and can it choose among candidates.
+  // Whether a classifier steers: only then has its strength an effect.
   #steered(request) {
     return ["field", "label", "pos", "tree", "span"].some((key) => key in request);
+  }
+
+  // Whether candidates can be compared: by classifiers, or by how well they fill gaps if nothing else is asked.
+  #chooses(request) {
+    return this.#steered(request) || ("infill" in request && this.asked(request) === 0);
   }
 
   write(request) {
@@ -182,7 +185,8 @@ export class Panel {
   refresh() {
     const request = this.read();
     for (const key of SLIDERS) byId(key).closest("label").querySelector("output").textContent = byId(key).value;
-    for (const key of ["guidance", "candidates"]) byId(key).disabled = !this.#steered(request);
+    byId("guidance").disabled = !this.#steered(request);
+    byId("candidates").disabled = !this.#chooses(request);
     byId("rewriting").hidden = !("edit" in request) || this.controls.edit.noise === "none";
     byId("meaning").textContent = this.#meaning(request);
     for (const select of this.#selects) select.classList.toggle("set", select.value !== "");

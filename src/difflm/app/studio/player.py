@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, isfinite
@@ -79,7 +80,7 @@ def page(texts: Sequence[PlayedText], about: Mapping[str, Any]) -> bytes:
     packer, style = Packer(), read_asset("look.css") + read_asset("player.css")
     packed = [pack_text(played, packer) for played in texts]
     module, script = join_modules(MODULES), join_modules(["player-page.js"])
-    filled = Template(read_asset("player.html")).substitute(
+    filled = Template(read_page(HERE / "player.html")).substitute(
         policy=content_policy(style, [module, script]),
         title=html.escape(f"{about['model']}: texts out of noise" if "model" in about else "Texts out of noise"),
         style=style,
@@ -93,6 +94,11 @@ def page(texts: Sequence[PlayedText], about: Mapping[str, Any]) -> bytes:
 
 def read_asset(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
+
+
+def read_page(path: Path) -> str:
+    """Read a page with the parts that all pages share: `<!-- legend.html -->` stands for the text of that file."""
+    return re.sub(r"<!-- (\w+\.html) -->\n", lambda part: read_asset(part[1]), path.read_text(encoding="utf-8"))
 
 
 def join_modules(names: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ def shown(example: dict[str, Any]) -> ConfigDict:
 class Asked(Request):
     """A request for texts. Its keys are the options of `difflm generate` that say what is written, and how."""
 
-    model_config = shown({"n": 2, "length": 14, "field": {"food": "Japanese"}, "contains": ["cheap"], "steps": 50})
+    model_config = shown({"n": 2, "length": 14, "contains": ["cheap"], "steps": 50})
 
     n: int = Field(1, ge=1, description=DESCRIBED["n"].description)
     seed: int = Field(0, ge=0, le=MOST_SEED, description=DESCRIBED["seed"].description)
@@ -169,6 +169,11 @@ class HealthAnswer(BaseModel):
     queue: int = Field(description="Requests that are waiting.")
 
 
+class ExampleRequest(BaseModel):
+    name: str
+    request: dict[str, Any]
+
+
 class ModelFacts(BaseModel):
     name: str
     method: str
@@ -181,6 +186,7 @@ class ModelFacts(BaseModel):
     learned: str | None = Field(description="What it was trained on; null if its files do not say.")
     vocabulary: int = Field(description="How many words, subwords or characters it knows.")
     left_to_right: bool = Field(description="Whether it writes word by word rather than all words at once.")
+    examples: list[ExampleRequest] = Field(description="Requests that suit it; empty for a model of your own.")
 
 
 class ModelsAnswer(BaseModel):

@@ -8,6 +8,7 @@ import torch
 from starlette.exceptions import HTTPException
 
 from difflm.annotators.e2e_fields import FIELDS
+from difflm.app.studio.examples import EXAMPLES
 from difflm.app.studio.limits import Limits
 from difflm.controls.base import ModelInfo
 from difflm.controls.learned import POS
@@ -69,7 +70,13 @@ class Served:
             "learned": describe_training(lm.config),
             "vocabulary": len(lm.tokenizer.pieces),
             "left_to_right": isinstance(lm.model, Autoregressive),
+            "examples": [{"name": name, "request": request} for name, request in self.examples.items()],
         }
+
+    @property
+    def examples(self) -> dict[str, dict[str, Any]]:
+        """Requests to begin with, by their names; those of `e2e` suit every model that knows restaurants."""
+        return EXAMPLES.get("e2e" if "food" in self.known("text") else self.name, {})
 
     @property
     def whole_words(self) -> bool:
@@ -82,9 +89,10 @@ class Served:
         steered = isinstance(lm.model, DiffusionModel) and not lm.model.whole_text
         labels, tags, phrases = self.known("text"), self.known("tags").get(POS), self.known("spans").get(PHRASES)
         exact = steered and self.whole_words
+        spelt = steered and spells_tokens(lm.tokenizer)  # so that words can be counted and kept
         return {
             "source": {"most": lm.model.source_longest} if lm.model.source_longest else None,
-            "length": {"most": lm.model.max_words} if exact or lm.model.always_planned else None,
+            "length": {"most": lm.model.max_words} if exact or spelt or lm.model.always_planned else None,
             "field": {name: values for name, values in labels.items() if name in FIELDS} or None,
             "label": {name: values for name, values in labels.items() if name not in FIELDS} or None,
             "pos": {"tags": tags} if tags and exact else None,
@@ -92,10 +100,10 @@ class Served:
             "span": {"labels": phrases} if phrases and exact else None,
             "contains": {"most": MOST} if steered else None,
             "avoid": {} if steered else None,
-            "pattern": {"unit": self.info.unit} if steered and spells_tokens(lm.tokenizer) else None,
-            "infill": {"sizes": exact} if steered else None,
+            "pattern": {"unit": self.info.unit} if spelt else None,
+            "infill": {"sizes": spelt} if steered else None,
             "alternatives": {"most": OTHERS} if self.weighs_words else None,
-            "edit": {} if exact else {"noise": "none"} if "edits" in lm.model.families else None,
+            "edit": {} if spelt else {"noise": "none"} if "edits" in lm.model.families else None,
             "samplers": list(lm.model.samplers),
             "limits": {"n": limits.n, "steps": limits.steps, "candidates": limits.candidates, "rows": limits.rows},
         }

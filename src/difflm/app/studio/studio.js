@@ -130,7 +130,7 @@ function busy(yes) {
 const SETTLED = { length: undefined, pos: undefined, tree: undefined }; // by the words of a text that is worked on
 
 const does = (controls) => ({
-  offers: { ...controls, sizes: controls.infill?.sizes ?? Boolean(controls.infill) },
+  offers: { ...controls, sizes: Boolean(controls.infill?.sizes) && model.whole_words },
   begin: (text) => {
     panel.write({ ...panel.read(), infill: undefined, edit: text });
     byId("start").focus();
@@ -192,12 +192,12 @@ function introduce(models) {
   const units = model.whole_words ? "words" : "tokens";
   const learned = model.learned ? `was trained on ${model.learned}, ` : "";
   const vocabulary = `${model.vocabulary.toLocaleString("en")} ${units}`;
-  byId("intro").textContent = `${way} This one ${learned}knows ${vocabulary}, and its texts have up to ${model.longest}.`;
+  byId("intro").textContent = `${way} This one ${learned}knows ${vocabulary}, and writes up to ${model.longest}.`;
 }
 
 function open() {
   const given = fromHash(location.hash);
-  const request = Object.keys(given).length ? given : welcome(panel.controls, usual());
+  const request = Object.keys(given).length ? given : welcome(model, panel.controls, usual());
   panel.write(request);
   if (panel.controls.source && !panel.read().source) {
     tell("Enter a source: this model writes every text from one.");
@@ -222,7 +222,7 @@ async function begin() {
       submit(panel.read());
     };
     kept = new Kept(put);
-    offerExamples(controls, usual(), put);
+    offerExamples(model, controls, usual(), put);
     new Export(several, model.name, () => ({ request: made, stage, texts: stage.generations, kept: kept.items }));
     new Race(models, () => panel.read());
     open();
