@@ -58,7 +58,8 @@ def row(recipe: str, *changes: str, layers: int = 4, hidden: int = 256, batch_si
 
 # A pretrained model has its own size, which is not that of the table, and its own pieces, which cut German finely.
 FINE_TUNED = "smollm2"
-TUNED = ["longest=96", "source_longest=72", "widths=[16,24,32,40,48,64,96]", "lr=3e-4", "warmup=50", "ema=0.99"]
+TUNED = ["longest=96", "source_longest=72", "widths=[16,24,32,40,48,64,96]"]
+TUNED += ["batch_size=256", "lr=3e-4", "warmup=50", "ema=0.99"]
 LATENT = ["lr=1e-3", "model.autoencoder_layers=2"]
 ROWS = {
     TWIN: row("multi30k-encoder-decoder", "model.encoder_layers=4"),
@@ -86,10 +87,8 @@ ROWS = {
     "distilled": row("multi30k", "method=cmlm", distilled="answers"),
     "distilled-both": row("multi30k", "method=cmlm", distilled="both"),
     "begun": row("multi30k", "method=cmlm", "model.encoder_layers=4", "lr=7e-4", distilled="answers", begun=True),
-    FINE_TUNED: Row(
-        "multi30k", ["method=decoder-only", "model.pretrained=DIR", "tokenizer=DIR", "batch_size=256", *TUNED]
-    ),
     "begun-both": row("multi30k", "method=cmlm", "model.encoder_layers=4", "lr=7e-4", distilled="both", begun=True),
+    FINE_TUNED: Row("multi30k", ["method=decoder-only", "model.pretrained=DIR", "tokenizer=DIR", *TUNED]),
 }
 BLOCK_STEPS = {"block-diffusion": 3, "ssd-lm": 6}  # of each block, with few of which a text has about `CALLS` calls
 # The most tokens of a text and of a source, and widths of batches: nearly all pairs fit.

@@ -45,7 +45,7 @@ def padded(rows: list[list[int]], width: int) -> tuple[torch.Tensor, torch.Tenso
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_words_follow_the_source_whatever_stands_beside_it(tmp_path, kind):
-    """One word at a time behind sources of several lengths, two texts of each, as in reading source and text at once."""
+    """One word at a time behind sources of several lengths, as in reading source and text at once."""
     model = build(kind, tmp_path)
     source, lengths = padded(SOURCES, 8)
     memory = model.encode_source(source, torch.arange(8) < lengths.unsqueeze(1))
@@ -117,11 +117,11 @@ def test_its_own_pieces_begin_as_they_are(tmp_path):
 def test_it_is_trained_on_pairs_and_translates(tmp_path, kind):
     pairs = [{"src": f"food pub {k % 7}", "trg": f"pub food {k % 7}"} for k in range(60)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    settings = {"tokenizer": "words", "model": {"hidden": 32, "layers": 1, "heads": 2, "dropout": 0.0}}
+    settings = {"tokenizer": "words", "model": {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.0}}
     if kind == "llama":
         folder = str(make_decoder(tmp_path / "theirs", "llama"))
         settings = {"tokenizer": folder, "model": {"pretrained": folder, "dropout": 0.0}}
-    run = tiny_run(tmp_path, "decoder-only", data=str(tmp_path / "pairs.jsonl"), longest=24, steps=150, **settings)
+    run = tiny_run(tmp_path, "decoder-only", data=str(tmp_path / "pairs.jsonl"), longest=24, steps=300, **settings)
     shutil.rmtree(tmp_path / "theirs", ignore_errors=True)
     lm = TextDiffusion.from_pretrained(run)
     sources = ["food pub 3", "food pub 5"]

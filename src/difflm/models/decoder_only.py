@@ -52,11 +52,8 @@ class DecoderOnly(Autoregressive):
     ) -> tuple[Tensor, Caches]:
         if memory is None:
             return super().read(words, caches, None, answers, documents)
-        each = len(words) // len(memory[0][2])  # texts of a source, one after the other
-        if not caches:
-            caches = [
-                (keys.repeat_interleave(each, 0), values.repeat_interleave(each, 0)) for keys, values, _ in memory
-            ]
+        each = len(words) // len(memory[0][0])  # texts of a source, one after the other
+        caches = caches or [(k.repeat_interleave(each, 0), v.repeat_interleave(each, 0)) for k, v, _ in memory]
         shown = memory[0][2][:, 0, 0].repeat_interleave(each, 0)
         before = caches[0][0].shape[2]
         shown = F.pad(shown, (0, before + words.shape[1] - shown.shape[1]), value=True)
