@@ -36,12 +36,15 @@ class Trained:
     guides: str = ""
 
 
+# Words are those of the other runs; pretrained weights want smaller steps than new ones.
+PRETRAINED = ["model.pretrained=PRETRAINED", "lr=1e-4", "warmup=100", "ema=0.99", "model.dropout=0.1"]
 SENTENCES = ["data=OUT/sentences.jsonl", "column=text", "widths=[]"]
 RUNS = {
     "e2e-difflm": Trained("e2e"),
     "e2e-diffusion-lm": Trained("e2e-diffusion-lm", ["ema=0.9995"]),
     "e2e-twin": Trained("e2e-autoregressive", BEST),
     "e2e-fine-tuned": Trained("e2e-fine-tuning", ["data=OUT/prompts.jsonl", *BEST]),
+    "e2e-fine-tuned-smollm2": Trained("e2e-fine-tuning", ["data=OUT/prompts.jsonl", *BEST, *PRETRAINED]),
     "e2e-mouth": Trained("e2e-mdlm", ["method=bert-mouth"]),
     "guide-e2e-difflm": Trained("e2e-guide", ["data=OUT/labels.jsonl", *BEST], "e2e-difflm"),
     "guide-e2e-diffusion-lm": Trained("e2e-guide", ["data=OUT/labels.jsonl", *BEST], "e2e-diffusion-lm"),
@@ -58,6 +61,10 @@ RUNS = {
     "sentences-judge": Trained("roc-twin", [*SENTENCES, "longest=40", *BEST, *SMALL]),
     "guide-sentences-twin": Trained("e2e-guide", ["data=OUT/sentences.jsonl", *BEST], "sentences-twin"),
 }
+
+
+def needs_weights(run: Trained) -> bool:
+    return PRETRAINED[0] in run.changes
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ class Plan:
     only: Sequence[str]
     given: Mapping[str, str]
     second_parser: Path | None
+    pretrained: Path | None
     device: str
     one: str
     until: float
@@ -90,13 +98,14 @@ class Plan:
 
     @cached_property
     def runs(self) -> dict[str, Trained]:
-        """Those whose recipes and decoders are there."""
+        """Those whose recipes, decoders and pretrained weights are there."""
         from difflm.controls.rivals import DECODERS
         from difflm.training.recipe import known_recipes
 
         known = known_recipes()
         gibbs = "masked-lm-gibbs" in DECODERS
-        return {n: one for n, one in RUNS.items() if one.recipe in known and (gibbs or not n.endswith("mouth"))}
+        found = {n: one for n, one in RUNS.items() if one.recipe in known and (gibbs or not n.endswith("mouth"))}
+        return {n: one for n, one in found.items() if self.pretrained or n in self.given or not needs_weights(one)}
 
     def folder(self, run: str) -> str:
         return self.given.get(run, str(self.out / run))
@@ -123,6 +132,7 @@ class Plan:
 
         one = RUNS[run]
         changes = [change.replace("OUT", str(self.out)) for change in one.changes]
+        changes = [change.replace("=PRETRAINED", f"={self.pretrained}") for change in changes]
         more = list(self.more)
         if one.guides:
             changes.append(f"model.guides={self.folder(one.guides)}")

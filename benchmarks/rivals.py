@@ -12,6 +12,8 @@ and measure success, judge, diversity and cost of all of them on the same ones.
 controls of E2E, gaps of stories (`anlg`, `roc`), words of CommonGen (`contains`), and likelihoods. What is not finished
 after `--seconds` is continued by the next command: repeat it until nothing is left. `seconds` measures 50 texts of each
 row, one after the other. `check` measures the texts in OUT/texts anew with the checkers of this machine.
+`--pretrained DIR`, the directory of a left-to-right model such as SmolLM2-135M, adds the rows `smollm2` and
+`smollm2-search`: the same fine-tuning of pretrained weights (run `e2e-fine-tuned-smollm2`).
 `--given e2e-twin=RUN` takes a run instead of training it; `--only` names runs and rows, such as `control-fudge`.
 `--jobs` processes share the GPU: minutes are equal only at equal jobs.
 """
@@ -43,7 +45,9 @@ CORPORA = {"control": "e2e", "infill": "roc", "words": "sentences"}
 FACTORS = {"fudge": (1.0, 2.0, 4.0, 8.0), "left-only": (), "masked-lm-gibbs": (), "fine-tuning": ()}
 # Rows whose parts are measured side by side, since each takes minutes; the slowest come last.
 SPLIT = {
-    "control": ("difflm", "diffusion-lm", "fine-tuning", "fine-tuning-search", "fudge", "pplm"),
+    "control": (
+        *("difflm", "diffusion-lm", "fine-tuning", "fine-tuning-search", "smollm2", "smollm2-search", "fudge", "pplm"),
+    ),
     "infill": ("delorean", "cold"),
 }
 SUCCESS = ("length_exact", "field_rule", "tags_equal", "tree_f1", "span_found", "contains_found")
@@ -91,6 +95,9 @@ def systems(task: str, plan: Plan) -> dict[str, System]:
             # Scores are divided by lengths: the likeliest text of all may be a single word.
             search = {"beams": 4, "length_penalty": 1.0}
             found.append(System("fine-tuning-search", run, name, settings=[search], each=1))
+            if (strong := "e2e-fine-tuned-smollm2") in plan.runs:
+                found.append(System("smollm2", strong, name, settings=bold))
+                found.append(System("smollm2-search", strong, name, settings=[search], each=1))
     return {system.name: system for system in found}
 
 
@@ -446,6 +453,7 @@ def main() -> None:
     parser.add_argument("--only", type=comma, default=[])
     parser.add_argument("--given", action="append", default=[], metavar="NAME=RUN")
     parser.add_argument("--second-parser", type=Path)
+    parser.add_argument("--pretrained", type=Path, help="left-to-right model to fine-tune, for the rows `smollm2`")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)

@@ -4,11 +4,13 @@
   python -m benchmarks.seq2seq table --out runs/pairs
   python -m benchmarks.seq2seq plot --out runs/pairs
   python -m benchmarks.seq2seq speed --out runs/pairs --only encoder-decoder,flagship
+  python -m benchmarks.seq2seq multi30k --data DIR --out runs/pairs --minutes 3 --only smollm2 --pretrained SMOLLM2
 
 All runs have about the same parameters and train on the same pairs, which lack 1,000: on those, settings of sampling
 are chosen. What the validation set says is written to OUT/TASK/results.jsonl, once for each run. A run that is not
 finished after `--seconds` is continued by the next command. `--jobs` runs train at a time: minutes are equal only at
-equal jobs. Rows that learn from the twin's answers wait for them.
+equal jobs. Rows that learn from the twin's answers wait for them. `--pretrained` is the directory of a left-to-right
+model, such as SmolLM2-135M, for the row `smollm2`; without it there is no such row.
 """
 
 import argparse
@@ -54,6 +56,10 @@ def row(recipe: str, *changes: str, layers: int = 4, hidden: int = 256, batch_si
     return Row(recipe, [*changes, *sizes], **learned)
 
 
+# A pretrained model has its own size, which is not that of the table, and its own pieces, which cut German finely.
+FINE_TUNED = "smollm2"
+TUNED = ["longest=96", "source_longest=72", "widths=[16,24,32,40,48,64,96]"]
+TUNED += ["batch_size=256", "lr=3e-4", "warmup=50", "ema=0.99"]
 LATENT = ["lr=1e-3", "model.autoencoder_layers=2"]
 ROWS = {
     TWIN: row("multi30k-encoder-decoder", "model.encoder_layers=4"),
@@ -82,6 +88,7 @@ ROWS = {
     "distilled-both": row("multi30k", "method=cmlm", distilled="both"),
     "begun": row("multi30k", "method=cmlm", "model.encoder_layers=4", "lr=7e-4", distilled="answers", begun=True),
     "begun-both": row("multi30k", "method=cmlm", "model.encoder_layers=4", "lr=7e-4", distilled="both", begun=True),
+    FINE_TUNED: Row("multi30k", ["method=decoder-only", "model.pretrained=DIR", "tokenizer=DIR", *TUNED]),
 }
 BLOCK_STEPS = {"block-diffusion": 3, "ssd-lm": 6}  # of each block, with few of which a text has about `CALLS` calls
 # The most tokens of a text and of a source, and widths of batches: nearly all pairs fit.
@@ -110,6 +117,7 @@ class Asked:
     device: str
     one: str
     until: float
+    pretrained: Path | None
     more: Sequence[str]
 
     @property
@@ -118,7 +126,7 @@ class Asked:
 
     def names(self) -> list[str]:
         done = {record["run"] for record in read_results(self.results)}
-        asked = [name for name in self.only or ROWS]
+        asked = [name for name in self.only or ROWS if name != FINE_TUNED or self.pretrained]
         return [run for seed in self.seeds for name in asked if (run := f"{name}-{seed}") not in done]
 
     def of_task(self, task: str) -> "Asked":
@@ -189,12 +197,13 @@ def train(run: str, asked: Asked) -> bool:
     (name, seed), out = run.rsplit("-", 1), asked.out / run
     if (out / "done").exists():
         return True
-    fixed = [f"data={asked.out / 'train.jsonl'}", "task=auto", f"seed={seed}", *TASKS[asked.task]]
+    fixed = [f"data={asked.out / 'train.jsonl'}", "task=auto", f"seed={seed}"]
     if ROWS[name].distilled:
         twin = "init" if ROWS[name].begun else "tokenizer"
         fixed += [f"data={answers(asked, ROWS[name].distilled, seed)}", f"{twin}={asked.out / f'{TWIN}-{seed}'}"]
-    own = [*ROWS[name].changes, *SIZES.get(asked.task, {}).get(name, [])]
-    changes = ["compile=false", *SHORT, *own, *fixed, *UNTIMED, *asked.more]
+    own = [change.replace("DIR", str(asked.pretrained)) for change in ROWS[name].changes]
+    own += SIZES.get(asked.task, {}).get(name, [])
+    changes = ["compile=false", *SHORT, *TASKS[asked.task], *own, *fixed, *UNTIMED, *asked.more]
     recipe = load_recipe(ROWS[name].recipe, changes)
     return train_for_minutes(recipe, out, asked.minutes, asked.until, asked.device, asked.data)
 
@@ -409,11 +418,14 @@ def main() -> None:
     parser.add_argument("--only", type=lambda names: names.split(","), default=[])
     parser.add_argument("--seeds", type=lambda seeds: [int(s) for s in seeds.split(",")], default=[0])
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--pretrained", type=Path, help=f"directory of the pretrained model of the row {FINE_TUNED}")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("more", nargs="*", help="key=value changes to every recipe")
     asked = Asked(**vars(parser.parse_intermixed_args()))
     asked = replace(asked, out=asked.out.resolve())
+    if FINE_TUNED in asked.only and asked.task in TASKS and not asked.pretrained:
+        parser.error(f"the row {FINE_TUNED} needs --pretrained DIR")
     show = {"table": put_table, "plot": draw_plot, "speed": put_speed}.get(asked.task)
     tasks = [path.parent.name for path in asked.out.glob("*/results.jsonl")] if show else asked.task.split(",")
     if unknown := [task for task in tasks if task not in TASKS]:

@@ -16,6 +16,7 @@ from benchmarks.timed import run_side_by_side  # noqa: E402
 def make_plan(out: Path, **changes) -> Plan:
     numbers = {"minutes": 1.0, "guide_minutes": 1.0, "seconds": 9.0, "jobs": 1, "targets": 2, "choose": 2, "each": 1}
     rest = {"mbr": 2, "labelled": None, "only": [], "given": {}, "second_parser": None, "device": "cpu", "one": ""}
+    rest |= {"pretrained": None}
     return Plan(**{"what": "all", "out": out, "data": None, "until": 0.0, "more": [], **numbers, **rest, **changes})
 
 
@@ -38,6 +39,13 @@ def test_nothing_waits_for_what_nobody_trains(tmp_path):
     for item in (item for item in todo if item in plan.runs):  # in their order each can begin once others are done
         assert set(rivals.needs(item, plan)) <= done
         done.add(item)
+
+
+def test_a_pretrained_model_has_rows_where_its_directory_is_given(tmp_path):
+    assert "smollm2" not in rivals.systems("control", make_plan(tmp_path))
+    plan = make_plan(tmp_path, pretrained=tmp_path / "theirs")
+    assert rivals.needs("control-smollm2-search:tree", plan) == ["e2e-fine-tuned-smollm2"]
+    assert "smollm2" not in rivals.systems("infill", plan)
 
 
 def test_what_is_written_is_not_done_again(tmp_path):

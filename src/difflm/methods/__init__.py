@@ -8,7 +8,7 @@ from importlib import resources
 import yaml
 
 from difflm.methods.ar_diffusion import ArDiffusion
-from difflm.methods.autoregressive import AutoregressiveTwin
+from difflm.methods.autoregressive import AutoregressiveTwin, DecoderOnly
 from difflm.methods.base import Method
 from difflm.methods.base import TextSpec as TextSpec
 from difflm.methods.bert_mouth import BertMouth
@@ -74,6 +74,7 @@ LISTED: tuple[type[Method], ...] = (
     BlockDiffusionMethod,
     AutoregressiveTwin,
     EncoderDecoderTwin,
+    DecoderOnly,
     Gpvae,
     LevT,
     GuidingClassifier,

@@ -1,6 +1,7 @@
 """The twin: a left-to-right Transformer on the same parts (Vaswani et al., 2017; Radford et al., 2018), or a pretrained
-one."""
+one; by itself, or behind a source."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
@@ -37,21 +38,50 @@ class AutoregressiveTwin(Method):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.models.autoregressive import Autoregressive
+
+        return Autoregressive(*self._parts(texts), network=self._network(texts))
+
+    def _parts(self, texts: TextSpec) -> tuple[Any, ...]:
         from difflm.models.base import Sampling
 
         sizes = (texts.vocabulary, texts.longest, self.hidden, self.layers, self.heads, self.dropout)
-        network: Any = None
-        if self.decoder:
-            from difflm.networks.hf_decoder import PretrainedDecoder
+        return *sizes, Sampling("autoregressive", steps=max(1, texts.longest))
 
-            width = 1 + texts.longest + texts.source_longest
-            network = PretrainedDecoder(self.decoder, texts.vocabulary, width, self.dropout)
-        return Autoregressive(*sizes, Sampling("autoregressive", steps=max(1, texts.longest)), network=network)
+    def _network(self, texts: TextSpec) -> Any:
+        """The pretrained network, without its weights; None: a new one."""
+        if not self.decoder:
+            return None
+        from difflm.networks.hf_decoder import PretrainedDecoder
+
+        width = 1 + texts.longest + texts.source_longest
+        return PretrainedDecoder(self.decoder, texts.vocabulary, width, self.dropout)
 
     def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
         if self.decoder:
             from difflm.networks.hf_decoder import take_weights
 
-            words = ["".join(tokenizer.tokens([i])) for i in range(tokenizer.size)]
+            ids = numbers_in(Path(self.pretrained), tokenizer)
+            words = [] if ids else ["".join(tokenizer.tokens([i])) for i in range(tokenizer.size)]
             parts: Any = model
-            take_weights(parts.network, parts.embedding.weight, self.pretrained, words)
+            take_weights(parts.network, parts.embedding.weight, self.pretrained, words, ids)
+
+
+def numbers_in(folder: Path, tokenizer: "Tokenizer") -> list[int]:
+    """The numbers of a tokenizer's pieces in the tokenizer of this directory, if it is the same one; else none."""
+    from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
+
+    if not isinstance(tokenizer, PretrainedTokenizer) or not is_pretrained(folder):
+        return []
+    return tokenizer.theirs if PretrainedTokenizer.read(folder).pieces == tokenizer.pieces else []
+
+
+class DecoderOnly(AutoregressiveTwin):
+    """The same behind a source, which it reads as a prompt (Radford et al., 2019)."""
+
+    name, paper, task = "decoder-only", "Radford et al. 2019", "seq2seq"
+    reads_prompts, packs = False, False
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.models.decoder_only import DecoderOnly as Model
+
+        return Model(*self._parts(texts), source_longest=texts.source_longest, network=self._network(texts))

@@ -37,6 +37,7 @@ class Autoregressive(LanguageModel):
     likelihood: Likelihood | None = "exact"
     samplers = ("autoregressive",)
     greedy = True
+    captures_words = True  # whether the step that writes a word can be captured, if its network can
     start, end, pad = START, END, PAD
 
     def __init__(
@@ -118,13 +119,20 @@ class Autoregressive(LanguageModel):
         `documents` are the numbers of those that stand in packed rows: each is read by itself.
         Without `answers`: the network's last states in the place of logits.
         """
-        network, length, before = self.network, words.shape[1], caches[0][0].shape[2] if caches else 0
-        empty, mask = [None] * len(network.blocks), documents
+        length, before = words.shape[1], caches[0][0].shape[2] if caches else 0
+        mask = documents
         if before and length > 1:  # attention with a cache is not causal by itself
             visible = torch.ones(1, length, before + length, dtype=torch.bool, device=words.device)
             mask = visible.tril(diagonal=before)
+        return self.read_behind(words, caches, mask, answers, memory)
+
+    def read_behind(
+        self, words: Tensor, caches: Caches | None, mask: Tensor | None, answers: bool, memory: Memory | None = None
+    ) -> tuple[Tensor, Caches]:
+        """`read` with the mask of what each word sees, where not simply all words before it."""
+        network, before = self.network, caches[0][0].shape[2] if caches else 0
         with autocast_to(words.device, self.precision), avoid_onednn(words.device, self.embedding.weight.dtype):
-            kept = caches if caches is None else caches or empty
+            kept = caches if caches is None else caches or [None] * len(network.blocks)
             x, grown = network.run(network.input(self.vectors(words)), None, mask, kept, before, memory=memory)
             found = network.answer(x).float() if answers else x
             return found, [cache for cache in grown if cache is not None]

@@ -163,7 +163,8 @@ class Inference:
         # Beams compare sums of log-probabilities: they are as wide as the model itself, unless it says otherwise.
         decoder = self._sync_decoder(model, model.precision or (None if sampling.beams else self.dtype))
         memory = decoder.draw_memory(noise, steering)
-        if steering.prefix_rules or not getattr(decoder.network, "capturable", True):
+        captured = decoder.captures_words and getattr(decoder.network, "capturable", True)
+        if steering.prefix_rules or not captured:
             yield from left_to_right(decoder, noise, width, sampling, steering.prefix_rules, steering.known, memory)
             return
         settings = sampling.temperature, sampling.top_k, sampling.top_p, sampling.beams, sampling.length_penalty

@@ -59,14 +59,19 @@ class PretrainedDecoder(nn.Module):
     def run(
         self, x: Tensor, t: None, mask: Tensor | None, caches: Sequence[Cache | None] | None, start: int, **_: Any
     ) -> tuple[Tensor, list[Cache | None]]:
-        """Hidden states of words that follow those of the caches; with None, nothing is cached."""
+        """Hidden states of words that follow those of the caches; with None, nothing is cached. Of a mask [B, L, K] the
+        library takes what the last word sees: it reads from left to right anyway."""
         if caches is None:
             return self.body(inputs_embeds=x, use_cache=False).last_hidden_state, []
+        seen: dict[str, Tensor] = {}
+        if mask is not None and len(mask) == len(x):
+            places = mask[:, -1].long().cumsum(1) - 1
+            seen = {"attention_mask": mask[:, -1].long(), "position_ids": places[:, -x.shape[1] :].clamp(min=0)}
         kept = transformers().DynamicCache()
         for layer, cache in enumerate(caches):
             assert cache is not None
             kept.update(*cache, layer)
-        out = self.body(inputs_embeds=x, past_key_values=kept, use_cache=True)
+        out = self.body(inputs_embeds=x, past_key_values=kept, use_cache=True, **seen)
         return out.last_hidden_state, [(one[0], one[1]) for one in out.past_key_values]
 
     def answer(self, x: Tensor) -> Tensor:
@@ -75,9 +80,12 @@ class PretrainedDecoder(nn.Module):
 
 
 @torch.no_grad()
-def take_weights(network: PretrainedDecoder, table: Tensor, folder: str, words: Sequence[str]) -> None:
+def take_weights(
+    network: PretrainedDecoder, table: Tensor, folder: str, words: Sequence[str], ids: Sequence[int] = ()
+) -> None:
     """Weights of a directory, in place; `table` [words, hidden] gets the vectors of words. The first two words are
-    START and END, which begin as the library's own."""
+    START and END, which begin as the library's own. With `ids`, words are pieces of the model itself: their numbers
+    there, behind the four special words."""
     library = transformers()
     with explained(f"pretrained={folder} cannot be read"):
         source = library.AutoModelForCausalLM.from_pretrained(folder, **LOCAL, use_safetensors=True)
@@ -91,6 +99,8 @@ def take_weights(network: PretrainedDecoder, table: Tensor, folder: str, words: 
     network.body.load_state_dict({k: v for k, v in theirs.items() if own[k].shape == v.shape}, strict=False)
     # A word inside a text is spelt with the space before it.
     spelt = [pieces(f" {word.strip()}", add_special_tokens=False)["input_ids"] or [end] for word in words]
+    if ids:
+        spelt = [[end]] * 4 + [[number] for number in ids]
     spelt[:2] = [[end if pieces.bos_token_id is None else pieces.bos_token_id], [end]]
     for into, rows in ((table, vectors), (network.head.weight, output)):
         into.copy_(torch.stack([rows[ids].mean(0) for ids in spelt]))

@@ -1,0 +1,38 @@
+"""The table of methods with a source: the row of a pretrained model, from its directory to its figures."""
+
+from pathlib import Path
+
+import pytest
+from test_laptop import data  # noqa: F401
+from test_pretrained import hf  # noqa: F401
+from test_pretrained_decoder import make_decoder
+
+from difflm.training import fit
+
+seq2seq = pytest.importorskip("benchmarks.seq2seq", reason="run from the repository's root")
+SMALL = ["longest=16", "source_longest=16", "widths=[]", "batch_size=8"]
+
+
+def ask(out: Path, root: Path, **changes) -> seq2seq.Asked:
+    given = {"minutes": 0.02, "seconds": 60.0, "jobs": 1, "only": [], "seeds": [0], "device": "cpu", "until": 0.0}
+    given |= {"one": "", "pretrained": None, "more": SMALL}
+    return seq2seq.Asked(**{"task": "multi30k", "out": out, "data": root, **given, **changes})
+
+
+def test_there_is_no_pretrained_row_without_a_directory(tmp_path):
+    assert "smollm2-0" not in ask(tmp_path, tmp_path).names()
+    assert "smollm2-0" in ask(tmp_path, tmp_path, pretrained=tmp_path).names()
+
+
+@pytest.mark.long
+def test_a_pretrained_model_is_fine_tuned_and_measured(tmp_path, data, monkeypatch):  # noqa: F811
+    for name in ("Trainer", "check_same_recipe"):  # the benchmark has its own, for its process
+        monkeypatch.setattr(fit, name, getattr(fit, name))
+    asked = ask(tmp_path / "out", data, pretrained=make_decoder(tmp_path / "theirs", "llama"))
+    asked.out.mkdir()
+    seq2seq.write_pairs(asked)
+    seq2seq.make("smollm2-0", asked)
+    (record,) = seq2seq.read_results(asked.results)
+    assert record["run"] == "smollm2-0" and record["steps"] > 0
+    assert record["rows"]["chosen"]["bleu_sacre"] is not None
+    assert {"temperature", "beams"} & {*record["settings"]}
