@@ -15,9 +15,10 @@ def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=Tr
     """List the methods: their papers, what was measured of them, and their recipes."""
     from rich.table import Table
 
-    from difflm.methods import METHODS, read_measured
+    from difflm.methods import LISTED, METHODS, read_measured
 
     recipes, measured = recipes_by_method(), read_measured()
+    unmeasured = [m.name for m in LISTED if m.name not in measured and m.kind != "classifier"]
     for line in METHODS.broken.values():
         complain(f"warning: {line}")
     columns = ("name", "paper", "family", "kind", "bound", "E2E judge", "Multi30k BLEU", "recipes")
@@ -32,11 +33,16 @@ def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=Tr
             ", ".join(n if has or not m.bound else f"{n} (no bound)" for n, has in names.items())
             or f"{SHARED} method={m.name}"
         )
+        if m.name in unmeasured:
+            continue
         own = measured.get(m.name, {})
         figures = (f"{own['e2e']:.2f}" if "e2e" in own else "", f"{own['multi30k']:.1f}" if "multi30k" in own else "")
         table.add_row(m.name, m.paper, m.family, m.kind, "yes" if m.bound else "no", *figures, known)
     if not as_json:
         put_table(table)
+        if unmeasured:
+            named = (f"{name} ({', '.join(recipes.get(name, {}))})" for name in unmeasured)
+            put_line(f"\nNot measured yet, so not in the table: {', '.join(named)}")
 
 
 def recipes_by_method() -> dict[str, dict[str, bool]]:
