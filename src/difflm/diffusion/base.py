@@ -55,7 +55,7 @@ class Belief:
     `state` is a clean state other than the codec's mean under the logits: one that the network predicted itself, or
     that was clamped to a word. `words` are ids that were chosen by other means than the likeliest logit. `draw` draws
     tokens that depend on each other together, [B, L], by uniform numbers [B, L]; −1 where they do not, which is nowhere
-    if it `draws_all`.
+    if it `draws_all`. `quality` are logits of whether the token that stands at each position is right.
     """
 
     logits: Tensor  # [B, L, V]
@@ -65,6 +65,7 @@ class Belief:
     words: Tensor | None = None  # [B, L]
     draw: Callable[[Tensor], Tensor] | None = None
     draws_all: bool = False
+    quality: Tensor | None = None  # [B, L], of models with such a head
 
     @cached_property
     def clean(self) -> Tensor:

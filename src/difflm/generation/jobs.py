@@ -127,6 +127,11 @@ def parse_guidance(size: Any, usual: GuidanceSettings) -> GuidanceSettings:
 def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
     """Refuse settings that this model does not understand; `Sampling` itself refuses values out of range."""
     if sampling.sampler not in model.samplers:
+        if sampling.sampler == "prism":
+            raise UsageError(
+                "the sampler prism needs a model with a quality head: train one from a run of mdlm, with init=RUN and "
+                "model.quality_head=true."
+            )
         hint, known = suggest(sampling.sampler, model.samplers), ", ".join(model.samplers)
         raise UsageError(f"unknown sampler {sampling.sampler!r} for this model. {hint}Known: {known}.")
     if sampling.temperature == 0 and not model.greedy:

@@ -52,6 +52,7 @@ class TokenMethod(Method):
         bounded: bool = True,
         label_smoothing: float = 0.0,
         clean_context: float = 0.0,
+        quality_head: bool = False,
     ) -> "DiffusionModel":
         """Compose the parts that a paper chooses, on the body that all share; by default 50 ancestral steps. Without
         `bounded` the model has no bound."""
@@ -61,9 +62,10 @@ class TokenMethod(Method):
         from difflm.diffusion.timesteps import LowDiscrepancy
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel
+        from difflm.models.quality import QualityModel
 
         network, reads = self.body(texts, time)
-        return DiffusionModel(
+        return (QualityModel if quality_head else DiffusionModel)(
             codec=Tokens(process.words, self.word_width, process.states),
             process=process,
             network=network,

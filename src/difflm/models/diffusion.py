@@ -124,7 +124,7 @@ class DiffusionModel(LanguageModel):
         condition, dropped = self.drop_condition(prepared, noise)
         full = batch.full and ids is batch.ids
         corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped, weight, full)
-        counted = corrupted.mask
+        counted, further = corrupted.mask, self.further_losses(corrupted, None if full else mask, condition, noise)
         with torch.autocast(ids.device.type, enabled=False):
             terms = self.objective(corrupted)
             if corrupted.first is not None:  # both answers are trained
@@ -146,7 +146,16 @@ class DiffusionModel(LanguageModel):
             if length_ce is not None:
                 named["length_ce"] = length_ce * count
                 descended = descended + self.lengths.weight * named["length_ce"]
+            for name, mean in further.items():
+                named[name] = mean * count
+                descended = descended + named[name]
             return Losses(descended, named, count)
+
+    def further_losses(
+        self, corrupted: Corrupted, seen: Tensor | None, condition: Condition, noise: Noise
+    ) -> dict[str, Tensor]:
+        """Means of other losses of a corrupted batch, by name; attention `seen` as the network had it."""
+        return {}
 
     def begin_update(self, update: int) -> None:
         self.times.adapt(self.process, update)

@@ -22,6 +22,7 @@ TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
 SIZES = ("hidden", "layers", "encoder_layers", "heads")  # that networks of several methods have in common
 # Settings of training that no weight's shape depends on.
 UNWEIGHTED = ("dropout", "context", "coupled", "behind", "path_temperature", "remembers")
+ADDED = ("quality_head",)  # parts that a model may have in addition to those of the run that it begins with
 
 MOST_BYTES = 1 << 16  # of a recipe: the reader of YAML takes seconds for what is nested deeply
 # What the reader of YAML raises: its own errors, and others for dates of no month, numbers of 5,000 digits, deep lists.
@@ -169,7 +170,7 @@ def load_recipe(
     sizes = values["model"]
     if given.get("init"):  # the recipe's sizes were for another initial run; sizes among the changes still count
         theirs = _sizes_of(given["init"], given.get("method", values.get("method")))
-        kept = {key: sizes[key] for key in UNWEIGHTED if key in sizes}
+        kept = {key: sizes[key] for key in (*UNWEIGHTED, *ADDED) if key in sizes}
         values = {**values, **theirs, "model": {**theirs["model"], **kept}}
     elif values.get("init"):
         theirs = _sizes_of(values["init"], values.get("method"))
@@ -229,7 +230,8 @@ def check_init(recipe: Recipe) -> None:
         if key != "model" and ours[key] != theirs[key]:
             raise UsageError(f"init={recipe.init} has {key}={theirs[key]}, not {ours[key]}: leave {key} out.")
     for key, value in theirs["model"].items():
-        if key not in UNWEIGHTED and ours["model"][key] != value:
+        added = key in ADDED and not value
+        if key not in UNWEIGHTED and not added and ours["model"][key] != value:
             given = ours["model"][key]
             raise UsageError(f"init={recipe.init} has model.{key}={value}, not {given}: leave model.{key} out.")
 

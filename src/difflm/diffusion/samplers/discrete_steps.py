@@ -19,6 +19,7 @@ SURE = Order.sure  # from this probability on, words are written together
 FEW = 15  # words that a truncated step draws from
 BURNT_IN, LIKELY = 0.5, 100  # the time from which Gibbs draws only among so many likeliest words of a place
 REDRAWN = 0.1  # share of the places that a Gibbs step given the others draws anew
+DOUBTED = 0.4  # share of all words that a head has masked again per unit of time, times α: a fifth of them in all
 SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and the temperature
 
 
@@ -45,6 +46,25 @@ def remask(now: StepState, most: float = REMASK) -> Tensor:
     moves = fresh[..., 0] < torch.where(there, expand_to(shown, x, fresh), expand_to(sigma, x, fresh))
     stays = torch.where(there, x, now.belief.tokens)
     return torch.where(moves, torch.where(there, draw_words(now.belief, fresh), process.mask_id), stays)
+
+
+def prism(now: StepState, rate: float = DOUBTED) -> Tensor:
+    """Masks become words in any order, and the words with the lowest quality become masks again (Kim et al., 2025,
+    PRISM): a share `rate` α of all positions per unit of time, but never more than the schedule masks at s."""
+    quality, fresh, there = now.belief.quality, now.noise(), masked(now)
+    assert quality is not None, "this rule needs a model with a quality head"
+    free = torch.ones_like(there) if now.free is None else now.free
+    words, early, late = free & ~there, *(now.process.keep.alpha(time.double()) for time in (now.s, now.t))
+
+    def count(share: Tensor) -> Tensor:
+        return (expand_to(share, now.x, share) * free).sum(-1)
+
+    left = torch.minimum((count(1 - early) - 1e-6).ceil().long(), there.sum(-1))  # a hair less: 0.7 · 10 may exceed 7
+    due = (rate / 2 * count(early**2)).long() - (rate / 2 * count(late**2)).long()
+    again = torch.minimum(due, torch.minimum(words.sum(-1), left))
+    x = written(now, draw_words(now.belief, fresh), fresh[..., 0], left - again)
+    rank = quality.masked_fill(~words, float("inf")).argsort(dim=-1, stable=True).argsort(-1)
+    return torch.where(words & (rank < again.unsqueeze(-1)), now.process.mask_id, x)
 
 
 def first_hitting(now: StepState) -> Tensor:
@@ -217,6 +237,7 @@ DISCRETE_STEPS: Mapping[str, Step] = {
     "gibbs": gibbs,
     "leave-one-out": leave_one_out,
     "margin": margin,
+    "prism": prism,
     "remask": remask,
     "self-correct": self_correct,
     "threshold": threshold,

@@ -1,0 +1,98 @@
+"""A masked model that also learns which of its words are wrong: PRISM (Kim et al., 2025, arXiv 2510.01384).
+
+In training some masks of x_t are filled with words that the model draws itself, and a linear head on the network's last
+states says of each of them how likely it is the text's own word. If one mask is filled, the best answer is
+P(x_i = y_i | y without i), whatever the model draws. The sampler `prism` masks the words of the lowest value again.
+"""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.diffusion.base import Belief, Levels, Times
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import Corrupted
+from difflm.diffusion.processes.discrete import draw_states
+from difflm.models.diffusion import DiffusionModel
+
+FILLED = 4  # masks of a text that the model fills in training, at most
+FILLS, COUNTS = 35, 36  # streams of random numbers: where masks are filled and with what, and how many
+
+
+class QualityDenoiser(Denoiser):
+    """A denoiser whose beliefs also have a `quality`."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.quality = nn.Linear(cast(nn.Linear, self.network.head).in_features, 1)
+        nn.init.zeros_(self.quality.weight)
+        nn.init.zeros_(self.quality.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        t: Times,
+        mask: Tensor | None = None,
+        condition: Condition = UNCONDITIONAL,
+        previous: Tensor | None = None,
+        read: Any = None,
+    ) -> Belief:
+        found: Belief = super().forward(x, t, mask, condition, previous, read or self.read_states)
+        if read is not None:
+            return found
+        with torch.autocast(x.device.type, enabled=False):
+            belief = self.codec.belief(found.logits, x, self.process.at(t), None, self.process)
+        return replace(belief, quality=found.quality)
+
+    def read_states(self, states: Tensor) -> Belief:
+        """The answers of both heads to the network's last states."""
+        network = cast(Any, self.network)
+        states = network.norm(states)
+        return Belief(network.head(states).float(), quality=self.quality(states).squeeze(-1).float())
+
+    def ask_places(self, x: Tensor, level: Levels, mask: Tensor | None, condition: Condition, at: Tensor) -> Belief:
+        """What is believed of the positions `at` [B, M] alone, as if all of them were masked."""
+
+        def read(states: Tensor) -> Belief:
+            return self.read_states(states.gather(1, at.unsqueeze(-1).expand(-1, -1, states.shape[-1])))
+
+        return self(x, level, mask, condition, read=read)
+
+
+class QualityModel(DiffusionModel):
+    """`filled` is how many masks of a training text the model fills at most, and at least one; how many is random."""
+
+    denoiser: QualityDenoiser
+
+    def __init__(self, filled: int = FILLED, **parts: Any) -> None:
+        super().__init__(**parts)
+        own = self.denoiser
+        self.denoiser = QualityDenoiser(own.network, own.codec, own.process, own.conditioning)
+        self.filled, self.samplers = filled, (*self.samplers, "prism")
+
+    def further_losses(
+        self, corrupted: Corrupted, seen: Tensor | None, condition: Condition, noise: Noise
+    ) -> dict[str, Tensor]:
+        """The binary cross-entropy of whether a word that the model drew is the text's own, in the mean over them."""
+        ids, x_t, level = corrupted.ids, corrupted.x_t, corrupted.level
+        there = corrupted.mask & (x_t == self.process.mask_id)
+        fresh = self.process.draw_noise(noise, 0, x_t.shape[1:], stream=FILLS)
+        most = min(self.filled, x_t.shape[1])
+        at = fresh[..., 0].masked_fill(~there, 2.0).argsort(-1)[:, :most]  # any masks, [B, M]
+        count = 1 + (noise.uniform(0, stream=COUNTS) * self.filled).long()
+        here = there.gather(1, at) & (torch.arange(most, device=at.device) < count.unsqueeze(1))
+        with torch.no_grad():
+            shares = self.denoiser.ask_places(x_t, level, seen, condition, at).shares
+            words = draw_states(shares, fresh.gather(1, at.unsqueeze(-1).expand(-1, -1, fresh.shape[-1])))
+            y = x_t.scatter(1, at, torch.where(here, words, x_t.gather(1, at)))
+        quality = self.denoiser.ask_places(y, level, seen, condition, at).quality
+        assert quality is not None
+        with torch.autocast(ids.device.type, enabled=False):
+            right = (words == ids.gather(1, at)).float()
+            nats = F.binary_cross_entropy_with_logits(quality, right, reduction="none")
+            return {"quality": (nats * here).sum() / here.sum().clamp(min=1)}
