@@ -2,6 +2,8 @@
 
 import json
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
 from difflm.runtime.tensors import load_tensors
 from difflm.training.own_text import Survey, is_own_text, own_recipe
+from difflm.training.pace import choose_steps
+from difflm.training.recipe import load_recipe
 from difflm.training.run import read_config
 from difflm.training.trainer import Trainer
 
@@ -29,7 +33,7 @@ TINY = ["model.hidden=16", "model.layers=1", "model.heads=2", "batch_size=4", "s
 @pytest.fixture(autouse=True)
 def quick_training(monkeypatch):
     monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
-    monkeypatch.setattr("difflm.training.pace.TIMED", 0.0)
+    monkeypatch.setattr("difflm.training.pace.MOST_TIMED", 0.0)
     monkeypatch.setattr("difflm.training.pace.WARM", 0)
     monkeypatch.setattr("difflm.training.own_text.find_start", lambda language: None)  # whatever is bundled
 
@@ -113,6 +117,7 @@ def test_names_of_texts_and_of_recipes_are_told_apart(tmp_path):
 # -- the model that English texts begin with --------------------------------------------------------------------------
 
 ENGLISH = "The dog of the house went to the river with a cat. It is there that they were. "
+RARE = "Once upon a time the harbour was empty.\n"  # words that come once: with few common ones alone, whole words do
 
 
 @pytest.fixture
@@ -133,7 +138,7 @@ def bundled(tmp_path, monkeypatch):
 def test_english_texts_begin_with_the_bundled_model(tmp_path, bundled, monkeypatch, capsys):
     """Its words, sizes and weights; long texts are cut for it, and none is left out."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.txt").write_text((ENGLISH * 4 + "\n") * 12 + "It is of the house.\n" * 20)
+    (tmp_path / "my.txt").write_text((ENGLISH * 4 + "\n") * 12 + "It is of the house.\n" * 20 + RARE)
     assert main(["train", "my.txt", "steps=2", "batch_size=4", "sample_every=0", "lr=1e-30"]) == 0
     err = capsys.readouterr().err
     assert "init=english method=mdlm: the texts are English, like those of this bundled model; init=none" in err
@@ -147,7 +152,8 @@ def test_english_texts_begin_with_the_bundled_model(tmp_path, bundled, monkeypat
 
 
 def test_texts_begin_from_scratch_where_they_are_not_english_or_somebody_asks(tmp_path, bundled):
-    (tmp_path / "my.txt").write_text(ENGLISH * 4 + "\n" + "It is of the house.\n" * 20)
+    (tmp_path / "my.txt").write_text(ENGLISH * 4 + "\n" + "It is of the house.\n" * 20 + RARE)
+    (tmp_path / "few.txt").write_text("It is of the house.\n" * 20)
     (tmp_path / "other.txt").write_text("Der Hund ist in dem Haus, und das war so an dem Tag.\n" * 20)
 
     def begins(name, *changes):
@@ -158,6 +164,7 @@ def test_texts_begin_from_scratch_where_they_are_not_english_or_somebody_asks(tm
     assert (
         begins("my.txt", "init=none") == begins("other.txt") == begins("my.txt", "model.hidden=64") == ("difflm", None)
     )
+    assert begins("few.txt") == ("difflm", None)  # a handful of words: a small network of whole words
     assert begins("my.txt", "method=autoregressive") == ("autoregressive", None)
     (bundled / "config.json").write_text((bundled / "config.json").read_text().replace('"language"', '"tongue"'))
     assert begins("my.txt") == ("difflm", None)
@@ -222,6 +229,19 @@ def test_a_run_that_stalls_says_why(tmp_path, capsys):
     said = "stopped at step 6: 2 validations in a row were no better than that of step 2, whose weights are kept"
     assert said in capsys.readouterr().out
     assert read_config(tmp_path / "run")["trained"]["stopped"] == "early"
+
+
+@pytest.mark.parametrize(("step", "check"), [(1.25, 20.0), (1.1, 45.0), (0.1, 3.0), (7.0, 0.0)])
+def test_steps_and_validations_fit_into_the_minutes(monkeypatch, step, check):
+    """All validations counted, of which the last comes with the last step and not just before it, too."""
+    monkeypatch.setattr("difflm.training.pace.time_training", lambda *_: (step, check))
+    recipe = load_recipe("own-text", ["data=my.txt", "steps=0"])
+    ready = SimpleNamespace(recipe=recipe, config={"texts": 100_000})
+    chosen = choose_steps(ready, Path(), torch.device("cpu"), lambda _: None)
+    last, every = chosen.steps, chosen.validate_every
+    validations = {k for k in range(1, last + 1) if k % every == 0 or k == last}
+    assert 540 < last * step + len(validations) * check < 600
+    assert len(validations) * check <= 60 and all(k == last or last - k >= every // 2 for k in validations)
 
 
 @pytest.mark.long

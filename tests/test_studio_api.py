@@ -78,7 +78,7 @@ def test_health_models_and_controls(client: httpx.Client, lm: TextDiffusion) -> 
     (facts,) = client.get("/api/models").json()["models"]
     assert facts["method"] == "difflm" and facts["longest"] == 24 and facts["parameters"] > 1000
     controls = client.get("/api/controls").json()
-    assert controls["length"] == {"most": 24} and controls["infill"] == {"sizes": True}
+    assert controls["length"] == {"most": 24, "unit": "words"} and controls["infill"] == {"sizes": True}
     assert controls["field"] is None and controls["pos"] is None  # no classifier, nothing to ask it for
     assert set(controls["limits"]) == {"n", "steps", "candidates", "rows"}
 

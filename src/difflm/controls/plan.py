@@ -31,7 +31,7 @@ from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuid
 from difflm.controls.shared_batches import merge_last, merge_rules, merge_targets
 from difflm.data.open_tokenizer import OpenTokenizer
 from difflm.data.token_automata import ANY, TokenAutomaton
-from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Words
+from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Tokenizer, Words
 from difflm.data.words import split_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
@@ -64,6 +64,15 @@ class Edit:
         if not isinstance(self.strength, Real):
             raise UsageError(f"strength must be a number above 0 and up to 1, not {self.strength!r}.")
         object.__setattr__(self, "keep", kept)
+
+
+def length_unit(tokenizer: Tokenizer) -> str | None:
+    """What `Length` counts in texts of this tokenizer; None where no length can be asked for."""
+    if isinstance(tokenizer, Characters):
+        return "characters"
+    if isinstance(tokenizer, OpenTokenizer):
+        return "tokens"
+    return "words" if isinstance(tokenizer, Words) or tokenizer.byte_level else None
 
 
 class ControlPlan:

@@ -79,7 +79,10 @@ class Request(BaseModel):
         "Generate N candidates and keep the one the classifiers score highest; of filled gaps, the one that fits best.",
         1,
     )
-    length: int | None = key("Exact length in words, punctuation included (in characters for character models).")
+    length: int | None = key(
+        "Exact length in words, punctuation included; subword models count words between spaces, character models "
+        "characters, and models of other people tokens."
+    )
     contains: list[str] = key("A word or phrase that must appear.", [])
     avoid: list[str] = key("A word that must not appear.", [])
     pattern: list[str] = key("A regular expression that the whole text must match.", [])

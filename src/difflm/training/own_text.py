@@ -1,5 +1,6 @@
 """Settings for texts of one's own, chosen from the texts and the device, each with its reason."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,8 +58,7 @@ class Survey:
     texts: int
     characters: int
     bytes: int
-    longest: int
-    most: int  # that 99 % of the texts have at most
+    lengths: Sequence[int]  # of the texts, in rising order
     words: int  # different ones
     running: int  # words that were counted, and those of them that come once
     once: int
@@ -75,12 +75,19 @@ class Survey:
                 counts.update(split_words(text))
             lengths.append(len(text))
             size += len(text.encode())
-        ordered, once = sorted(lengths), sum(count == 1 for count in counts.values())
-        most = ordered[-(-99 * len(ordered) // 100) - 1]
-        running = counts.total()
+        once, running = sum(count == 1 for count in counts.values()), counts.total()
         common = sum(count for word, count in counts.items() if word.lower() in ENGLISH)
         english = common >= LEAST_ENGLISH * running and counts["the"] + counts["The"] >= LEAST_THE * running
-        return cls(len(lengths), sum(lengths), size, ordered[-1], most, len(counts), running, once, sample, english)
+        return cls(len(lengths), sum(lengths), size, sorted(lengths), len(counts), running, once, sample, english)
+
+    @property
+    def longest(self) -> int:
+        return self.lengths[-1]
+
+    @property
+    def most(self) -> int:
+        """What 99 % of the texts have at most."""
+        return self.lengths[-(-99 * self.texts // 100) - 1]
 
     @property
     def closed(self) -> bool:
@@ -137,8 +144,9 @@ def own_recipe(
 
 
 def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
-    """Choose the bundled model that training on English texts starts from, if there is one and none is given."""
-    if not survey.english or any(key in OTHER_MODEL or key.startswith("model.") for key in given):
+    """Choose the bundled model that training on English texts starts from, if there is one and none is given. A file
+    of few words is learned faster by a small network of whole words (docs/log.md)."""
+    if not survey.english or survey.closed or any(key in OTHER_MODEL or key.startswith("model.") for key in given):
         return []
     if (name := find_start("en")) is None:
         return []
@@ -174,7 +182,9 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
         if survey.longest <= min(1.5 * most, room):
             found.append(("split", survey.longest, "the longest text: none is cut or left out"))
         else:
-            why = f"longer texts, of up to {survey.longest:,} characters, are cut where sentences end; none is left out"
+            cut = survey.texts - bisect_right(survey.lengths, most)
+            why = f"{cut:,} longer texts, of up to {survey.longest:,} characters, are cut where sentences end; "
+            why += "none is left out"
             found.append(("split", most, why))
     tokens = survey.characters / rate
     sizes = next(sizes for most, sizes in NETWORKS[device] if tokens <= most)

@@ -14,25 +14,28 @@ from difflm.training.trainer import Trainer
 if TYPE_CHECKING:
     from difflm.training.fit import Prepared
 
-TIMED = 3.0  # seconds of steps that are timed, and at most 3 % of all
+TIMED, FEWEST = 3.0, 12  # seconds and steps that are timed at least: batches differ in width
+MOST_TIMED = 0.03  # of the time; slow steps are fewer
 WARM = 3  # steps before those: a GPU compiles
-CHECKS, CHECKING = 20, 0.2  # validations, and the largest share of the time that they take
+CHECKS, CHECKING = 20, 0.1  # validations, and the largest share of the time that they take
+OTHER = 0.04  # of the time: checkpoints and samples
 PASSES, LEAST = 150, 2000  # over all texts, after which little is learned; and steps that are always worth taking
 
 
 def choose_steps(ready: "Prepared", out: Path, device: torch.device, report: Callable[[str], None]) -> Recipe:
     """The recipe with as many steps as fit into its minutes, and what depends on their number."""
-    recipe, budget = ready.recipe, 60 * ready.recipe.minutes
-    step, check = time_training(ready, out, device, min(TIMED, 0.03 * budget))
+    recipe, begun, whole = ready.recipe, time.perf_counter(), 60 * ready.recipe.minutes
+    step, check = time_training(ready, out, device, MOST_TIMED * whole)
+    budget = (1 - OTHER) * whole - (time.perf_counter() - begun)
     checks = max(1, min(CHECKS, int(CHECKING * budget / max(check, 1e-9))))
-    steps = max(10, int(max(budget - checks * check, budget / 2) / step))
+    steps = max(10, int(max(budget - checks * check, whole / 2) / step))
     passes = PASSES * ready.config["texts"] // (recipe.batch_size * recipe.accumulate)
     if "rows" in ready.config:
         passes = PASSES * ready.config["rows"] // (recipe.batch_size * recipe.accumulate)
     reason = f"a step takes {step:.2g} s here, and training {recipe.minutes:g} minutes"
     if steps > max(LEAST, passes):
         steps, reason = max(LEAST, passes), f"that is {PASSES} times over all texts, or the fewest steps that pay"
-    every = max(1, steps // checks)
+    every = -(-steps // checks)  # the last step is validated anyway
     pace = {
         "steps": steps,
         "warmup": min(recipe.warmup, steps // 10),
@@ -46,8 +49,8 @@ def choose_steps(ready: "Prepared", out: Path, device: torch.device, report: Cal
     return recipe.model_copy(update=pace)
 
 
-def time_training(ready: "Prepared", out: Path, device: torch.device, seconds: float) -> tuple[float, float]:
-    """Seconds of a step, and of a validation. The model itself is not changed."""
+def time_training(ready: "Prepared", out: Path, device: torch.device, most: float) -> tuple[float, float]:
+    """Seconds of a step, timed for `most` seconds at most, and of a validation. The model itself is not changed."""
     recipe = ready.recipe.model_copy(update={"steps": 1_000_000})
     trainer = Trainer(copy.deepcopy(ready.model), recipe, out, device, ready.figure)
 
@@ -59,9 +62,12 @@ def time_training(ready: "Prepared", out: Path, device: torch.device, seconds: f
     for _ in range(WARM):
         take_step()
     begun, before = time.perf_counter(), trainer.step
-    while time.perf_counter() - begun < seconds or trainer.step == before:
+    while True:
         take_step()
-    step = (time.perf_counter() - begun) / (trainer.step - before)
+        spent, taken = time.perf_counter() - begun, trainer.step - before
+        if spent >= most or (spent >= TIMED and taken >= FEWEST):
+            break
+    step = spent / taken
     begun = time.perf_counter()
     if ready.held_out:
         trainer.validate(ready.held_out)

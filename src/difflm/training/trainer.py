@@ -49,6 +49,7 @@ from difflm.training.sharding import (
 from difflm.training.update import Update
 
 VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one level per text would leave mostly variance
+CPU_WORK, CPU_TOKENS = 5e11, 4e4  # weights times tokens, and tokens, of a validation on a CPU: seconds on two cores
 MOST_SEQUENTIAL = 16  # draws of one text that are computed one after the other
 # Random numbers as in eager mode: the compiler's own cost a kernel more time than its memory traffic.
 COMPILED: dict[str, Any] = {"fallback_random": True}
@@ -264,8 +265,7 @@ class Trainer:
         or nats of the labels per text; of a bound also the standard error over texts and draws."""
         found: list[Tensor] = []  # nats of each text, the mean of its copies
         counts: list[Tensor] = []  # their denominators
-        texts = sum(len(batch.lengths) for batch in batches)
-        draws, copies = validation_draws(texts) if self.model.likelihood == "bound" else (1, 1)
+        draws, copies = self.validation_draws(batches) if self.model.likelihood == "bound" else (1, 1)
         copies = copies if batches[0].documents is None else 1  # packed rows are long
         for number, batch in enumerate(batches):
             size, moved = len(batch.lengths), self.to_device(batch)
@@ -286,6 +286,16 @@ class Trainer:
         if self.model.likelihood != "bound" or len(nats) < 2:
             return float(value), None
         return float(value), float((nats - value * count).std() * math.sqrt(len(nats)) / count.sum())
+
+    def validation_draws(self, batches: list[Batch]) -> tuple[int, int]:
+        """Noise levels per text, and copies of it in a batch: many levels of few texts are faster in one batch."""
+        texts, levels = sum(len(batch.lengths) for batch in batches), VALIDATION_DRAWS
+        if self.device.type == "cpu":
+            tokens = sum(batch.ids.size for batch in batches) / texts
+            weights = sum(weight.numel() for weight in self.model.parameters())
+            levels = min(levels, math.ceil(min(CPU_TOKENS, CPU_WORK / weights) / tokens))
+        draws = min(MOST_SEQUENTIAL, math.ceil(levels / texts))
+        return draws, math.ceil(levels / (texts * draws))
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
@@ -433,12 +443,6 @@ class Trainer:
     def out_of_patience(self) -> bool:
         waited = (self.step - self.validation.get("step", self.step)) / self.recipe.validate_every
         return bool(self.recipe.patience) and waited >= self.recipe.patience
-
-
-def validation_draws(texts: int) -> tuple[int, int]:
-    """Noise levels per text, and copies of it in a batch: many levels of few texts are faster in one batch."""
-    draws = min(MOST_SEQUENTIAL, math.ceil(VALIDATION_DRAWS / texts))
-    return draws, math.ceil(VALIDATION_DRAWS / (texts * draws))
 
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

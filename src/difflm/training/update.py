@@ -29,8 +29,8 @@ class Update:
         warp = [masters.weights[name].whole for name in self.groups[1]]
         groups: list[dict[str, Any]] = [{"params": self.weights}]
         groups += [{"params": warp, "lr": WARP_LR, "weight_decay": 0.0}] * bool(warp)
-        on_gpu = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=on_gpu)
+        fused = device.type in ("cuda", "cpu")  # on two cores: 0.03 s instead of 0.13 for 38M weights
+        self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=fused)
         self.at_once = recorded and has_kernel(device)
         self._numbers = torch.zeros(len(groups), 5, device=device)
         self._captured: dict[Hashable, CapturedFunction] = {}

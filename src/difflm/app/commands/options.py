@@ -63,7 +63,7 @@ def complete_models() -> list[str]:
     return list(bundled_runs())
 
 
-A_MODEL = "A bundled model (e2e, judge), the directory of a run, or a model on the Hugging Face Hub."
+A_MODEL = "A bundled model (english, e2e, judge), the directory of a run, or a model on the Hugging Face Hub."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=A_MODEL, autocompletion=complete_models)]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=complete_models)]
 Device = Annotated[str, option("cpu, cuda, cuda:1 or mps; auto uses the GPU if there is one.", panel=HARDWARE)]

@@ -69,7 +69,9 @@ export class Panel {
     byId("n").max = n;
     byId("steps").max = Math.max(Math.min(steps, 200), 1);
     byId("candidates").max = candidates;
-    if (this.controls.length?.most) byId("length").max = this.controls.length.most;
+    if (!this.controls.length) return;
+    byId("length").max = this.controls.length.most;
+    byId("length-unit").textContent = this.controls.length.unit;
   }
 
   #choices(key) {

@@ -221,11 +221,16 @@ class LimitsAnswer(BaseModel):
     rows: int = Field(description="n times candidates.")
 
 
+class LengthAnswer(BaseModel):
+    most: int
+    unit: str = Field(description="What a length counts: words, characters or tokens.")
+
+
 class ControlsAnswer(BaseModel):
     """What each control accepts; null if this model does not support it."""
 
     source: dict[Literal["most"], int] | None = Field(description="Most tokens of a source, which is then required.")
-    length: dict[Literal["most"], int] | None
+    length: LengthAnswer | None
     field: dict[str, list[str]] | None
     label: dict[str, list[str]] | None
     pos: dict[Literal["tags"], list[str]] | None

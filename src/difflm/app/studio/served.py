@@ -14,6 +14,7 @@ from difflm.controls.base import ModelInfo
 from difflm.controls.learned import POS
 from difflm.controls.patterns import Pattern, join_patterns
 from difflm.controls.phrases import MOST
+from difflm.controls.plan import length_unit
 from difflm.controls.syntax import PHRASES
 from difflm.data.corpora import describe_training
 from difflm.data.labels import NONE, Kind
@@ -90,9 +91,10 @@ class Served:
         labels, tags, phrases = self.known("text"), self.known("tags").get(POS), self.known("spans").get(PHRASES)
         exact = steered and self.whole_words
         spelt = steered and spells_tokens(lm.tokenizer)  # so that words can be counted and kept
+        unit = length_unit(lm.tokenizer) if steered and not lm.model.pieces else None
         return {
             "source": {"most": lm.model.source_longest} if lm.model.source_longest else None,
-            "length": {"most": lm.model.max_words} if exact or spelt or lm.model.always_planned else None,
+            "length": {"most": lm.model.max_words, "unit": unit} if unit else None,
             "field": {name: values for name, values in labels.items() if name in FIELDS} or None,
             "label": {name: values for name, values in labels.items() if name not in FIELDS} or None,
             "pos": {"tags": tags} if tags and exact else None,
