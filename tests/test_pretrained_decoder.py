@@ -24,13 +24,14 @@ KINDS = ["llama", pytest.param("gpt2", marks=pytest.mark.long)]
 def make_decoder(folder: Path, kind: str) -> Path:
     """A tiny model and its byte pairs, saved as the library saves them."""
     import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = ["<end>", *alphabet, "fo", "od", "food", "Ġfood", "Ġpub"]
     merges = [("f", "o"), ("o", "d"), ("fo", "od"), ("Ġ", "food")]
     inner = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     names = {"eos_token": "<end>", "bos_token": "<end>"}
     transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder)
     config = transformers.AutoConfig.for_model(
