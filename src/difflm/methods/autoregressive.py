@@ -39,13 +39,15 @@ class AutoregressiveTwin(Method):
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.models.autoregressive import Autoregressive
 
-        return Autoregressive(*self._parts(texts), network=self._network(texts))
+        return Autoregressive(**self._parts(texts))
 
-    def _parts(self, texts: TextSpec) -> tuple[Any, ...]:
+    def _parts(self, texts: TextSpec) -> dict[str, Any]:
         from difflm.models.base import Sampling
 
-        sizes = (texts.vocabulary, texts.longest, self.hidden, self.layers, self.heads, self.dropout)
-        return *sizes, Sampling("autoregressive", steps=max(1, texts.longest))
+        sizes = {"hidden": self.hidden, "layers": self.layers, "heads": self.heads, "dropout": self.dropout}
+        sampling = Sampling("autoregressive", steps=max(1, texts.longest))
+        own = {"sampling": sampling, "network": self._network(texts)}
+        return {"vocabulary": texts.vocabulary, "longest": texts.longest, **sizes, **own}
 
     def _network(self, texts: TextSpec) -> Any:
         """The pretrained network, without its weights; None: a new one."""
@@ -84,4 +86,4 @@ class DecoderOnly(AutoregressiveTwin):
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.models.decoder_only import DecoderOnly as Model
 
-        return Model(*self._parts(texts), source_longest=texts.source_longest, network=self._network(texts))
+        return Model(**self._parts(texts), source_longest=texts.source_longest)

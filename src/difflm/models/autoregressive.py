@@ -131,8 +131,9 @@ class Autoregressive(LanguageModel):
     ) -> tuple[Tensor, Caches]:
         """`read` with the mask of what each word sees, where not simply all words before it."""
         network, before = self.network, caches[0][0].shape[2] if caches else 0
+        empty = [None] * len(network.blocks)
         with autocast_to(words.device, self.precision), avoid_onednn(words.device, self.embedding.weight.dtype):
-            kept = caches if caches is None else caches or [None] * len(network.blocks)
+            kept = caches if caches is None else caches or empty
             x, grown = network.run(network.input(self.vectors(words)), None, mask, kept, before, memory=memory)
             found = network.answer(x).float() if answers else x
             return found, [cache for cache in grown if cache is not None]

@@ -21,8 +21,8 @@ class DecoderOnly(Autoregressive):
 
     captures_words = False  # whose slots would have to hold the sources
 
-    def __init__(self, *parts: Any, source_longest: int, **settings: Any) -> None:
-        super().__init__(*parts, **settings)
+    def __init__(self, source_longest: int, **parts: Any) -> None:
+        super().__init__(**parts)
         self.source_longest = source_longest
 
     def lay_out(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Memory | None]:
