@@ -69,6 +69,8 @@ export class Panel {
     byId("n").max = n;
     byId("steps").max = Math.max(Math.min(steps, 200), 1);
     byId("candidates").max = candidates;
+    const { temperature } = this.facts; // 0, greedy, of some models
+    byId("temperature").min = Math.min(byId("temperature").min, temperature);
     if (!this.controls.length) return;
     byId("length").max = this.controls.length.most;
     byId("length-unit").textContent = this.controls.length.unit;
