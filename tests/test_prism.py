@@ -196,6 +196,7 @@ def test_a_trained_head_mends_what_few_steps_break():
 # -- the front doors --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_run_gets_a_head_and_writes_with_it(tiny_runs, tmp_path, capsys):
     """From the command: train with init=, generate, infill. Only such a run offers the sampler."""
     init, out = tiny_runs["mdlm"], str(tmp_path / "out")

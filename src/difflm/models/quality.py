@@ -61,7 +61,7 @@ class QualityDenoiser(Denoiser):
         def read(states: Tensor) -> Belief:
             return self.read_states(states.gather(1, at.unsqueeze(-1).expand(-1, -1, states.shape[-1])))
 
-        return self(x, level, mask, condition, read=read)
+        return cast(Belief, self(x, level, mask, condition, read=read))
 
 
 class QualityModel(DiffusionModel):

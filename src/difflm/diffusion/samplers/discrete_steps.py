@@ -54,7 +54,8 @@ def prism(now: StepState, rate: float = DOUBTED) -> Tensor:
     quality, fresh, there = now.belief.quality, now.noise(), masked(now)
     assert quality is not None, "this rule needs a model with a quality head"
     free = torch.ones_like(there) if now.free is None else now.free
-    words, early, late = free & ~there, *(now.process.keep.alpha(time.double()) for time in (now.s, now.t))
+    words = free & ~there
+    early, late = now.process.keep.alpha(now.s.double()), now.process.keep.alpha(now.t.double())
 
     def count(share: Tensor) -> Tensor:
         return (expand_to(share, now.x, share) * free).sum(-1)
