@@ -106,7 +106,7 @@ class Validation:
         return f"{'≤ ' if self.likelihood == 'bound' else ''}{self.value:.4f}{error} {UNITS[self.figure]}"
 
     def figures(self) -> dict[str, Any]:
-        figures = {self.figure: round(self.value, 6), "step": self.step}
+        figures = {self.figure: self.value, "step": self.step}
         if self.error is not None:
             figures["standard_error"] = round(self.error, 6)
         return {**figures, "likelihood": self.likelihood} if self.likelihood else figures
@@ -430,6 +430,7 @@ class Trainer:
 
     def note_validation(self, nats: float, error: float | None, watcher: Watcher) -> bool:
         """Record a validation, and keep the best weights where the recipe has a patience; True when it has run out."""
+        nats = round(nats, 6)  # as the value it is compared with was written
         best = bool(self.recipe.patience) and nats < self.validation.get(self.figure, math.inf)
         now = Validation(self.step, nats, self.model.likelihood, best, self.figure, error)
         if best or not self.recipe.patience:
