@@ -102,7 +102,7 @@ def train(chain: Chain, updates: int = 600, batch: int = 64) -> LanguageModel:
             (losses.total / losses.count).backward()
             optimizer.step()
             schedule.step()
-        print({name: round(float(value.detach() / losses.count), 3) for name, value in losses.terms.items()}, flush=True)
+        print({name: f"{float(value.detach() / losses.count):.3f}" for name, value in losses.terms.items()}, flush=True)
         weights = model.state_dict()
     return model.eval()
 

@@ -188,7 +188,7 @@ def test_a_trained_head_mends_what_few_steps_break():
     chain = benchmark.Chain()
     model = benchmark.train(chain)
     (plain, _), (mended, _) = (
-        chain.errors(benchmark.write_by(model, name, 8, 1000)) for name in ("first-hitting", "prism")
+        chain.errors(benchmark.write_by(model, name, 8, 2000)) for name in ("first-hitting", "prism")
     )
     assert mended < plain
 
