@@ -157,6 +157,15 @@ def test_two_servers_do_not_share_a_port(monkeypatch: pytest.MonkeyPatch) -> Non
         assert not listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
 
 
+def test_a_request_waits_while_the_server_starts() -> None:
+    """The address is shown, and a browser opened, before the server accepts connections."""
+    pytest.importorskip("uvicorn")
+    from difflm.app.studio.server import listen
+
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname(), timeout=5):
+        pass
+
+
 @pytest.mark.long
 def test_a_run_is_trained_the_same_without_what_only_linux_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -56,6 +56,7 @@ from difflm.training.packed import pack_texts
 from difflm.training.recipe import Recipe, check_init
 from difflm.training.resuming import Changes, check_same_recipe, record_changes
 from difflm.training.run import FORMAT, bundled_runs, find_run, load_run
+from difflm.training.sharding import check_shares
 from difflm.training.trainer import Figure, Outcome, Trainer, Watcher
 from difflm.training.vocabulary import Note, build_tokenizer, report_reading
 
@@ -114,6 +115,7 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
     out, resume, processes = setup.out, setup.resume, current()
     if processes.count > 1 and not (setup.recipe.steps or resume):
         raise UsageError("several processes cannot choose how many steps fit into `minutes`: give steps=N.")
+    check_shares(processes.count, setup.recipe.batch_size)
     if not processes.first:
         processes.any()
         setup = replace(setup, resume=True)

@@ -37,7 +37,6 @@ from difflm.training.master_weights import MasterWeights
 from difflm.training.recipe import Recipe
 from difflm.training.resuming import drop_records_after
 from difflm.training.sharding import (
-    check_shares,
     divide_like,
     gather_observations,
     local_part,
@@ -156,7 +155,6 @@ class Trainer:
         self.model, self.recipe, self.run, self.device = model.to(device), recipe.adapt_to(device.type), run, device
         self.figure = figure  # what validation measures
         self.processes = current()
-        check_shares(self.processes.count, recipe.batch_size)
         # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator, or what
         # several processes do within a step.
         capturable = recipe.recompute is not True and all(getattr(part, "capturable", True) for part in model.modules())

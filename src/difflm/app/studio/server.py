@@ -117,6 +117,7 @@ def listen(host: str, port: int) -> socket.socket:
         exclusive = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
         listening.setsockopt(socket.SOL_SOCKET, exclusive, 1)
         listening.bind(address)
+        listening.listen()
     except OSError as error:
         raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}). Choose another --port.") from None
     return listening
