@@ -60,6 +60,7 @@ def test_one_frame_is_visible_at_any_time() -> None:
     assert [frame.get("visibility") for frame in frames] == ["hidden"] * (FRAMES - 1) + [None]
 
 
+@pytest.mark.long
 def test_a_browser_shows_one_frame_after_the_other(browser: Any, tmp_path: Any) -> None:
     path = tmp_path / "text.svg"
     path.write_text(draw_animation(four_texts(), "difflm generate"), encoding="utf-8")

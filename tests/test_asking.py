@@ -166,6 +166,7 @@ def test_many_requests_at_once(say, tiny_runs, tmp_path):
     assert alone[0]["text"] == objects[3]["text"] and "request" not in alone[0]
 
 
+@pytest.mark.long
 def test_one_line_of_input_is_numbered_too(say, tiny_runs, tmp_path):
     (tmp_path / "one.jsonl").write_text('{"length": 4}\n')
     assert [o["request"] for o in say(tiny_runs["difflm"], "--input", tmp_path / "one.jsonl")] == [0]

@@ -156,6 +156,7 @@ def test_draws_are_an_unbiased_estimate_of_the_sum_over_all_levels(monkeypatch, 
     assert abs(float(difference.mean())) < 4 * float(difference.std()) / math.sqrt(len(IDS))
 
 
+@pytest.mark.long
 def test_a_control_variate_takes_off_most_of_what_noise_adds_by_chance(monkeypatch):
     def spread() -> float:
         with torch.no_grad():
@@ -167,6 +168,7 @@ def test_a_control_variate_takes_off_most_of_what_noise_adds_by_chance(monkeypat
     assert told < 0.7 * spread()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("draws", [2, 16])
 def test_a_bound_asks_the_network_no_more_often_than_two_passes_a_draw(draws):
     denoiser = Remembers()
@@ -268,6 +270,7 @@ class Remembers(ExactDenoiser):
         return super().forward(x, t)
 
 
+@pytest.mark.long
 def test_the_noise_of_a_bound_depends_on_the_seed_and_nothing_else():
     denoiser, some = ExactDenoiser(Gaussian(SHIFTED)), slice(0, 40)
     with torch.no_grad():

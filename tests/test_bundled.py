@@ -44,6 +44,7 @@ def test_weights_stay_small_and_have_a_card(name: str, megabytes: int) -> None:
     assert "CC BY-SA 4.0" in card and "difflm train" in card
 
 
+@pytest.mark.long
 def test_a_text_is_the_same_alone_and_among_others(e2e: TextDiffusion) -> None:
     alone, among = e2e.generate(1, seed=3, steps=6), e2e.generate(6, seed=3, steps=6)
     assert [g.text for g in alone] == [g.text for g in among][:1]
@@ -134,6 +135,7 @@ def test_the_english_model_names_its_sources() -> None:
     assert all(f"| {name} |" in card and source.licence in card for name, source in SOURCES.items())
 
 
+@pytest.mark.long
 @needs_english
 def test_an_ordinary_sentence_keeps_its_words() -> None:
     (made,) = TextDiffusion.from_pretrained("english").infill("My dog ___ in the garden.", steps=8)

@@ -69,6 +69,7 @@ def lines(out: str) -> list[dict]:
 # -- the command itself -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_help_and_methods_do_not_wait_for_torch():
     code = (
         "import sys; from difflm.app.cli import main; "
@@ -143,6 +144,7 @@ def test_ctrl_c_is_one_line_and_a_failure(monkeypatch, capsys):
     assert capsys.readouterr().err == "difflm: interrupted.\n"
 
 
+@pytest.mark.long
 def test_a_reader_who_has_seen_enough_is_left_in_peace():
     """`difflm methods | head -0`: the pipe is closed before anything is written."""
     command = [sys.executable, "-m", "difflm", "methods", "--json"]
@@ -197,6 +199,7 @@ def test_a_dry_run_prints_a_recipe_that_gives_the_same_recipe(say, tmp_path):
 # -- generate ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", WRITERS)
 def test_the_first_text_is_the_same_however_many_are_asked_for(say, tiny_runs, method):
     argv = ["generate", tiny_runs[method], "--seed", "3", "--json"]

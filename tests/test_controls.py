@@ -504,6 +504,7 @@ def test_a_phrase_of_nothing_is_refused(nothing):
             spiteful(method).generate(1, controls=[Contains(nothing), Contains("pub")])
 
 
+@pytest.mark.long
 @given(st.integers(1, 6), st.sampled_from(["___", "The ___", "___ is old .", "The ___ is ___ ."]), st.integers(0, 9))
 def test_gaps_have_no_more_words_than_asked_together(most, template, seed):
     gaps = template.count("___")

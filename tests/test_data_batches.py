@@ -68,6 +68,7 @@ def test_permutations_of_four_are_about_equally_likely() -> None:
     assert chi_squared < 62  # 23 degrees of freedom: one in 20,000
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(n=st.integers(1, 400), batch_size=st.integers(1, 50), seed=st.integers(0, 2**32))
 def test_each_text_comes_once_an_epoch(n: int, batch_size: int, seed: int) -> None:

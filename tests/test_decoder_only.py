@@ -95,6 +95,7 @@ def test_texts_are_the_same_alone_and_among_others(tmp_path, beams):
     assert together == [write([source], n)[0] for n, source in enumerate(SOURCES)]
 
 
+@pytest.mark.long
 def test_its_own_pieces_begin_as_they_are(tmp_path):
     """With the tokenizer of the directory, every piece keeps its vector and its logit."""
     import transformers

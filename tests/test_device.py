@@ -56,6 +56,7 @@ def built(method: str, source_longest: int = 0) -> LanguageModel:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", WRITERS)
 def test_a_loss_and_its_gradient_never_look_at_the_device(method):
     model = built(method).train()
@@ -85,6 +86,7 @@ def asked() -> list[object]:
     return [pytest.param(*pair, marks=[] if pair in quick else pytest.mark.long) for pair in every]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method, sampler", asked())
 def test_a_step_never_looks_at_the_device(method, sampler, monkeypatch):
     """But for news of texts that are done, which are read long after they were sent."""

@@ -438,6 +438,7 @@ def lm(tmp_path_factory) -> TextDiffusion:
     return TextDiffusion.from_pretrained(tiny_run(tmp_path_factory.mktemp("edits"), "diffuser", steps=1))
 
 
+@pytest.mark.long
 def test_texts_are_written_watched_and_edited(lm):
     made = lm.generate(3, steps=2)
     assert made[0].text == lm.generate(1, steps=2)[0].text and len({text.text for text in made}) == 3
@@ -476,6 +477,7 @@ def test_the_player_holds_the_edits():
     assert "edits" not in streamed(plain, 1, False)
 
 
+@pytest.mark.long
 def test_a_browser_marks_edits_until_the_text_is_finished(opened):
     played = text_of(["the", "cheap", "pub"], steps=2)
     first, last = (replace(draft, edits=["keep", "delete", "insert"]) for draft in played.drafts)

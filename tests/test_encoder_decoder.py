@@ -187,6 +187,7 @@ def test_a_batch_of_sources_is_each_of_them_alone(sampling):
     assert len({tuple(text) for text in together}) > 6  # the source decides
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(beams=3, length_penalty=1.0)])
 def test_a_step_is_the_same_work_on_the_same_tensors(sampling):
     """What a CUDA graph demands: the operations of one step, traced at the first word of other sources, write every

@@ -74,6 +74,7 @@ def held_out(texts, training=()):
     return Corpus("grammar", "valid", list(texts), lambda: iter(training))
 
 
+@pytest.mark.long
 def test_samples_that_are_real_text_measure_as_real_text(grammar, judge):
     texts = grammar[:60]
     model = recorded(random.Random(1).sample(texts, 60), judge.tokenizer)
@@ -201,6 +202,7 @@ def test_variety_is_compared_on_equally_many_texts(grammar, judge):
     assert report.row("m").texts["copied"] == 60 and report.row(REAL).texts["copied"] == 20
 
 
+@pytest.mark.long
 def test_records_say_what_was_measured(grammar, judge):
     report = evaluate_language({"m": recorded(grammar, judge.tokenizer)}, held_out(grammar), judge, 50, seed=3)
     records = report.records("m")

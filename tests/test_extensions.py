@@ -78,6 +78,7 @@ def test_a_run_of_a_method_that_is_gone_is_refused_in_a_line(run: Path, capsys: 
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_registered_control_is_asked_and_checked_everywhere(run: Path, tmp_path: Path, capsys: Any) -> None:
     acrostic = run_shown("add-a-control.md")["Acrostic"]
     assert CONTROLS["acrostic"] is acrostic
@@ -143,6 +144,7 @@ def test_without_any_package_the_command_says_so(run: Path) -> None:
         parse_request('{"control": ["rhyme=yes"]}', "line 1").controls()
 
 
+@pytest.mark.long
 def test_a_method_can_choose_a_codec_of_another_package_by_name(tmp_path: Path) -> None:
     class Doubled(LearnedEmbedding):
         """Vectors of twice the length."""

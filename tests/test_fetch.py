@@ -205,6 +205,7 @@ def test_two_at_once_do_not_mix(web, target):
 # -- what must be refused ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_stalled_connection_is_given_up(web, target):
     said = refusal(web.give(Page(DATA, cut=70_001, stall=True)), target, timeout=SHORT)
     assert "127.0.0.1 sent nothing for 1 s after" in said and "of 307,200 bytes" in said

@@ -365,6 +365,7 @@ def small_guide(tiny_runs, tmp_path):
     return make
 
 
+@pytest.mark.long
 def test_a_guide_of_blocks_reads_no_longer_texts_than_they_did(tiny_runs, small_guide):
     """Though they may write longer ones."""
     rows = [{"text": "The old pub .", "food": food} for food in ("French", "Italian") * 60]

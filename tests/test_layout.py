@@ -81,6 +81,7 @@ def test_nothing_is_pickled(path):
             assert isinstance(node.value, ast.Constant) and node.value.value is False, f"line {node.lineno}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "module", ["difflm", "difflm.app.cli", "difflm.data.text_metrics", "difflm.data.seq2seq_metrics"]
 )

@@ -84,6 +84,7 @@ def test_a_mistake_is_a_sentence_that_says_what_to_do(folder, capsys, line):
     assert [path.name for path in folder.iterdir()] == ["my.txt"]
 
 
+@pytest.mark.long
 def test_no_mistake_waits_for_torch(folder):
     code = (
         "import sys; from difflm.app.cli import main; "

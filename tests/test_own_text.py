@@ -108,6 +108,7 @@ def test_a_run_of_distinct_texts_is_measured_on_what_it_held_out(tmp_path):
     assert read_config(run)["held_out_seen"] == 0
 
 
+@pytest.mark.long
 def test_held_out_texts_that_were_learned_are_counted_and_told(tmp_path, capsys):
     texts = write_grammar(tmp_path / "my.txt", 60)
     (tmp_path / "my.txt").write_text("".join(f"{text}\n" for text in texts * 3))
@@ -199,6 +200,7 @@ def hold(directory):
     return process
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_another_process_writes_is_refused(grammar, tmp_path, capsys, resume):
     run = tmp_path / "run"
@@ -242,6 +244,7 @@ def test_one_of_many_holds_a_directory(tmp_path):
     assert max(most) == 1 and len(got) >= 40 and not list(tmp_path.rglob(".lock"))
 
 
+@pytest.mark.long
 def test_a_run_is_locked_while_it_trains(grammar, tmp_path, monkeypatch):
     """Another train of the same directory, begun while the first one reads its texts, is refused and spoils nothing."""
     import torch

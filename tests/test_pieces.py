@@ -82,6 +82,7 @@ ASKED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["difflm", "mdlm"])
 def test_every_text_obeys(models, method):
     for asked in ASKED.values():

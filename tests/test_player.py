@@ -302,6 +302,7 @@ def reached(tab: Any, step: str) -> None:
     expect(tab.locator("#step")).to_have_text(re.compile(step), timeout=120_000)
 
 
+@pytest.mark.long
 def test_the_slider_leads_from_the_first_draft_to_the_text(opened):
     texts = four_texts()
     tab = opened(texts)
@@ -324,6 +325,7 @@ def test_a_text_that_its_tokens_do_not_spell_is_shown_at_the_end(opened):
     assert shown(tab) == join_words(played.drafts[-2].tokens)
 
 
+@pytest.mark.long
 def test_how_sure_it_is_is_shown_only_while_a_text_forms(opened):
     tab = opened([text_of(WORDS)])
     slider, share = tab.get_by_label("Step", exact=True), tab.locator(".sureness")
@@ -333,12 +335,14 @@ def test_how_sure_it_is_is_shown_only_while_a_text_forms(opened):
     assert share.inner_text() == "" and tab.locator(".word[title*='sure']").count() == 0
 
 
+@pytest.mark.long
 def test_a_warning_of_the_texts_stands_above_them_once(opened):
     assert opened([text_of(WORDS)]).locator("#warning").is_hidden()
     tab = opened([text_of(WORDS, k, warnings=["tiny does not know 'dog'."]) for k in range(2)])
     assert tab.inner_text("#warning").removeprefix("! ") == "tiny does not know 'dog'."
 
 
+@pytest.mark.long
 def test_keys_move_by_a_step_and_to_both_ends(opened):
     tab = opened([text_of(WORDS)])
     for key, step in [("Home", 1), ("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("End", STEPS)]:
@@ -374,6 +378,7 @@ def test_reduced_motion_waits_at_the_text_until_it_is_asked_to_play(opened):
     assert tab.inner_text("#step") == stopped
 
 
+@pytest.mark.long
 def test_changed_words_are_underlined(opened):
     played = text_of(WORDS)
     tab = opened([played])
@@ -385,6 +390,7 @@ def test_changed_words_are_underlined(opened):
         assert [line == "underline" for line in marked] == [step > 0 and new for new in played.drafts[step].changed]
 
 
+@pytest.mark.long
 def test_the_theme_follows_the_system_and_the_button(opened):
     tab = opened([text_of(WORDS)], theme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -412,6 +418,7 @@ def test_it_fits_narrow_and_wide_windows(opened, width):
     assert len(set(left)) == (1 if width == 360 else 2)
 
 
+@pytest.mark.long
 def test_the_page_keeps_its_height_while_it_plays(opened):
     tab = opened(four_texts())
     heights = set()
@@ -430,6 +437,7 @@ def test_hostile_texts_stay_texts(opened):
     assert tab.evaluate("document.images.length") == 0
 
 
+@pytest.mark.long
 def test_controls_have_names_and_marks(opened):
     tab = opened(four_texts())
     items = tab.evaluate("[...document.querySelectorAll('.controls li')].map(li => li.textContent)")

@@ -113,6 +113,7 @@ def test_the_shape_alone_begins_with_vectors_of_its_own(tmp_path, kind):
     assert fresh.codec.raw.std().item() == pytest.approx(0.02, rel=0.3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_masked_language_model_says_here_what_it_says_there(tmp_path, kind):
     """Logits of words that are one piece equal those of the library's own model, [CLS] and [SEP] in their places."""

@@ -59,6 +59,7 @@ def write_frames(
     return list(inference.stream(noise, lengths, WIDTH, sampling, steering))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("method", RECORDED)
 def test_recorded_frames_are_those_of_the_plain_loop(method, device, monkeypatch):
@@ -75,6 +76,7 @@ def test_recorded_frames_are_those_of_the_plain_loop(method, device, monkeypatch
         assert len(inference._recorded.idle) == 2, sampler
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("method", ["mdlm", "cmlm", "diffusion-nat"])
 def test_sources_are_read_anew_by_recorded_steps(method, device, monkeypatch):

@@ -203,6 +203,7 @@ def test_controls_act_alike(lm, first, second):
         assert recorded == plain
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "knobs", [None, ORIGINAL, GuidanceSettings(size=2.0, inner=2)], ids=["ours", "original", "twice"]
 )

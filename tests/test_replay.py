@@ -95,6 +95,7 @@ def test_nothing_is_collected_while_something_is_recorded() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.long
 def test_more_kinds_of_requests_than_are_kept_write_what_they_write_alone(tiny_runs) -> None:
     """Recordings that are let go take nothing with them."""
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], "cuda" if torch.cuda.is_available() else "cpu")

@@ -73,6 +73,7 @@ def test_strengths_are_chosen_on_other_sentences_than_those_reported(tmp_path):
     assert not {target.sentence for target in reported} & {target.sentence for target in others}
 
 
+@pytest.mark.long
 def test_processes_wait_for_what_they_need(tmp_path, monkeypatch):
     """The first one listed needs the second; both are done, each by a process of its own."""
     module = tmp_path / "benchmarks"

@@ -137,6 +137,7 @@ def shares(drawn: Tensor) -> Tensor:
 # -- FUDGE ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("control", "holds"),
     [

@@ -296,6 +296,7 @@ def test_fluency_alone_is_greedy_decoding(twin):
     assert torch.equal(cold.decode(gaps, Noise(0, torch.arange(2))), greedy)
 
 
+@pytest.mark.long
 def test_cold_finds_the_bridge_and_places_phrases():
     samples = Noise(0, torch.arange(2))
     gaps = texts(BRIDGE, [A, FREE, D, END], [A, B, FREE, END])
@@ -435,6 +436,7 @@ def test_pplm_counts_its_calls_and_imposes_what_is_exact(twin):
     assert counted.calls == 1 + frame.step * (PplmRule.iterations + 3)
 
 
+@pytest.mark.long
 def test_no_inner_loop_waits_for_the_device(twin):
     gaps, noise = texts(twin, [A, FREE, FREE, B, END]), Noise(torch.tensor([7]), torch.arange(1))
     assert gaps.gaps == (1, 3)  # asked once, before the loops

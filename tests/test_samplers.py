@@ -302,6 +302,7 @@ def test_temperature_tempers_the_prior_of_independent_words(temperature):
     assert total_variation(frequencies(tokens), tempered / tempered.sum()) < CLOSE
 
 
+@pytest.mark.long
 def test_a_forbidden_word_never_appears_and_the_rest_keep_their_shares():
     """For independent words, forbidding one conditions the prior on its absence."""
     denoiser = ExactDenoiser(cosine(), joint=INDEPENDENT)

@@ -87,6 +87,7 @@ def test_three_updates_make_the_loss_of_an_exact_denoiser_linear_in_time():
     assert moved >= 0.999
 
 
+@pytest.mark.long
 def test_easier_positions_get_more_noise():
     """Where four positions have the same word, each is told by all: the same error comes at a quarter of the SNR."""
     process = PositionGaussian(Sqrt(), 6, CHAIN)
@@ -225,6 +226,7 @@ def test_without_a_bound_validation_is_the_cross_entropy_of_noisy_words(tmp_path
     assert "nats a word at the middle time, no likelihood" in said and "masked" not in said and "nats/token" not in said
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_same_schedule(tmp_path, monkeypatch):
     """The schedule moves before updates 2 and 4; the run is stopped in between, with half of the losses observed."""
     for side in ("en", "de"):

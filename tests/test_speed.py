@@ -237,6 +237,7 @@ def test_tables_are_made_of_the_lines(tmp_path, capsys):
     assert "| m | 1 | 10 | 20 | 1.5 |" in printed and "| m | 50 | 10 | 400 | – |" in printed
 
 
+@pytest.mark.long
 def test_rows_are_kept_at_once_and_a_failure_is_a_line(tmp_path, capsys):
     out = tmp_path / "rows.jsonl"
 

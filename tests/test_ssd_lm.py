@@ -100,6 +100,7 @@ def entropy(p: Tensor) -> float:
     return -float(torch.special.xlogy(p, p).sum())
 
 
+@pytest.mark.long
 def test_projections_differ_in_how_many_texts_they_write():
     """Greedy below multi-hot below sampling, which is below the joint's 1.667 nats by what top-p cuts off."""
     top: list[Transform] = [TopP(0.95)]

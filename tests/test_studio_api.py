@@ -304,6 +304,7 @@ def test_pages_of_other_servers_are_refused(client: httpx.Client, server: Runnin
     assert client.post("/api/generate", json={"steps": 1}, headers=own).status_code == 200
 
 
+@pytest.mark.long
 def test_a_token_is_asked_of_everything_but_the_page(lm: TextDiffusion) -> None:
     with running(lm, token="open-sesame") as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         for path in ("/", "/health", "/docs", "/openapi.json", "/assets/player.js"):

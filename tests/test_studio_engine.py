@@ -182,6 +182,7 @@ def test_those_who_share_a_tile_with_one_who_left_get_their_texts(asking: Any, g
     assert gate.together == [3], "both have joined the loop that ran"
 
 
+@pytest.mark.long
 def test_the_time_limit_is_told(lm: TextDiffusion, gate: Gate) -> None:
     gate.open.clear()
     with running(lm, Limits(seconds=0.3)) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
@@ -218,6 +219,7 @@ def test_the_time_limit_holds_while_a_request_is_read(lm: TextDiffusion, monkeyp
         assert server.engine.queue == 0 and client.post("/api/generate", json=SMALL).status_code == 200
 
 
+@pytest.mark.long
 def test_the_time_limit_holds_while_texts_are_checked(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first check outlasts it; the other texts are not checked."""
     checked: list[str] = []

@@ -107,6 +107,7 @@ def test_what_only_vectors_understand_is_refused(setting, tiny_runs):
         TextDiffusion.from_pretrained(tiny_runs["udlm"]).generate(**setting)
 
 
+@pytest.mark.long
 def test_requests_of_several_kinds_are_made_as_alone(tiny_runs, tmp_path, capsys):
     lines = [{"length": 8}, {"infill": "The ___ pub"}, {"steps": 3, "seed": 4}]
     (tmp_path / "many.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -155,6 +155,7 @@ def test_the_exact_denoiser_attains_every_likelihood(kind):
     assert continuous(process, lambda z, t: exact(z, t)).tolist() == pytest.approx(EXACT.tolist(), abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("levels", "golden"),
     [
@@ -169,6 +170,7 @@ def test_a_chain_of_masks_costs_the_mutual_information_a_step(levels, golden):
     assert found == pytest.approx(ENTROPY + MUTUAL / levels, abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("levels", "golden"), [(1, 1.925728), (2, 1.832358), (4, 1.755596), (16, 1.689701), (64, 1.672587)]
 )
@@ -376,6 +378,7 @@ def test_company_finds_words_that_stand_in_like_places():
 # -- draws ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_factorised_draws_keep_the_entropy_of_float64():
     """A Zipf vocabulary of 50,257 words and T = 4096: a race of 24-bit noise would draw 4.79 nats of 7.57."""
     words, steps, n = 50_257, 4096, 3000

@@ -62,6 +62,7 @@ def test_one_step_writes_independent_words():
     assert total_variation(frequencies(tokens), JOINT) > 0.1
 
 
+@pytest.mark.long
 def test_gibbs_has_the_joint_of_consistent_conditionals_as_its_rest():
     tokens = sample(ExactTokens(Absorbing(3)), DISCRETE_STEPS["gibbs"], grid(25), DRAWS)
     assert total_variation(frequencies(tokens), JOINT) < CLOSE

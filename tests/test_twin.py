@@ -330,6 +330,7 @@ def written_by_hand(
     return tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_k=2, top_p=0.8)])
 def test_a_recorded_decoder_writes_what_the_generator_writes(sampling):
     """Twice with one decoder, so that nothing is left of the texts before; 300 texts of up to twelve words."""

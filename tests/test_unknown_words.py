@@ -74,6 +74,7 @@ def test_the_command_warns_on_stderr_and_in_its_json(
     assert "does not know the word 'dog'" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_server_warns_in_every_answer(lm: TextDiffusion) -> None:
     httpx = need("httpx2", "fastapi", "uvicorn")
     with running(lm) as server, httpx.Client(base_url=server.url, timeout=60) as client:
