@@ -45,11 +45,13 @@ from difflm.models.open_families import EMBEDDING
 from difflm.models.open_models import find_special
 from difflm.models.open_start import read_causal, shape_of
 from difflm.networks.open_transformer import OpenTransformer
+from difflm.networks.transformer import Cache
 from difflm.runtime.files import read_json, write_json
 
 PIECE = 16 * 2**20  # bytes of a file that travel together
 TEACHER, REAL = "teacher", "held-out passages"
 BATCH = 64  # texts that the teacher reads together
+SHOWN = 8  # texts of each kind that are shown
 # What differs from the recipe `english`: a larger model, which is trained already.
 CHANGES = ("batch_size=256", "lr=3e-4", "warmup=100", "ema=0.999", "model.anneal=500")
 
@@ -156,19 +158,28 @@ class Teacher:
         (ids,), spans = self.tokenizer.encode_batch([text]), self.tokenizer.spans(text)
         return float(self.nats([ids])[0][torch.tensor([end > begin for _, end in spans])].mean())
 
+    @torch.no_grad()
     def write(self, count: int, tokens: int, seed: int = 0) -> list[list[int]]:
-        """Texts of its own, drawn token by token, of at most so many: they end before the first special token."""
+        """Texts of its own, drawn token by token, of at most so many: they end before the first special token. Keys and
+        values of earlier tokens are kept."""
         words = torch.tensor(self.tokenizer.theirs, device=self.embedding.device)
+        theirs = torch.cat([words, words.new_tensor([self.end])])
         chance, texts = torch.Generator(device=words.device).manual_seed(seed), list[list[int]]()
         for first in range(0, count, BATCH):
-            rows: list[list[int]] = [[] for _ in range(min(BATCH, count - first))]
+            kept: list[Cache] = []
+            drawn = [torch.full((min(BATCH, count - first), 1), -1, device=words.device)]
             for _ in range(tokens):
-                shares = self.read(rows, last=True)[:, -1].exp()[:, words]
+                last = theirs[drawn[-1]] if kept else torch.full_like(drawn[0], self.start)
+                states, own = self.network.run(F.embedding(last, self.embedding), None, kept or None)
+                new = [(keys, values) for keys, values in own]
+                kept = [
+                    (torch.cat([k, x], 2), torch.cat([v, y], 2)) for (k, v), (x, y) in zip(kept, new, strict=False)
+                ] or new
+                shares = self.network.answer(states)[:, -1].float().softmax(-1)[:, words]
                 ends = (1 - shares.sum(-1, keepdim=True)).clamp(min=0)
-                drawn = torch.multinomial(torch.cat([shares, ends], 1), 1, generator=chance).squeeze(1)
-                for row, number in zip(rows, drawn.tolist(), strict=True):
-                    row.append(END if number == len(words) else number + len(SPECIALS))
-            texts += [row[: row.index(END)] if END in row else row for row in rows]
+                drawn.append(torch.multinomial(torch.cat([shares, ends], 1), 1, generator=chance))
+            rows = [[*row, len(words)] for row in torch.cat(drawn[1:], 1).tolist()]
+            texts += [[number + len(SPECIALS) for number in row[: row.index(len(words))]] for row in rows]
         return texts
 
     def continue_words(self, text: str, words: int) -> str:
@@ -233,13 +244,13 @@ def measure(
 
 
 def judge_texts(name: str, texts: Sequence[str], teacher: Teacher) -> dict[str, Any]:
-    """The teacher's nats per token of texts, each token counted once, and how diverse these are."""
+    """The teacher's nats per token of texts, each token counted once, how diverse these are, and the first of them."""
     rows = [row for row in teacher.tokenizer.encode_batch(list(texts)) if row]
     nats = torch.cat(teacher.nats(rows))
     words = [split_words(text) for text in texts]
     length = float(np.mean([*map(len, words)]))
     figures = {"nats_per_token": float(nats.mean()), "distinct_4": distinct_n(words, 4), "words": length}
-    return {"run": name, "kind": "judged", **figures, "texts": len(texts)}
+    return {"run": name, "kind": "judged", **figures, "texts": len(texts), "first": [*texts[:SHOWN]]}
 
 
 def fill(
@@ -294,6 +305,13 @@ def page(rows: Sequence[dict[str, Any]], measured: Sequence[dict[str, Any]]) -> 
             lines.append(
                 f"| {r['run']} | {r['nats_per_token']:.2f} | {r['distinct_4']:.3f} | {r['words']:.0f} | {cost} |"
             )
+        for r in judged:
+            lines += [
+                "",
+                f"The first texts of {r['run']}:",
+                "",
+                *(f"- {' '.join(text.split())}" for text in r["first"]),
+            ]
     names = [*dict.fromkeys(row["run"] for row in rows)]
     for run in names:
         own = [row for row in rows if row["run"] == run]

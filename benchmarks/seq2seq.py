@@ -279,7 +279,9 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     from difflm.data.references import read_pair_set
     from difflm.data.seq2seq_metrics import corpus_sacrebleu
     from difflm.evaluation.seq2seq import measure_outputs
+    from difflm.models import batching
 
+    batching.GPU_BYTES = 2**34  # so that a pretrained model, whose words are many, has batches as large as the others
     lm = load_model(str(asked.out / run), asked.device)
     choose, report = (read_pair_set(str(asked.out / f"{k}.jsonl"), None, None, "valid") for k in ("choose", "report"))
     choose, report = choose.keep(fits(lm, choose.sources)), report.keep(fits(lm, report.sources))

@@ -12,6 +12,7 @@ from benchmarks import adapt, english, english_texts
 from benchmarks.adapt import Teacher, join, split
 from benchmarks.english_texts import Source
 from benchmarks.timed import read_results
+from difflm.data.tokenizers import SPECIALS
 from difflm.training import fit
 from difflm.training.run import read_config
 
@@ -39,7 +40,7 @@ def test_pieces_are_joined_when_all_have_arrived(tmp_path):
 
 
 @pytest.mark.long
-def test_the_teacher_is_the_published_model(teacher):
+def test_the_teacher_is_the_published_model(teacher, monkeypatch):
     """Its nats are those of the Hugging Face library, its greedy words the likeliest; what it draws ends."""
     transformers = pytest.importorskip("transformers")
     own = Teacher(teacher, "cpu")
@@ -55,6 +56,10 @@ def test_the_teacher_is_the_published_model(teacher):
     assert own.judge("the dog sleeps", 7) == pytest.approx(float(whole[-1:].mean()))
     assert all(len(row) <= 5 and 1 not in row for row in own.write(3, 5))
     assert own.write(3, 5) == own.write(3, 5)
+    monkeypatch.setattr(torch, "multinomial", lambda shares, *_, **__: shares[:, :-1].argmax(1, keepdim=True))
+    (row,), words = own.write(1, 5), torch.tensor(own.tokenizer.theirs)  # with keys and values that are kept
+    assert len(row) == 5
+    assert row == [int(own.read([row[:k]], last=True)[0, -1][words].argmax()) + len(SPECIALS) for k in range(5)]
 
 
 @pytest.mark.long
