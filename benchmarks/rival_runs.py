@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
+from shutil import copytree
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.timed import UNTIMED, train_for_minutes
@@ -37,14 +38,15 @@ class Trained:
 
 
 # Words are those of the other runs; pretrained weights want smaller steps than new ones.
-PRETRAINED = ["model.pretrained=PRETRAINED", "lr=1e-4", "warmup=100", "ema=0.99", "model.dropout=0.1"]
+PRETRAINED = ["model.pretrained=PRETRAINED", "lr=1e-4", "warmup=100", "ema=0.99", "model.dropout=0.1", "batch_size=128"]
+PROMPTS = ["data=OUT/prompts.jsonl", "tokenizer=OUT/prompts"]
 SENTENCES = ["data=OUT/sentences.jsonl", "column=text", "widths=[]"]
 RUNS = {
     "e2e-difflm": Trained("e2e"),
     "e2e-diffusion-lm": Trained("e2e-diffusion-lm", ["ema=0.9995"]),
     "e2e-twin": Trained("e2e-autoregressive", BEST),
-    "e2e-fine-tuned": Trained("e2e-fine-tuning", ["data=OUT/prompts.jsonl", *BEST]),
-    "e2e-fine-tuned-smollm2": Trained("e2e-fine-tuning", ["data=OUT/prompts.jsonl", *BEST, *PRETRAINED]),
+    "e2e-fine-tuned": Trained("e2e-fine-tuning", [*PROMPTS, *BEST]),
+    "e2e-fine-tuned-smollm2": Trained("e2e-fine-tuning", [*PROMPTS, *BEST, *PRETRAINED]),
     "e2e-mouth": Trained("e2e-mdlm", ["method=bert-mouth"]),
     "guide-e2e-difflm": Trained("e2e-guide", ["data=OUT/labels.jsonl", *BEST], "e2e-difflm"),
     "guide-e2e-diffusion-lm": Trained("e2e-guide", ["data=OUT/labels.jsonl", *BEST], "e2e-diffusion-lm"),
@@ -137,6 +139,8 @@ class Plan:
         if one.guides:
             changes.append(f"model.guides={self.folder(one.guides)}")
             more = [change for change in more if not change.startswith(("more_than", "longest"))]  # the guided run's
+        if PROMPTS[0] in one.changes and not (self.out / run).exists():
+            copytree(self.out / "prompts" / "data", self.out / run / "data")
         minutes = self.guide_minutes if one.guides else self.minutes
         fixed = [*UNTIMED, "compile=false", "sample_every=0", *changes, *more]
         train_for_minutes(load_recipe(one.recipe, fixed), self.out / run, minutes, self.until, self.device, self.data)
@@ -163,14 +167,31 @@ def prepare(plan: Plan) -> None:
         from difflm.runtime.files import write_json
 
         write_json(plan.out / "tags.json", tag_e2e(plan))
-    if plan.what == "prepare":
-        return
+    if not (plan.out / "labels.jsonl").exists():
+        write_once(plan.out / "labels.jsonl", label_e2e(plan))
     if not (plan.out / "prompts.jsonl").exists():
-        rows = label_e2e(plan)
-        write_once(plan.out / "labels.jsonl", rows)
-        write_once(plan.out / "prompts.jsonl", [{k: v for k, v in row.items() if k != "shape"} for row in rows])
+        rows = (json.loads(line) for line in (plan.out / "labels.jsonl").read_text().splitlines())
+        write_once(plan.out / "prompts.jsonl", ({k: v for k, v in row.items() if k != "shape"} for row in rows))
+    if not (plan.out / "prompts" / "config.json").exists():
+        read_prompts(plan)
     if not (plan.out / "sentences.jsonl").exists():
         write_once(plan.out / "sentences.jsonl", roc_sentences(plan))
+
+
+def read_prompts(plan: Plan) -> None:
+    """Learn the words of the prompts and read them once, since this takes minutes: the runs that are trained on them
+    copy what was read."""
+    import torch
+
+    from difflm.runtime.files import write_json
+    from difflm.training.fit import Setup, prepare_model
+    from difflm.training.recipe import load_recipe
+
+    folder = plan.out / "prompts"
+    folder.mkdir(exist_ok=True)
+    recipe = load_recipe("e2e-fine-tuning", [f"data={plan.out / 'prompts.jsonl'}"])
+    ready = prepare_model(Setup(recipe, folder, torch.device("cpu"), lambda *_: None, plan.data, resume=False))
+    write_json(folder / "config.json", ready.config)
 
 
 def e2e_words(plan: Plan) -> "tuple[list[E2EPair], list[list[str]]]":

@@ -7,11 +7,11 @@ and measure success, judge, diversity and cost of all of them on the same ones.
   python -m benchmarks.rivals check --data DIR --out runs/rivals --second-parser PTB
   python -m benchmarks.rivals table --out runs/rivals
 
-`prepare` tags E2E and draws targets; where spaCy is installed tags are its own, so run it there, and take OUT along.
+`prepare` labels E2E and draws targets; where spaCy is installed tags are its own, so run it there, and take OUT along.
 `all` trains runs and classifiers (`rival_runs.py`), then writes a line to OUT/results.jsonl for every row and part: the
 controls of E2E, gaps of stories (`anlg`, `roc`), words of CommonGen (`contains`), and likelihoods. What is not finished
 after `--seconds` is continued by the next command: repeat it until nothing is left. `seconds` measures 50 texts of each
-row, one after the other. `check` measures the texts in OUT/texts anew with the checkers of this machine.
+row, one after the other. `check` measures the texts of E2E's controls anew with the checkers of this machine.
 `--pretrained DIR`, the directory of a left-to-right model such as SmolLM2-135M, adds the rows `smollm2` and
 `smollm2-search`: the same fine-tuning of pretrained weights (run `e2e-fine-tuned-smollm2`).
 `--given e2e-twin=RUN` takes a run instead of training it; `--only` names runs and rows, such as `control-fudge`.
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from difflm.generation.pipeline import TextDiffusion
 
 GAPS = ("anlg", "roc")
+LIKELIHOODS = {"e2e": "e2e", "roc": "roc-excerpts"}  # corpora of runs, and what is scored
 TASKS = {"control": PARTS, "infill": GAPS, "words": ("contains",)}
 CORPORA = {"control": "e2e", "infill": "roc", "words": "sentences"}
 FACTORS = {"fudge": (1.0, 2.0, 4.0, 8.0), "left-only": (), "masked-lm-gibbs": (), "fine-tuning": ()}
@@ -112,7 +113,7 @@ def items(plan: Plan) -> list[str]:
         todo = [f"seconds-{name}" for name in ready if name not in done]
     else:
         rows = [row for task in TASKS for name in systems(task, plan) for row in split_row(task, name)]
-        rows = ["likelihood", *sorted(rows, key=lambda row: order(row, plan))]
+        rows = [*(f"likelihood-{corpus}" for corpus in LIKELIHOODS), *sorted(rows, key=lambda row: order(row, plan))]
         todo = [run for run in plan.runs if not plan.has(run)] + [row for row in rows if left(row, plan)]
     return [name for name in todo if not plan.only or name.partition(":")[0] in plan.only]
 
@@ -132,7 +133,7 @@ def left(item: str, plan: Plan) -> list[str]:
     task, name, only = parse_item(item)
     done = {(line["row"], line["part"]) for line in read_results(plan.results)}
     if task == "likelihood":
-        return [corpus for corpus in ("e2e", "roc") if ("likelihood", f"likelihood-{corpus}") not in done]
+        return [name] if (task, item) not in done else []
     return [part for part in TASKS[task] if (name, part) not in done and only in ("", part)]
 
 
@@ -149,7 +150,7 @@ def needs(item: str, plan: Plan) -> list[str]:
         return [RUNS[item].guides] if RUNS[item].guides else []
     task, name, _ = parse_item(item)
     if task == "likelihood":
-        return [f"{corpus}-{name}" for corpus in ("e2e", "roc") for name in ("difflm", "diffusion-lm", "twin")]
+        return [f"{name}-{run}" for run in ("difflm", "diffusion-lm", "twin")]
     task = "control" if task == "seconds" else task
     run = systems(task, plan)[name].run
     judge = [] if task == "control" else [f"{CORPORA[task]}-judge"]
@@ -162,7 +163,7 @@ def make(item: str, plan: Plan) -> None:
     if item in RUNS:
         plan.train(item)
     elif task == "likelihood":
-        measure_likelihood(plan)
+        measure_likelihood(plan, name)
     elif (system := systems("control" if task == "seconds" else task, plan)[name]).run not in plan.runs:
         for part in left(item, plan) if task != "seconds" else ():
             put(plan, {"row": name, "part": part, "refused": f"{system.run} is not among the runs that are trained."})
@@ -285,27 +286,23 @@ def overlap(plan: Plan, lm: "TextDiffusion", made: "Sequence[Any]") -> "dict[str
 
 
 def check_texts(plan: Plan) -> None:
-    """Measure kept texts anew; lines are replaced, with the seconds that were measured before."""
+    """Measure kept texts of E2E anew; lines are replaced, with the seconds that were measured before."""
     from difflm.evaluation.control import by_control, read_texts
+    from difflm.evaluation.targets import read_targets
     from difflm.runtime.files import write_atomic
 
-    lines = read_results(plan.results)
-    for task in ("control", "words"):
-        for name, system in systems(task, plan).items():
-            texts = {part: plan.out / "texts" / f"{task}-{name}-{part}.jsonl" for part in TASKS[task]}
-            if not any(path.exists() for path in texts.values()):
-                continue
-            measure = make_measure(task, plan)
-            lm = plan.load(system.run) if task == "words" else measure.judge
-            targets = by_control(load_targets(task, lm, plan, choose=False))  # type: ignore[arg-type]
-            for line in lines:
-                if line["row"] == name and texts.get(line["part"], Path("/nowhere")).exists():
-                    part = line["part"]
-                    found = read_texts(texts[part], targets[part], system.each or plan.each)
-                    row = measure.model_row(name, part, [found[id(target)] for target in targets[part]], None)
-                    anew = figures_of(row)
-                    line.update({key: line[key] | anew[key] for key in ("figures", "intervals", "errors")})
-                    line["sentences"] = real(measure, part, targets)
+    lines, measure = read_results(plan.results), make_measure("control", plan)
+    targets = by_control(read_targets(plan.out / "targets.jsonl"))
+    known = systems("control", plan)
+    for line in lines:
+        name, part = line["row"], line["part"]
+        texts = plan.out / "texts" / f"control-{name}-{part}.jsonl"
+        if name in known and part in PARTS and texts.exists():
+            found = read_texts(texts, targets[part], known[name].each or plan.each)
+            row = measure.model_row(name, part, [found[id(target)] for target in targets[part]], None)
+            anew = figures_of(row)
+            line.update({key: line[key] | anew[key] for key in ("figures", "intervals", "errors")})
+            line["sentences"] = real(measure, part, targets)
     write_atomic(plan.results, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
@@ -321,7 +318,9 @@ def measure_gaps(system: System, plan: Plan, parts: Sequence[str]) -> None:
     from difflm.data.stories import whole
     from difflm.errors import UsageError
     from difflm.evaluation.infill import Asked, evaluate_infill
+    from difflm.models import batching
 
+    batching.GPU_BYTES = 2**30  # searches over soft words share a GPU: each needs twenty times as much
     lm, judge = plan.load(system.run), load_model(plan.folder("roc-judge"), plan.device)
     stories = list(whole(corpus("roc", plan.data, "train")))
     training, options = [text for story in stories for text in story], MeasureOptions(data=plan.data)
@@ -332,7 +331,10 @@ def measure_gaps(system: System, plan: Plan, parts: Sequence[str]) -> None:
             asked = Asked(0, 2 if choose else plan.mbr, 0 if choose else 5, 0, settings, methods)
             count, skip = (plan.choose, plan.targets) if choose else (plan.targets, 0)
             gaps = load_gaps(part, stories, count, options, skip)
-            report, _ = evaluate_infill({system.name: lm}, [gaps], asked, training, judge=judge)
+            report, read = evaluate_infill({system.name: lm}, [gaps], asked, training, judge=judge)
+            if not choose:
+                (plan.out / "texts").mkdir(exist_ok=True)
+                (plan.out / "texts" / f"infill-{system.name}-{part}.txt").write_text(read[part])
             own = [row for row in report.rows if row.name == system.name]
             label = f"{system.method}: " if system.method else ""
             for reason in (row.about["refused"] for row in own if "refused" in row.about):
@@ -355,23 +357,22 @@ def measure_gaps(system: System, plan: Plan, parts: Sequence[str]) -> None:
             put(plan, {**line, "how": row.about["sampling"], "chosen": describe(*best), "tried": search})
 
 
-def measure_likelihood(plan: Plan) -> None:
+def measure_likelihood(plan: Plan, name: str) -> None:
     """Nats/token of held-out texts: the twin's, and the bounds of diffusion models that were trained as long."""
     from difflm.data.corpora import corpus
     from difflm.evaluation.language import choose_scored, ratio, score, tokens_of
 
-    for name in left("likelihood", plan):
-        models = {run: plan.load(f"{name}-{run}") for run in ("twin", "difflm", "diffusion-lm")}
-        texts = list(corpus("e2e" if name == "e2e" else "roc-excerpts", plan.data, "valid"))
-        scored, _ = choose_scored(texts[:: max(1, len(texts) // 1000)], list(models.values()), plan.targets * 5)
-        found = {}
-        for run, lm in models.items():
-            ids = lm.tokenizer.encode_batch(scored)
-            value, error = ratio(score(lm, ids, 0, 16, lambda *_: None), tokens_of(ids))
-            size = sum(p.numel() for p in lm.model.parameters())
-            kind = {"likelihood": lm.model.likelihood, "parameters": size, "trained": lm.config.get("trained")}
-            found[run] = {"nats_per_token": value, "error": error, **kind}
-        put(plan, {"row": "likelihood", "part": f"likelihood-{name}", "texts": len(scored), "figures": found})
+    models = {run: plan.load(f"{name}-{run}") for run in ("twin", "difflm", "diffusion-lm")}
+    texts = list(corpus(LIKELIHOODS[name], plan.data, "valid"))
+    scored, _ = choose_scored(texts[:: max(1, len(texts) // 1000)], list(models.values()), plan.targets * 5)
+    found = {}
+    for run, lm in models.items():
+        ids = lm.tokenizer.encode_batch(scored)
+        value, error = ratio(score(lm, ids, 0, 16, lambda *_: None), tokens_of(ids))
+        size = sum(p.numel() for p in lm.model.parameters())
+        kind = {"likelihood": lm.model.likelihood, "parameters": size, "trained": lm.config.get("trained")}
+        found[run] = {"nats_per_token": value, "error": error, **kind}
+    put(plan, {"row": "likelihood", "part": f"likelihood-{name}", "texts": len(scored), "figures": found})
 
 
 def measure_seconds(system: System, plan: Plan) -> None:

@@ -173,7 +173,7 @@ def test_it_learns_to_obey_a_prompt():
         optimiser.step()
     model.eval()
     for word in (5, 6):
-        experts = Experts(model, [[4, word, START]], [1.0])
+        experts = Experts(model, [[[4, word, START]]], [1.0])
         *_, last = left_to_right(experts, Noise(0, torch.arange(50)), 5, Sampling("autoregressive"))
         obeyed = (last.tokens[:, :2] == torch.tensor([word, END])).all(1)
         assert int(obeyed.sum()) >= 48
@@ -222,15 +222,15 @@ def test_the_product_of_experts_is_the_exact_conditional_of_independent_words():
             total += logits[:, -1].log_softmax(-1).gather(1, last).squeeze(1)
         return total.exp()
 
-    product = chain(Experts(model, [[4, START], [5, START], NOTHING_TOLD], [1.0, 1.0, -1.0]))
+    product = chain(Experts(model, [[[4, START]], [[5, START]], [NOTHING_TOLD]], [1.0, 1.0, -1.0]))
     assert torch.allclose(product, bayes, atol=1e-9)
-    assert float((chain(Experts(model, [[4, START]], [1.0])) - bayes).abs().sum()) > 0.1
+    assert float((chain(Experts(model, [[[4, START]]], [1.0])) - bayes).abs().sum()) > 0.1
 
 
 @torch.no_grad()
 def test_cached_experts_answer_as_whole_texts_do(twin):
     prompts, weights = [[5, 6, START], [4, START], NOTHING_TOLD], [1.5, 1.5, -2.0]
-    experts, caches, last = Experts(twin, prompts, weights), [], torch.tensor([[START]])
+    experts, caches, last = Experts(twin, [[prompt] for prompt in prompts], weights), [], torch.tensor([[START]])
     for k, word in enumerate((4, 6, 5)):
         found, caches = experts.read(last, caches)
         whole = sum(w * behind(twin, prompt, (4, 6, 5)[:k]) for w, prompt in zip(weights, prompts, strict=True))
@@ -264,7 +264,8 @@ def test_a_wide_beam_finds_the_likeliest_text_of_the_product():
     prompts, weights = [[5, 6, START], [4, START], NOTHING_TOLD], [1.0, 1.0, -1.0]
     best = likeliest(twin, prompts, weights)
     assert len(best) > 1 and best != likeliest(twin, [NOTHING_TOLD], [1.0])
-    *_, last = left_to_right(Experts(twin, prompts, weights), Noise(0, torch.arange(2)), 4, Sampling(beams=39))
+    experts = Experts(twin, [[prompt] for prompt in prompts], weights)
+    *_, last = left_to_right(experts, Noise(0, torch.arange(2)), 4, Sampling(beams=39))
     assert [twin.words(row) for row in last.tokens.tolist()] == [best] * 2
 
 
@@ -317,15 +318,26 @@ def test_the_command_decodes_behind_prompts(tuned, capsys, asked, calls):
             assert all(text["text"].endswith("serves French zebra.") and text["warnings"] for text in found)
 
 
-def test_it_searches_and_shares_no_batch_with_other_prompts(tuned):
-    lm = TextDiffusion.from_pretrained(tuned)
-    controls = [[Label("food", food), Length(5)] for food in FOODS[:2]]
-    apart = [[str(text) for text in lm.generate(2, controls=own, method="fine-tuning")] for own in controls]
-    jobs = [lm.make_job(2, controls=own, method="fine-tuning") for own in controls]
-    together = {owner: [str(texts[k]) for k in sorted(texts)] for owner, texts in lm.run_jobs(jobs)}
-    assert [together[0], together[1]] == apart
-    found = lm.generate(2, controls=controls[0], method="fine-tuning", beams=3)
-    assert str(found[0]) == str(found[1]) and len(found[0].tokens) == 5
+@pytest.mark.parametrize("search", [{}, {"beams": 3}])
+def test_other_prompts_of_its_batch_change_no_text(tuned, search, monkeypatch):
+    """Of three prompts, two are equally long. Weights are random, so that prompts matter."""
+    lm, read_words = TextDiffusion.from_pretrained(tuned), []
+    torch.manual_seed(0)
+    for weight in lm.model.parameters():
+        weight.data.normal_(0, 0.5)
+    read = lm.model.read
+    monkeypatch.setattr(lm.model, "read", lambda words, *more: (read_words.append(words), read(words, *more))[1])
+    controls = [[Label("food", "French"), Length(8)], [Label("food", "Italian"), Length(7)], [Length(8)]]
+    how = {"method": "fine-tuning", **search}
+    apart = [[text.tokens for text in lm.generate(2, controls=own, **how)] for own in controls]
+    assert apart[0] != apart[1]
+    assert not search or all(first == second for first, second in apart)
+    read_words.clear()
+    jobs = [lm.make_job(2, controls=own, **how) for own in controls]
+    together = {owner: [texts[k].tokens for k in sorted(texts)] for owner, texts in lm.run_jobs(jobs)}
+    assert [together[k] for k in range(3)] == apart
+    prompts = [words.unique(dim=0) for words in read_words if words.shape[1] > 1]
+    assert sorted(map(len, prompts)) == [1, 2]  # of each batch
 
 
 def test_candidates_are_chosen_by_how_much_a_prompt_tells_of_them(tuned):

@@ -74,25 +74,28 @@ class FineTuning(ControlDecoder):
 
     @property
     def guidance(self) -> tuple[Any, ...]:
-        """Texts of one batch have all prompts in common."""
-        return self.name, self.strength, *self.controls
+        """Texts share a batch if their prompts are equally long."""
+        return self.name, self.strength, *map(len, self.prompts)
 
     def layouts(self, samples: Tensor, *_: Any) -> tuple[list[Layout], list[dict[int, str]]]:
         return [Layout(self.room)] * len(samples), [{}] * len(samples)
 
-    @property
-    def experts(self) -> "Experts":
-        weights = [self.strength] * len(self.prompts)
+    @classmethod
+    def experts(cls, parts: Sequence[Part]) -> "Experts":
+        """The model behind the prompts of every row of a batch."""
+        lead = parts[0][0]
+        rows = [plan.prompts for plan, part in parts for _ in range(part.start, part.stop)]
+        prompts, weights = list(zip(*rows, strict=True)), [lead.strength] * len(lead.prompts)
         if rest := 1 - sum(weights):
-            return Experts(self.model, [*self.prompts, NOTHING_TOLD], [*weights, rest])
-        return Experts(self.model, self.prompts, weights)
+            return Experts(lead.model, [*prompts, [NOTHING_TOLD]], [*weights, rest])
+        return Experts(lead.model, prompts, weights)
 
     @classmethod
     def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
-        lead = parts[0][0]
-
         def decode(noise: Noise, width: int, sampling: Sampling, steering: Steering) -> Iterator[Frame]:
-            experts, rule = lead.experts, ImposePossible([(lead, slice(None))])
+            beams = max(1, sampling.beams)  # partial texts of each row, one after the other
+            experts = cls.experts(parts)
+            rule = ImposePossible([(plan, slice(part.start * beams, part.stop * beams)) for plan, part in parts])
             for frame in left_to_right(experts, noise, width, sampling, [rule]):
                 calls = (frame.tokens != PAD).sum(1) if frame.calls is None else frame.calls
                 yield replace(frame, calls=calls * len(experts.prompts))
@@ -151,8 +154,12 @@ class Experts:
     what K controls that are independent given the text come to. Caches are those of all experts, one after the other.
     """
 
-    def __init__(self, model: CausalModel, prompts: Sequence[Sequence[int]], weights: Sequence[float]) -> None:
-        self.model, self.prompts, self.weights = model, prompts, weights  # each prompt ends with START
+    def __init__(
+        self, model: CausalModel, prompts: Sequence[Sequence[Sequence[int]]], weights: Sequence[float]
+    ) -> None:
+        """Each expert has a prompt for every text of a batch, or one for all; prompts end with START."""
+        device = model.banned.device
+        self.model, self.prompts, self.weights = model, [torch.tensor(own, device=device) for own in prompts], weights
         self.longest, self.banned = model.longest, model.banned
         self.start, self.end, self.pad = model.start, model.end, model.pad
 
@@ -163,7 +170,7 @@ class Experts:
         grown: Caches = []
         for k, (prompt, weight) in enumerate(zip(self.prompts, self.weights, strict=True)):
             own = (caches or [])[k * layers : (k + 1) * layers]
-            read = words if own else torch.tensor(prompt, device=words.device).expand(len(words), -1)
+            read = words if own else prompt.repeat_interleave(len(words) // len(prompt), 0)
             logits, own = self.model.read(read, own)
             total = total + weight * logits[:, -1:].log_softmax(-1)
             grown += own
