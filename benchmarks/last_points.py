@@ -1,5 +1,5 @@
-"""Ways to obey learned controls more often and more fluently: repair, resampled particles, other choices among
-candidates, sizes of gaps. Each is tried on some targets and measured on others, which nobody has looked at.
+"""Ways to obey learned controls more often and more fluently: numbers of candidates, strengths and temperatures. Each
+is tried on some targets and measured on others, which nobody has looked at.
 
   python -m benchmarks.last_points draw --data DIR --out runs/last-points --exclude targets.jsonl
   python -m benchmarks.last_points write --out runs/last-points --device cuda --jobs 4 --seconds 240
@@ -11,7 +11,7 @@ of the excluded files; tags are spaCy's, so run it where spaCy is. `write` gener
 each control and set of targets a file in OUT/texts, with their nats under the judge: no checker is asked. What is not
 finished after `--seconds` is continued by the next command. `check` asks the checkers of this machine, a line each in
 OUT/checked.jsonl; where spaCy is missing, tags are left for a machine that has it. `table` chooses the setting of each
-control on the choosing targets, and shows all settings on those, today's and the chosen one on the others.
+control on the choosing targets, and shows all settings on those, and those that were measured on the others.
 A file of texts can also be measured by `difflm evaluate e2e --task control --targets OUT/held.jsonl --texts FILE`.
 """
 
@@ -29,10 +29,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.timed import read_results, run_side_by_side
 
 if TYPE_CHECKING:
-    from difflm.controls.guidance import GuidanceSettings
-    from difflm.evaluation.control import Made, Protocol
     from difflm.evaluation.targets import Target
-    from difflm.generation.pipeline import TextDiffusion
 
 CONTROLS = ("length", "field", "pos", "tree", "span", "field+pos", "field+tree", "infill")
 SETS = {"choose": 0.25, "held": 0.75}  # shares of the sentences
@@ -78,45 +75,21 @@ class Setting:
 
     candidates: int = 4
     size: float = 10.0  # of guidance
-    resample: float = 0.0
-    rounds: int = 0  # of repair
-    fluent: bool = False  # whether the model has a say in what is kept and repaired
-    gaps: bool = False
     temperature: float = 1.0
     controls: Sequence[str] = CONTROLS[1:-1]
 
-    def guidance(self) -> "GuidanceSettings":
-        from difflm.controls.guidance import STANDARD
 
-        return replace(STANDARD, size=self.size, resample=self.resample, gaps=self.gaps)
-
-
-FREE = {"candidates": 1, "controls": ("infill",)}
+GAPS = CONTROLS[-1:]
 SETTINGS = {
-    "today": Setting(controls=CONTROLS[:-1]),
-    "repair-1": Setting(rounds=1),
-    "repair-2": Setting(rounds=2),
-    "repair-4": Setting(rounds=4),
-    "particles-4": Setting(resample=1.0),
-    "particles-8": Setting(8, resample=1.0),
+    "one": Setting(1, controls=CONTROLS),
+    "best-4": Setting(),
     "best-8": Setting(8),
-    "particles-4-repair-4": Setting(resample=1.0, rounds=4),
-    "fluent": Setting(fluent=True),
-    "fluent-repair-2": Setting(fluent=True, rounds=2),
-    "fluent-repair-4": Setting(fluent=True, rounds=4),
-    "fluent-8-repair-8": Setting(8, fluent=True, rounds=8),
-    "fluent-particles-4-repair-4": Setting(resample=1.0, fluent=True, rounds=4),
-    "weak-fluent-repair-4": Setting(size=3.0, fluent=True, rounds=4),
-    "cool-fluent-repair-4": Setting(fluent=True, rounds=4, temperature=0.8),
-    "infill-today": Setting(**FREE),  # type: ignore[arg-type]
-    "infill-gaps": Setting(**FREE, gaps=True),  # type: ignore[arg-type]
-    "infill-fluent": Setting(4, fluent=True, controls=("infill",)),
-    "infill-fluent-8": Setting(8, fluent=True, controls=("infill",)),
-    "infill-fluent-repair-4": Setting(4, fluent=True, rounds=4, controls=("infill",)),
-    "infill-gaps-fluent-repair-4": Setting(4, fluent=True, rounds=4, gaps=True, controls=("infill",)),
-    "infill-cool-fluent-repair-4": Setting(4, fluent=True, rounds=4, temperature=0.8, controls=("infill",)),
+    "best-16": Setting(16),
+    "weak-4": Setting(size=3.0),
+    "cool-4": Setting(temperature=0.8),
+    "gap-4": Setting(controls=GAPS),
+    "gap-16": Setting(16, controls=GAPS),
 }
-TODAY = ("today", "infill-today")
 
 
 @dataclass(frozen=True)
@@ -167,8 +140,9 @@ class Plan:
 def write_setting(name: str, plan: Plan) -> None:
     """Write the texts of a setting that are missing, with what they cost and how likely the judge finds them."""
     from difflm.app.commands.options import load_model
+    from difflm.controls.guidance import STANDARD
     from difflm.evaluation.checkers import Checkers
-    from difflm.evaluation.control import Measure, Protocol, write_texts
+    from difflm.evaluation.control import Measure, Protocol, write_texts, written
     from difflm.generation import jobs, pipeline
     from difflm.runtime.files import append_line
 
@@ -184,9 +158,9 @@ def write_setting(name: str, plan: Plan) -> None:
         if plan.until and time.time() > plan.until - LAST:
             return
         targets = plan.read(of, control)
-        protocol = Protocol(1, SEED, setting.candidates, setting.guidance(), settings)
+        protocol = Protocol(1, SEED, setting.candidates, replace(STANDARD, size=setting.size), settings)
         begun = time.perf_counter()
-        made = write_targets_texts(lm, targets, protocol, setting)
+        made = written(lm, targets, protocol, lambda done, total: None)
         seconds = time.perf_counter() - begun
         row = measure.compare(name, control, len(made), [[text.text for text in one.texts] for one in made])
         about = {"set": of, "setting": name, "control": control, "targets": len(made), "seconds": round(seconds, 2)}
@@ -196,22 +170,6 @@ def write_setting(name: str, plan: Plan) -> None:
         append_line(plan.results, json.dumps({**about, "figures": found}, ensure_ascii=False))
         write_texts(plan.texts(of, name, control), made)
         print(json.dumps({**about, **found, "first": made[0].texts[0].text}, ensure_ascii=False), flush=True)
-
-
-def write_targets_texts(
-    lm: "TextDiffusion", targets: "Sequence[Target]", protocol: "Protocol", setting: Setting
-) -> "list[Made]":
-    """One text a target: the library's own choice by the guide, or repaired texts."""
-    from difflm.evaluation.control import Made, written
-    from difflm.generation.repair import run_repaired
-
-    if not setting.rounds and not setting.fluent:
-        return written(lm, targets, protocol, lambda done, total: None)
-    jobs = [replace(protocol, candidates=1).make_job(lm, target, n) for n, target in enumerate(targets)]
-    for job in jobs:
-        job.each, job.together = setting.candidates, setting.candidates if setting.resample else 1
-    found = dict(run_repaired(lm, jobs, setting.rounds, setting.fluent))
-    return [Made(target, [found[n][0]]) for n, target in enumerate(targets)]
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
@@ -262,7 +220,7 @@ def choose_setting(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def table(plan: Plan) -> Iterator[str]:
-    """For each control all settings on the choosing targets, and today's and the chosen one on the others."""
+    """For each control all settings, on the choosing targets and on the others."""
     lines: dict[tuple[str, str, str, int], dict[str, Any]] = {}
     for line in [*read_results(plan.results), *read_results(plan.out / "checked.jsonl")]:
         key = line["control"], line["set"], line["setting"], line["targets"]

@@ -11,9 +11,7 @@ from tiny import tiny_run
 from torch import Tensor
 
 from difflm import Contains, Infill
-from difflm.controls.gap_sizes import MOST_WORDS, SHARPNESS, choose_sizes, place_sizes, share_sizes
-from difflm.controls.guidance import GuidanceSettings
-from difflm.controls.plan import ControlPlan
+from difflm.controls.gap_sizes import SHARPNESS, choose_sizes, place_sizes, share_sizes
 from difflm.diffusion.base import Belief
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import Layout
@@ -82,29 +80,6 @@ def test_gaps_of_a_model_of_pieces_are_short_and_the_rest_stays(tmp_path: Path) 
         for one in model.generate(6, seed=1, steps=4, controls=[Infill(template), *more]):
             assert all(control["satisfied"] for control in one.controls)
             assert len(one.text) <= len("The old cheap pub  river.") + 8 * 8, one.text  # most pieces have few letters
-
-
-@pytest.mark.long
-def test_a_model_of_vectors_scores_drafts_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gap that is filled with likely words in one size alone is drawn in that size; words of the template stay, those
-    that the model does not know too, and both gaps have sizes of their own."""
-    lm = TextDiffusion.from_pretrained("e2e")
-    asked = [Infill("The ___ is a cheap ___ near the Frobnicate river.")]
-
-    def likely(denoiser: Any, t: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-        nats = torch.full(ids.shape, 5.0)
-        nats[[2, MOST_WORDS + 4]] = 0.5  # three words in the first gap, five in the second
-        return nats
-
-    monkeypatch.setattr("difflm.controls.gap_sizes.leave_one_out_nats", likely)
-    monkeypatch.setattr("difflm.controls.gap_sizes.DRAFT", 1)
-    plan = lm.plan_controls(asked, None, GuidanceSettings(gaps=True))
-    assert isinstance(plan, ControlPlan) and plan.gap_shares is not None
-    assert [int(own.argmax()) + 1 for own in plan.gap_shares] == [3, 5]
-    (layout, *_), (unknown, *_) = plan.layouts(torch.arange(2), 0)
-    assert layout.positions == 9 + 3 + 5 and unknown == {14: "Frobnicate"}
-    usual = lm.plan_controls(asked)
-    assert isinstance(usual, ControlPlan) and usual.gap_shares is None
 
 
 @pytest.fixture(scope="module")

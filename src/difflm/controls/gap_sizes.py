@@ -1,12 +1,11 @@
 """Sizes of gaps that a template leaves open: those that a model fills with the least doubt.
 
-Each gap is tried with 1 to MOST tokens, and written: by a model of masks the surest half of what is left at a time, by
-one of vectors in few steps. The mean of their log-probabilities is what a size scores (compare CAL, arXiv 2602.00476,
-which reads it off the first step). How long whole texts are says little about a gap in one of them.
+Each gap is tried with 1 to MOST tokens, and written, the surest half of what is left at a time. The mean of their
+log-probabilities is what a size scores (compare CAL, arXiv 2602.00476, which reads it off the first step). How long
+whole texts are says little about a gap in one of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -15,18 +14,15 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas
 from difflm.data.tokenizers import PAD
-from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.loop import BanTokens, Steering, Transform
-from difflm.models.batching import Layout, token_rows
-from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_nats
+from difflm.diffusion.samplers.loop import BanTokens, Transform
+from difflm.models.batching import Layout
 
 if TYPE_CHECKING:
     from difflm.controls.plan import ControlPlan
 
 GAPS = 4  # the stream of random numbers that cuts the words of free gaps
 MOST = 8  # tokens that a gap is tried with
-MOST_WORDS, DRAFT = 16, 10  # the same of vectors, and the steps of a draft
 OTHERS = 3  # tokens of the other gaps meanwhile
 SHARPNESS = 4.0  # by which scores become shares: sizes that are filled almost as well are drawn almost as often
 
@@ -34,13 +30,12 @@ SHARPNESS = 4.0  # by which scores become shares: sizes that are filled almost a
 def share_gap_sizes(plan: "ControlPlan") -> list[Tensor] | None:
     """How often each gap of a plan has 1, 2, … pieces, where the model is to say it: one of masks that has learned from
     gaps, asked for gaps between words and for nothing else that takes room. None: lengths of whole texts say it."""
-    infill, model, info = plan.infill, plan.model, plan.info
-    drafts = plan.guidance.gaps and info.whole_words and not model.denoiser.codec.holds_tokens
-    if infill is None or not (drafts or most_in_gaps(plan)) or plan.phrases.asked or plan.pattern:
+    infill, info = plan.infill, plan.info
+    if infill is None or not most_in_gaps(plan) or plan.phrases.asked or plan.pattern:
         return None
     if plan.words is not None or plan.least > infill.min_length(info) or infill.gaps != [None] * len(infill.gaps):
         return None
-    return share_sizes(plan, infill.known(info), infill.max_words(info), drafts)
+    return share_sizes(plan, infill.known(info), infill.max_words(info))
 
 
 def most_in_gaps(plan: "ControlPlan") -> int:
@@ -80,18 +75,17 @@ def place_sizes(known: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[i
 
 
 @torch.no_grad()
-def share_sizes(plan: "ControlPlan", known: Sequence[Sequence[int]], room: int, drafts: bool = False) -> list[Tensor]:
-    """How often a gap shall have 1, 2, … tokens, for each gap between the known parts of a text of at most `room`;
-    `drafts`: by drafts of a model of vectors."""
+def share_sizes(plan: "ControlPlan", known: Sequence[Sequence[int]], room: int) -> list[Tensor]:
+    """How often a gap shall have 1, 2, … tokens, for each gap between the known parts of a text of at most `room`."""
     gaps = len(known) - 1
-    most = max(1, min(MOST_WORDS if drafts else MOST, (room - sum(map(len, known))) // gaps))
+    most = max(1, min(MOST, (room - sum(map(len, known))) // gaps))
     rows, places = [], []
     for gap, n in product(range(gaps), range(1, most + 1)):
         sizes = [n if own == gap else min(OTHERS, most) for own in range(gaps)]
         rows.append(plan.layout(*place_sizes(known, sizes)))
         begin = plan.info.first + sum(map(len, known[: gap + 1])) + sum(sizes[:gap])
         places.append((begin, begin + n))
-    scores = (draft_gaps if drafts else score_gaps)(plan, rows, places)
+    scores = score_gaps(plan, rows, places)
     return [(SHARPNESS * own).softmax(0) for own in scores.view(gaps, most).double().cpu()]
 
 
@@ -120,22 +114,3 @@ def score_gaps(plan: "ControlPlan", rows: Sequence[Layout], gaps: Sequence[tuple
         total = total + torch.where(here & inside, sure, 0.0).sum(-1)
         x = torch.where(here, words, x)
     return total / inside.sum(-1)
-
-
-def draft_gaps(plan: "ControlPlan", rows: Sequence[Layout], gaps: Sequence[tuple[int, int]]) -> Tensor:
-    """The mean log-probability, each given all others, of the words that a model of vectors writes into a gap
-    [first, end) of each row, and of the two beside it, [B]."""
-    model, denoiser = plan.model, plan.denoiser
-    device, width = denoiser.codec.bias.device, max(row.width for row in rows)
-    known = token_rows(width, FREE, [row.known for row in rows]).to(device)
-    lengths, place = torch.tensor([row.positions for row in rows], device=device), torch.arange(width, device=device)
-    mask = place < lengths.unsqueeze(1)
-    rules = plan.rules(Canvas(mask, plan.info.first, known >= 0, known))
-    noise = Noise(0, torch.arange(len(rows), device=device))
-    asked = replace(model.sampling, steps=DRAFT), Steering(known, rules=rules)
-    *_, frame = model.sampler_inputs(denoiser, noise, lengths, width, *asked).frames()
-    t = model.times.time_of(torch.full((len(rows),), NEARLY_WRITTEN, device=device))
-    nats = leave_one_out_nats(denoiser, t, frame.tokens, mask)
-    first, end = torch.tensor(gaps, device=device).T.unsqueeze(-1)
-    near = (place >= first - 1) & (place <= end) & mask
-    return -torch.where(near, nats, 0.0).sum(-1) / near.sum(-1)

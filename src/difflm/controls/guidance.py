@@ -217,8 +217,7 @@ class GuidanceSettings:
     are made after every step, except steps that end below the time `tail`. With `impose`, what single words show (a
     field's value, tags that a word can have) is also imposed on the belief. Token models take "gradient", a first-order
     term, and "enumerate", which evaluates the `words` likeliest words at every position; for them `size` is the power
-    of p(c | x_t). `resample`: candidates of a text are resampled with this power of p(c | x_s) (`particles.py`); 0:
-    they are independent. `gaps`: a model of vectors chooses the lengths of free gaps itself (`gap_sizes.py`)."""
+    of p(c | x_t)."""
 
     climb: Literal["sign", "gradient", "enumerate"] = "gradient"
     size: float = 10.0
@@ -228,8 +227,6 @@ class GuidanceSettings:
     absolute: bool = False
     impose: bool = True
     words: int = 16
-    resample: float = 0.0
-    gaps: bool = False
 
 
 STANDARD = GuidanceSettings()

@@ -149,8 +149,7 @@ def choose_phrases(
 ) -> Phrases:
     """The phrases that the controls ask for. `worded`: with ways to say what has such, even where no control speaks of
     every word."""
-    every_word = any(c.head and c.length(info) is not None for c in controls)
-    if (every_word or worded) and not known:
+    if (worded or speaks_of_every_word(controls, info)) and not known:
         found = choose_wordings(controls, info)
         if len(found.asked) <= MOST and found.needed <= (info.max_words if words is None else words):
             return found
@@ -159,6 +158,11 @@ def choose_phrases(
     if len(found.asked) > MOST:
         raise UsageError(f"contains: at most {MOST} words or phrases can be required at once, not {len(found.asked)}.")
     return found
+
+
+def speaks_of_every_word(controls: Sequence[Control], info: ModelInfo) -> bool:
+    """Whether tags or a tree are asked for."""
+    return any(c.head and c.length(info) is not None for c in controls)
 
 
 def choose_wordings(controls: Sequence[Control], info: ModelInfo) -> Phrases:

@@ -22,9 +22,8 @@ from difflm.controls.guidance import (
     GuidedBelief,
     labels_on_canvas,
 )
-from difflm.controls.particles import ResampleParticles
 from difflm.controls.patterns import Pattern, impose_automaton, join_patterns
-from difflm.controls.phrases import choose_phrases
+from difflm.controls.phrases import choose_phrases, speaks_of_every_word
 from difflm.controls.pieces import PieceInfill, avoid_words, can_pass, find_kept, keep_whole, let_end, say_of_pieces
 from difflm.controls.rules import ForbidSpecials
 from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
@@ -42,6 +41,7 @@ from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.leave_one_out import NEARLY_WRITTEN, knows_evidence, leave_one_out_nats
 
 if TYPE_CHECKING:
     from difflm.controls.patterns import Chains
@@ -297,8 +297,7 @@ class ControlPlan:
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
         """−log p(requested labels | finished text) under the guiding classifiers, for word ids."""
         device = self.model.denoiser.codec.bias.device
-        ids, lengths = pad_token_rows(rows, self.info.max_words)
-        canvas, mask = self.model.lengths.canvas(ids.to(device), lengths.to(device))
+        canvas, mask = self.canvas_of(rows)
         found = self.targets(Canvas(mask, self.info.first, torch.zeros_like(mask)))
         readers = [target for target in found if isinstance(target.classifier, SentenceClassifier)]
         targets = [target for target in found if not isinstance(target.classifier, SentenceClassifier)]
@@ -309,6 +308,28 @@ class ControlPlan:
             t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
             nats = nats + guide.nats(self.model.denoiser.codec.encode(canvas), t)
         return nats.tolist()
+
+    @property
+    def reads_words(self) -> bool:
+        """Whether finished texts are also compared by how likely the model finds their words: where controls speak of
+        every word, and one call of the model tells it."""
+        speaks = speaks_of_every_word(self.controls, self.info)
+        return speaks and knows_evidence(self.model.denoiser) and not self.model.source_longest
+
+    @torch.no_grad()
+    def word_nats(self, rows: list[list[int]]) -> list[float]:
+        """−Σ log p(word | all others) of finished texts under the model, for word ids."""
+        canvas, mask = self.canvas_of(rows)
+        t = self.model.times.time_of(torch.full((len(rows),), NEARLY_WRITTEN, device=canvas.device))
+        nats = leave_one_out_nats(self.model.denoiser, t, canvas, mask)[:, self.info.first :]
+        return [float(own[: len(row)].sum()) for own, row in zip(nats.cpu(), rows, strict=True)]
+
+    def canvas_of(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """The canvas of finished texts on the model's device, and which of its positions exist."""
+        ids, lengths = (
+            part.to(self.model.denoiser.codec.bias.device) for part in pad_token_rows(rows, self.info.max_words)
+        )
+        return self.model.lengths.canvas(ids, lengths)
 
 
 def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -363,9 +384,8 @@ def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[
 Part = tuple[ControlPlan | None, slice]  # the controls of some rows of a batch; None: none
 
 
-def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan], particles: int = 1) -> Steering:
-    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings; so many
-    rows, one after the other, are particles of one text."""
+def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan]) -> Steering:
+    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings."""
     lead = next((plan for plan, _ in parts if plan is not None), None)
     if lead is None:
         told = batch.condition
@@ -386,7 +406,6 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     readers = [target for target in targets if isinstance(target.classifier, SentenceClassifier)]
     targets = [target for target in targets if not isinstance(target.classifier, SentenceClassifier)]
     guidance = Guidance(targets, lead.denoiser, mask, lead.guidance) if targets else None
-    resample = ResampleParticles(guidance, particles) if guidance and particles > 1 else None
     if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient to climb: the belief is tilted
         rules, guidance = [GuidedBelief(guidance), *rules], None
     if readers:  # last: it makes nothing possible that a rule forbids, and reads what rules leave
@@ -397,5 +416,4 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
         *(batch.known, batch.begin, spans, rules, guidance),
         source=told.source,
         source_mask=told.source_mask,
-        resample=resample,
     )

@@ -75,10 +75,12 @@ class Protocol:
     def make_job(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
         """Return the job that samples one target, with its own noise."""
         controls = target.asked.controls()
+        fills = isinstance(controls[0], Infill) and len(controls) == 1 and self.method is None and lm.reads_tokens
+        chooses = fills or any(control.head for control in controls)  # the model, or a classifier
         return lm.make_job(
             self.each,
             zlib.crc32(f"{self.seed} {target.control} {number}".encode()) >> 1,
-            candidates=self.candidates if any(control.head for control in controls) else 1,  # a classifier chooses
+            candidates=self.candidates if chooses else 1,
             controls=controls,
             guidance=self.guidance,
             method=self.method,

@@ -220,7 +220,6 @@ class GenerationJob:
     unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
     waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # by sample: those to choose from
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
-    together: int = 1  # candidates that are particles, which share a layout and a batch: all, or 1
 
     def make_rows(self, model: LanguageModel, owner: int = 0) -> list[Row]:
         """A row for every sample, with the words that its controls settle."""
@@ -232,16 +231,10 @@ class GenerationJob:
             rows = draw_rows(model, count, self.seed, owner, sources, first, ranks)
             return [replace(row, layout=replace(row.layout, begin=self.begin)) for row in rows] if self.begin else rows
         condition = source_condition(sources) if sources else UNCONDITIONAL
-        if self.together & (self.together - 1):  # batches hold such numbers of rows without a rest
-            raise UsageError(f"resampled candidates must be a power of two, such as 4, not {self.together}.")
-        samples = (first + torch.arange(count)) // self.together
-        layouts, unknown = self.plan.layouts(samples, self.seed, condition, ranks)
+        layouts, unknown = self.plan.layouts(first + torch.arange(count), self.seed, condition, ranks)
         self.unknown = dict(enumerate(unknown, first))
         own = sources or [[]] * count
-        return [
-            Row(self.seed, first + k, layout, owner, self.plan.guided, own[k], self.together)
-            for k, layout in enumerate(layouts)
-        ]
+        return [Row(self.seed, first + k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]
 
     def choose_texts(self, made: "Sequence[tuple[FinishedRow, Decode]]", seconds: float) -> dict[int, Generation]:
         """The best candidate of each text whose candidates are all there; its cost is that of all of them."""
@@ -266,16 +259,24 @@ class GenerationJob:
 
 
 def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
-    """Selection by the model's own classifiers: the checkers have no say in it."""
+    """Selection by the model's own classifiers: the checkers have no say in it. Where controls speak of every word, the
+    model has a say too: they leave little choice, and texts that obey may read badly."""
 
     def choose(_: Sequence[int], ids: list[list[Ids]], __: list[list[Decode]]) -> list[Chosen]:
         if not ids:
             return []
-        nats = iter(plan.classifier_nats([one for group in ids for one in group]))
-        costs = [[next(nats) for _ in group] for group in ids]
+        rows = [one for group in ids for one in group]
+        nats, reads = plan.classifier_nats(rows), isinstance(plan, ControlPlan) and plan.reads_words
+        if isinstance(plan, ControlPlan) and reads:
+            nats = [plan.guidance.size * own + words for own, words in zip(nats, plan.word_nats(rows), strict=True)]
+        cost = iter(nats)
+        costs = [[next(cost) for _ in group] for group in ids]
         asked = len({id(classifier) for classifier in plan.asked_classifiers})
         best = (min(range(len(group)), key=group.__getitem__) for group in costs)
-        return [Chosen(k, classifier_calls=asked * len(group)) for k, group in zip(best, costs, strict=True)]
+        return [
+            Chosen(k, len(group) * reads, classifier_calls=asked * len(group))
+            for k, group in zip(best, costs, strict=True)
+        ]
 
     return choose
 
@@ -374,10 +375,8 @@ def run_batch(
     spans = [StepSpan(steps[k], strengths[k]) for k, part in batch.owners for _ in range(part.stop - part.start)]
     read = None if watched else {n - 1 for n in steps.values()}
     lead = parts[0][0]  # texts of a decoder share no batch with others
-    together = batch.rows[0].together
-    steering = (
-        lead.steer(batch, parts) if isinstance(lead, ControlDecoder) else steering_for(batch, parts, spans, together)
-    )
+    decodes = isinstance(lead, ControlDecoder)
+    steering = lead.steer(batch, parts) if decodes else steering_for(batch, parts, spans)
     steering = replace(steering, watched_steps=read, spans=spans)
     noise, sampling = Noise(batch.seeds, batch.samples), next(iter(own.values())).sampling
     for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
@@ -417,6 +416,6 @@ def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
     classifier guides them."""
     own = replace(job.sampling, steps=1) if model.allows_mixed_steps else job.sampling
     if job.plan is None:
-        return own, STANDARD, bool(job.begin), 0, 1, False
+        return own, STANDARD, bool(job.begin), 0, False
     prompt = len(job.sources[0]) if job.sources and model.always_planned else 0  # prompts of one length share batches
-    return own, job.plan.guidance, job.plan.edit is not None, prompt, job.together, job.plan.guided
+    return own, job.plan.guidance, job.plan.edit is not None, prompt, job.plan.guided

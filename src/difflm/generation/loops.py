@@ -47,7 +47,7 @@ class LoopShape(NamedTuple):
 def can_join(model: object, job: GenerationJob) -> bool:
     """Whether its texts can join a batch that runs."""
     whole = isinstance(model, DiffusionModel) and model.allows_mixed_steps
-    return whole and not isinstance(job.plan, ControlDecoder) and job.together == 1
+    return whole and not isinstance(job.plan, ControlDecoder)
 
 
 @lru_cache(maxsize=1024)
@@ -64,8 +64,8 @@ def loop_shape(lm: TextDiffusion, job: GenerationJob, row: Row) -> LoopShape:
         widest = -(-model.longest // WIDTH) * WIDTH
         width = max(width, min(SHARED_WIDTH, widest)) if joinable else width
         return share_shape(LoopShape(key, width, max_batch_rows(model.vocabulary, width, device), joinable))
-    alone = model.one_by_one and row.sample < ALONE and row.together == 1
-    most = 1 if alone else max(row.together, max_batch_rows(model.vocabulary, width, device, row.guided))
+    alone = model.one_by_one and row.sample < ALONE
+    most = 1 if alone else max_batch_rows(model.vocabulary, width, device, row.guided)
     return share_shape(LoopShape((key, -(-len(row.source) // WIDTH)), width, most, joinable))
 
 

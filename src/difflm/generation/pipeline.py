@@ -266,7 +266,6 @@ class TextDiffusion(Pretrained, Reader):
             job.choose = GapFit(self, len(left), len(right))
         elif candidates > 1 and plan is not None:
             job.choose = choose_by_classifiers(plan)
-            job.together = candidates if isinstance(plan, ControlPlan) and plan.guidance.resample else 1
         return job
 
     def run_jobs(self, jobs: Sequence[GenerationJob]) -> Iterator[tuple[int, dict[int, Generation]]]:

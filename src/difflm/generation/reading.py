@@ -156,10 +156,16 @@ class Reader:
         found = [self.read_tokens(row, sources[n] if sources else (), k) for n, row in enumerate(rows)]
         return found[0] if isinstance(texts, str) else found
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the model sees all other tokens of a text at once."""
+        model = self.model
+        return isinstance(model, DiffusionModel) and not isinstance(model, BlockDiffusion) and not model.whole_text
+
     def check_reads_tokens(self) -> DiffusionModel:
         """Return the model if it sees all other tokens of a text at once, and refuse it otherwise."""
         model = self.model
-        if not isinstance(model, DiffusionModel) or isinstance(model, BlockDiffusion) or model.whole_text:
+        if not self.reads_tokens or not isinstance(model, DiffusionModel):
             raise UsageError(
                 f"{self.name} ({self.config['method']}) does not see all other words of a text at once. "
                 "Ask a diffusion model of whole texts, or use lm.score for how likely a whole text is."

@@ -238,7 +238,6 @@ class Row:
     owner: int = 0  # the index of its job, where several share a batch
     guided: bool = False  # by a classifier: on a CPU such texts have batches of their own
     source: Sequence[int] = ()  # ids of what it is written from
-    together: int = 1  # rows of one layout, one after the other, that share a batch
 
 
 @dataclass(frozen=True)
@@ -290,9 +289,9 @@ def make_batches(
     """The rows in batches on `device`, sized as for devices of `device_type`; None: as for this one."""
     kind = device_type or device.type
     first = ALONE if kind == "cpu" and model.one_by_one else 0
-    alone = [row for row in rows if row.sample < first and row.together == 1]
+    alone = [row for row in rows if row.sample < first]
     yield from (pad_batch([row], row.layout.width, device, kind, size=1) for row in alone)
-    others = [row for row in rows if row.sample >= first or row.together > 1] if alone else rows
+    others = [row for row in rows if row.sample >= first] if alone else rows
     for chosen, width in batched(others, model.vocabulary, kind):
         yield pad_batch(chosen, width, device, kind)
 
@@ -309,7 +308,7 @@ def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[
     for row in rows:  # in their order, so that early texts come early
         kind = row.layout.width, -(-len(row.source) // WIDTH) * on_cpu, row.guided and on_cpu
         waiting.setdefault(kind, []).append(row)
-        if len(waiting[kind]) == max(row.together, max_batch_rows(vocabulary, kind[0], device_type, row.guided)):
+        if len(waiting[kind]) == max_batch_rows(vocabulary, kind[0], device_type, row.guided):
             yield waiting.pop(kind), kind[0]
     if device_type == "cpu":
         yield from ((rest, width) for (width, *_), rest in waiting.items())
@@ -359,7 +358,6 @@ def pad_batch(
     that of the batch; 0: as its device has them."""
     on_cpu = (device_type or device.type) == "cpu"
     size = size or (max_batch_rows(1, width, "cpu", rows[0].guided) if on_cpu else batch_rows(len(rows)))
-    size = max(size, rows[0].together)
     chosen = [*rows, *[rows[-1]] * (size - len(rows))]
     layouts = [row.layout for row in chosen]
     numbers = [[row.seed for row in chosen], [row.sample for row in chosen], [layout.positions for layout in layouts]]

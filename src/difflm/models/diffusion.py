@@ -383,7 +383,7 @@ class DiffusionModel(LanguageModel):
             denoiser.process,
             # Times of every text, where the grid does not tell them apart.
             (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, len(lengths), *grid.shape[2:]),
-            Sampler(rules[sampling.sampler], transforms, steering.guide, sampling.told_time, order, steering.resample),
+            Sampler(rules[sampling.sampler], transforms, steering.guide, sampling.told_time, order),
             noise,
             mask,
             codec.state_shape(width),

@@ -29,8 +29,7 @@ def can_capture(inputs: SamplerInputs) -> bool:
     """Whether sampling steps can be captured: whatever takes part in them is a value whose tensors can be found, and
     does not read the device to decide what to do."""
     sampler = inputs.sampler
-    movers = [part for part in (sampler.guide, sampler.resample) if part is not None]
-    parts = [inputs.denoise, *sampler.transforms, *movers]
+    parts = [inputs.denoise, *sampler.transforms, *([] if sampler.guide is None else [sampler.guide])]
     network = inputs.denoise.denoiser.network if isinstance(inputs.denoise, BoundDenoiser) else None
     known = all(is_dataclass(part) and not getattr(part, "syncs_with_device", False) for part in parts)
     return known and getattr(network, "capturable", True)

@@ -18,9 +18,6 @@ from difflm.diffusion.timesteps import StepSpan, TimeSampler
 
 Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → belief
 Guide = Callable[[StepState, Tensor], Tensor]  # (the step from t to s that was taken, x_s) → x_s, moved
-# (the step that was taken, x_s, uniform numbers [B]) → the row whose state each row goes on with, [B]
-Resample = Callable[[StepState, Tensor, Tensor], Tensor]
-PARENTS = 7  # the stream of random numbers that rows are resampled by
 Caches = list[tuple[Tensor, Tensor]]  # keys and values of every layer of a causal model, [B, heads, L, head_dim]
 Memory = Sequence[tuple[Tensor, Tensor, Tensor]]  # of sources, a layer each: keys, values, mask [B, 1, 1, S]
 PrefixRule = Callable[[Tensor, Tensor, Caches], Tensor]  # (words so far, logits of the next, caches) → logits
@@ -46,7 +43,6 @@ class Steering:
     latents: Tensor | None = None  # [B, K, D], for a decoder that writes from them
     prefix_rules: Sequence[PrefixRule] = ()  # of models that decode from left to right
     decode: "Decode | None" = None  # a decoder of its own, instead of the model's
-    resample: Resample | None = None  # of states that are candidates for one text
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,6 @@ class Sampler:
     guide: Guide | None = None
     told_time: float = 0.0
     order: Order | None = None
-    resample: Resample | None = None
 
 
 @dataclass(frozen=True)
@@ -180,11 +175,6 @@ class SamplerInputs:
         if self.sampler.guide is not None and guided is not False:
             moved = self.sampler.guide(now, x)
             x = torch.where(guided, moved, x) if isinstance(guided, Tensor) else moved
-        if self.sampler.resample is not None and guided is not False:
-            parents = self.sampler.resample(now, x, self.noise.uniform(self.step_counter, stream=PARENTS))
-            if isinstance(guided, Tensor):
-                parents = torch.where(guided, parents, torch.arange(len(x), device=x.device))
-            x, belief = x.index_select(0, parents), belief.rows(parents)
         return x if self.known is None else torch.where(self.known >= 0, self.known, x), belief
 
     def frames(self) -> Iterator[Frame]:

@@ -1,0 +1,56 @@
+"""Of candidates under tags or a tree, the one is kept that obeys and reads well, by the model itself."""
+
+import pytest
+import torch
+from oracles import JOINT
+from test_guidance import EXACT
+
+from difflm import Field, Tags, TextDiffusion, Tree
+from difflm.models.leave_one_out import leave_one_out_nats
+
+TAGS = Tags(tuple(["PROPN", "AUX", "DET", "ADJ", "NOUN", "ADP", "DET", "NOUN", "PUNCT"]))
+
+
+@pytest.fixture(scope="module")
+def lm() -> TextDiffusion:
+    return TextDiffusion.from_pretrained("e2e")
+
+
+def test_a_word_is_as_likely_as_the_joint_says_given_the_other():
+    """The exact denoiser's leave-one-out nats of the nine cells are those of Bayes' rule."""
+    ids = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    found = leave_one_out_nats(EXACT, torch.full((9,), 1e-3), ids, torch.ones(9, 2, dtype=torch.bool))
+    given = [JOINT / JOINT.sum(0, keepdim=True), JOINT / JOINT.sum(1, keepdim=True)]
+    torch.testing.assert_close(
+        found, -torch.stack([one.flatten() for one in given], 1).log().float(), atol=2e-3, rtol=0
+    )
+
+
+def test_a_reading_does_not_depend_on_the_texts_beside_it(lm):
+    """The end of a text has room behind it, alone and beside longer texts."""
+    plan = lm.plan_controls([Tree("(S (NP * *) (VP * (ADJP *)) *)")])
+    ids, longer = (
+        lm.tokenizer.encode(text) for text in ("The Punter is cheap .", "The Punter is a cheap pub in town .")
+    )
+    for read in (plan.classifier_nats, plan.word_nats):
+        assert read([ids])[0] == pytest.approx(read([ids, longer])[0], abs=1e-3)  # classifiers: without room 6e-4 apart
+    assert plan.classifier_nats([ids])[0] == pytest.approx(plan.classifier_nats([ids, longer])[0], abs=1e-5)
+
+
+def test_odd_words_cost_more_than_usual_ones(lm):
+    plan = lm.plan_controls([TAGS])
+    usual, odd = (lm.tokenizer.encode(f"Aromi is a cheap pub near the {word} .") for word in ("river", "customer"))
+    assert plan.word_nats([usual])[0] + 2 < plan.word_nats([odd])[0]
+
+
+@pytest.mark.long
+def test_of_candidates_under_tags_the_one_is_kept_that_obeys_and_reads_well(lm):
+    """p(c | x)^w p(x), with the strength of guidance as w; of fields the classifiers alone decide."""
+    plan = lm.plan_controls([TAGS])
+    tried = lm.generate(4, 3, controls=[TAGS], steps=3)
+    ids = [lm.tokenizer.encode(one.text) for one in tried]
+    costs = [10 * c + w for c, w in zip(plan.classifier_nats(ids), plan.word_nats(ids), strict=True)]
+    (kept,) = lm.generate(1, 3, controls=[TAGS], steps=3, candidates=4)
+    assert kept.text == tried[costs.index(min(costs))].text
+    assert kept.denoiser_calls == 4 * 3 + 4  # a call to read each
+    assert not lm.plan_controls([Field("food", "Chinese")]).reads_words
