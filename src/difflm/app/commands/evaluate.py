@@ -78,7 +78,12 @@ class ControlOptions:
     ] = None
     each: Annotated[int, option("Samples per target.", panel=CONTROL)] = 5
     candidates: Annotated[
-        int, option("Generate N candidates and keep the one the classifiers score highest.", "N", panel=CONTROL)
+        int,
+        option(
+            "Generate N candidates and keep the best one by the classifiers; of filled gaps, the one that fits best.",
+            "N",
+            panel=CONTROL,
+        ),
     ] = 1
     guidance: Annotated[
         str | None, option("How strongly classifiers steer; see `difflm generate`.", "SIZE", panel=CONTROL)
