@@ -110,6 +110,12 @@ def test_a_model_says_how_its_gaps_are_filled(masked: TextDiffusion, monkeypatch
         masked.make_job(1, controls=between).sampling,
         masked.make_job(1, controls=between, temperature=1.0, sampler=None).sampling,
         masked.make_job(1, controls=ending).sampling,
+        masked.make_job(1, controls=[Contains("old"), *between]).sampling,  # whatever else is asked for
     ]
     usual = masked.model.sampling.sampler
-    assert [(one.sampler, one.temperature) for one in asked] == [("confidence", 0.5), ("confidence", 1.0), (usual, 1.0)]
+    assert [(one.sampler, one.temperature) for one in asked] == [
+        ("confidence", 0.5),
+        ("confidence", 1.0),
+        (usual, 1.0),
+        ("confidence", 0.5),
+    ]

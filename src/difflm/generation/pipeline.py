@@ -235,12 +235,10 @@ class TextDiffusion(Pretrained, Reader):
         if source is not None or self.model.source_longest:
             sources = [row for row in self.encode_sources(source) for _ in range(n)]
             n = len(sources)
-        gap = None
-        match controls:
-            case [Infill() as one] if not (method or sources):
-                gap = one
+        template = next((one for one in controls if isinstance(one, Infill) and not (method or sources)), None)
+        gap = None if any(one.head for one in controls if isinstance(one, Control)) else template  # the model chooses
         check_request(n, seed, mbr, candidates, None if rank or gap else controls)
-        if gap is not None and gap.parts[-1]:  # a model may fill gaps between words otherwise than it writes texts
+        if template is not None and template.parts[-1]:  # a model may fill gaps otherwise than it writes texts
             settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
         sampling = self.sampling(**settings) if settings else self.model.sampling
         begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.families else []
