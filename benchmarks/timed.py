@@ -99,9 +99,10 @@ def run_side_by_side(
     environment: dict[str, str] | None = None,
 ) -> None:
     """Processes for these names, so many at a time, until time is up: this command with `--one NAME`. A name waits
-    until it is `ready`, which others may have to see to; its place is kept meanwhile."""
+    until it is `ready`, which others may have to see to; its place is kept meanwhile. What fails, or is killed by
+    others, is begun once more, after the rest: a GPU that many share may be full for a while."""
     until = time.time() + seconds
-    waiting, working = list(names), dict[str, subprocess.Popen[bytes]]()
+    waiting, working, failed = list(names), dict[str, subprocess.Popen[bytes]](), set[str]()
     while waiting or working:
         first = waiting[: jobs - len(working)] if working else waiting
         free = [name for name in first if ready(name)]
@@ -112,14 +113,17 @@ def run_side_by_side(
             waiting.remove(name)
             module = f"benchmarks.{Path(sys.argv[0]).stem}"
             command = [sys.executable, "-m", module, *words, "--one", name, "--until", str(until)]
-            with (out / f"{name}.log").open("w") as log:
+            with (out / f"{name}.log").open("a") as log:
                 env = os.environ | (environment or {})
                 working[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
         time.sleep(0.5)
         for name in [name for name, process in working.items() if process.poll() is not None]:
-            if working.pop(name).returncode > 0:  # below 0: it was stopped, since time was up
+            code = working.pop(name).returncode
+            if code > 0 or (code and time.time() < until):  # later, it was stopped since time was up
                 said = (out / f"{name}.log").read_text().strip().splitlines()[-6:]
-                print(f"{name}: FAILED\n  " + "\n  ".join(said), flush=True)
+                print("\n  ".join([f"{name}: FAILED ({code})", *said]), flush=True)
+                waiting += [name] if name not in failed else []
+                failed.add(name)
         if time.time() > until - RESERVE:
             waiting = []
         if time.time() > until:

@@ -91,3 +91,25 @@ def test_processes_wait_for_what_they_need(tmp_path, monkeypatch):
     ready = lambda name: name != "second" or (tmp_path / "first").exists()  # noqa: E731
     run_side_by_side(["second", "first", "never"], tmp_path, 2, 100.0, lambda name: name != "never" and ready(name))
     assert (tmp_path / "first").exists() and (tmp_path / "second").exists() and not (tmp_path / "never").exists()
+
+
+@pytest.mark.long
+def test_a_process_that_dies_is_begun_once_more(tmp_path, monkeypatch, capfd):
+    """One is killed by a signal when it first begins, without a word; another one always fails."""
+    module = tmp_path / "benchmarks"
+    module.mkdir()
+    (module / "__init__.py").touch()
+    (module / "steps.py").write_text(
+        "import os, sys, pathlib\n"
+        "name = sys.argv[sys.argv.index('--one') + 1]\n"
+        f"begun = pathlib.Path({str(tmp_path)!r}) / name\n"
+        "again = begun.exists()\n"
+        "begun.write_text(begun.read_text() + 'x' if again else 'x')\n"
+        "sys.exit('no memory') if name == 'broken' else None if again else os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(module / "steps.py")])
+    run_side_by_side(["killed", "broken"], tmp_path, 2, 100.0)
+    assert (tmp_path / "killed").read_text() == (tmp_path / "broken").read_text() == "xx"
+    said = capfd.readouterr().out
+    assert said.count("killed: FAILED (-9)") == 1 and said.count("broken: FAILED (1)\n  no memory") == 2
