@@ -98,6 +98,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "my-guide": "classifier data=labelled.jsonl model.guides=e2e",
     "runs/mdlm": "e2e-mdlm",
     "runs/mdlm/guide": "e2e-guide data=words.jsonl model.guides=runs/mdlm",
+    "runs/prism": "own-text data=my.txt method=mdlm model.quality_head=true",
     "runs/blocks": "e2e-block-diffusion",
     "runs/flow-map": "e2e-flow-map",
     "runs/ssd": "e2e-ssd-lm",
