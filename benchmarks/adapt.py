@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import english
-from benchmarks.english import GAPS, find_fills, join_sources, put_fills, read_row, score_fills, write_lines
+from benchmarks.english import GAPS, find_fills, join_sources, put_fills, read_gaps, read_row, score_fills, write_lines
 from benchmarks.english_texts import LONGEST, prepare
 from benchmarks.timed import read_results
 from difflm.controls import Infill
@@ -254,11 +254,11 @@ def judge_texts(name: str, texts: Sequence[str], teacher: Teacher) -> dict[str, 
 
 
 def fill(
-    run: Path, teacher: Teacher, gaps: Path, n: int, settings: dict[str, Any], device: str
+    run: Path, teacher: Teacher, rows: Sequence[dict[str, Any]], n: int, settings: dict[str, Any], device: str
 ) -> Iterable[dict[str, Any]]:
     """Every sentence with its gaps filled by the likeliest of `n` candidates, and by the teacher, who continues the
     words before each; with the teacher's nats of all wordings."""
-    model, rows = TextDiffusion.from_pretrained(run, device), read_results(gaps)
+    model = TextDiffusion.from_pretrained(run, device)
     ranked: dict[str, Any] = {"candidates": n, "rank": "bound"} if n > 1 and model.model.likelihood else {}
     jobs = [
         model.make_job(1, number, controls=[Infill(row["text"])], **ranked, **settings)
@@ -390,9 +390,9 @@ def main() -> None:
         found = measure(runs, teacher, asked.tokens, asked.texts, asked.samples, settings, asked.device)
         write_lines(found, asked.out)
     elif asked.what == "fill":
-        teacher = Teacher(asked.teacher, asked.device)
+        gaps, teacher = read_gaps(asked.gaps), Teacher(asked.teacher, asked.device)
         runs = [*map(Path, asked.given)]
-        every = (r for run in runs for r in fill(run, teacher, asked.gaps, asked.candidates, settings, asked.device))
+        every = (r for run in runs for r in fill(run, teacher, gaps, asked.candidates, settings, asked.device))
         write_lines(every, asked.out)
     else:
         measured = read_results(asked.measured) if asked.measured else []

@@ -160,13 +160,22 @@ def share_copied(known: "np.ndarray[Any, Any]", rows: Sequence[Sequence[int]]) -
 # -- gaps --------------------------------------------------------------------------------------------------------------
 
 
-def fill(run: Path, n: int, settings: dict[str, Any], device: str) -> Iterable[dict[str, Any]]:
+def read_gaps(path: Path = GAPS) -> list[dict[str, Any]]:
+    """The sentences with gaps. They are needed, unlike results, of which there may be none yet."""
+    if not (rows := read_results(path)):
+        raise SystemExit(f"no sentences with gaps in {path}")
+    return rows
+
+
+def fill(
+    run: Path, rows: Sequence[dict[str, Any]], n: int, settings: dict[str, Any], device: str
+) -> Iterable[dict[str, Any]]:
     """Every sentence with its gaps filled by the likeliest of `n` candidates, and some texts without any."""
     from difflm.controls import Infill, Label
     from difflm.data.labels import NONE
     from difflm.generation.pipeline import TextDiffusion
 
-    model, rows = TextDiffusion.from_pretrained(run, device), read_results(GAPS)
+    model = TextDiffusion.from_pretrained(run, device)
     ranked = {"candidates": n} if n > 1 else {}
     given = [{"seed": number, "controls": [Infill(row["text"])]} for number, row in enumerate(rows)]
     jobs = [model.make_job(1, **one, **ranked, **settings) for one in given]  # together: they share batches
@@ -381,7 +390,8 @@ def main() -> None:
         write_lines(found, asked.out)
     elif asked.what == "fill":
         settings = {"temperature": asked.temperature, "steps": asked.steps}
-        write_lines(fill(Path(asked.given[0]), asked.candidates, settings, asked.device), asked.out)
+        found = fill(Path(asked.given[0]), read_gaps(), asked.candidates, settings, asked.device)
+        write_lines(found, asked.out)
     elif asked.what == "page":
         rows = read_results(Path(asked.given[0]))
         scored = score_fills([row for row in rows if "words" in row], make_judge(asked.judge))

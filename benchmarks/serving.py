@@ -5,8 +5,8 @@
 2. 2,000 requests, a part of which is left in mid-stream or in the queue: tasks, threads and memory before and after.
 
 With `--crowds 1 50 200 1000 --seconds 20`, instead: so many clients ask for one text after the other, for so long;
-texts per second, and how long a text takes. With `--engine` they ask the engine itself, without HTTP: nothing of the
-extra `[studio]` is needed then.
+texts per second, and how long a text takes; on stderr for each crowd as it ends, on stdout for all of them at the end.
+With `--engine` they ask the engine itself, without HTTP: nothing of the extra `[studio]` is needed then.
 
 With `--json 100 --model english`, instead: so many requests by the `openai` package for JSON of several schemas, and
 hostile regular expressions; how many answers are valid by `jsonschema_rs`, how long one takes, and what is refused.
@@ -216,13 +216,21 @@ async def ask_engine(lm: TextDiffusion, steps: int, counts: list[int], seconds: 
         async for _ in job.events():
             pass
 
-    await asyncio.gather(*(ask(seed) for seed in range(8)))  # what is loaded late is loaded now
     found = []
-    for count in counts:
-        found.append(await keep_asking(count, seconds, ask))
-        while engine._jobs:  # those who left
-            await asyncio.sleep(0.01)
-    engine.close()
+    try:
+        await asyncio.gather(*(ask(seed) for seed in range(8)))  # what is loaded late is loaded now
+        for count in counts:
+            found.append(tell(await keep_asking(count, seconds, ask)))
+            while engine._jobs:  # those who left
+                await asyncio.sleep(0.01)
+    finally:
+        engine.close()
+    return found
+
+
+def tell(found: dict[str, Any]) -> dict[str, Any]:
+    """Say what is known already: who is stopped before the end has it."""
+    print(json.dumps(found), file=sys.stderr, flush=True)
     return found
 
 
@@ -235,7 +243,7 @@ def report_crowds(
     else:
         watched = Watched(model, steps, lm, CROWD)
         watched.load("at_once", 8)
-        found = [watched.load("crowd", count, seconds) for count in counts]
+        found = [tell(watched.load("crowd", count, seconds)) for count in counts]
         watched.close()
     alone = next((one for one in found if one["clients"] == 1), found[0])["texts_per_second"]
     for one in found:

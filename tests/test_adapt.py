@@ -39,6 +39,16 @@ def test_pieces_are_joined_when_all_have_arrived(tmp_path):
         assert (tmp_path / "to" / name).read_bytes() == (tmp_path / "from" / name).read_bytes()
 
 
+def test_a_missing_file_of_gaps_is_told_before_anything_is_loaded(tmp_path, monkeypatch):
+    """Not as a division by no sentences after the model is ready."""
+    (tmp_path / "empty.jsonl").touch()
+    for name in ("none.jsonl", "empty.jsonl"):
+        given = ["adapt", "fill", "no-run", "--teacher", "no-teacher", "--gaps", str(tmp_path / name)]
+        monkeypatch.setattr(sys, "argv", given)
+        with pytest.raises(SystemExit, match=rf"no sentences with gaps in .*{name}"):
+            adapt.main()
+
+
 @pytest.mark.long
 def test_the_teacher_is_the_published_model(teacher, monkeypatch):
     """Its nats are those of the Hugging Face library, its greedy words the likeliest; what it draws ends."""

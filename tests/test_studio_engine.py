@@ -335,3 +335,26 @@ def test_stopping_tells_everybody(asking: Any, gate: Gate) -> None:
     server.engine.stop()
     for answer in (*answers, ask(seed=3)):
         assert answer.result().status_code == 503 and answer.result().json()["error"]["type"] == "stopping"
+
+
+# -- crowds of the benchmark -------------------------------------------------------------------------------------------
+
+
+def test_a_crowd_is_told_when_it_ends(
+    tiny_runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who is stopped in the second crowd has the figures of the first; stdout is left to the whole."""
+    serving = pytest.importorskip("benchmarks.serving", reason="run from the repository's root")
+    keep_asking = serving.keep_asking
+
+    async def stop_at_two(count: int, *given: Any) -> Any:
+        if count == 2:
+            raise TimeoutError
+        return await keep_asking(count, *given)
+
+    monkeypatch.setattr(serving, "keep_asking", stop_at_two)
+    with pytest.raises(TimeoutError):
+        serving.report_crowds(str(tiny_runs["difflm"]), 2, [1, 2], 0.2, "cpu", True)
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert json.loads(line)["clients"] == 1 and json.loads(line)["texts"] > 0 and not said.out
