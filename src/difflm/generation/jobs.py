@@ -266,15 +266,16 @@ def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
         if not ids:
             return []
         rows = [one for group in ids for one in group]
-        nats, reads = plan.classifier_nats(rows), isinstance(plan, ControlPlan) and plan.reads_words
-        if isinstance(plan, ControlPlan) and reads:
+        nats, calls = plan.classifier_nats(rows), 0
+        if isinstance(plan, ControlPlan) and plan.reads_words:
             nats = [plan.guidance.size * own + words for own, words in zip(nats, plan.word_nats(rows), strict=True)]
+            calls = 1
         cost = iter(nats)
         costs = [[next(cost) for _ in group] for group in ids]
         asked = len({id(classifier) for classifier in plan.asked_classifiers})
         best = (min(range(len(group)), key=group.__getitem__) for group in costs)
         return [
-            Chosen(k, len(group) * reads, classifier_calls=asked * len(group))
+            Chosen(k, calls * len(group), classifier_calls=asked * len(group))
             for k, group in zip(best, costs, strict=True)
         ]
 
