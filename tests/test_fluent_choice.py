@@ -6,6 +6,8 @@ from oracles import JOINT
 from test_guidance import EXACT
 
 from difflm import Field, Tags, TextDiffusion, Tree
+from difflm.controls.guidance import ORIGINAL
+from difflm.generation.jobs import choose_by_classifiers
 from difflm.models.leave_one_out import leave_one_out_nats
 
 TAGS = Tags(tuple(["PROPN", "AUX", "DET", "ADJ", "NOUN", "ADP", "DET", "NOUN", "PUNCT"]))
@@ -53,4 +55,6 @@ def test_of_candidates_under_tags_the_one_is_kept_that_obeys_and_reads_well(lm):
     (kept,) = lm.generate(1, 3, controls=[TAGS], steps=3, candidates=4)
     assert kept.text == tried[costs.index(min(costs))].text
     assert kept.denoiser_calls == 4 * 3 + 4  # a call to read each
+    chosen = choose_by_classifiers(lm.plan_controls([TAGS], guidance=ORIGINAL))([0], [ids], [[]])
+    assert chosen[0].index == costs.index(min(costs))  # the size of a sign step is no weight
     assert not lm.plan_controls([Field("food", "Chinese")]).reads_words

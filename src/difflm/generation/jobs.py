@@ -268,7 +268,8 @@ def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
         rows = [one for group in ids for one in group]
         nats, calls = plan.classifier_nats(rows), 0
         if isinstance(plan, ControlPlan) and plan.reads_words:
-            nats = [plan.guidance.size * own + words for own, words in zip(nats, plan.word_nats(rows), strict=True)]
+            weight = STANDARD.size if plan.guidance.climb == "sign" else plan.guidance.size  # a sign step has no power
+            nats = [weight * own + words for own, words in zip(nats, plan.word_nats(rows), strict=True)]
             calls = 1
         cost = iter(nats)
         costs = [[next(cost) for _ in group] for group in ids]
