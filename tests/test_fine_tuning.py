@@ -446,7 +446,7 @@ def test_a_small_model_obeys_its_prompts(tmp_path):
         mood, words = draw.choice(("good", "bad")), draw.choice((2, 3, 4))
         rows.append({"text": " ".join([draw.choice(("French", "Thai")), *[mood] * (words - 1)]), "mood": mood})
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {"steps": 200, "lr": 1e-2, "batch_size": 32, "ema": 0.9, "longest": 6, "task": "prompts"}
+    settings = {"steps": 400, "lr": 1e-2, "batch_size": 32, "ema": 0.9, "longest": 6, "task": "prompts"}
     run = tiny_run(tmp_path, "autoregressive", data=str(tmp_path / "labels.jsonl"), **settings)
     lm = TextDiffusion.from_pretrained(run)
     asked = [Label("mood", "bad"), Length(3)]

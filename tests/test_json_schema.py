@@ -174,7 +174,7 @@ def test_what_is_not_of_the_subset_is_refused_in_a_line(schema, reason):
     begun = time.process_time()
     with pytest.raises(UsageError, match=reason) as refused:
         compile_characters(Json(schema).expression, LETTERS)
-    assert "\n" not in str(refused.value) and time.process_time() - begun < 1
+    assert "\n" not in str(refused.value) and time.process_time() - begun < 10  # a fraction of a second on an idle core
 
 
 @pytest.mark.parametrize("schema", ["[1]", "{", "x", {"const": float("nan")}, {"const": {1}}])

@@ -44,7 +44,7 @@ def test_a_gap_two_words_and_a_length_by_http(server: Running, lm: TextDiffusion
     with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         (made,) = http.post("/api/generate", json=asked).json()["texts"]
         assert all(check["satisfied"] for check in made["controls"]) and len(lm.tokenizer.encode(made["text"])) == 24
-        assert http.get("/api/controls").json()["length"] == {"most": 63}
+        assert http.get("/api/controls").json()["length"] == {"most": 63, "unit": "tokens"}
         page = http.post("/api/player", json={"request": asked})
         assert page.status_code == 200 and "old cat" in page.text
         refused = http.post("/v1/chat/completions", json={"messages": [{"role": "oracle", "content": "a"}]})
