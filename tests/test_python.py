@@ -68,7 +68,7 @@ MISTAKES = {
     "both ways to choose": (lambda lm: lm.generate(mbr=2, candidates=2), "give one of them"),
     "nothing to choose by": (
         lambda lm: lm.generate(candidates=2),
-        "a field, (a )?label, tags or (a )?tree, give infill and nothing else, or (use )?mbr",
+        "a field, (a )?label, tags or (a )?tree, give infill, or (use )?mbr",
     ),
     "rank without candidates": (lambda lm: lm.generate(rank="bound"), "give candidates 2 or more"),
     "guidance in words": (lambda lm: lm.generate(guidance="strong"), "guidance must be a number from 0 to 1,000"),

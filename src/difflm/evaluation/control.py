@@ -75,7 +75,7 @@ class Protocol:
     def make_job(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
         """Return the job that samples one target, with its own noise."""
         controls = target.asked.controls()
-        fills = isinstance(controls[0], Infill) and len(controls) == 1 and self.method is None and lm.reads_tokens
+        fills = any(isinstance(one, Infill) for one in controls) and self.method is None and lm.reads_tokens
         chooses = fills or any(control.head for control in controls)  # the model, or a classifier
         return lm.make_job(
             self.each,

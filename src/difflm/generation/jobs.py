@@ -113,7 +113,7 @@ def check_request(
     if candidates > 1 and controls is not None and not any(control.head for control in controls):
         raise UsageError(
             "--candidates needs something to choose by: ask for a field, label, tags or tree, "
-            "give --infill and nothing else, or use --mbr instead."
+            "give --infill, or use --mbr instead."
         )
 
 

@@ -153,10 +153,10 @@ class TextDiffusion(Pretrained, Reader):
         model `source` is the user's message, and `messages` is a whole conversation.
 
         With `candidates=N`, N candidates are generated for each text, and the one that the classifiers score highest is
-        kept; if gaps are all that is asked for, the one that fits best. With `rank` it is the likeliest one, by this
-        model's own likelihood ("bound") or by another model. With `mbr=N` it is the one most like the others.
-        `guidance` is how strongly classifiers steer; `method` is the decoding method by which a left-to-right model
-        takes controls.
+        kept; if gaps are filled and no classifier is asked, the one that fits best. With `rank` it is the likeliest
+        one, by this model's own likelihood ("bound") or by another model. With `mbr=N` it is the one most like the
+        others. `guidance` is how strongly classifiers steer; `method` is the decoding method by which a left-to-right
+        model takes controls.
 
         `progress=True` draws a progress bar; a function is called after every step with the number of finished steps
         and the total. `watch` is called after every step with the drafts of the texts. With `frames=True` each text

@@ -81,7 +81,7 @@ class FineTuning(ControlDecoder):
         return [Layout(self.room)] * len(samples), [{}] * len(samples)
 
     @classmethod
-    def experts(cls, parts: Sequence[Part]) -> "Experts":
+    def gather_experts(cls, parts: Sequence[Part]) -> "Experts":
         """The model behind the prompts of every row of a batch."""
         lead = parts[0][0]
         rows = [plan.prompts for plan, part in parts for _ in range(part.start, part.stop)]
@@ -94,7 +94,7 @@ class FineTuning(ControlDecoder):
     def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
         def decode(noise: Noise, width: int, sampling: Sampling, steering: Steering) -> Iterator[Frame]:
             beams = max(1, sampling.beams)  # partial texts of each row, one after the other
-            experts = cls.experts(parts)
+            experts = cls.gather_experts(parts)
             rule = ImposePossible([(plan, slice(part.start * beams, part.stop * beams)) for plan, part in parts])
             for frame in left_to_right(experts, noise, width, sampling, [rule]):
                 calls = (frame.tokens != PAD).sum(1) if frame.calls is None else frame.calls
