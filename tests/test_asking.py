@@ -5,14 +5,17 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny import tiny_runs
 
 from difflm.app.cli import main
-from difflm.app.commands.generate import generate
+from difflm.app.commands.generate import Writer, generate, split_requests
 from difflm.app.studio.schemas import Asked
 from difflm.controls import Avoid, Contains, Infill, Length
 from difflm.controls.plan import Edit
 from difflm.errors import DifflmError, UsageError, speak_command
+from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request, read_requests
 from difflm.models.sampling import SETTINGS, Sampling
 
@@ -164,6 +167,37 @@ def test_many_requests_at_once(say, tiny_runs, tmp_path):
     ]
     alone = say(tiny_runs["difflm"], "--seed", 7, "--infill", "A ___:2 pub")
     assert alone[0]["text"] == objects[3]["text"] and "request" not in alone[0]
+
+
+def test_requests_share_batches_and_resume_in_the_middle_of_one(tiny_runs, tmp_path, monkeypatch, capsys):
+    lines = [{"length": 4, "n": 3}, {"infill": "A ___:2 pub", "seed": 7}, {"length": 6, "n": 2}, {"length": 5}]
+    (tmp_path / "many.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    argv = ["generate", str(tiny_runs["difflm"]), "--steps", "2", "--input", str(tmp_path / "many.jsonl")]
+    run, together = TextDiffusion.run_jobs, []
+
+    def counted(lm, jobs):
+        together.append([(job.first, job.n) for job in jobs])
+        return run(lm, jobs)
+
+    monkeypatch.setattr(TextDiffusion, "run_jobs", counted)
+    monkeypatch.setattr("difflm.app.commands.generate.AT_ONCE_CPU", 4)
+    assert main([*argv, "--out", str(tmp_path / "all.txt")]) == 0
+    assert together == [[(0, 3), (0, 1)], [(0, 2), (0, 1)]]
+    texts = (tmp_path / "all.txt").read_text().splitlines()
+    assert len(texts) == 7 and texts[3].startswith("A ") and texts[3].endswith(" pub")
+    together.clear()
+    writer = Writer(TextDiffusion.from_pretrained(tiny_runs["difflm"], device="cpu"), None, False, True)
+    asked = [Request(**line, steps=2) for line in lines]
+    found: list[str] = []
+    writer.write(asked, first=1, last=6, put=found.append)  # what a killed command, or one process of several, makes
+    assert found == texts[1:6] and together == [[(1, 2), (0, 1)], [(0, 2)]]
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 12))
+def test_requests_are_split_in_order(sizes, most):
+    groups = list(split_requests(sizes, most))
+    assert [number for group in groups for number in group] == list(range(len(sizes)))
+    assert all(sum(sizes[n] for n in group) <= most or len(group) == 1 for group in groups)
 
 
 @pytest.mark.long

@@ -15,6 +15,19 @@ def drawn(counts: list[int]) -> DrawnLength:
     return policy
 
 
+def test_lengths_are_drawn_without_asking_the_device_again(monkeypatch):
+    """A copy from a GPU waits for all that it is doing, and a server draws a length for every request."""
+    policy, copies, u = drawn([0, 3, 1, 0, 4]), [], torch.tensor([0.1, 0.5, 0.9])
+    to = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, *a, **k: (copies.append(t is policy.counts), to(t, *a, **k))[1])
+    assert all(policy.draw(u).tolist() == [1, 2, 4] for _ in range(5)) and sum(copies) == 1
+    assert policy.draw_among(u, [1, 4], [1.0, 1.0]).tolist() == [1, 4, 4] and sum(copies) == 1
+    policy.observe(torch.tensor([0, 0, 5, 0, 0]))  # what is learned later counts
+    assert policy.draw(u).tolist() == [2, 2, 2]
+    policy.counts = torch.tensor([1.0, 1.0, 9.0, 1.0])  # and what is loaded
+    assert policy.draw(u).tolist() == [3, 3, 3]
+
+
 @given(counts=st.lists(st.integers(0, 1000), min_size=2, max_size=40))
 def test_length_probabilities_sum_to_one_and_none_is_zero(counts):
     policy = drawn(counts)

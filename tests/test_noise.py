@@ -58,6 +58,14 @@ def test_a_sample_has_its_noise_in_any_company(seed, sample, step):
     assert torch.equal(together[row, :3, :2], alone)
 
 
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**40), st.integers(0, 10**6), st.integers(0, 20))
+def test_a_number_drawn_alone_is_the_one_drawn_among_others(seed, sample, step, stream):
+    among = Noise(seed, torch.tensor([sample, sample + 1])).uniform(step, stream=stream)[:1]
+    for own in (seed, torch.tensor([seed])):
+        alone = Noise(own, torch.tensor([sample])).uniform(step, stream=stream)
+        assert torch.equal(alone, among) and alone.dtype == among.dtype
+
+
 @pytest.mark.parametrize("bits", [0, -1])
 def test_no_number_is_ever_zero_or_one(monkeypatch, bits):
     """The smallest and the largest word the counter can give: a normal number must stay finite."""

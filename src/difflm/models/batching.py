@@ -115,6 +115,16 @@ class DrawnLength(LengthPolicy):
     def __init__(self, longest: int, max_words: int | None = None) -> None:
         super().__init__(longest, max_words)
         self.register_buffer("counts", torch.ones(longest))  # counts[i]: texts of i + 1 words
+        self._copied: tuple[tuple[int, int], Tensor] | None = None
+
+    @property
+    def host_counts(self) -> Tensor:
+        """The counts on the host, where lengths are drawn. They are copied once: a copy from a GPU waits until it has
+        finished all that it was given to do."""
+        version = self.counts.data_ptr(), self.counts._version
+        if self._copied is None or self._copied[0] != version:
+            self._copied = version, self.counts.to("cpu", torch.float64, copy=True)
+        return self._copied[1]
 
     def observe(self, counts: Tensor) -> None:
         self.counts.copy_(counts[1 : self.longest + 1].to(self.counts) + 1)
@@ -126,7 +136,7 @@ class DrawnLength(LengthPolicy):
         return self.draw_between(u, 1, self.longest, condition)
 
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        counts = observed_counts(self.counts[low - 1 : high].to(u.device, torch.float64))
+        counts = observed_counts(self.host_counts[low - 1 : high]).to(u.device)
         shares = counts.cumsum(0) / counts.sum()
         return (torch.searchsorted(shares, u.double()) + low).clamp(max=high)
 
@@ -144,7 +154,7 @@ class DrawnLength(LengthPolicy):
 
     def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         """p(length) up to a factor, of every length from `low` to `high`, [1 or B, high − low + 1]."""
-        return observed_counts(self.counts[low - 1 : high].double()).unsqueeze(0)
+        return observed_counts(self.host_counts[low - 1 : high]).unsqueeze(0)
 
     def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()

@@ -3,7 +3,8 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from difflm.generation.jobs import Draft, Generation, GenerationJob, Watch
     from difflm.generation.pipeline import TextDiffusion
 
+AT_ONCE, AT_ONCE_CPU = 1024, 16  # texts of several requests that are made together
 # The command's values for what a line leaves open.
 BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)
 
@@ -177,7 +179,7 @@ def read_json(option: str, path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Writer:
-    """Answers requests one after the other."""
+    """Answers requests in order."""
 
     lm: "TextDiffusion"
     guidance: "GuidanceSettings | None"
@@ -211,34 +213,58 @@ class Writer:
         """Print the texts below one bar, or in a view of their making. Return those that a recording is made of. Of the
         texts of all requests those from number `first` on are made, and before `last`."""
         watchers = [watcher for watcher in (view, recording) if watcher]
-        count, done, kept = sum(request.n for request in requests), 0, []
+        start = [0, *accumulate(request.n for request in requests)]  # the number of each request's first text
         steps = [count_steps(self.lm, request) for request in requests]
         before = [0, *accumulate(own * request.n for own, request in zip(steps, requests, strict=True))]
+        count, kept = start[-1], []
+        end = count if last is None else last
 
         def watch(drafts: "list[Draft]") -> None:
             for watcher in watchers:
                 watcher.frame(drafts)
 
         with view or Bar(f"writing {count:,} text{'s'[: count != 1]}, denoising steps", before[-1]) as output:
-            for number, request in enumerate(requests):
-                begin, end = max(0, first - done), min(request.n, count if last is None else last - done)
+            most = AT_ONCE_CPU if self.lm.device.type == "cpu" else AT_ONCE
+            for group in split_requests([request.n * request.each for request in requests], most):
+                texts, jobs = range(max(first, start[group.start]), min(end, start[group.stop])), {}
+                for number in group if texts else ():
+                    own = range(max(0, first - start[number]), min(requests[number].n, end - start[number]))
+                    if own:
+                        job = self.make_job(requests[number], watch if watchers else None)
+                        sources = job.sources[own.start : own.stop]
+                        job = replace(job, n=len(own), first=own.start, sources=sources, on_step=output.advance)
+                        jobs[number] = job
 
-                def finish(texts: int, number: int = number, begin: int = begin) -> None:
-                    output.advance(0, before[number] + (begin + texts) * steps[number])
+                def report(done: int, begin: int = texts.start) -> None:
+                    number = bisect(start, begin + done - 1) - 1
+                    output.advance(0, before[number] + (begin + done - start[number]) * steps[number])
 
-                if begin < end:
-                    job = self.make_job(request, watch if watchers else None)
-                    sources, count_step = job.sources[begin:end], output.advance
-                    job = replace(job, n=end - begin, first=begin, sources=sources, on_step=count_step)
-                    for text in in_order((made for _, made in self.lm.run_jobs([job])), finish, begin):
-                        (put or output.put)(self.line(text, number))
-                        kept += [text] if recording else []
-                done += request.n
+                for number, text in in_order(self.run(jobs, start), report, texts.start):
+                    (put or output.put)(self.line(text, number))
+                    kept += [text] if recording else []
         return kept
+
+    def run(self, jobs: "dict[int, GenerationJob]", start: Sequence[int]) -> Iterator[dict[int, tuple[int, Any]]]:
+        """The texts of several requests in batches that they share, by their numbers among the texts of all."""
+        numbers = list(jobs)
+        for index, made in self.lm.run_jobs([*jobs.values()]):
+            number = numbers[index]
+            yield {start[number] + k: (number, text) for k, text in made.items()}
 
     def line(self, text: "Generation", request: int) -> str:
         about = {"request": request} if self.numbered else {}
         return to_json({**generation_to_json(text), **about}) if self.as_json else str(text)
+
+
+def split_requests(sizes: Sequence[int], most: int) -> Iterator[range]:
+    """Split requests, in order, into groups of at most `most` texts, candidates counted, or of a single request."""
+    begin = total = 0
+    for number, size in enumerate(sizes):
+        if number > begin and total + size > most:
+            yield range(begin, number)
+            begin, total = number, 0
+        total += size
+    yield range(begin, len(sizes))
 
 
 def count_steps(lm: "TextDiffusion", request: Request) -> int:

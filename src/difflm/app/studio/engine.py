@@ -302,6 +302,8 @@ def admit_jobs(jobs: dict[int, Job], loops: deque[Loop], cores: int) -> dict[int
     the loops that run would never end."""
     room = {id(loop): loop.free for loop in loops}
     for job in jobs.values():
+        if not job.rows:
+            continue
         rows, job.rows, blocked = job.rows if not job.over else (), deque(), False
         for shape, row in rows:
             only = job if job.alone else None
