@@ -300,13 +300,13 @@ def admit_jobs(jobs: dict[int, Job], loops: deque[Loop], cores: int) -> dict[int
     """Give free rows to those who wait, in their order; the jobs that are not over. A loop is opened for each core, and
     for a kind that has none. One that needs a loop for which there is no place is not overtaken: with ever new texts,
     the loops that run would never end."""
-    room = {id(loop): loop.free for loop in loops}
+    room, full = {id(loop): loop.free for loop in loops}, set[tuple[int, int]]()  # full: shapes, and whose they are
     for job in jobs.values():
-        if not job.rows:
+        only = job if job.alone else None
+        if not job.rows or (not job.over and all((id(shape), id(only)) in full for shape, _ in job.rows)):
             continue
         rows, job.rows, blocked = job.rows if not job.over else (), deque(), False
         for shape, row in rows:
-            only = job if job.alone else None
             own = [loop for loop in loops if loop.shape is shape and loop.only is only]
             loop = next((one for one in own if room[id(one)] > 0), None)
             if loop is None and len(loops) < (cores if own else max(LOOPS, cores)):
@@ -316,6 +316,7 @@ def admit_jobs(jobs: dict[int, Job], loops: deque[Loop], cores: int) -> dict[int
             if loop is None:
                 job.rows.append((shape, row))
                 blocked = blocked or not own
+                full |= {(id(shape), id(only))} if own else set()
             else:
                 job.started = True
                 loop.joining.append(Seat(job.generation, row))
