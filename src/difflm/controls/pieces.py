@@ -103,7 +103,7 @@ def can_pass(automaton: TokenAutomaton, runs: Sequence[Sequence[int]]) -> bool:
     return True
 
 
-# -- what stands behind words that must be there ----------------------------------------------------------------------
+# -- what may follow required words -----------------------------------------------------------------------------------
 
 Followers = tuple[tuple[int, ...], tuple[int, ...]]
 

@@ -313,7 +313,7 @@ class Template:
 
     @cached_property
     def chances(self) -> tuple[Array, Array]:
-        """P(the rest is accepted) with so many tokens left, from each item on and in each state, [most + 1, items + 1,
+        """P(the rest is accepted) with 0, 1, … tokens left, from each item on and in each state, [most + 1, items + 1,
         states], relative to the largest with as many tokens left; and the logarithms of those, [most + 1]."""
         automaton, states = self.automaton, len(self.automaton.table)
         begin, kind, end = automaton.edges.T

@@ -273,7 +273,7 @@ def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterat
 
 
 class Room(NamedTuple):
-    """The cells of a picture, with what stands behind the last token, and those that each token takes of it, [V]."""
+    """The cells of a picture, including what follows the last token, and the cells of each token, [V]."""
 
     cells: int
     taken: Ints

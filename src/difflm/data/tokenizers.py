@@ -265,7 +265,7 @@ class Bpe(Tokenizer):
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte that each sign of the byte alphabet stands for: printable ones themselves, others from 256 on."""
+    """The byte of each character of the byte alphabet: printable ones are themselves, others are from 256 on."""
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = sorted({*range(256)} - {*own})
     return {chr(byte): byte for byte in own} | {chr(k): byte for k, byte in enumerate(others, 256)}

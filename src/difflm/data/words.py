@@ -97,7 +97,7 @@ def _signs(codes: int) -> str:
 
 
 def _chunks(words: list[str]) -> Iterator[list[str]]:
-    """Runs of words that are written without a space; a newline stands alone."""
+    """Runs of words that are written without a space; a newline is alone."""
     touching = [*map(_touch, (word[-ENDS:] for word in words), (word[:ENDS] for word in words[1:]))]
     for i in () if _MARKS.isdisjoint(words) else _Quotes(words).before:
         if 0 < i < len(words) and "\n" not in words[i - 1 : i + 1]:
@@ -176,7 +176,7 @@ def _stable_pieces(chunk: list[str]) -> Iterator[str]:
         chunk = chunk[size:]
 
 
-# -- spacing word by word, for those who must know it before the text is there ---------------------------------------
+# -- spacing word by word, before the text is complete ----------------------------------------------------------------
 
 _SPECIAL = frozenset(
     (*" ".join(FUSED).split(), *UNITS.split("|"), "st", "mr", "mrs", "ms", "dr", "jr", "prof", "inc", "ltd", "vs")

@@ -52,7 +52,7 @@ class Pretrained:
         compile: bool = False,
         revision: str | None = None,
     ) -> Self:
-        """Load a bundled model such as "e2e", the directory of a run or of somebody else's model, or a model on the
+        """Load a bundled model such as "e2e", the directory of a run or of an open model, or a model on the
         Hugging Face Hub, where `revision` is a branch, tag or commit. `device` is "cpu", "cuda", or the better of both
         ("auto").
 

@@ -114,10 +114,10 @@ class Autoregressive(LanguageModel):
         documents: Tensor | None = None,
     ) -> tuple[Tensor, Caches]:
         """Logits after each of `words`, [B, L, V], and the caches that now include them. Words are ids [B, L], or
-        probabilities [B, L, V], which gradients reach. An empty list of caches begins a text; None: they are not kept.
+        probabilities [B, L, V], to which gradients flow. An empty list of caches begins a text; None: no caching.
         `memory` is what `encode_source` made of the sources; each may have several texts, one after the other.
-        `documents` are the numbers of those that stand in packed rows: each is read by itself.
-        Without `answers`: the network's last states in the place of logits.
+        `documents` are the document numbers of packed rows: each document is read separately.
+        Without `answers`: the network's last states instead of logits.
         """
         length, before = words.shape[1], caches[0][0].shape[2] if caches else 0
         mask = documents

@@ -140,7 +140,7 @@ class Recipe(BaseModel):
 
     @property
     def tells_labels(self) -> bool:
-        """Whether sources are prompts, which stand on one canvas with the text."""
+        """Whether sources are prompts, which share a canvas with the text."""
         return self.task == "prompts"
 
 

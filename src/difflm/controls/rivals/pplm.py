@@ -113,7 +113,7 @@ class PplmRule:
 
     def __call__(self, prefix: Tensor, logits: Tensor, caches: Caches) -> Tensor:
         """log of p̃^γ_gm · p^(1 − γ_gm), not normalised; the caches are moved in place."""
-        if not prefix.shape[1]:  # nothing stands before START
+        if not prefix.shape[1]:  # nothing precedes START
             self.unmoved = list(caches)
             return logits
         last, history = prefix[:, -1:], [(keys[:, :, :-1], values[:, :, :-1]) for keys, values in caches]

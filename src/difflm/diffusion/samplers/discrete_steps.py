@@ -135,9 +135,9 @@ def gibbs(now: StepState) -> Tensor:
 
 
 def self_correct(now: StepState) -> Tensor:
-    """Ancestral steps while time passes. While it is stopped, at SETTLED, a word is drawn from the context at each position
-    at a low temperature, and the likeliest one that differs from the current word replaces it (von Rütte et al.,
-    2025)."""
+    """Ancestral steps while time passes. While it is stopped, at SETTLED, a word is drawn from the context at each
+    position at a low temperature, and the likeliest one that differs from the current word replaces it (von Rütte et
+    al., 2025)."""
     process, x, fresh = now.process, now.x, now.noise()
     moved = process.draw_step(x, now.belief, now.t, now.s, fresh)
     share = (now.belief.context / COLD).softmax(-1)
@@ -150,9 +150,9 @@ def self_correct(now: StepState) -> Tensor:
 
 
 def leave_one_out(now: StepState) -> Tensor:
-    """Ancestral steps while time passes. While it is stopped, a random tenth of the positions is resampled given all others:
-    from α context + (1 − α)/K, the conditional of q(x_t) (Gibbs sampling). Resampling one position at a time preserves
-    q(x_t) exactly; several at once are drawn independently."""
+    """Ancestral steps while time passes. While it is stopped, a random tenth of the positions is resampled given all
+    others: from α context + (1 − α)/K, the conditional of q(x_t) (Gibbs sampling). Resampling one position at a time
+    preserves q(x_t) exactly; several at once are drawn independently."""
     process, x, fresh = now.process, now.x, now.noise()
     moved = process.draw_step(x, now.belief, now.t, now.s, fresh)
     words = draw_states(process.spread(process.mix(now.t.double()), now.belief.context.softmax(-1).double()), fresh)
