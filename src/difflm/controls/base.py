@@ -76,7 +76,7 @@ def need_text(value: Any, example: str) -> str:
 def need_number(value: Any, example: str) -> int:
     """Return a control's whole number, which may be given as text."""
     if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value.strip()[:9])  # more digits are too large anyway
+        value = int(value.strip()[:9])  # longer numbers are too large anyway
     if not isinstance(value, Integral) or isinstance(value, bool):
         name = example.partition("(")[0]
         raise UsageError(f"{name} takes a whole number, such as {example}, not {value!r}.")

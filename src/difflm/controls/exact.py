@@ -121,7 +121,7 @@ class Infill(Control):
     def gaps(self) -> list[int | None]:
         """The number of words of each gap; None: free."""
         found = BLANK.findall(self.template)
-        return [int(n[:9]) if n else None for n in found]  # more digits are too large anyway
+        return [int(n[:9]) if n else None for n in found]  # longer numbers are too large anyway
 
     @property
     def sizes(self) -> list[int | None]:

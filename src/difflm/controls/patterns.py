@@ -295,7 +295,7 @@ def plain_chain(automaton: TokenAutomaton, device: "torch.device") -> "TokenChai
 
     states, classes = automaton.table.shape
     begin, kind, end = automaton.edges.T
-    every = np.arange(states)  # with this class, each state leads to itself
+    every = np.arange(states)  # under the added class, each state leads to itself
     begins, kinds, ends = (np.append(*both) for both in ((begin, every), (kind, 0 * every + classes), (end, every)))
     fill = len(begins)
     by_begin = np.column_stack([list_by(begins, states, fill), every * 0 + fill])
